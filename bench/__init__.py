@@ -1,2 +1,2 @@
-"""Measuring: what drafting gains, and what it costs in Python. Returns data; only the command line
+"""Measurements of drafting: its gain, and its cost in Python. Returns data; only the command line
 prints."""

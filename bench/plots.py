@@ -1,8 +1,8 @@
 """Pictures of comparisons, trainings, tunings and searches for layers, drawn with matplotlib.
 
-matplotlib is an extra and slow to import, so only what draws imports it. Every picture has a title,
-takes its colours from `COLORS`, and is written over an earlier one; the file's suffix names the
-format.
+matplotlib is an extra and slow to import, so only functions that draw import it. Every picture has
+a title, takes its colours from `COLORS`, and is written over an earlier one; the file's suffix
+names the format.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from specrun.bench.drafters.comparison import DrafterResult
-from specrun.bench.layers.layer_search import LayerSearchResult
-from specrun.bindings.atomic import atomic_path
+from specrun.bench.layer_search import LayerSearchResult
 from specrun.bindings.errors import MissingPackageError, OptionError
-from specrun.runtime.planning import TuneResult
-from specrun.train.trainer.listener import Curves
+from specrun.bindings.files import atomic_path
+from specrun.runtime.tuning import TuneResult
+from specrun.train.trainer import Curves
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 """Okabe and Ito's colours, which differ for the colour-blind too."""
 GREY = "#666666"
-"""Of lines that mark where things stand, such as at the speed of plain decoding."""
+"""Of lines that mark a level, such as the speed of plain decoding."""
 _BLUE, _ORANGE = COLORS[:2]
 _FORMATS = (".png", ".svg", ".pdf")
 
@@ -65,7 +65,7 @@ def save_figure(figure: Figure, title: str, path: Path) -> None:
 
 
 def tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
-    """Show the lines of a `grid`, a legend where there is something to name, and no frame."""
+    """Show the lines of a `grid`, a legend if there is something to name, and no frame."""
     if grid:
         axes.grid(axis=grid, color="#dddddd", linewidth=0.8)
         axes.set_axisbelow(True)
@@ -118,7 +118,7 @@ def _speed_ups(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[str
     labels = [f"{result.label}\ntemp {result.temperature:g}" for result in drafted]
     axes.set_yticks(range(len(drafted)), labels)
     axes.invert_yaxis()
-    axes.set_xlim(0, 1.18 * furthest)  # with room for the number beside the longest bar
+    axes.set_xlim(0, 1.18 * furthest)  # with room for the number after the longest bar
     axes.set_xlabel("times the speed of plain decoding (median; least and most of a repetition)")
     tidy(axes, "x")
 
@@ -151,7 +151,7 @@ def _acceptance(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[st
 
 
 def plot_training(curves: Curves, path: Path, title: str) -> None:
-    """Draw the loss of every step, and what held-out texts showed."""
+    """Draw the loss of every step, and the measures on held-out texts."""
     figure = new_figure(path, 11, 4)
     if not curves.losses:
         raise OptionError("the run made no step: there is nothing to draw")
@@ -211,7 +211,7 @@ def _averaged(values: Sequence[float]) -> list[float]:
 
 
 def plot_tuning(result: TuneResult, path: Path, title: str) -> None:
-    """Draw what evaluations cost, and how fast the plans are."""
+    """Draw the costs of evaluations, and the speed of the plans."""
     plans = sum(len(setting.candidates) for setting in result.settings)
     figure = new_figure(path, 11, max(3.6, 1.4 + 0.42 * plans))
     left, right = figure.subplots(1, 2, width_ratios=(2, 3))

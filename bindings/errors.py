@@ -1,6 +1,6 @@
-"""The error tree of specrun: every message says what went wrong, with which value, and what to do.
+"""The error tree of specrun: every message names the problem, the value, and the remedy.
 
-`exit_code` is what the command line ends with: 1 where a class and those above it say nothing else.
+`exit_code` is the command line's exit status: 1 unless a class or one above it has another.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class FileMissingError(ModelError, FileNotFoundError):
     """There is no such file, or it cannot be read."""
 
     def __str__(self) -> str:
-        # FileNotFoundError would print an errno pair; the message alone is what a user needs.
+        # FileNotFoundError would print an errno pair; a user needs the message alone.
         return str(self.args[0]) if self.args else ""
 
 
@@ -43,7 +43,7 @@ class ModelLoadError(ModelError):
 
 
 class UnsupportedModelError(ModelError):
-    """The file is sound, but what was asked cannot be done with its architecture."""
+    """The file is sound, but its architecture cannot do the request."""
 
 
 class TemplateError(ModelError):
@@ -69,7 +69,7 @@ class ContextFullError(SpecrunError):
 
 
 class DecodeError(SpecrunError):
-    """llama.cpp could not evaluate a batch; the cache was restored to what it was before."""
+    """llama.cpp could not evaluate a batch; the cache was restored."""
 
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
@@ -126,7 +126,7 @@ class ClosedError(SpecrunError):
 
 
 class ForkedError(SpecrunError):
-    """A forked process wants to evaluate with what only its parent has: threads, or a GPU."""
+    """A forked process wants to evaluate with threads or a GPU that only its parent has."""
 
 
 class BusyError(SpecrunError):

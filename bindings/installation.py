@@ -1,8 +1,7 @@
-"""The installation (its sources, pip or pipx), for messages that say what to run."""
+"""The installation (its sources, pip or pipx), for messages with commands to run."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import re
 import shlex
 import sys
@@ -20,7 +19,7 @@ def source_folder() -> Path | None:
 
 
 def install_command(packages: list[str]) -> str:
-    """Return the command that installs packages beside specrun."""
+    """Return the command that installs packages in specrun's environment."""
     listed = " ".join(map(shlex.quote, packages))
     # pipx leaves this file in each of its environments, wherever PIPX_HOME puts them.
     if (Path(sys.prefix) / "pipx_metadata.json").is_file():
@@ -29,19 +28,21 @@ def install_command(packages: list[str]) -> str:
 
 
 def extra_command(extra: str) -> str:
-    """Return what to do so that the packages of an extra of pyproject.toml are there."""
+    """Return the command that installs the packages of an extra of pyproject.toml."""
     if source_folder() is not None:
         return f"run pip install -c constraints.txt -e '.[{extra}]' in specrun's folder"
     return f"run {install_command(_packages(extra))}"
 
 
 def build_command(make: str, *settings: str) -> str:
-    """Return what builds llama.cpp with CMake settings; `make` does it in specrun's folder."""
+    """Return the command that builds llama.cpp with CMake settings: `make` in specrun's folder."""
     if source_folder() is not None:
         return f"`{make}`"
-    version = importlib.metadata.version(_LLAMA)
+    from importlib.metadata import version  # slow to import
+
     options = " ".join(f"-D{setting}" for setting in settings)
-    again = f"--force-reinstall --no-deps --no-cache-dir --no-binary {_LLAMA} {_LLAMA}=={version}"
+    exact = f"{_LLAMA}=={version(_LLAMA)}"
+    again = f"--force-reinstall --no-deps --no-cache-dir --no-binary {_LLAMA} {exact}"
     return (
         f"`CMAKE_ARGS={shlex.quote(options)} {shlex.quote(sys.executable)} -m pip install {again}`"
     )
@@ -49,8 +50,10 @@ def build_command(make: str, *settings: str) -> str:
 
 def _packages(extra: str) -> list[str]:
     """Return the packages of an extra, as the installed metadata has them."""
+    from importlib.metadata import requires  # slow to import
+
     found: list[str] = []
-    for text in importlib.metadata.requires("specrun") or ():
+    for text in requires("specrun") or ():
         match = _EXTRA.fullmatch(text)
         if match is None or match["extra"] != extra:
             continue

@@ -31,11 +31,11 @@ _keep_alive: list[object] = []  # llama.cpp keeps the callback's pointer for the
 class NativeHandle(int):
     """A native pointer, which `free` is called with when nothing refers to it any more.
 
-    Whoever calls with it refers to it meanwhile, and so does an array over its memory: nothing is
+    A caller refers to it during a call, and so does an array over its memory: nothing is
     freed under a call, whether the owner is closed in another thread or in a signal's handler.
-    `keeps` are what it needs itself, and freed after it.
+    `keeps` are the objects that it needs itself, and are freed after it.
 
-    In a forked process nothing is freed: what lies there belongs to threads or to a GPU of the
+    In a forked process nothing is freed: the memory belongs to threads or to a GPU of the
     parent, so that freeing may wait for them or end the process. The system takes the memory back.
     """
 
@@ -45,7 +45,7 @@ class NativeHandle(int):
     def __new__(
         cls, pointer: int, free: Callable[[int], None] | None = None, *keeps: object
     ) -> NativeHandle:
-        """Take over a pointer; without `free` it is a part of what it keeps."""
+        """Take over a pointer; without `free` it is a part of the object that it keeps."""
         handle = super().__new__(cls, pointer)
         handle._free, handle._keeps = free, keeps
         return handle
@@ -84,7 +84,7 @@ _router = _LogRouter()
 def quiet_log() -> Iterator[None]:
     """Keep llama.cpp's lines out of the log: for models that are only counted, not opened for use.
 
-    Its errors are still what `last_native_errors` returns.
+    Its errors are still those of `last_native_errors`.
     """
     before, _router.is_muted = _router.is_muted, True
     try:
@@ -120,7 +120,7 @@ _OF_CPP = "_ZNSolsEi"  # std::ostream & operator<<(int), of GNU's C++ library
 
 
 class _Place(ctypes.Structure):
-    """Dl_info: where an address lies."""
+    """Dl_info: the place of an address."""
 
     _fields_ = (
         *(("file", ctypes.c_char_p), ("base", ctypes.c_void_p)),
@@ -129,7 +129,7 @@ class _Place(ctypes.Structure):
 
 
 def _has_cpp_library() -> bool:
-    """Return whether GNU's C++ library is loaded, as it is with numpy; asked of Linux alone."""
+    """Return whether GNU's C++ library is loaded, as it is with numpy; found on Linux alone."""
     try:
         return b"/libstdc++.so" in Path("/proc/self/maps").read_bytes()
     except OSError:
@@ -139,9 +139,9 @@ def _has_cpp_library() -> bool:
 def own_cpp_library(library: ctypes.CDLL) -> Path | None:
     """Return the file of these libraries that holds, and uses, a copy of the C++ library, if any.
 
-    A compiler that has libstdc++.a and no libstdc++.so puts one into llama.cpp's libraries. Beside
-    another one a stream of one meets functions of the other as soon as a model is opened, and the
-    process ends (seen with CUDA). Where the other is for all (LD_PRELOAD), all use that.
+    A compiler that has libstdc++.a and no libstdc++.so puts one into llama.cpp's libraries. With
+    two of them, a stream of one gets functions of the other as soon as a model is opened, and the
+    process ends (seen with CUDA). If the other is for all (LD_PRELOAD), all use that.
     """
     everywhere = ctypes.CDLL(None)
     if hasattr(everywhere, _OF_CPP) or not hasattr(library, _OF_CPP):
@@ -153,7 +153,7 @@ def own_cpp_library(library: ctypes.CDLL) -> Path | None:
 
 
 def _has_gpu(library: Any) -> bool:  # noqa: ANN401 - a ctypes library
-    """Return whether a backend found a GPU; that llama.cpp could use one says nothing (RPC)."""
+    """Return whether a backend found a GPU; support in llama.cpp is no sign of one (RPC)."""
     try:
         find = library["ggml_backend_dev_by_type"]
     except AttributeError:  # ggml's libraries are apart on Windows
@@ -187,7 +187,7 @@ def _libraries() -> list[Any]:
     """Return llama_cpp's handle, which sees ggml's libraries on Unix, and on Windows those, too."""
     handles = [llama()._lib]
     if sys.platform == "win32":
-        # Each has its own names there. Opening a path that is loaded gives what is loaded.
+        # Each has its own names there. Opening a loaded path returns the loaded library.
         files = Path(handles[0]._name).parent.glob("ggml*.dll")
         handles += [ctypes.CDLL(str(file)) for file in files]
     return handles
@@ -202,7 +202,7 @@ def exported_function(names: Sequence[str], result: Any, *arguments: Any) -> Any
     """Return `native_function` of the first of these names that the library has.
 
     For functions that llama.cpp has not declared stable: they go by the names that C++ compilers
-    give them. Raises UnsupportedModelError where there is none.
+    give them. Raises UnsupportedModelError if there is none.
     """
     for name in names:
         try:
@@ -213,8 +213,8 @@ def exported_function(names: Sequence[str], result: Any, *arguments: Any) -> Any
     raise UnsupportedModelError(f"{problem}: install the llama-cpp-python that specrun asks for")
 
 
-# A type of C++ as gcc and clang write it in names (Itanium's ABI), and as Visual C++ does, where
-# pointers are of 64 bits.
+# A type of C++ as gcc and clang write it in names (Itanium's ABI), and as Visual C++ does, for
+# pointers of 64 bits.
 _TYPES = {
     "void": ("v", "X"),
     "bool": ("b", "_N"),
@@ -228,7 +228,7 @@ _TYPES = {
 def cpp_names(name: str, result: str, *arguments: str) -> tuple[str, str, str]:
     """Return a function's names: plain, by gcc and clang, by Visual C++; no struct comes twice.
 
-    Only arguments are in the second, `_Z`, the name with its length, their types. The third says
+    The second has only arguments: `_Z`, the name with its length, their types. The third has
     all: `?name@@`, Y for a function outside of classes, A for C's calling convention, the types of
     result and arguments, `@Z`. An argument's type of more than a letter that comes again is written
     as its number among the types of that kind.
@@ -247,7 +247,7 @@ def cpp_names(name: str, result: str, *arguments: str) -> tuple[str, str, str]:
 
 @functools.cache
 def step_functions(*, synchronizes: bool) -> tuple[int, int, int]:
-    """Return the addresses of the functions that evaluate, wait (0: not asked for), give logits."""
+    """Return the addresses of the functions that evaluate, wait (0: not needed), give logits."""
     names = "llama_decode", "llama_synchronize", "llama_get_logits"
     decode, synchronize, logits = map(address_of, names)
     return decode, synchronize if synchronizes else 0, logits
@@ -260,7 +260,7 @@ def memory_functions() -> tuple[int, int]:
 
 
 def address_of(name: str) -> int:
-    """Return where a function of llama.cpp or ggml lies."""
+    """Return the address of a function of llama.cpp or ggml."""
     pointer = ctypes.c_void_p
     return ctypes.cast(native_function(name, pointer), pointer).value or 0
 

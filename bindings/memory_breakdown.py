@@ -1,7 +1,7 @@
 """Memory that llama.cpp allocates for a model and a context, by device: weights, cells, compute.
 
 A `CountedModel` is loaded without its weights (`no_alloc`), and contexts of it are made without
-their memory: they say what they would take, in milliseconds, whatever the size of the file.
+their memory: their sizes are counted in milliseconds, whatever the size of the file.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class CountedModel(Model):
 def memory_breakdown(context: Context) -> dict[str, Breakdown]:
     """Return what a context and its model hold, or would hold, by the names of devices.
 
-    Rows of logits are not among them. Raises `UnsupportedModelError` where this build of llama.cpp
-    does not tell.
+    Rows of logits are not among them. Raises `UnsupportedModelError` if this build of llama.cpp
+    does not export them.
     """
     _, table = _layout()
     read = exported_function(_NAMES, table, ctypes.c_void_p)

@@ -1,6 +1,6 @@
-"""Threads of evaluation: how many, how they wait for one another, and what a fork leaves of them.
+"""Threads of evaluation: their number, their ways to wait, and their loss in a fork.
 
-ggml's threads meet after every operation of a graph, hundreds of times a token. Where another
+ggml's threads meet after every operation of a graph, hundreds of times a token. If another
 process has taken one's processor, the others wait for it: spinning, they burn whole time slices
 and the token takes a second; asleep at once, they pay a system call at every meeting.
 """
@@ -26,7 +26,7 @@ _CHOSEN_BY_USERS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
 @dataclass(frozen=True, slots=True)
 class Processors:
-    """What this process may use: `logical` processors on `cores` of their own, `quota` at a time.
+    """Processors of this process: `logical` ones on `cores` of their own, `quota` at a time.
 
     Of processors with fast and slow cores, `cores` are the fast ones: the slowest thread sets the
     pace.
@@ -56,7 +56,7 @@ def available_cores() -> int:
 
 
 def find_processors(root: Path = Path("/")) -> Processors:
-    """Return what the system says; `root` is where /proc and /sys are."""
+    """Return the system's figures; `root` is the folder of /proc and /sys."""
     if hasattr(os, "sched_getaffinity"):
         usable = os.sched_getaffinity(0)
         return Processors(len(usable), count_cores(usable, root), cpu_quota(root))
@@ -141,8 +141,8 @@ def _fast_cores() -> int:
 def yielding_threads() -> Iterator[None]:
     """Let a libgomp that is loaded meanwhile spin for SPIN_COUNT looks only.
 
-    It reads its environment once, while it is loaded. What users chose there stays, and so does
-    what other libraries and child processes see of it afterwards.
+    It reads its environment once, while it is loaded. The user's choice stays, and so does
+    the environment of other libraries and child processes.
     """
     if any(name in os.environ for name in _CHOSEN_BY_USERS):
         yield
@@ -155,7 +155,7 @@ def yielding_threads() -> Iterator[None]:
 
 
 def describe_waiting(*, has_libgomp: bool) -> str:
-    """Return how threads wait for one another, and what changes that, as a short text."""
+    """Return a short text: how threads wait for one another, and the variable that changes it."""
     if not has_libgomp:
         return "spinning (this llama.cpp is built without libgomp, which can be told to yield)"
     for name in _CHOSEN_BY_USERS:
@@ -168,7 +168,7 @@ def describe_waiting(*, has_libgomp: bool) -> str:
 
 
 class Fork:
-    """What a fork left behind: `lost` if threads or a GPU were at work for the process before.
+    """The losses of a fork: `lost` if threads or a GPU were at work for the process before.
 
     Who evaluates in every round looks at that before it calls `check`.
     """
@@ -181,7 +181,7 @@ class Fork:
         self._at_work = True
 
     def check(self) -> None:
-        """Raise `ForkedError` where evaluating would wait for threads that are not there."""
+        """Raise `ForkedError` if evaluating would wait for threads that are not there."""
         if self.lost:
             problem = "this process was forked from one in which llama.cpp was already at work"
             advice = "fork before the first evaluation, or start processes by spawn"

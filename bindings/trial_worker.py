@@ -13,9 +13,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context import Context, MtpContext, StateBatch, can_draft_nextn
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.mtp_context import MtpContext, StateBatch, can_draft_nextn
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
 from specrun.bindings.library import llama
 from specrun.bindings.memory_breakdown import CountedModel
@@ -30,7 +29,7 @@ _MAX_THREADS = 4
 
 def run_trial(attempt: Callable[[Sequence[str]], None]) -> None:
     """Limit this process, and report how `attempt` goes with the arguments of the command line."""
-    # Ctrl-C reaches the whole group of processes: who started this one decides what happens.
+    # Ctrl-C reaches the whole group of processes: the parent of this one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     llama()
     limits, *arguments = sys.argv[1:]
@@ -48,7 +47,7 @@ def run_trial(attempt: Callable[[Sequence[str]], None]) -> None:
 
 
 def try_model(path: str | os.PathLike[str], *, vocab_only: bool = False) -> None:
-    """Do with a file what opening it for use does, and let it say something."""
+    """Do with a file the same as its first use does, with reports."""
     with Model(path, vocab_only=vocab_only, load_nextn=not vocab_only) as model:
         vocabulary = model.vocabulary
         tokens = vocabulary.tokenize(_TEXT) + vocabulary.tokenize(_TEXT, parse_special=True)
@@ -64,7 +63,7 @@ def try_model(path: str | os.PathLike[str], *, vocab_only: bool = False) -> None
 
 
 def try_counting(path: str | os.PathLike[str]) -> None:
-    """Count what contexts of a model would take."""
+    """Count the memory of a model's contexts."""
     with CountedModel(path, load_nextn=True) as model:
         options = ContextOptions(n_ctx=256, n_batch=_TOKENS, n_threads=1, n_outputs=_TOKENS)
         if model.can_generate and not model.nextn.alone:
@@ -93,12 +92,12 @@ def _evaluate(context: Context, batch: Batch) -> None:
 
 
 def _limit(memory: int, seconds: int) -> None:
-    """Bound what this process may take, as far as the system can, and let it leave no core file."""
+    """Bound the memory of this process, as far as the system can, and let it leave no core file."""
     try:
         import resource
     except ImportError:  # Windows: the time is still bounded by who started this process
         return
-    # RLIMIT_DATA leaves out what is mapped from files, and so the weights of a mapped model.
+    # RLIMIT_DATA leaves out mapped files, and so the weights of a mapped model.
     wanted = {"RLIMIT_DATA": memory, "RLIMIT_CORE": 0, "RLIMIT_CPU": seconds * _MAX_THREADS}
     for name, limit in wanted.items():
         kind = getattr(resource, name)

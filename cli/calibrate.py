@@ -18,10 +18,8 @@ from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import named_target, no_template_option, prompts_option
 from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE
-from specrun.cli.terminal.paths import read_text
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import print_table
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.screen import print_table, progress_bar
+from specrun.cli.terminal.terminal import Terminal, read_text
 
 if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
@@ -133,7 +131,7 @@ def print_calibration(
 def _verdict(result: HeadCalibration) -> str:
     if result.plan is None:
         return "no guess was ever right: these heads are of no use for this target"
-    costs = "measured" if result.is_measured else "typical"
+    costs = result.curve.source
     plan = result.plan
     text = (
         f"tree of {len(plan.topology)} nodes for the {costs} costs: {plan.expected_tokens:.2f} "
@@ -153,7 +151,7 @@ def _facts(options: HeadCalibrationOptions, result: HeadCalibration) -> dict[str
         "positions_by_depth": result.n_reached,
         "accuracy": result.accuracy,
         "accuracy_alone": result.alone,
-        "costs": "measured" if result.is_measured else "typical",
+        "costs": result.curve.source,
         "plan": None
         if plan is None
         else {
@@ -191,7 +189,7 @@ def calibrate(
     load: LoadSettings, source: CalibrationSource, output: CalibrationOutput, terminal: Terminal
 ) -> None:
     """Measure how often heads guess right, and plan their tree."""
-    from specrun.bindings.atomic import check_target, require_writable
+    from specrun.bindings.files import check_target, require_writable
     from specrun.runtime.tuning import calibrate_heads
 
     options = _options(load, source)
@@ -225,8 +223,8 @@ def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOp
         seconds=source.seconds,
         params=SamplingParams(temperature=source.temp),
         context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        use_mmap=load.mmap,
+        n_gpu_layers=load.options.n_gpu_layers,
+        use_mmap=load.options.use_mmap,
     )
 
 
@@ -278,7 +276,7 @@ def _keep(
     output: CalibrationOutput,
     terminal: Terminal,
 ) -> None:
-    from specrun.convert.heads.head_accuracy import store_accuracy, write_accuracy_csv
+    from specrun.convert.heads.head_conversion import store_accuracy, write_accuracy_csv
     from specrun.runtime.planning import save_curve
     from specrun.runtime.tuning import calibrated_layers
 

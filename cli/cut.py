@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrun.cli.options.group import OUTPUT, Section, SectionedCommand
-from specrun.cli.options.model_files import MODEL_FILE
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import PATH, ParametersType
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import bytes_text, count_text
+from specrun.cli.options.types import MODEL_FILE, PARAMETERS, PATH
+from specrun.cli.terminal.screen import bytes_text, count_text, progress_bar
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -43,7 +41,7 @@ _CUT = Section("Cut")
 @_CUT.option(
     "--pad-to N",
     "Widen the feed-forward layers to N parameters (400M, 1B) instead, with zeros: for benchmarks.",
-    ParametersType(),
+    PARAMETERS,
 )
 @OUTPUT.flag("--force", "Overwrite OUT.")
 @json_option("Print what was written as one JSON object.")
@@ -85,7 +83,7 @@ def cut(
 
 
 def _described(report: CutReport | PadReport) -> tuple[dict[str, Any], str]:
-    """Return what was written, for JSON and in a line."""
+    """Return the facts of the written file, for JSON and as a line."""
     from specrun.convert.cut import CutReport, range_text
 
     size = f"{count_text(report.n_parameters)} parameters, {bytes_text(report.n_bytes)}"

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import MalformedFileError
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
-from specrun.cli.options.group import MODEL, OUTPUT, SectionedCommand
+from specrun.bindings.files import check_target
+from specrun.cli.options.group import MODEL, OUTPUT, LazyCommand, LazyGroup, SectionedCommand
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, PATH
-from specrun.cli.terminal.progress import screen_bar
-from specrun.cli.terminal.table import bytes_text
+from specrun.cli.terminal.screen import bytes_text, screen_bar
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ def build(
 
 @contextmanager
 def _progress(terminal: Terminal) -> Iterator[BuildProgress]:
-    """Yield what shows how far the work is, with the time left; nothing where no one looks."""
+    """Yield a function that shows the progress with the time left, if stderr is a screen."""
 
     def columns() -> list[ProgressColumn]:
         from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn

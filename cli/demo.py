@@ -1,6 +1,6 @@
 """`specrun demo`: a chat with a published model, and with a head that drafts for it.
 
-The model is fetched from its package once. What follows its name are options of `specrun chat`.
+The model is fetched from its package once. Arguments after its name are options of `specrun chat`.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _chat(
 
     arguments = ["-m", str(path), *options]
     if not any(option.split("=")[0] in _CHOOSES_A_DRAFTER for option in options):
-        # Whether a head pays hangs on the processor: `auto` tries, and drafts where it does.
+        # Whether a head pays depends on the processor: `auto` measures it.
         head = f'eagle3("{model.drafting_head}", n=auto)'
         arguments += ["--drafter", f"auto({head}, prompt-lookup)"]
     _invoke(context, chat, arguments)

@@ -1,11 +1,11 @@
 """The entry point of the installed script: Ctrl-C ends quietly while the program is imported, too.
 
-Nothing is imported before the function runs: what an import takes is where the signal falls.
+Nothing is imported before the function runs: the signal often comes during imports.
 """
 
 
 def main() -> None:
-    """Run the program; exit code 130 where it is interrupted before it has begun."""
+    """Run the program; exit code 130 if it is interrupted before it has begun."""
     try:
         from specrun.cli.main import main as run
 

@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from specrun.cli.chat.learning import open_learning
+from specrun.cli.options.drafting import LearnSettings, learn_options, require_training
 from specrun.cli.options.group import SectionedCommand
-from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -22,14 +22,13 @@ from specrun.cli.options.model import (
     lora_option,
     template_options,
 )
-from specrun.cli.options.opening import check_sampling, open_runtime
+from specrun.cli.options.opening import check_sampling, kept_session, open_runtime, session_option
 from specrun.cli.options.output import (
     AnswerDisplay,
     answer_display_options,
     json_option,
     terminal_options,
 )
-from specrun.cli.options.packages import require_training
 from specrun.cli.options.prompt import (
     PromptSettings,
     prompt_options,
@@ -37,7 +36,6 @@ from specrun.cli.options.prompt import (
     system_prompt_options,
 )
 from specrun.cli.options.sampling import AnswerSettings, answer_options
-from specrun.cli.options.session import kept_session, session_option
 from specrun.cli.terminal.answer import (
     Answer,
     PlainWriter,
@@ -45,8 +43,7 @@ from specrun.cli.terminal.answer import (
     run_stream,
     statistics_line,
 )
-from specrun.cli.terminal.errors import INTERRUPTED
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime import GenerationStream, Runtime
 from specrun.runtime.tuning import workload_of
 

@@ -12,11 +12,9 @@ from specrun.bindings.errors import OptionError
 from specrun.cli.options.group import EVALUATION, MODEL, Section, SectionedCommand
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import FILE, MAX_COUNT, PATH, LayerCountType
-from specrun.cli.terminal.paths import read_text
-from specrun.cli.terminal.progress import ProgressLine
-from specrun.cli.terminal.table import print_facts
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.options.types import FILE, LAYER_COUNT, MAX_COUNT, PATH
+from specrun.cli.terminal.screen import ProgressLine, print_facts
+from specrun.cli.terminal.terminal import Terminal, read_text
 
 if TYPE_CHECKING:
     from specrun.convert.quantize import ImportanceOptions, ImportanceReport
@@ -72,7 +70,7 @@ the chunks that are done; --resume goes on behind them and ends with the same nu
     "-t, --threads N", "Threads.", click.IntRange(-1, 512), default=-1, show_default="one a core"
 )
 @EVALUATION.option(
-    "-ngl, --gpu-layers, --n-gpu-layers", "Layers on the GPU.", LayerCountType(), default=0
+    "-ngl, --gpu-layers, --n-gpu-layers", "Layers on the GPU.", LAYER_COUNT, default=0
 )
 @trust_option
 @terminal_options

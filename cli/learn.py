@@ -1,4 +1,4 @@
-"""`specrun learn show` and `forget`: what --learn-keep left for drafters to learn."""
+"""`specrun learn show` and `forget`: rejected drafts and drafters that --learn-keep left."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import ModelError, OptionError
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
-from specrun.cli.options.group import MODEL, OUTPUT, SectionedCommand
+from specrun.cli.options.group import MODEL, OUTPUT, LazyCommand, LazyGroup, SectionedCommand
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE
-from specrun.cli.terminal.table import bytes_text
+from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 _COMMANDS = (
@@ -39,7 +38,7 @@ without --learn-keep.
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept for a target: `problem` says why its buffer cannot be read, "" where it can."""
+    """Files kept for a target; `problem` is the error of reading its buffer, or ""."""
 
     folder: Path
     target: str

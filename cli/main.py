@@ -8,8 +8,7 @@ import sys
 
 import click
 
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
-from specrun.cli.options.group import ENVIRONMENT_PREFIX
+from specrun.cli.options.group import ENVIRONMENT_PREFIX, LazyCommand, LazyGroup
 
 _COMMANDS = (
     LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
@@ -27,9 +26,7 @@ _COMMANDS = (
     ),
     LazyCommand("specrun.cli.cut", "cut", "Make a drafter of a model's own layers."),
     LazyCommand("specrun.cli.datastore", "datastore", "Texts to draft from: REST's datastores."),
-    LazyCommand(
-        "specrun.cli.convert.command", "convert", "Turn a Hugging Face checkpoint into GGUF."
-    ),
+    LazyCommand("specrun.cli.convert", "convert", "Turn a Hugging Face checkpoint into GGUF."),
     LazyCommand("specrun.cli.quantize", "quantize", "Write a GGUF file with smaller numbers."),
     LazyCommand("specrun.cli.imatrix", "imatrix", "Measure an importance matrix for quantizing."),
     LazyCommand("specrun.cli.train.command", "train", "Train what drafts for a model."),
@@ -41,12 +38,10 @@ _COMMANDS = (
     LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
     LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),
     LazyCommand("specrun.cli.prove", "prove", "Check that a pair's text is the target's own."),
-    LazyCommand("specrun.cli.config", "config", "Show the config file, and what is set."),
-    LazyCommand("specrun.cli.completion", "completion", "Print a shell's completion script."),
-    LazyCommand("specrun.cli.man", "man", "Print the manual page."),
-    LazyCommand(
-        "specrun.cli.doctor.command", "doctor", "Check this installation and this machine."
-    ),
+    LazyCommand("specrun.cli.manual", "config", "Show the config file, and what is set."),
+    LazyCommand("specrun.cli.manual", "completion", "Print a shell's completion script."),
+    LazyCommand("specrun.cli.manual", "man", "Print the manual page."),
+    LazyCommand("specrun.cli.doctor", "doctor", "Check this installation and this machine."),
 )
 
 _EPILOG = """\b
@@ -72,7 +67,7 @@ Exit codes: 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 pair that does not 
 def _print_version(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
-    from specrun.cli.doctor.command import version_lines
+    from specrun.cli.doctor import version_lines
 
     click.echo("\n".join(version_lines()))
     context.exit()
@@ -107,7 +102,7 @@ def main() -> None:
         sys.stdin = sys.stdin or nothing
         sys.stdout = sys.stdout or nowhere
         sys.stderr = sys.stderr or nowhere
-        # What an encoding lacks, or bytes that are no text, must not end an answer.
+        # Characters that an encoding lacks, and bytes that are no text, must not end an answer.
         for stream, errors in (
             (sys.stdin, "replace"),
             *((stream, "backslashreplace") for stream in (sys.stdout, sys.stderr)),

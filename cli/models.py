@@ -11,7 +11,7 @@ import click
 from specrun.bindings.errors import FileMissingError
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.terminal.table import bytes_text, count_text, print_table
+from specrun.cli.terminal.screen import bytes_text, count_text, print_table
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _print_framed(
 
 
 def _use(entry: ModelEntry) -> str:
-    """Return in a word what a file is good for: chat needs a template, heads draft."""
+    """Return the use of a file in a word: chat needs a template, heads draft."""
     if entry.problem is not None:
         return ""
     if entry.method is not None:

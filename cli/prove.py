@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import click
 
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
-from specrun.cli.options.group import Section, SectionedCommand, option_group
+from specrun.cli.bench.command import OutputForm, format_options, measure_and_print
+from specrun.cli.options.group import Section, SectionedCommand
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -18,10 +18,9 @@ from specrun.cli.options.model import (
 )
 from specrun.cli.options.opening import open_runtime
 from specrun.cli.options.output import terminal_options
-from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
+from specrun.cli.options.sampling import SamplingGrid, grid_options
 from specrun.cli.options.types import MAX_COUNT
-from specrun.cli.terminal.errors import INTERRUPTED
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime import SamplingParams
 
 _PROOF = Section("Proof")
@@ -41,12 +40,7 @@ What is left out says why. Exit status 1 if a check fails, 130 if Ctrl-C came be
 """  # noqa: E501 - as it is shown
 
 
-sampling_options = option_group(
-    "sampling",
-    SamplingGrid,
-    temperatures_option("0.8", " that the rule is tried at"),
-    *TRUNCATION_OPTIONS,
-)
+sampling_options = grid_options("0.8", " that the rule is tried at")
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
@@ -58,7 +52,7 @@ sampling_options = option_group(
     click.FloatRange(0.0, 60.0 * 24, min_open=True),
     default=0.5,
 )
-@_PROOF.option("--seed", "What all is drawn from.", click.IntRange(0, MAX_COUNT), default=0)
+@_PROOF.option("--seed", "Seed of all random numbers.", click.IntRange(0, MAX_COUNT), default=0)
 @sampling_options
 @format_options
 @terminal_options

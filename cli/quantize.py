@@ -14,11 +14,9 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.quantizer import COPY, FILE_TYPE_ALIASES, FILE_TYPES
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, offline_option
-from specrun.cli.options.model_files import MODEL_FILE, ModelName, located
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import FILE, TensorTypeParameter
-from specrun.cli.terminal.progress import ProgressLine
-from specrun.cli.terminal.table import bytes_text, count_text, print_table
+from specrun.cli.options.types import FILE, MODEL_FILE, TENSOR_TYPE, ModelName, located
+from specrun.cli.terminal.screen import ProgressLine, bytes_text, count_text, print_table
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ Examples:
 @_TYPES.option(
     "--tensor-type",
     "A type for tensors whose names match; may be repeated, the first match decides.",
-    TensorTypeParameter(),
+    TENSOR_TYPE,
     multiple=True,
 )
 @_TYPES.option("--output-tensor-type TYPE", "The type of output.weight.")
@@ -114,7 +112,7 @@ def _source(given: str) -> tuple[Path, Path]:
 
 
 def _type_and_output(rest: tuple[str, ...], default: str | None) -> tuple[str, Path | None]:
-    """Return the file type and OUT of what stands after IN."""
+    """Return the file type and OUT of the arguments after IN."""
     from specrun.convert.quantize import known_file_type
 
     if rest and (_is_type(rest[-1]) or len(rest) == 2):
@@ -122,7 +120,7 @@ def _type_and_output(rest: tuple[str, ...], default: str | None) -> tuple[str, P
     if default is not None:
         return default, Path(rest[0]).expanduser() if rest else None
     if rest and not rest[0].lower().endswith(".gguf"):
-        known_file_type(rest[0])  # which says what it may have meant
+        known_file_type(rest[0])  # its error names the nearest type
     raise click.UsageError(f"TYPE is missing: one of {', '.join(FILE_TYPES)}")
 
 

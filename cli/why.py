@@ -16,12 +16,12 @@ from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import (
     named_target,
     no_template_option,
+    prompt_file_option,
     prompts_option,
     read_prompt_file,
 )
 from specrun.cli.options.sampling import AnswerSettings, answer_options
-from specrun.cli.options.types import FILE
-from specrun.cli.terminal.progress import progress_bar
+from specrun.cli.terminal.screen import progress_bar
 from specrun.cli.terminal.terminal import Terminal
 
 _MEASURING = Section("Measuring")
@@ -56,7 +56,7 @@ why_options = option_group(
     "text",
     WhyText,
     prompts_option(_MEASURING, "A prompt; repeatable; without any a few built-in ones."),
-    _MEASURING.option("-f, --file", "A file that is one prompt.", FILE),
+    prompt_file_option(_MEASURING),
     no_template_option(_MEASURING),
     _MEASURING.option(
         "--repetitions N", "How often each is answered.", click.IntRange(1, 100), default=3

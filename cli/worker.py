@@ -13,8 +13,8 @@ import click
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.cli.options.group import EVALUATION, MODEL, SectionedCommand
 from specrun.cli.options.output import terminal_options
-from specrun.cli.options.types import SizeType
-from specrun.cli.terminal.table import bytes_text
+from specrun.cli.options.types import SIZE
+from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import Terminal
 
 _SECONDS_TO_START = 60.0
@@ -34,7 +34,7 @@ machine's memory and may take over the process. Listen on trusted networks only.
 @MODEL.option("--host ADDRESS", "The address to listen on.", default="127.0.0.1")
 @MODEL.option("--port N", "The port to listen on.", click.IntRange(1, 65535), default=50052)
 @MODEL.flag("--allow-remote", "Listen where other machines can reach it.")
-@MODEL.option("--mem SIZE", "The most memory that clients get, such as 8G.", SizeType())
+@MODEL.option("--mem SIZE", "The most memory that clients get, such as 8G.", SIZE)
 @MODEL.option("--cache DIR", "Keep tensors here, so that they are sent once.")
 @EVALUATION.option(
     "-dev, --device NAME,...",
@@ -119,7 +119,7 @@ def _cache_folder(folder: Path) -> Path:
 
 
 def _await_start(process: subprocess.Popen[bytes], host: str, port: int) -> None:
-    """Return when the worker listens; raises SpecrunError where it ends or does not start."""
+    """Wait until the worker listens; raises SpecrunError if it ends or does not start."""
     deadline = time.monotonic() + _SECONDS_TO_START
     while process.poll() is None and time.monotonic() < deadline:
         try:

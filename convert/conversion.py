@@ -1,8 +1,11 @@
-"""Converts a Hugging Face checkpoint folder to one GGUF file: planned and checked, then written."""
+"""Conversion of a Hugging Face checkpoint folder to one GGUF file: planned, checked, written.
+
+Its logits can be compared with those of transformers."""
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,9 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import check_target, require_free_space
-from specrun.bindings.errors import OptionError
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.errors import ModelError, OptionError, SpecrunError
+from specrun.bindings.files import check_target, require_free_space
 from specrun.bindings.gguf import read_header
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.trial import trusting_files
 from specrun.bindings.quantizer import FILE_TYPES
 from specrun.convert.checkpoint import SOURCE_KEY, Checkpoint, SourceDigest, open_checkpoint
 from specrun.convert.families import family_of
@@ -29,29 +40,157 @@ from specrun.convert.gguf import (
     replace_text,
     write_gguf,
 )
-from specrun.convert.logit_check import LogitCheck, check_logits
 from specrun.convert.names import nearest
 from specrun.convert.quantize import quantize_model
-from specrun.convert.tensor_map import MappedTensor, map_tensors, usual_type
-from specrun.convert.tensor_stream import TensorStream, check_written
+from specrun.convert.tensor_stream import (
+    MappedTensor,
+    TensorStream,
+    check_written,
+    map_tensors,
+    usual_type,
+)
 from specrun.convert.tokenizer import read_vocabulary
+
+# == Logits of a converted file, compared with those transformers computes from the checkpoint =====
+#
+# The fixed text has prose, talk, code, numbers and a list, as people give them to models. It never
+# changes: figures measured with it at different times can be compared. Its perplexity alone is a
+# poor measure of a model, since the text is short.
+
+
+FIXED_TEXT = Path(__file__).with_name("fixed_text.txt").read_text(encoding="utf-8")
+LARGEST_ERRORS = {"F32": 1e-4, "F16": 2e-2, "BF16": 1e-1}
+"""The allowed error over the largest logit: float32's by its rounding, the others' by weights'."""
+
+_MOST_TOKENS = 64
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class LogitCheck:
+    """Whether logits were compared, and how.
+
+    `relative_error` is the largest difference over the largest logit, `same_top` the share of
+    positions whose most likely token is the same, both over `n_tokens` tokens of the fixed text.
+    `reason` is why nothing was compared, and empty if something was.
+    """
+
+    relative_error: float | None
+    largest_allowed: float
+    same_top: float | None
+    n_tokens: int
+    reason: str = ""
+
+
+def check_logits(
+    path: Path, folder: Path, type_name: str, *, allow_pickle: bool = False, n_threads: int = 0
+) -> LogitCheck:
+    """Compare the file's logits with those of the checkpoint in `folder`, both in float32.
+
+    Raises SpecrunError if they are further apart than LARGEST_ERRORS allows for `type_name`. If
+    transformers is not installed, or cannot open the checkpoint, the result has the reason.
+    """
+    allowed = LARGEST_ERRORS[type_name]
+    # It was just written here, and may have no name yet that another process could open.
+    with trusting_files(), Model(path) as model:
+        length = max(1, min(_MOST_TOKENS, model.n_ctx_train))
+        tokens = model.vocabulary.tokenize(FIXED_TEXT)[:length]
+        try:
+            wanted = _reference(folder, tokens, allow_pickle=allow_pickle)
+        except _CannotCompareError as error:
+            return LogitCheck(None, allowed, None, 0, str(error))
+        try:
+            found = _logits(model, tokens, n_threads)
+        except ModelError as error:
+            return LogitCheck(None, allowed, None, 0, f"llama.cpp cannot evaluate it here: {error}")
+    if found.shape != wanted.shape:
+        raise SpecrunError(f"it gives {found.shape[1]} logits, the checkpoint {wanted.shape[1]}")
+    error_found = float(np.abs(found - wanted).max() / np.abs(wanted).max())
+    if not error_found <= allowed:  # not a number is no match either
+        raise SpecrunError(
+            f"the logits of the file are not the checkpoint's: off by {error_found:.1e} of the "
+            f"largest, and {allowed:g} is allowed for {type_name}; nothing was kept (--no-verify "
+            "keeps it all the same)"
+        )
+    same = float(np.mean(found.argmax(axis=1) == wanted.argmax(axis=1)))
+    return LogitCheck(error_found, allowed, same, len(tokens))
+
+
+class _CannotCompareError(Exception):
+    """There is nothing to compare with; the message is the reason."""
+
+
+def _logits(model: Model, tokens: list[int], n_threads: int) -> Logits:
+    n = len(tokens)
+    options = ContextOptions(
+        n_ctx=max(64, n),
+        n_outputs=n,
+        n_threads=n_threads,
+        flash_attention="off",
+        cache_type_k="f32",
+        cache_type_v="f32",
+    )
+    with Context(model, options) as context:
+        batch = Batch(n, 1)
+        batch.fill_chain(tokens, 0, [0], n)
+        rows = context.decode(batch)
+        return np.stack([rows.logits(row) for row in range(n)])
+
+
+def _reference(folder: Path, tokens: list[int], *, allow_pickle: bool) -> Logits:
+    """Return transformers' logits of the checkpoint in float32; no code of the checkpoint runs."""
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise _CannotCompareError("transformers is not installed") from error
+    auto: Any = transformers.AutoModelForCausalLM
+    quiet: Any = transformers.utils.logging
+    level, bar = quiet.get_verbosity(), quiet.is_progress_bar_enabled()
+    quiet.set_verbosity_error()
+    quiet.disable_progress_bar()
+    try:
+        options: dict[str, Any] = {} if allow_pickle else {"use_safetensors": True}
+        model = auto.from_pretrained(
+            folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False, **options
+        ).eval()
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens])).logits[0].float().numpy()
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever its code for this one architecture may raise
+        lines = (line for line in str(error).splitlines() if line.strip())
+        reason = next(lines, type(error).__name__)[:200]
+        raise _CannotCompareError(f"transformers cannot open the checkpoint ({reason})") from error
+    finally:
+        quiet.set_verbosity(level)
+        if bar:
+            quiet.enable_progress_bar()
+    if not math.isfinite(float(np.abs(logits).max())):
+        raise _CannotCompareError("transformers computes logits that are not finite")
+    found: Logits = np.ascontiguousarray(logits)
+    return found
+
+
+# == Conversion ====================================================================================
+
 
 OUTPUT_TYPES = ("f32", "f16", "bf16")
 """The values of `outtype` that need no quantizer."""
 
 SMALL_MODEL = 300_000_000
-"""The most parameters of a model whose logits are compared where nothing else is said."""
+"""The most parameters of a model whose logits are compared by default."""
 
 AUTOMATIC_TYPE = "auto"
-"""The value of `outtype` for what most of the checkpoint has."""
+"""The value of `outtype` for the type of most of the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConversionPlan:
-    """What a conversion will do; no number of the weights has been read.
+    """The plan of a conversion; no number of the weights has been read.
 
-    `file_type` is what was asked for (F16, Q4_K_M, ...), `type_name` the type matrices are
-    converted to, which a quantizer then makes smaller where the two differ. `file_name` follows the
+    `file_type` is the wanted type (F16, Q4_K_M, ...), `type_name` the type matrices are
+    converted to, which a quantizer then makes smaller if the two differ. `file_name` follows the
     GGUF naming convention.
     """
 
@@ -100,7 +239,7 @@ class ConversionPlan:
 
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
-    """What was written: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the file's size.
+    """The written file: `type_name` is the file type (F16, Q4_K_M, ...), `n_bytes` the file's size.
 
     `source_bytes` is the size of the tensors in the checkpoint; `logits` is None unless they were
     to be compared.
@@ -128,17 +267,17 @@ def plan_conversion(
     allow_pickle: bool = False,
     pre: str | None = None,
 ) -> ConversionPlan:
-    """Read config, vocabulary and the places of all tensors, and return what a conversion would do.
+    """Read config, vocabulary and the places of all tensors, and return the plan of a conversion.
 
-    `outtype` is f32, f16, bf16, auto (what most of the checkpoint has), or a type of the quantizer
-    such as q4_k_m; `pre` is llama.cpp's name of the way text is split before tokens are merged,
-    where that is not to be recognised from the tokenizer. Raises OptionError for another type,
+    `outtype` is f32, f16, bf16, auto (the type of most of the checkpoint), or a type of the
+    quantizer such as q4_k_m; `pre` is llama.cpp's name of the way text is split before tokens are
+    merged, if it is not to be recognised from the tokenizer. Raises OptionError for another type,
     FileMissingError, MalformedFileError, UnsupportedModelError.
     """
     wanted = known_type(outtype)
     checkpoint = open_checkpoint(Path(source), allow_pickle=allow_pickle)
     family = family_of(checkpoint.config)
-    # What a quantizer will read loses nothing before.
+    # The input of a quantizer has lost nothing before.
     type_name = wanted if wanted.lower() in OUTPUT_TYPES else usual_type(checkpoint)
     file_type = type_name if wanted == AUTOMATIC_TYPE else wanted
     described = Metadata()
@@ -163,7 +302,7 @@ def plan_conversion(
 
 
 def general_metadata(name: ModelName, file_type: str) -> Metadata:
-    """Return the keys of a model's or a head's file that say what it is called, is and is from."""
+    """Return the keys of a model's or a head's file for its name, its kind and its source."""
     metadata = Metadata()
     metadata.text("general.type", "model")
     name.describe(metadata)
@@ -189,8 +328,8 @@ def convert_checkpoint(
 
     `outtype` and `pre` are as in `plan_conversion`; vectors stay float32. `output` may be a folder,
     None means the current one: the file is then named by the GGUF convention. `allow_pickle` opens
-    .bin and .pt weights, as tensors only, where there are no safetensors. `verify` compares logits
-    with transformers, where that is installed, and None does for models of up to SMALL_MODEL
+    .bin and .pt weights, as tensors only, if there are no safetensors. `verify` compares logits
+    with transformers, if that is installed, and None does for models of up to SMALL_MODEL
     parameters; names, shapes and types are always compared. `n_threads` are the quantizer's and the
     comparison's, 0 for as many as cores.
 
@@ -263,7 +402,7 @@ def known_type(outtype: str) -> str:
     if outtype.lower() == AUTOMATIC_TYPE:
         return AUTOMATIC_TYPE
     name = outtype.upper()
-    # What needs an importance matrix cannot be made from a checkpoint at once.
+    # A type that needs an importance matrix cannot be made from a checkpoint at once.
     there = [file_type for file_type, kind in FILE_TYPES.items() if not kind.needs_importance]
     if outtype.lower() in OUTPUT_TYPES or name in there:
         return name
@@ -277,7 +416,7 @@ def known_type(outtype: str) -> str:
 
 @contextmanager
 def _intermediate(target: Path) -> Iterator[Path]:
-    """Yield the path of a hidden file beside `target`, which is gone afterwards."""
+    """Yield the path of a hidden file in the folder of `target`, which is removed afterwards."""
     path = target.with_name(f".{target.name[:40]}.{secrets.token_hex(8)}.whole")
     try:
         yield path

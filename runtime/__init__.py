@@ -5,30 +5,37 @@
 Importing it loads neither llama.cpp nor torch; the first `Runtime` does.
 """
 
-from specrun.bindings.errors import (
-    BusyError,
-    ClosedError,
-    ContextFullError,
-    DecodeError,
-    FileMissingError,
-    MalformedFileError,
-    ModelError,
-    ModelLoadError,
-    OptionError,
-    OutOfMemoryError,
-    PairError,
-    SpecrunError,
-    TemplateError,
-    UnsupportedModelError,
-)
-from specrun.bindings.models.rope_scaling import RopeScaling
-from specrun.runtime.engine import Engine, EngineStream
-from specrun.runtime.engine.opening import RuntimeOptions
-from specrun.runtime.engine.runtime import Runtime
-from specrun.runtime.engine.session import GenerationStream
-from specrun.runtime.grammar import Grammar, GrammarError
-from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.round.results import GenerationResult, SpecStats, TokenEvent, Usage
+from typing import TYPE_CHECKING
+
+from specrun.bindings.faces import lazy_face
+
+if TYPE_CHECKING:
+    from specrun.bindings.contexts.context_options import RopeScaling
+    from specrun.bindings.errors import (
+        BusyError,
+        ClosedError,
+        ContextFullError,
+        DecodeError,
+        FileMissingError,
+        MalformedFileError,
+        ModelError,
+        ModelLoadError,
+        OptionError,
+        OutOfMemoryError,
+        PairError,
+        SpecrunError,
+        TemplateError,
+        UnsupportedModelError,
+    )
+    from specrun.runtime.engine import Engine, EngineStream
+    from specrun.runtime.engine.opening import RuntimeOptions
+    from specrun.runtime.engine.runtime import Runtime
+    from specrun.runtime.engine.session import GenerationStream
+    from specrun.runtime.grammar import Grammar, GrammarError
+    from specrun.runtime.laws.sampling import SamplingParams
+    from specrun.runtime.round.results import GenerationResult, SpecStats, TokenEvent, Usage
+
+__getattr__, __dir__ = lazy_face(__name__)
 
 __all__ = [
     "BusyError",

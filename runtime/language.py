@@ -18,8 +18,8 @@ from specrun.runtime.laws.sampling import unknown_name, unknown_option
 #     argument   = [ name "=" ] expression
 #     atom       = quoted text, or any text without , ( ) @ = quotes
 #
-# `parse_expression` knows no drafters: what a name means, and which arguments it takes, its row of
-# `METHODS` says. A builder reads the options by type (`ExpressionOptions`).
+# `parse_expression` knows no drafters: the meaning of a name, and its arguments, are in its row of
+# `METHODS`. A builder reads the options by type (`ExpressionOptions`).
 
 
 _TOKEN = re.compile(
@@ -34,7 +34,7 @@ _MAX_COUNT_DIGITS = 9
 class Expression:
     """A name or value with its arguments; `count` is the number after "@", if any.
 
-    `is_call` tells `a()` from `a`.
+    `is_call` distinguishes `a()` from `a`.
     """
 
     atom: str
@@ -60,7 +60,7 @@ def quoted(text: str) -> str:
 
 
 def parse_expression(text: str) -> Expression:
-    """Return the parsed expression; raises `OptionError` that shows where it went wrong."""
+    """Return the parsed expression; raises `OptionError` that shows the place of an error."""
     parser = _Parser(text)
     expression = parser.expression(0)
     parser.expect_end()
@@ -162,7 +162,7 @@ class _Parser:
 
 
 class ExpressionOptions:
-    """Reads the options of one expression by type, and refuses those nobody asked for.
+    """Reads the options of one expression by type, and refuses unknown ones.
 
     `known` are the names it may have, `n_arguments` its most unnamed arguments (None: any number).
     Only a `counted` expression's arguments may carry numbers after @. For a drafter's expression
@@ -195,7 +195,7 @@ class ExpressionOptions:
         return default if value is None else value
 
     def optional_integer(self, name: str) -> int | None:
-        """Return a whole number, None where it is not given."""
+        """Return a whole number, None if it is not given."""
         text = self.optional(name)
         if text is None:
             return None
@@ -206,7 +206,7 @@ class ExpressionOptions:
             raise OptionError(f"{self._name}: {problem}") from None
 
     def length(self, name: str) -> int | None:
-        """Return a whole number of tokens, None where it is "auto" or not given."""
+        """Return a whole number of tokens, None if it is "auto" or not given."""
         return None if self.is_auto(name) else self.optional_integer(name)
 
     def is_auto(self, name: str) -> bool:
@@ -227,11 +227,11 @@ class ExpressionOptions:
         return default if value is None else value
 
     def optional(self, name: str) -> str | None:
-        """Return the text of an option, None where it is not given."""
+        """Return the text of an option, None if it is not given."""
         return self._values[name].atom if name in self._values else None
 
     def expression(self, name: str) -> Expression | None:
-        """Return an option that may have arguments of its own, None where it is not given."""
+        """Return an option that may have arguments of its own, None if it is not given."""
         return self._values.get(name)
 
     def choice(self, name: str, allowed: list[str], default: str) -> str:
@@ -251,14 +251,14 @@ class ExpressionOptions:
 
 # == The table of drafting methods =================================================================
 #
-# A row says what a method is called, what it takes and which module builds it; every list of
+# A row has a method's name, its arguments and the module that builds it; every list of
 # methods elsewhere (the drafter language, --spec-type, -md, the kinds of heads that are converted,
 # quantized and calibrated, the trees that authors published) is read from here. The rows are facts
 # alone: the module of a method is imported when the first drafter of it is built.
 
 
 TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
-"""The options that ask for a tree of drafts where a method would draft a chain."""
+"""Options that make a method draft a tree instead of a chain."""
 
 _HEAD_TREE_OPTIONS = ("tree", "nodes", "accuracy")
 _PARALLEL_OPTIONS = ("n", "below", "sampling", "topk")
@@ -288,8 +288,8 @@ _EAGLE_TREES = {
 class DraftFile:
     """The file that a method drafts with: the first argument of its expression.
 
-    `content` and `example` are what messages say of it, `made_by` names the command that writes
-    such files where that is not `convert`. A method does without a file that is not `needed`.
+    `content` and `example` are its description in messages, `made_by` names the command that writes
+    such files unless that is `convert`. A method does without a file that is not `needed`.
     One that `is_model` (heads are) may be named in every way that models are (`models.names`).
     """
 
@@ -301,7 +301,7 @@ class DraftFile:
 
     @property
     def request(self) -> str:
-        """What a message asks for where the file was left out."""
+        """The request of a message for a missing file."""
         maker = "" if self.made_by is None else f"; {self.made_by} makes one"
         return f"name {self.content}, as in {self.example}{maker}"
 
@@ -310,7 +310,7 @@ class DraftFile:
 class Method:
     """One way to draft: a row of the table.
 
-    `name` begins its expressions; `summary` says in a sentence how it drafts. `module` has its
+    `name` begins its expressions; `summary` is a sentence about how it drafts. `module` has its
     builder: a function `build_NAME` (`builder_name`) of the type `drafters.build.Builder`.
     """
 
@@ -322,7 +322,7 @@ class Method:
     """The named options of its expressions; any other is refused."""
 
     file: DraftFile | None = None
-    """What its only unnamed argument names; None: it takes no file."""
+    """The kind of file of its only unnamed argument; None: it takes no file."""
 
     members: int | None = 0
     """How many drafters it is made of, which are then its unnamed arguments; None: any number."""
@@ -340,7 +340,7 @@ class Method:
     """Whether that architecture is llama.cpp's own, which then loads and quantizes it itself."""
 
     spec_types: tuple[str, ...] = ()
-    """Its names as a --spec-type: llama.cpp's where llama.cpp has the method, and ours."""
+    """Its names as a --spec-type: llama.cpp's if llama.cpp has the method, and ours."""
 
     published_trees: Mapping[str, str] = field(default_factory=dict)
     """The nodes of the trees that its authors published, by the names in their own program."""

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.atomic import atomic_path, state_folder
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
@@ -24,33 +23,42 @@ from specrun.bindings.errors import (
     OptionError,
     SpecrunError,
 )
-from specrun.bindings.kept_file import DAMAGE, count_in, json_object, list_in, read_kept, text_in
+from specrun.bindings.files import (
+    DAMAGE,
+    atomic_path,
+    count_in,
+    json_object,
+    list_in,
+    read_kept,
+    read_regular,
+    state_folder,
+    text_in,
+)
 from specrun.bindings.models.model import Model
-from specrun.bindings.regular_file import read_regular
 from specrun.runtime.laws.transform import Logits
-from specrun.runtime.planning.plans import describe_file
+from specrun.runtime.planning import describe_file
 
 # == The replay buffer (Liu et al. 2023, section 3.2) ==============================================
 #
-# Where a draft is rejected, the target's row at that place says what should have been drafted. The
-# buffer keeps it with the text before it: contexts and laws, answer by answer, the oldest dropped
-# first. Of a row it keeps the law at temperature 1, whatever the answer was sampled at: its
-# KEPT_TOKENS most likely tokens with their log-probabilities in float16, and how much is left for
-# all others together. That is 390 bytes a place where a whole row of 32,000 tokens takes 64,000,
-# and a divergence of the two coarser laws is never more than that of the whole ones (data
+# The target's row at a rejected draft is the distribution that should have been drafted from. The
+# buffer keeps it with the text before it: contexts and distributions, answer by answer, the oldest
+# dropped first. Of a row it keeps the distribution at temperature 1, at any temperature of the
+# answer: its KEPT_TOKENS most likely tokens with their log-probabilities in float16, and the sum of
+# all others. That is 390 bytes a position; a whole row of 32,000 tokens takes 64,000. A
+# divergence of the two coarser distributions never exceeds that of the whole ones (data
 # processing).
 #
-# The paper empties its buffer after every update. This one forgets the oldest only: a drafter that
-# learns from few places again and again unlearns the others.
+# The paper empties its buffer after every update. This one drops only the oldest answers: a drafter
+# that learns from few positions again and again unlearns the others.
 
 
 KEPT_TOKENS = 64
-"""How many tokens of a law are kept by name."""
+"""How many tokens of a distribution are kept by their ids."""
 
 MOST_BYTES = 16 << 20
-"""What a buffer holds at most: about 40,000 places."""
+"""The most bytes that a buffer holds: about 40,000 positions."""
 
-_LEAST = -30.0  # the logarithm that stands for nothing at all: finite, also in float16
+_LEAST = -30.0  # the logarithm of probability 0: finite, also in float16
 _ANSWER_BYTES = 64
 
 TokenArray: TypeAlias = npt.NDArray[np.int32]
@@ -58,9 +66,9 @@ TokenArray: TypeAlias = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class KeptLaws:
-    """Laws of `n` places: token ids [n, K], and their log-probabilities [n, K + 1] in float16.
+    """Distributions at `n` positions: ids [n, K], log-probabilities [n, K + 1] in float16.
 
-    The last column is the logarithm of what all other tokens have together.
+    The last column is the logarithm of the probability of all other tokens together.
     """
 
     ids: TokenArray
@@ -72,9 +80,9 @@ class KeptLaws:
 
 @dataclass(frozen=True, slots=True)
 class RejectedAnswer:
-    """A text and the places in it where drafts were rejected.
+    """A text and the positions in it after which drafts were rejected.
 
-    `tokens` [T] end with the last of them; the law `laws[i]` is that of the token after
+    `tokens` [T] end with the last of them; `laws[i]` is the distribution of the token after
     `positions[i]`, ascending.
     """
 
@@ -84,18 +92,18 @@ class RejectedAnswer:
 
     @property
     def n_bytes(self) -> int:
-        """What it takes, in memory and in a file, nearly."""
+        """Its size, in memory and in a file, nearly."""
         arrays = (self.tokens, self.positions, self.laws.ids, self.laws.log_probs)
         return _ANSWER_BYTES + sum(array.nbytes for array in arrays)
 
     @property
     def digest(self) -> bytes:
-        """A hash of its text: what decides whether it is learnt or measured on."""
+        """A hash of its text, which decides whether it is used to learn or to measure."""
         return hashlib.sha256(self.tokens.tobytes()).digest()
 
 
 def likeliest(logits: Logits, count: int) -> tuple[TokenArray, npt.NDArray[np.float16]]:
-    """Return the `count` most likely tokens of a row, ascending by id, and the law's logarithms.
+    """Return the `count` most likely tokens of a row, ascending by id, and log-probabilities.
 
     Those are float16 [count + 1], the last one of all other tokens together. Raises OptionError for
     a row without a finite number.
@@ -114,10 +122,10 @@ def likeliest(logits: Logits, count: int) -> tuple[TokenArray, npt.NDArray[np.fl
 
 
 class RejectionNotes:
-    """What was rejected in the answer that one conversation is making, for a buffer of all answers.
+    """Rejected drafts of the answer under way in one conversation, for a buffer of all answers.
 
-    `note` takes places while an answer is made, `end_answer` closes it. Nothing is kept of an
-    answer whose drafts were all accepted.
+    `note` adds one while an answer is made, `end_answer` puts them into the buffer. Nothing is kept
+    of an answer whose drafts were all accepted.
     """
 
     def __init__(self, buffer: RejectionBuffer) -> None:
@@ -125,11 +133,11 @@ class RejectionNotes:
         self._pending: list[tuple[int, TokenArray, npt.NDArray[np.float16]]] = []
 
     def note(self, position: int, logits: Logits) -> None:
-        """Note that a draft after the token at `position` was rejected; copy what the row says."""
+        """Note a draft that was rejected after the token at `position`; copy its distribution."""
         self._pending.append((position, *likeliest(logits, self._buffer.kept_tokens)))
 
     def end_answer(self, tokens: Sequence[int]) -> None:
-        """Keep what was noted of an answer whose prompt and tokens these are."""
+        """Put the notes of an answer into the buffer; `tokens` are its prompt and its own."""
         places, self._pending = self._pending, []
         places = [place for place in places if place[0] < len(tokens)]
         if not places:
@@ -163,16 +171,16 @@ class RejectionBuffer:
 
     @property
     def n_places(self) -> int:
-        """How many rejected drafts it tells of."""
+        """How many rejected drafts it holds."""
         return sum(len(answer.laws) for answer in self._answers)
 
     @property
     def n_bytes(self) -> int:
-        """What its answers take."""
+        """The size of its answers."""
         return self._n_bytes
 
     def notes(self) -> RejectionNotes:
-        """Return what takes the rejected drafts of another conversation."""
+        """Return the notes of another conversation."""
         return RejectionNotes(self)
 
     def add(self, answer: RejectedAnswer) -> None:
@@ -200,7 +208,7 @@ class RejectionBuffer:
 #     of each answer: tokens i32 | positions i32 | ids i32 [n, K] | logarithms f16 [n, K + 1]
 #     SHA-256 of all before
 #
-# Only its owner can read it: it holds what was asked and answered.
+# Only its owner can read it: it holds prompts and answers.
 
 
 _MAGIC = b"SPECLEARN"
@@ -217,7 +225,7 @@ BUFFER_NAME = "buffer.bin"
 class BufferKey:
     """The target that a buffer belongs to: `model` is a hash of its file, `vocabulary` of tokens.
 
-    `name` is the file's, for users to know it by.
+    `name` is the file's, for messages.
     """
 
     name: str
@@ -236,7 +244,7 @@ class BufferKey:
 
 @dataclass(frozen=True, slots=True)
 class BufferFacts:
-    """What a buffer's file says of itself, without its texts."""
+    """The facts in a buffer's file, without its texts."""
 
     path: Path
     key: BufferKey
@@ -246,7 +254,7 @@ class BufferFacts:
 
 
 def learn_folder(key: BufferKey) -> Path:
-    """Return where what is learnt for a target is kept: its buffer and its drafters."""
+    """Return the folder of a target's buffer and of its learnt drafters."""
     return state_folder() / "learn" / f"{Path(key.name).stem[:40]}-{key.model[:16]}"
 
 
@@ -287,7 +295,7 @@ def load_rejections(path: Path, key: BufferKey | None, buffer: RejectionBuffer) 
 def parse_rejections(
     path: Path, content: bytes, key: BufferKey | None, buffer: RejectionBuffer
 ) -> BufferKey:
-    """Do what `load_rejections` does with the `content` of the file `path`."""
+    """Add the answers in `content`, read from `path`; as `load_rejections`."""
     facts = _facts(path, content)
     if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
         raise _malformed(path, "is damaged (its checksum is wrong)")
@@ -328,7 +336,7 @@ def require_same_target(path: Path, found: BufferKey, wanted: BufferKey | None) 
 
 
 def read_facts(path: Path) -> BufferFacts:
-    """Return what a buffer's file says of itself; raises as `load_rejections`."""
+    """Return the facts of a buffer's file; raises as `load_rejections`."""
     buffer = RejectionBuffer(most_bytes=MOST_FILE_BYTES)
     key = load_rejections(path, None, buffer)
     return BufferFacts(path, key, len(buffer), buffer.n_places, path.stat().st_size)
@@ -422,7 +430,7 @@ class RejectionStore:
         self._saved = buffer.n_changes
 
     def save(self) -> None:
-        """Write what is new, where the user asked for that."""
+        """Write it if it has changed and has a file."""
         now = self.buffer.n_changes
         if self.path is not None and now != self._saved:
             save_rejections(self.buffer, self.path, self.key)
@@ -434,10 +442,10 @@ class RejectionStore:
 
 
 def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
-    """Return the store that `learn` asks for, with what is kept there of this target.
+    """Return the store that `learn` names, with the kept answers of this target.
 
-    What is damaged in the user's state folder is left out, with a warning in the log. Raises as
-    `load_rejections`, and SpecrunError where the folder cannot be made.
+    A damaged file in the user's state folder is left out, with a warning in the log. Raises as
+    `load_rejections`, and SpecrunError if the folder cannot be made.
     """
     if learn is False:
         return None
@@ -460,7 +468,7 @@ def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
 
 
 def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
-    """Return what the user's state folder has of a target; None if that is nothing, or damaged.
+    """Return the buffer of a target in the user's state folder; None if there is none, or damaged.
 
     A damaged file is renamed, so that nothing overwrites it. Raises ModelError for a whole file of
     another target.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import subprocess
 import sys
@@ -127,16 +128,33 @@ def test_public_names_exist_and_are_documented():
     assert undocumented(SOURCES) == []
 
 
+ALONE = """
+import sys
+before = set(sys.modules)
+import specrun.runtime
+print(sorted(name for name in set(sys.modules) - before if name.startswith(("specrun", "numpy"))))
+"""
+
+
+def test_importing_the_runtime_loads_its_face_alone():
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE], capture_output=True, text=True, timeout=60, check=True
+    )
+    faces = ["specrun.bindings", "specrun.bindings.faces", "specrun.runtime"]
+    assert [name for name in ast.literal_eval(done.stdout) if name != "specrun"] == faces
+
+
 LOADED = """
 import sys
-import specrun.runtime
+from specrun.runtime import Engine, Runtime, SamplingParams
 heavy = {"llama_cpp", "torch", "gguf", "jinja2", "click", "rich", "hypothesis", "matplotlib", "transformers"}
-heavy |= {"huggingface_hub", "httpx2", "http.client", "ssl", "llguidance"}
+heavy |= {"huggingface_hub", "httpx2", "http.client", "ssl", "llguidance", "importlib.metadata"}
+heavy |= {"concurrent.futures", "asyncio", "specrun.runtime.tuning"}
 print(sorted(heavy & set(sys.modules)))
 """  # noqa: E501 - as it is shown
 
 
-def test_importing_the_runtime_loads_nothing_heavy():
+def test_the_first_names_of_the_runtime_load_nothing_heavy():
     done = subprocess.run(
         [sys.executable, "-c", LOADED], capture_output=True, text=True, timeout=60, check=True
     )

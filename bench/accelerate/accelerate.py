@@ -11,71 +11,37 @@ import dataclasses
 import datetime
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bench.accelerate.choice import Measured, choices, measured
+from specrun.bench.accelerate.candidates import cut_file, files_in, is_drafted_by
 from specrun.bench.accelerate.prompts import SearchPrompts, search_prompts
-from specrun.bench.accelerate.record import LeftOut, Record
-from specrun.bench.accelerate.search import Machine, Search, SearchOptions, Status, Tell
-from specrun.bench.accelerate.this_machine import ThisMachine, cut_file, files_in, is_drafted_by
+from specrun.bench.accelerate.record import LeftOut, Measured, Record, choices, measured
+from specrun.bench.accelerate.search import (
+    AccelerateOptions,
+    Machine,
+    Search,
+    SearchOptions,
+    Status,
+    Tell,
+)
+from specrun.bench.accelerate.this_machine import ThisMachine
 from specrun.bench.diagnosis.diagnosis import IN_SHORT, Diagnosis, diagnose
-from specrun.bindings.atomic import require_writable
-from specrun.bindings.errors import OptionError
+from specrun.bindings.files import require_writable
 from specrun.bindings.gguf import read_header
-from specrun.runtime.engine import RuntimeOptions
-from specrun.runtime.laws import SamplingParams
-from specrun.runtime.planning import CostCurve, describe_file, describe_settings, mixture
-from specrun.runtime.tuning import (
+from specrun.runtime.planning import (
     Choice,
+    CostCurve,
     Profile,
+    describe_file,
+    describe_settings,
     known_profile_file,
     load_profile,
+    mixture,
     profile_file,
     save_profile,
 )
-
-_FEWEST_TOKENS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class AccelerateOptions:
-    """What to make faster, and how long to try.
-
-    The profile has choices for each of `params`, one a temperature. `prompts` is a file, one a
-    line or JSON lines; without one there are built-in ones. Answers have at most `n_tokens`;
-    comparing takes about `seconds`, in up to `repetitions`. `hours` trains a head, too. `memory` is
-    how many bytes a target and what drafts for it may take. `drafts` are files to try beside those
-    that are found. `again` forgets what was found before.
-    """
-
-    target: Path
-    params: tuple[SamplingParams, ...]
-    prompts: Path | None = None
-    hours: float | None = None
-    memory: int | None = None
-    drafts: tuple[Path, ...] = ()
-    n_tokens: int = 64
-    repetitions: int = 4
-    seconds: float = 90.0
-    again: bool = False
-    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
-
-    def __post_init__(self) -> None:
-        if self.n_tokens < _FEWEST_TOKENS:
-            problem = f"answers of {self.n_tokens} tokens say too little"
-            raise OptionError(f"{problem}: give {_FEWEST_TOKENS} or more")
-        if self.memory is not None and self.memory < 1:
-            raise OptionError(f"{self.memory} bytes of memory hold nothing")
-
-    def search(self, prompts: SearchPrompts) -> SearchOptions:
-        """Return the options of the search; raises OptionError for what is none."""
-        temperatures = tuple(params.temperature for params in self.params)
-        workloads = tuple(prompts.held_out)
-        return SearchOptions(
-            temperatures, workloads, self.repetitions, self.seconds, hours=self.hours
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +88,7 @@ class AccelerateResult:
             "measured": rows,
             "left_out": [dataclasses.asdict(left) for left in self.left_out],
             "why": [diagnosis.to_dict() for diagnosis in self.diagnoses],
-            "curve": None if self.curve is None else dataclasses.asdict(self.curve),
+            "curve": None if self.curve is None else self.curve.to_dict(),
             **fields,
         }
 
@@ -221,20 +187,7 @@ class _Finder:
 
     def this_machine(self, progress: Callable[[float], None]) -> ThisMachine:
         """Return what measures."""
-        options = self._options
-        return ThisMachine(
-            options.target,
-            self._prompts,
-            {params.temperature: params for params in options.params},
-            options.runtime,
-            n_tokens=options.n_tokens,
-            seconds=options.seconds,
-            memory=options.memory,
-            has_own_prompts=options.prompts is not None,
-            named=options.drafts,
-            forgets=options.again,
-            progress=progress,
-        )
+        return ThisMachine(self._options, self._prompts, progress=progress)
 
     def keep(self, record: Record) -> None:
         """Store what is known so far."""
@@ -250,7 +203,6 @@ class _Finder:
             found = list(self._before.choices)
         names = {name for choice in found for name in files_in(choice.drafter)}
         profile = Profile(
-            target=describe_file(self._options.target),
             settings=self._settings,
             choices=tuple(found),
             files={name: describe_file(Path(name)) for name in sorted(names)},

@@ -12,22 +12,32 @@ same measurements give the same choice.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from specrun.bench.accelerate.choice import Measured, hopeful, measured
-from specrun.bench.accelerate.record import PLAIN, Contender, Record, Sweep
+from specrun.bench.accelerate.prompts import SearchPrompts
+from specrun.bench.accelerate.record import (
+    PLAIN,
+    Contender,
+    Measured,
+    Record,
+    Sweep,
+    hopeful,
+    measured,
+)
 from specrun.bench.diagnosis.work import Work
 from specrun.bindings.errors import MissingPackageError, OptionError, SpecrunError
 from specrun.runtime.drafters.combinators import auto_expression
+from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.language import parse_expression, short_label
+from specrun.runtime.laws import SamplingParams
 from specrun.runtime.planning import CostCurve
 
 WITHOUT_FILE = ("prompt-lookup", "lookahead", "auto")
 _NEEDS_NOTHING = "needs no file"
 _LEAST_SWEEPS = 2
-_LEAST_TOKENS = 24
+_FEWEST_TOKENS = 8
 _GAIN_OF_CUT = 1.05  # predicted, from which a cut is worth comparing
 _LOOK, _CUT = "drafters found", "cut"
 _CURVE_S, _PLAN_S, _CUT_S = 12.0, 20.0, 25.0  # seconds, about: of a curve, a model's plan, cuts
@@ -109,6 +119,45 @@ class SearchOptions:
             raise OptionError(f"{self.seconds} seconds are no time to compare in")
         if self.hours is not None and not 0.0 < self.hours <= 24 * 365:
             raise OptionError(f"{self.hours:g} hours are no time to train in: give more than 0")
+
+
+@dataclass(frozen=True, slots=True)
+class AccelerateOptions:
+    """What to make faster, and how long to try.
+
+    The profile has choices for each of `params`, one a temperature. `prompts` is a file, one a
+    line or JSON lines; without one there are built-in ones. Answers have at most `n_tokens`;
+    comparing takes about `seconds`, in up to `repetitions`. `hours` trains a head, too. `memory` is
+    how many bytes a target and what drafts for it may take. `drafts` are files to try beside those
+    that are found. `again` forgets what was found before.
+    """
+
+    target: Path
+    params: tuple[SamplingParams, ...]
+    prompts: Path | None = None
+    hours: float | None = None
+    memory: int | None = None
+    drafts: tuple[Path, ...] = ()
+    n_tokens: int = 64
+    repetitions: int = 4
+    seconds: float = 90.0
+    again: bool = False
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+
+    def __post_init__(self) -> None:
+        if self.n_tokens < _FEWEST_TOKENS:
+            problem = f"answers of {self.n_tokens} tokens say too little"
+            raise OptionError(f"{problem}: give {_FEWEST_TOKENS} or more")
+        if self.memory is not None and self.memory < 1:
+            raise OptionError(f"{self.memory} bytes of memory hold nothing")
+
+    def search(self, prompts: SearchPrompts) -> SearchOptions:
+        """Return the options of the search; raises OptionError for what is none."""
+        temperatures = tuple(params.temperature for params in self.params)
+        workloads = tuple(prompts.held_out)
+        return SearchOptions(
+            temperatures, workloads, self.repetitions, self.seconds, hours=self.hours
+        )
 
 
 @dataclass(frozen=True, slots=True)

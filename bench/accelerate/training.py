@@ -9,24 +9,12 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specrun.bench.accelerate.hours import (
-    ANSWERING,
-    ANSWERING_WITH_STATES,
-    ASKS,
-    FEWEST_PROMPTS,
-    EnoughAnswers,
-    EnoughTries,
-    Hours,
-    Stage,
-    StepsKnown,
-    TrainingPlan,
-)
-from specrun.bindings.atomic import atomic_path, cache_folder
 from specrun.bindings.errors import (
     MissingPackageError,
     ModelError,
@@ -35,17 +23,153 @@ from specrun.bindings.errors import (
     TemplateError,
     UnsupportedModelError,
 )
+from specrun.bindings.files import (
+    atomic_path,
+    cache_folder,
+    count_in,
+    json_object,
+    number_in,
+    read_kept,
+    text_in,
+)
 from specrun.bindings.gguf import read_header
-from specrun.bindings.kept_file import count_in, json_object, number_in, read_kept, text_in
-from specrun.runtime.planning import write_json
-from specrun.runtime.tuning import profile_file
+from specrun.runtime.planning import profile_file, write_json
 
 if TYPE_CHECKING:
     import torch
 
-    from specrun.train.heads.recipe import HeadRecipe
-    from specrun.train.heads.run import HeadRun
-    from specrun.train.target.head_target import HeadTarget
+    from specrun.train.heads import HeadRecipe, HeadRun
+    from specrun.train.target import HeadTarget
+    from specrun.train.trainer import TrainingStatus
+
+
+# == The hours of a training: how long answers may take, and how many steps fit into the rest ======
+#
+# Answers take a third at most, or half where their states come with them. The states of the target
+# take what they take, and the training the rest, with as many steps as fit. Their number is known
+# once the first of them were timed.
+
+
+ASKS, _ANSWERS = "the target asks", "the target answers"  # as the training names them
+_ASKING = 0.1  # of the time, at most
+ANSWERING, ANSWERING_WITH_STATES = 0.33, 0.5
+"""Of the time, at most, asking included: without the answers' states, and with them."""
+FEWEST_PROMPTS = 16
+# At least: six steps alone say little where other programs run.
+_TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE = 12, 30.0, 0.01
+_FEWEST_STEPS = 20
+_TRAINING = 0.9  # of the time that is left: measures and writing take the rest
+
+Stage = Callable[[str, float], None]
+"""Told what is done and which share of the hours is over."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What a training was begun with: another call with the same hours goes on with it.
+
+    `n_tries` are those at prompts of the target's own, `n_prompts` and `steps` 0: not known yet.
+    `spent` are the seconds of earlier calls, `earlier` the head's file that is learnt on from, if
+    any.
+    """
+
+    kind: str
+    hours: float
+    n_tries: int
+    n_prompts: int = 0
+    steps: int = 0
+    spent: float = 0.0
+    earlier: str = ""
+
+
+class EnoughTries(Exception):
+    """So many prompts of the target's own were tried, and the time for them is over."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} prompts were tried")
+        self.count = count
+
+
+class EnoughAnswers(Exception):
+    """So many prompts are answered, and the time for answers is over."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} prompts are answered")
+        self.count = count
+
+
+class StepsKnown(Exception):
+    """So many steps fit into the time that is left."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(f"{count} steps fit")
+        self.count = count
+
+
+class Hours:
+    """Hears how a training goes, and says when answers are enough and how many steps fit.
+
+    A `RunListener`. `clock` returns seconds. An average step takes `dearer` times as long as one of
+    the first, which are timed. Answers are enough when the share `answering` of the time is over.
+    """
+
+    def __init__(
+        self,
+        seconds: float,
+        plan: TrainingPlan,
+        tell: Stage,
+        clock: Callable[[], float] = time.monotonic,
+        dearer: float = 1.0,
+        answering: float = ANSWERING,
+    ) -> None:
+        self.plan = plan
+        self._seconds, self._tell, self._clock = seconds, tell, clock
+        self._dearer, self._answering = dearer, answering
+        self._started = clock() - plan.spent
+        self._timed: list[float] = []
+
+    @property
+    def spent(self) -> float:
+        """Seconds of all calls."""
+        return self._clock() - self._started
+
+    def note(self, text: str) -> None:
+        """Hear a fact, of which nothing is shown."""
+
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Hear of work before the training; raises when its time is over.
+
+        That is EnoughTries or EnoughAnswers.
+        """
+        self._say(f"{what}, {done:,} done")
+        if what == ASKS and self.spent > _ASKING * self._seconds and done < total:
+            raise EnoughTries(done)
+        late = self.spent > self._answering * self._seconds
+        if what == _ANSWERS and late and FEWEST_PROMPTS <= done < total:
+            raise EnoughAnswers(done)
+
+    def status(self, status: TrainingStatus) -> None:
+        """Hear of the training; raises StepsKnown once the first steps were timed."""
+        self._say(f"step {status.step:,}, loss {status.loss:.3f}")
+        if self.plan.steps:
+            return
+        self._timed.append(self._clock())
+        # The first ones are slower: memory is allocated.
+        counted = self._timed[_TIMED_STEPS // 2 - 1 :]
+        n_steps = len(self._timed) - _TIMED_STEPS // 2
+        enough = min(_TIMED_SECONDS, _TIMED_SHARE * self._seconds)
+        if n_steps >= _TIMED_STEPS // 2 and counted[-1] - counted[0] >= enough:
+            each = self._dearer * (counted[-1] - counted[0]) / n_steps
+            left = _TRAINING * (self._seconds - self.spent)
+            self._timed.clear()
+            raise StepsKnown(max(_FEWEST_STEPS, int(left / max(each, 1e-6))))
+
+    def _say(self, what: str) -> None:
+        self._tell(what, min(1.0, self.spent / self._seconds))
+
+
+# == Training ======================================================================================
+
 
 _FEWEST_BUILT_IN, _BUILT_IN_A_TRY = 2000, 2  # more than there is time to answer on a CPU
 # At prompts of its own: more than a twentieth of the time lets a small one do.
@@ -97,7 +221,7 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
 
     Ctrl-C keeps what is done. Raises MissingPackageError without torch, TemplateError for a target
     that is not asked and no prompts, UnsupportedModelError for one that no head can be trained for,
-    and what `specrun.train.heads.training.train_head` raises.
+    and what `specrun.train.trainer.train` raises.
     """
     plan = _begun(order)
     if plan is None:
@@ -136,15 +260,15 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
 
 def _train(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> None:
     """Answer, compute states and train, or go on where that was interrupted."""
-    from specrun.train.heads.training import train_head as train
+    from specrun.train.trainer import train
 
     run = _run(order, plan)
     train(_recipe(order, plan), run, listener)
 
 
 def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
-    from specrun.train.data.own_answers import AnswerSettings
-    from specrun.train.heads.run import HeadRun
+    from specrun.train.data import AnswerSettings
+    from specrun.train.heads import HeadRun
 
     output = order.folder / "training"
     prompts = order.folder / "prompts.jsonl"
@@ -167,8 +291,7 @@ def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
 
 
 def _recipe(order: TrainingOrder, plan: TrainingPlan) -> HeadRecipe:
-    from specrun.train.heads.eagle import EagleRecipe
-    from specrun.train.heads.eagle3 import Eagle3Recipe
+    from specrun.train.heads import Eagle3Recipe, EagleRecipe
 
     narrow = _width(order) < _NARROW
     # Trained on its own predictions too: later tokens of a chain are nearly as often right then.
@@ -214,8 +337,7 @@ def _beginning(order: TrainingOrder) -> tuple[str, str]:
     """
     target, device = _head_target(order)
     from specrun.convert.heads.target_facts import target_facts
-    from specrun.train.heads.eagle3 import Eagle3Recipe
-    from specrun.train.heads.earlier_head import read_earlier_head
+    from specrun.train.heads import Eagle3Recipe, read_earlier_head
 
     for path in order.earlier:
         kind = read_header(path).architecture
@@ -237,8 +359,8 @@ def _beginning(order: TrainingOrder) -> tuple[str, str]:
 def _head_target(order: TrainingOrder) -> tuple[HeadTarget, torch.device]:
     """Return the target as training knows it, and the device that it learns on."""
     _require_training()
-    from specrun.train.target.head_target import open_head_target
-    from specrun.train.trainer.precision import usable_device
+    from specrun.train.target import open_head_target
+    from specrun.train.trainer import usable_device
 
     device = usable_device("auto")
     return open_head_target(order.target, None, device=device, n_threads=order.n_threads), device
@@ -287,10 +409,9 @@ def _asked(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> Trainin
 
 def _own(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> list[str]:
     """Return the prompts that the target writes itself; none where it writes nothing of use."""
-    from specrun.train.data.data_file import Answered
-    from specrun.train.data.own_prompts import own_prompts
-    from specrun.train.target.target_shape import source_identity
-    from specrun.train.trainer.precision import usable_precision
+    from specrun.train.data import Answered, own_prompts
+    from specrun.train.target import source_identity
+    from specrun.train.trainer import usable_precision
 
     target, device = _head_target(order)
     try:
@@ -311,8 +432,7 @@ def _own(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> list[str]
 
 def _built_in(count: int) -> list[str]:
     """Return so many of the built-in prompts, or all: to be read as tokens takes time, too."""
-    from specrun.train.data.data_file import Answered
-    from specrun.train.data.prompts import built_in_prompts, most_prompts
+    from specrun.train.data import Answered, built_in_prompts, most_prompts
 
     some = built_in_prompts(min(count, most_prompts()))
     return [document.prompt for document in some if isinstance(document, Answered)]

@@ -1,10 +1,4 @@
-"""Rules of two models against plain decoding: quality, latency, rejection and deferral.
-
-Every repetition answers all examples with all rules in turn, in one process; the target's context
-and the draft model's are the same for all rules of a draft length, of which only the rule is
-exchanged. Latency is wall time a token, prompts included (a sequential cascade may spare the target
-even those), over that of plain decoding in the same repetition.
-"""
+"""Rules of two models against plain decoding: quality, latency, rejection and deferral."""
 
 from __future__ import annotations
 
@@ -16,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from specrun.bench.cascade.examples import Example
-from specrun.bench.cascade.quality import Quality, check_packages, quality_of
+from specrun.bench.cascade.examples import Example, Quality, check_packages, quality_of
 from specrun.bench.cascade.teacher import (
     StatedLaw,
     Teacher,
@@ -26,7 +19,7 @@ from specrun.bench.cascade.teacher import (
     stated_law,
     target_law,
 )
-from specrun.bench.drafters.answers import Arm
+from specrun.bench.drafters.comparison import Arm
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import SequentialCascade, build_rule
@@ -34,6 +27,14 @@ from specrun.runtime.engine import Runtime
 from specrun.runtime.language import parse_expression, quoted
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import GenerationResult
+
+# == The comparison ================================================================================
+#
+# Every repetition answers all examples with all rules in turn, in one process. All rules of a draft
+# length share the target's context and the draft model's; only the rule is exchanged. Latency is
+# wall time a token, prompts included (a sequential cascade may spare the target even those), over
+# that of plain decoding in the same repetition.
+
 
 PLAIN_TARGET, PLAIN_SMALL, ORACLE = "plain target", "plain small", "oracle-cascade"
 _ORACLE_LAW = "cascade-diff"
@@ -48,7 +49,7 @@ def with_alphas(rules: Sequence[str], alphas: Sequence[float]) -> tuple[str, ...
     """Return the rules with each alpha, those without an alpha or with options of their own once.
 
     A distance of BiLD is that of a token of probability 1 - alpha: rollback = -log(1 - alpha).
-    Raises `OptionError` for what is no rule, or an alpha outside the range of one.
+    Raises `OptionError` for an unknown rule, or an alpha outside the range of one.
     """
     found: list[str] = []
     for text in rules:
@@ -66,11 +67,11 @@ def with_alphas(rules: Sequence[str], alphas: Sequence[float]) -> tuple[str, ...
 
 @dataclass(frozen=True, slots=True)
 class CascadeBench:
-    """What to compare: `rules`, as `--accept` names them, for all of `params` and draft `lengths`.
+    """The settings: `rules`, by their names for `--accept`, for all `params` and draft `lengths`.
 
-    `target` is what is timed; `teacher` what is read along texts, which may be cheaper where the
-    target was padded and says the same. `small` drafts, and answers alone. Every repetition answers
-    all `examples` with the seed of `params` plus its number. `as_chat` is that of `prompt_ids`.
+    `target` is timed; `teacher` is read along texts, and may be a cheaper file if the target was
+    padded and has the same output. `small` drafts, and answers alone. Every repetition answers all
+    `examples` with the seed of `params` plus its number. `as_chat` is that of `prompt_ids`.
     """
 
     target: Path
@@ -104,10 +105,10 @@ class CascadePoint:
     """One rule at one setting. Spreads are over repetitions, of `cross_entropy` over texts.
 
     `method` is the rule without its parameters, or plain decoding of one model. `latency` is
-    seconds a token relative to the plain target's, `speed_up` its inverse; None where nothing ran.
+    seconds a token relative to the plain target's, `speed_up` its inverse; None if nothing ran.
     `rejection_rate` is rejected over tested drafts. `exact_match`, `rouge_2` and `bleu` are of the
     answers, None without references; `cross_entropy`, `expected_accuracy` and `deferral_rate` of
-    the rule's law along the references (see `TeacherForced`), None where no law is stated for a
+    the rule's law along the references (see `TeacherForced`), None if no law is stated for a
     place. `total_variation` and `changed_share` are those of the answers' statistics.
     """
 
@@ -136,12 +137,12 @@ class CascadePoint:
     changed_share: float | None
 
     def quality(self, metric: Metric) -> float | None:
-        """Return a measure of quality; None where it was not measured, or has no finite value."""
+        """Return a measure of quality; None if it was not measured, or has no finite value."""
         value: Spread | float | None = getattr(self, metric)
         return value.mean if isinstance(value, Spread) else value
 
     def doubt(self, metric: Metric) -> float:
-        """Return the standard error of a measure, 0 where it was measured once.
+        """Return the standard error of a measure, 0 if it was measured once.
 
         Of a cross-entropy it is that of its excess over the plain target's on the same texts.
         """
@@ -152,7 +153,7 @@ class CascadePoint:
 
 @dataclass(frozen=True, slots=True)
 class _Runner:
-    """What answers: one runtime, for each rule in turn; a plain model has no rule."""
+    """The runtime that answers, for each rule in turn; a plain model has no rule."""
 
     method: str
     rule: str
@@ -180,7 +181,7 @@ class CascadeResults:
 
 
 Progress = Callable[[int, int, str], None]
-"""Called with the answers given so far, those in all, and what is measured now."""
+"""Called with the answers given so far, those in all, and the current measurement."""
 
 
 def measure_cascades(
@@ -259,7 +260,7 @@ def _open(bench: CascadeBench, stack: ExitStack) -> list[_Runner]:
     return runners
 
 
-# -- what was measured -----------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 def _points(
@@ -284,8 +285,8 @@ def _points(
 
 
 def _oracle(point: CascadePoint) -> CascadePoint:
-    """Return what an oracle cascade (algorithm 3) has of a speculative one that defers alike: its
-    law. Nobody can run it without asking the target everywhere, so it has no latency."""
+    """Return the figures that an oracle cascade (algorithm 3) shares with a speculative one of the
+    same deferral: its law. It would need the target at every position, so it has no latency."""
     return replace(
         point,
         method=ORACLE,
@@ -353,7 +354,7 @@ def _seconds_per_token(said: Sequence[GenerationResult]) -> float:
 
 
 def _rejection_rate(results: Sequence[GenerationResult], rule: object) -> float | None:
-    """Return rejected over tested drafts; None where nothing was tested."""
+    """Return rejected over tested drafts; None if nothing was tested."""
     if isinstance(rule, SequentialCascade):
         return None
     tested = accepted = 0.0
@@ -373,3 +374,112 @@ def _spread(values: Sequence[float]) -> Spread | None:
 
 def _mean(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None
+
+
+# == Best points: the fastest at the target's quality, the best at its latency =====================
+#
+# The table of the paper's section 6 (Narasimhan et al. 2024, table 2): of each method's points, one
+# for each alpha, the fastest that is as good as the plain target, and the best that is as fast.
+
+
+@dataclass(frozen=True, slots=True)
+class BestPoints:
+    """The best of a method's points at one setting, by one measure of quality.
+
+    `fastest` is the point of least latency among those whose quality is the target's, within two
+    standard errors of their difference; `best` that of best quality among those no slower. None
+    if there is no point. `over_exact` is the speed-up of `fastest` over exact speculation.
+    """
+
+    method: str
+    metric: Metric
+    temperature: float
+    top_p: float
+    draft_length: int
+    target_quality: float
+    fastest: CascadePoint | None
+    over_exact: float | None
+    best: CascadePoint | None
+
+
+def metric_of(points: Sequence[CascadePoint]) -> Metric:
+    """Return the measure of quality that points are compared by.
+
+    ROUGE-2 if there are references, else the cross-entropy of real text; if some law gives a
+    real token no chance, that is infinite, and its expected accuracy is taken.
+    """
+    if all(point.rouge_2 is not None for point in points):
+        return "rouge_2"
+    # Those that state a law for a place: the others have neither.
+    stated = [point for point in points if point.expected_accuracy is not None]
+    finite = all(point.cross_entropy is not None for point in stated)
+    return "cross_entropy" if finite else "expected_accuracy"
+
+
+def settings_of(points: Sequence[CascadePoint]) -> list[tuple[float, float, int]]:
+    """Return the settings (temperature, top-p, draft length) that were measured, in order."""
+    keys = (
+        (point.temperature, point.top_p, point.draft_length)
+        for point in points
+        if point.draft_length is not None
+    )
+    return list(dict.fromkeys(keys))
+
+
+def points_at(
+    points: Sequence[CascadePoint], setting: tuple[float, float, int]
+) -> list[CascadePoint]:
+    """Return the points of a setting, with those of plain models, which draft nothing."""
+    temperature, top_p, length = setting
+    return [
+        point
+        for point in points
+        if (point.temperature, point.top_p) == (temperature, top_p)
+        and point.draft_length in (None, length)
+    ]
+
+
+def best_points(points: Sequence[CascadePoint], metric: Metric | None = None) -> list[BestPoints]:
+    """Return the best points of each method at each setting, by a metric (None: `metric_of`)."""
+    found: list[BestPoints] = []
+    for setting in settings_of(points):
+        here = points_at(points, setting)
+        by = metric or metric_of(here)
+        target = next(point for point in here if point.method == PLAIN_TARGET)
+        exact = next(point for point in here if point.method == "exact")
+        wanted = target.quality(by)
+        if wanted is None:
+            continue
+        left_out = (PLAIN_TARGET, PLAIN_SMALL, ORACLE)
+        for method in dict.fromkeys(point.method for point in here):
+            if method not in left_out:
+                own = [point for point in here if point.method == method]
+                found.append(_best(own, setting, by, target, wanted, exact))
+    return found
+
+
+def _best(
+    own: Sequence[CascadePoint],
+    setting: tuple[float, float, int],
+    metric: Metric,
+    target: CascadePoint,
+    wanted: float,
+    exact: CascadePoint,
+) -> BestPoints:
+    sign = -1.0 if metric in LOWER_IS_BETTER else 1.0
+    known = [(point, sign * value) for point in own if (value := point.quality(metric)) is not None]
+    as_good = [
+        point
+        for point, value in known
+        if value >= sign * wanted - 2.0 * math.hypot(target.doubt(metric), point.doubt(metric))
+    ]
+    as_fast = [(point, value) for point, value in known if (point.speed_up or 0.0) >= 1.0]
+    fastest = max(as_good, key=lambda point: point.speed_up or 0.0, default=None)
+    best = max(as_fast, key=lambda pair: pair[1], default=(None, 0.0))[0]
+    over = None
+    if fastest is not None and fastest.speed_up and exact.speed_up:
+        over = fastest.speed_up / exact.speed_up
+    temperature, top_p, length = setting
+    return BestPoints(
+        own[0].method, metric, temperature, top_p, length, wanted, fastest, over, best
+    )

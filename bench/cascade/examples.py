@@ -1,4 +1,4 @@
-"""Examples for cascades: prompts with reference answers, or real text to continue."""
+"""Examples for cascades, and the quality of answers to them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.errors import FileMissingError, ModelError, OptionError
+from specrun.bindings.errors import FileMissingError, MissingPackageError, ModelError, OptionError
 from specrun.runtime.demo import demo_questions
+
+# == Examples: prompts with reference answers, or real text to continue ============================
+
 
 _PIECE = 1200  # characters of a text, about 300 tokens
 _PROMPT = 0.25  # the share of them that is given
@@ -17,8 +20,8 @@ _SHORTEST = 80
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt, and what came after it. An `is_answer` is what a model should say; other texts only
-    went on so, among many ways to go on, and tell by their probability alone."""
+    """A prompt, and the text after it. An `is_answer` is a model's right answer; other texts are
+    one of many continuations, and measure by their probability alone."""
 
     prompt: str
     reference: str
@@ -95,3 +98,47 @@ def _read(path: Path) -> str:
 def _spread(examples: Sequence[Example], count: int) -> tuple[Example, ...]:
     n = min(count, len(examples))
     return tuple(examples[index * len(examples) // n] for index in range(n))
+
+
+# == Quality of answers by their references: exact match, ROUGE-2, BLEU ============================
+#
+# rouge-score is the program of ROUGE's paper in Python, sacrebleu the usual program of BLEU; both
+# are in the extra "bench".
+
+
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """Of some answers: the share that is the reference, ROUGE-2's mean F1 (0 to 1), and BLEU.
+
+    BLEU is sacrebleu's of the whole corpus, 0 to 100.
+    """
+
+    exact_match: float
+    rouge_2: float
+    bleu: float
+
+
+def check_packages() -> None:
+    """Raise before anything is measured if answers could not be scored."""
+    for module, package in (("rouge_score", "rouge-score"), ("sacrebleu", "sacrebleu")):
+        try:
+            __import__(module)
+        except ImportError as error:
+            raise MissingPackageError("scoring answers", package, "bench") from error
+
+
+def quality_of(answers: Sequence[str], references: Sequence[str]) -> Quality:
+    """Score answers, each against its reference; blanks around them do not count."""
+    import sacrebleu
+    from rouge_score.rouge_scorer import RougeScorer
+
+    said = [answer.strip() for answer in answers]
+    wanted = [reference.strip() for reference in references]
+    pairs = list(zip(said, wanted, strict=True))
+    scorer = RougeScorer(["rouge2"], use_stemmer=False)
+    rouge = [scorer.score(reference, answer)["rouge2"].fmeasure for answer, reference in pairs]
+    return Quality(
+        exact_match=sum(answer == reference for answer, reference in pairs) / len(pairs),
+        rouge_2=float(sum(rouge)) / len(pairs),
+        bleu=float(sacrebleu.corpus_bleu(said, [wanted]).score),
+    )

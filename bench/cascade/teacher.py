@@ -1,8 +1,8 @@
 """Laws of cascades along known texts: cross-entropy, deferral, rejection, without drawing anything.
 
 Teacher forcing: at every place of a text both models are read after the real tokens before it, and
-a rule's law pi is asked for the token that came. The log-probability of what a cascade says itself
-would tell nothing: repetition is always likely.
+a rule's law pi is taken for the token that came. The log-probability of a cascade's own text
+would mean nothing: repetition is always likely.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bench.models.model_comparison import ROWS_AT_ONCE, Chunk, scored_logits
+from specrun.bench.model_comparison import ROWS_AT_ONCE, Chunk, scored_logits
 from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -31,20 +31,20 @@ from specrun.runtime.acceptance import (
 )
 from specrun.runtime.laws import Law, Logits, SamplingParams, transformed_law
 
-_SAME = 1e-9  # laws that are no further apart agree: whose token it is cannot be told
+_SAME = 1e-9  # laws that are no further apart agree: neither model's token
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherForced:
-    """What a rule's law pi is along texts.
+    """Measures of a rule's law pi along texts.
 
     `cross_entropy` is -log pi of the real tokens in nats a token, its spread over texts; None where
-    a text holds a token that pi never says; `excess` is what of it the first of the laws does not
-    have, text by text. `expected_accuracy` is the mean of pi of the real
-    tokens: at temperature 0 the share of tokens that are foretold. `deferral_rate` is, of the
-    places where both models' laws differ, the share where pi is the target's; where it is neither,
-    how far it lies from the drafter's on the way to the target's, by total variation.
-    `rejection_rate` is TV(pi, S(q)), the chance that a drawn draft is rejected (lemma 3).
+    a text holds a token with pi 0; `excess` is its difference to the first of the laws, text by
+    text. `expected_accuracy` is the mean of pi of the real tokens: at temperature 0 the share of
+    tokens that are foretold. `deferral_rate` is, of the places where both models' laws differ, the
+    share where pi is the target's; a pi between the two counts by its way from the drafter's, by
+    total variation. `rejection_rate` is TV(pi, S(q)), the chance that a drawn draft is rejected
+    (lemma 3).
     """
 
     n_tokens: int
@@ -62,7 +62,7 @@ StatedLaw = Callable[[LawPair], Law]
 def stated_law(rule: Rule | SequentialCascade) -> StatedLaw | None:
     """Return the law that a rule states for a place; None if it states none for a place alone."""
     if isinstance(rule, PairRule):
-        # Where a draft would have ended for want of certainty, the target speaks.
+        # If a draft would have ended for want of certainty, the target's law counts.
         return lambda pair: (
             pair.target if largest(pair.raw_draft) < rule.fallback else rule.law(pair)
         )
@@ -134,7 +134,7 @@ class Teacher:
     def force(
         self, laws: Sequence[StatedLaw | None], params: SamplingParams
     ) -> list[TeacherForced | None]:
-        """Return what each law is along all texts, by the settings of sampling."""
+        """Return the measures of each law along all texts, by the settings of sampling."""
         sums = [None if law is None else _Sums() for law in laws]
         for places in self._texts:
             for place in places:
@@ -161,7 +161,7 @@ def _read(contexts: Sequence[Context], tokens: list[int], n_prompt: int) -> Iter
 
 
 class _Sums:
-    """Adds up what one law is along texts."""
+    """Adds up the measures of one law along texts."""
 
     def __init__(self) -> None:
         self.surprises: list[float] = []  # of each text, in nats a token

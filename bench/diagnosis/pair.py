@@ -11,22 +11,18 @@ from typing import Any
 from specrun.bench.diagnosis.curve_beside import CurveBeside
 from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
 from specrun.bench.diagnosis.work import work_of
-from specrun.bench.drafters.answers import Arm
+from specrun.bench.drafters.comparison import Arm
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import interleaved, ratio_of
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.machine.placement import placing
-from specrun.runtime.engine import Runtime, RuntimeOptions, parse_options
+from specrun.runtime.engine import Runtime, parse_options
 from specrun.runtime.language import parse_expression
 from specrun.runtime.laws import SamplingParams
-from specrun.runtime.memory import layers_here
 from specrun.runtime.planning import (
-    CostCurve,
-    load_curve,
-    measure_target_costs,
     mixture,
-    save_curve,
+    target_curve,
 )
 from specrun.runtime.round import GenerationResult
 
@@ -72,9 +68,16 @@ def diagnose_pair(
 
     Raises as `Runtime` does, and SpecrunError where the target answers nothing.
     """
-    curve = target_curve(
-        options.target, parse_options(dict(options.options)), options.curve_seconds, progress
-    )
+    opening = parse_options(dict(options.options))
+    with placing(opening.placement):
+        curve = target_curve(
+            options.target,
+            opening.context,
+            n_gpu_layers=opening.n_gpu_layers,
+            seconds=options.curve_seconds,
+            use_mmap=opening.use_mmap,
+            progress=lambda share: progress("measuring what evaluations cost", 0.3 * share),
+        )
     plain = {name: value for name, value in options.options.items() if name != "accept"}
     with ExitStack() as stack:
         arms = []
@@ -132,24 +135,3 @@ def _speed_up(
         for answers in results
     ]
     return ratio_of(speeds[1], speeds[0]).value
-
-
-def target_curve(
-    target: Path, options: RuntimeOptions, seconds: float, progress: Progress
-) -> CostCurve:
-    """Return the curve that was measured with these settings, or measure and keep it."""
-    with placing(options.placement):
-        layers, _ = layers_here(target, options.context, options.n_gpu_layers)
-        curve = load_curve(target, options.context, layers)
-        if curve is not None:
-            return curve
-        curve = measure_target_costs(
-            target,
-            options.context,
-            n_gpu_layers=options.n_gpu_layers,
-            seconds=seconds,
-            use_mmap=options.use_mmap,
-            progress=lambda share: progress("measuring what evaluations cost", 0.3 * share),
-        )
-        save_curve(curve, target, options.context, layers)
-        return curve

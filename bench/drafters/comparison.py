@@ -1,33 +1,195 @@
-"""Drafters against plain decoding: same target, prompts and process, measured in turn.
-
-What is timed is generation as a user gets it: evaluation, drafting, sampling, verification and
-text; without the prompt, which all arms have to evaluate alike.
-"""
+"""Drafters against plain decoding: same target, prompts and process, measured in turn."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from specrun.bench.diagnosis.diagnosis import diagnose
 from specrun.bench.diagnosis.work import work_of
-from specrun.bench.drafters.answers import Answers, Arm
-from specrun.bench.drafters.prompts import Prompt
+from specrun.bench.drafters.prompts import Prompt, as_text
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.machine.devices import devices
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import SequentialCascade, build_rule
-from specrun.runtime.engine import Runtime
-from specrun.runtime.language import Expression, parse_expression
+from specrun.runtime.engine import Engine, Runtime
+from specrun.runtime.language import Expression, parse_expression, short_label
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.planning import CostCurve, load_curve, mixture
-from specrun.runtime.round import common_prefix
+from specrun.runtime.round import Drafter, GenerationResult, SpecStats, common_prefix
 from specrun.runtime.tuning import measure_alpha, require_law
+
+# == Answers of a runtime to the prompts of a comparison, with their tokens and seconds ============
+#
+# One arm of a comparison is one runtime; its answers of one repetition are added up in `Answers`.
+
+
+class Arm:
+    """A runtime with the prompts tokenized; `as_chat` is that of `prompt_ids`.
+
+    It drafts with `drafter`, None: with the runtime's own. The caller closes it.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        prompts: Sequence[Prompt],
+        as_chat: bool | None,
+        drafter: Drafter | None = None,
+    ) -> None:
+        self.runtime, self._drafter = runtime, drafter
+        self.label = short_label(parse_expression(runtime.drafter))
+        self._prompts = [prompt_ids(runtime, prompt, as_chat) for prompt in prompts]
+
+    @property
+    def prompts(self) -> Sequence[Sequence[int]]:
+        """The prompts' tokens."""
+        return self._prompts
+
+    @property
+    def prompt_tokens(self) -> float:
+        """The mean length of a prompt in tokens."""
+        return sum(map(len, self._prompts)) / len(self._prompts)
+
+    def with_answer(self, number: int, answer: str) -> tuple[list[int], int]:
+        """Return a prompt's tokens with those of an answer, and how many are the prompt's."""
+        prompt = self._prompts[number]
+        said = self.runtime.vocabulary.tokenize(answer, add_special=False)
+        return [*prompt, *said], len(prompt)
+
+    def answer(
+        self, number: int, params: SamplingParams, max_tokens: int, *, seed: int
+    ) -> GenerationResult:
+        """Answer one prompt from an empty cache, so that no arm profits from earlier prompts."""
+        self.runtime.session.forget()
+        if self._drafter is not None:
+            self.runtime.session.draft_with(self._drafter)
+        return self.runtime.generate(
+            self._prompts[number], params.replace(seed=seed), max_tokens=max_tokens
+        )
+
+
+class Answers:
+    """Some answers and their sums."""
+
+    def __init__(self) -> None:
+        self._results: list[GenerationResult] = []
+        self.tokens = self.rounds = self.drafted = self.accepted = 0
+        self.decoding_s = self.overhead_s = 0.0
+
+    def add(self, result: GenerationResult) -> None:
+        """Add an answer; raises SpecrunError if it has no tokens that were timed."""
+        stats, n = result.stats, len(result.token_ids)
+        if not n or not stats.tokens_per_second:
+            raise SpecrunError(
+                "an answer without tokens cannot be timed: is the context (-c) long enough?"
+            )
+        self._results.append(result)
+        self.tokens += n
+        self.rounds += stats.rounds
+        self.drafted += stats.drafted
+        self.accepted += stats.accepted
+        self.decoding_s += n / stats.tokens_per_second
+        self.overhead_s += stats.overhead_s
+
+    @staticmethod
+    def together(several: Sequence[Answers]) -> Answers:
+        """Return the answers of several repetitions as one."""
+        total = Answers()
+        for answers in several:
+            for result in answers._results:
+                total.add(result)
+        return total
+
+    @property
+    def token_ids(self) -> list[list[int]]:
+        """The tokens of each answer."""
+        return [result.token_ids for result in self._results]
+
+    @property
+    def results(self) -> tuple[GenerationResult, ...]:
+        """The answers themselves."""
+        return tuple(self._results)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens over the time from the prompt's end to the answers' ends."""
+        return self.tokens / self.decoding_s
+
+    @property
+    def time_to_first_token_s(self) -> float:
+        """The mean time to the first token."""
+        times = [stats.time_to_first_token_s or 0.0 for stats in self._stats()]
+        return sum(times) / len(times)
+
+    def acceptance_by_position(self) -> tuple[float, ...]:
+        """Return the share of rounds that kept a token, by depth; answers weigh by their rounds."""
+        return _mean_by_depth(
+            [(share, stats.rounds) for share in stats.acceptance_by_position]
+            for stats in self._stats()
+        )[0]
+
+    def acceptance_given_prefix(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Return the share of tests that kept a token, by depth, and the number of tests.
+
+        A depth is tested in the rounds that kept all tokens above it.
+        """
+        return _mean_by_depth(
+            zip(stats.acceptance_given_prefix, stats.tested_by_position, strict=True)
+            for stats in self._stats()
+        )
+
+    def departures(self) -> tuple[float, float] | None:
+        """Return mean total variation and share of changed tokens; None under an exact rule."""
+        sums = [0.0, 0.0]
+        for result in self._results:
+            stats, n = result.stats, len(result.token_ids)
+            if stats.total_variation is None or stats.changed_share is None:
+                return None
+            sums[0] += n * stats.total_variation
+            sums[1] += n * stats.changed_share
+        return sums[0] / self.tokens, sums[1] / self.tokens
+
+    def _stats(self) -> Iterator[SpecStats]:
+        return (result.stats for result in self._results)
+
+
+def _mean_by_depth(
+    answers: Iterable[Iterable[tuple[float, int]]],
+) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    """Return mean shares by depth, and their weights, of answers that give (share, weight).
+
+    An answer that did not go as deep as others has no weight there.
+    """
+    depths = list(zip_longest(*answers, fillvalue=(0.0, 0)))
+    weights = tuple(sum(weight for _, weight in depth) for depth in depths)
+    sums = [sum(share * weight for share, weight in depth) for depth in depths]
+    return tuple(kept / weight for kept, weight in zip(sums, weights, strict=True)), weights
+
+
+def prompt_ids(runtime: Runtime | Engine, prompt: Prompt, as_chat: bool | None) -> list[int]:
+    """Return the tokens of a prompt, with `as_chat` as the model's chat template renders it.
+
+    None means True for models that have a chat template.
+    """
+    if runtime.model.chat_template is not None if as_chat is None else as_chat:
+        return runtime.chat_prompt(
+            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        )
+    return runtime.vocabulary.tokenize(prompt if isinstance(prompt, str) else as_text(prompt))
+
+
+# == The comparison ================================================================================
+#
+# The time is that of generation as a user gets it: evaluation, drafting, sampling, verification and
+# text; without the prompt, which all arms have to evaluate alike.
+
 
 PLAIN, EXACT = "none", "exact"
 _WARM_UP_TOKENS = 16
@@ -35,14 +197,14 @@ _WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class DrafterBench:
-    """What to compare: `drafters` against plain decoding, for all of `params` (one a temperature).
+    """The settings: `drafters` against plain decoding, for all `params` (one a temperature).
 
     `drafters` are expressions of the drafter language, with their files; each runs with all
     acceptance `rules`. Every repetition answers all prompts, with the seed of `params` plus the
-    number of the repetition. `as_chat` None asks models with a chat template in a conversation and
-    lets others continue the text. `options` are those of `Runtime`. `workload` says what the
-    prompts are and what the drafters know of their answers. With `alpha` all prompts are answered
-    once more, untimed, for the mean of sum min(p, q).
+    number of the repetition. `as_chat` None puts prompts into a conversation for models with a chat
+    template and lets others continue the text. `options` are those of `Runtime`. `workload` is the
+    kind of prompts, and the drafters' knowledge of their answers. With `alpha` all prompts are
+    answered once more, untimed, for the mean of sum min(p, q).
     """
 
     target: Path
@@ -105,8 +267,8 @@ class DrafterResult:
     distribution. `acceptance_given_prefix[n]` is the acceptance at depth n + 1 of the
     `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha. Under rules that
     are not exact `total_variation` and `changed_share` are those of `SpecStats`. `alpha` is the
-    mean of sum min(p, q), None where it was not asked for or a drafter has no law. `reason` says
-    what costs most where drafting does not pay, if the target's cost curve was measured before.
+    mean of sum min(p, q), None if it was not measured or a drafter has no law. `reason` is the
+    largest cost if drafting does not pay, if the target's cost curve was measured before.
     """
 
     target: TargetFacts
@@ -139,14 +301,14 @@ class DrafterResult:
 
     @property
     def label(self) -> str:
-        """The drafter, and the acceptance rule where it is not the usual one."""
+        """The drafter, and the acceptance rule if it is not the usual one."""
         if self.rule == EXACT:
             return self.drafter
         return f"{self.drafter}, {'' if self.exact else 'not exact: '}{self.rule}"
 
     @property
     def advice(self) -> str | None:
-        """What to do if drafting did not pay; None if it did."""
+        """The advice if drafting did not pay; None if it did."""
         if self.speed_up is None or self.speed_up.value >= 1.0:
             return None
         slower = (
@@ -159,7 +321,7 @@ class DrafterResult:
 
 
 Progress = Callable[[int, int, str], None]
-"""Called with the answers given so far, those in all, and what is measured now."""
+"""Called with the answers given so far, those in all, and the current measurement."""
 
 
 def measure_drafters(
@@ -289,7 +451,7 @@ def _result(
 
 
 def _stored_curve(runtime: Runtime) -> CostCurve | None:
-    """Return the target's curve, where it was measured with these settings."""
+    """Return the target's curve, if it was measured with these settings."""
     model = runtime.model
     return load_curve(model.path, runtime.options.context, model.n_gpu_layers)
 
@@ -301,7 +463,7 @@ def _reason(
     plain: Sequence[Answers],
     curve: CostCurve,
 ) -> str | None:
-    """Return what stands in the way of a drafter that does not pay."""
+    """Return the reason why a drafter does not pay."""
     works = [work_of(result for run in runs for result in run.results) for runs in (plain, own)]
     experts = mixture(arm.runtime.model.header)
     found = diagnose(arm.label, params.temperature, works[0], works[1], curve, mixture=experts)
@@ -315,7 +477,7 @@ def _compare(own: Answers, plain: Answers) -> TextComparison:
 
 
 def target_facts(model: Model) -> TargetFacts:
-    """Return what a table says of a target."""
+    """Return a target's facts for tables."""
     gpus = [device.name for device in devices() if device.kind in ("gpu", "igpu")]
     return TargetFacts(
         model=model.path.name,

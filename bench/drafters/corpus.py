@@ -1,25 +1,34 @@
-"""The corpus of the demo family: the standard library's public names that have a docstring.
-
-An entry is a name and the first sentence of its docstring, the one fact that the demo family learns
-by heart. Python sources are read with `ast`; what is written in C, builtins and extension modules,
-is read from the running interpreter. A name is called by the package that re-exports it:
-json.JSONDecoder is defined in json.decoder.
-"""
+"""The corpus of the demo family: the standard library's docstrings, as facts and as a text."""
 
 from __future__ import annotations
 
 import ast
 import importlib
 import inspect
+import json
 import re
 import sysconfig
+import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
-from typing import Final
+from typing import Final, Literal
+
+from specrun.bindings.models.model import Model
+from specrun.runtime.demo import demo_questions
+from specrun.runtime.drafters.retrieval import build_store
+
+# == Facts: the public names that have a docstring =================================================
+#
+# An entry is a name and the first sentence of its docstring, the one fact that the demo family
+# learns by heart. Python sources are read with `ast`; builtins and extension modules, which are
+# written in C, are read from the running interpreter. A name is called by the package that
+# re-exports it: json.JSONDecoder is defined in json.decoder.
+
 
 MAX_SENTENCE = 200
 """Longest sentence kept, in characters: long ones cost tokens and rarely answer well."""
@@ -38,7 +47,7 @@ _WORD = re.compile(r"[A-Za-z]{2,}")
 
 
 def first_sentence(doc: str | None) -> str | None:
-    """Return the first sentence of `doc`, its white space collapsed; None where there is no prose.
+    """Return the first sentence of `doc`, its white space collapsed; None if there is no prose.
 
     Signature lines, which older C docstrings begin with, are skipped; so are sentences that are
     longer than MAX_SENTENCE characters, announce a list, or are not prose at all.
@@ -123,7 +132,7 @@ def native_entries() -> Iterator[NativeName]:
     """Yield (name, kind, signature, docstring) of public C names, in a fixed order."""
     for module_name in NATIVE_MODULES:
         try:
-            with warnings.catch_warnings():  # some are deprecated: still documented and asked for
+            with warnings.catch_warnings():  # some are deprecated, but documented
                 warnings.simplefilter("ignore", DeprecationWarning)
                 module = importlib.import_module(module_name)
         except ImportError:  # an interpreter built without this extension
@@ -214,7 +223,7 @@ SKIPPED_PACKAGES = frozenset((
     "pydoc_data", "site-packages", "config", "__phello__", "this", "antigravity", "ntpath",
     "nturl2path", "genericpath", "encodings", "tix", "pydoc", "expatbuilder", "ast",
 ))  # fmt: skip
-"""Not asked for: tests, retired packages, generated tables, jokes, the other os.path."""
+"""Left out: tests, retired packages, generated tables, jokes, the other os.path."""
 
 QUESTION = "What does {} do?"
 """The question about a name that the embedded family was taught most often."""
@@ -225,7 +234,7 @@ _MAX_SIGNATURE = 120
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A public "module", "class", "function" or "method"; its `sentence` is what is learnt."""
+    """A public "module", "class", "function" or "method"; its `sentence` is the fact to learn."""
 
     name: str
     kind: str
@@ -304,3 +313,68 @@ def _entry(name: str, kind: str, node: ast.Module | _Definition) -> Iterator[Ent
 def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
     text = f"{node.name}({ast.unparse(node.args)})"
     return text if len(text) <= _MAX_SIGNATURE else None
+
+
+# == The docstrings as a text, and a temporary datastore of them for REST ==========================
+#
+# The embedded demo's questions are about them. Paragraphs are unwrapped, as in rendered
+# documentation; above a docstring is the name that it documents.
+
+
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+DocumentationKind = Literal["all", "disjoint"]
+
+
+@contextmanager
+def documentation_store(
+    target: Path, kind: DocumentationKind, *, progress: Callable[[str], None] = lambda _: None
+) -> Iterator[Path]:
+    """Yield a datastore for `target`'s vocabulary; "disjoint" leaves out texts with an answer."""
+    lines = demo_questions().read_text(encoding="utf-8").splitlines()
+    answers = [json.loads(line)["answer"] for line in lines] if kind == "disjoint" else []
+    with tempfile.TemporaryDirectory(prefix="specrun-bench-") as folder:
+        progress("reading the standard library's documentation")
+        text = Path(folder) / "documentation.txt"
+        text.write_text(documentation(answers), encoding="utf-8")
+        store = Path(folder) / f"{kind}.store"
+        progress("making a datastore of it")
+        with Model(target, vocab_only=True) as model:
+            build_store([text], model.vocabulary, store, model=target.name)
+        yield store
+
+
+def store_description(kind: DocumentationKind) -> str:
+    """Return the note for readers about the store."""
+    what = "rest retrieves from the docstrings of the standard library"
+    if kind == "disjoint":
+        return f"{what} without those that hold one of the answers (disjoint from the answers)"
+    return f"{what}, which the questions are about: the store holds the answers"
+
+
+def documentation(without: Sequence[str] = ()) -> str:
+    """Return all docstrings of this Python's standard library that hold no text of `without`."""
+    parts: dict[str, str] = {}
+    for name, doc in (*_of_files(), *((name, doc) for name, _, _, doc in native_entries())):
+        text = _unwrapped(doc)
+        if text and not any(excluded in text for excluded in without):
+            parts.setdefault(text, f"{name}\n{text}\n")
+    return "\n".join(parts.values())
+
+
+def _of_files() -> Iterator[tuple[str, str]]:
+    root = Path(sysconfig.get_path("stdlib"))
+    for path in sorted(root.rglob("*.py")):
+        parts = list(path.relative_to(root).with_suffix("").parts)
+        if any(part in SKIPPED_PACKAGES for part in parts):
+            continue
+        tree = ast.parse(path.read_bytes())
+        for node in ast.walk(tree):
+            if isinstance(node, _Documented) and (doc := ast.get_docstring(node)):
+                yield getattr(node, "name", ".".join(parts)), doc
+
+
+def _unwrapped(doc: str | None) -> str:
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(doc or ""))
+    return "\n".join(" ".join(paragraph.split()) for paragraph in paragraphs if paragraph.strip())

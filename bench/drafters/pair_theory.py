@@ -1,4 +1,4 @@
-"""Measures what the formulas need of drafters: alpha on the target's answers, c, and what is read.
+"""Inputs of the formulas, measured: alpha on the target's answers, c, and the bytes that are read.
 
 alpha and c are those of drafts as they are made (`runtime/tuning/acceptance.py`), T(n) is measured
 once for the target, operations and bytes are counted from the files.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bench.drafters.answers import prompt_ids
+from specrun.bench.drafters.comparison import prompt_ids
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -39,7 +39,8 @@ class TheoryMeasurement:
     """Which drafters (expressions with their files) are measured, on whose answers.
 
     `params` are one setting a temperature. `curve` None measures T(n) in about `seconds`. `cached`
-    tokens are read besides the weights, by target and formula. `options` are those of `Runtime`.
+    tokens are read in addition to the weights, by target and formula. `options` are those of
+    `Runtime`.
     """
 
     target: Path
@@ -55,7 +56,7 @@ class TheoryMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredChain:
-    """A drafter at one temperature: what was measured, and what the formulas are given."""
+    """A drafter at one temperature: its measures, and the inputs of the formulas."""
 
     drafter: str
     temperature: float
@@ -66,7 +67,7 @@ class MeasuredChain:
 def measure_theory(
     measurement: TheoryMeasurement, progress: Progress = lambda _what, _share: None
 ) -> list[MeasuredChain]:
-    """Return what is measured, drafter by drafter; raises as `measure_alpha` and `Runtime`."""
+    """Return the measures, drafter by drafter; raises as `measure_alpha` and `Runtime`."""
     chains: list[MeasuredChain] = []
     curve, steps = measurement.curve, len(measurement.drafters) * len(measurement.params)
     for drafter in measurement.drafters:
@@ -124,7 +125,7 @@ def given_inputs(
     target: MemoryTraffic | None = None,
     cached: int = 0,
 ) -> ChainInputs:
-    """Return the inputs of numbers that are given; of a target's file, too, what is read.
+    """Return the inputs for given numbers; with a target's file, its bytes too.
 
     The drafter then reads that part of the target which its operations are.
     """

@@ -1,7 +1,7 @@
 """Prompts that drafters are compared on: files of questions, and workloads that repeat or edit.
 
 Earlier answers of a workload are those of the question file, which the embedded demo gives almost
-always; for other models they are what somebody said before. Every conversation can be lengthened by
+always; for other models they are another assistant's. Every conversation can be lengthened by
 earlier questions and answers.
 """
 
@@ -34,7 +34,7 @@ GENERAL_PROMPTS = (
     "Write a Python function that merges two sorted lists, with comments.",
     "List the planets of the solar system with one sentence about each.",
 )
-"""Where no prompt is given: an explanation, a story, code and facts, as people ask for them."""
+"""The default prompts: an explanation, a story, code and facts, as people write them."""
 
 _KEYS = ("prompt", "question", "text")
 _ALIKE = 0.8  # difflib's ratio from which a sentence is an edit of another
@@ -97,7 +97,7 @@ class _Pair:
 
 
 _Start = tuple[list[_Pair], str]
-"""What was asked and answered before, and the question."""
+"""Earlier questions with their answers, and the question."""
 
 
 def demo_workload(

@@ -1,1 +1,1 @@
-"""`specrun prove`: whether the text of this pair, on this machine, is what it has to be."""
+"""`specrun prove`: checks that the text of this pair, on this machine, is the target's own."""

@@ -1,6 +1,6 @@
 """Faults that may meet an answer while it is made, and how the answer ends then.
 
-What a fault leaves open is drawn from a generator, so that a failure can be repeated: an interrupt
+The place of a fault is drawn from a generator, so that a failure can be repeated: an interrupt
 comes at a counted line of Python, a failed evaluation at a counted call.
 """
 
@@ -20,7 +20,7 @@ from specrun.runtime.engine import GenerationStream, Runtime
 
 Fault = Literal["none", "cancelled", "dropped", "interrupted", "decode failed", "asked", "closed"]
 """none; the stream is closed or dropped; Ctrl-C; llama.cpp reports a failure; a second answer is
-asked for meanwhile; the runtime is closed."""
+requested meanwhile; the runtime is closed."""
 
 _CODES = (1, 2, -1, -2, -3)  # no slot, aborted, an invalid batch, no memory, a failed computation
 _LINES = 6000  # about as many are executed for an answer
@@ -36,7 +36,7 @@ def take_answer(
 ) -> bool:
     """Iterate over an answer that meets a fault; return whether it came to its own end.
 
-    Raises what no fault explains.
+    Raises errors that no fault explains.
     """
     if fault == "interrupted":
         try:
@@ -56,7 +56,7 @@ def take_answer(
 
 
 def _take_until(runtime: Runtime, stream: GenerationStream, fault: Fault, n_tokens: int) -> bool:
-    """Iterate, and do what the fault names at a token, if the answer gets there."""
+    """Iterate, and cause the fault at its token, if the answer gets there."""
     for index, _ in enumerate(stream):
         if index != n_tokens or fault == "none":
             continue

@@ -141,7 +141,7 @@ class Round(NamedTuple):
 
 
 Draft = Callable[[CachedText, Sequence[int]], tuple[DraftTree, Sequence[int]]]
-"""Returns a tree for what comes of a text, and the path of it that is to be kept."""
+"""Returns a tree for the next tokens of a text, and the path of it that is to be kept."""
 
 
 def force(
@@ -149,12 +149,12 @@ def force(
 ) -> Iterator[Logits | None]:
     """Yield the row that decides each token, valid until the next; None: an evaluation is due.
 
-    What `text` held before is dropped from the target.
+    The earlier content of `text` is dropped from the target.
     """
     target.rewind(text, 0)
     text.tokens = list(forced.prompt)
     target.prefill(text, len(text.tokens) - 1)
-    evaluator: Target = target  # a slot has no rows before the others asked, too
+    evaluator: Target = target  # a slot has no rows before the others' requests, too
     done = 0
     while done < len(forced.coming):
         tree, path = draft(text, forced.coming[done:])
@@ -167,19 +167,19 @@ def force(
 
 
 def n_uncached(text: CachedText) -> int:
-    """Return how many tokens of a text the next evaluation has beside the drafts."""
+    """Return how many tokens of a text the next evaluation has in addition to the drafts."""
     return len(text.tokens) - text.n_cached
 
 
 class TreeDrafts:
-    """Random trees that hold some of what comes; notes the rounds that they make."""
+    """Random trees that hold some of the next tokens; notes the rounds that they make."""
 
     def __init__(self, drafter: ForkingDrafter) -> None:
         self._drafter = drafter
         self.rounds: list[Round] = []
 
     def __call__(self, text: CachedText, coming: Sequence[int]) -> tuple[DraftTree, list[int]]:
-        """Return a tree, and the path of it that holds most of what comes but its last token."""
+        """Return a tree, and the path of it that holds most of the next tokens but the last."""
         most, right = self._drafter.max_nodes, coming[:-1]
         tree = self._drafter.tree(most, most, right)
         path, node = list[int](), ROOT
@@ -193,7 +193,7 @@ class TreeDrafts:
 
 
 def chain_drafts(rounds: Iterable[Round], source: random.Random, n_vocab: int) -> Draft:
-    """Return drafts that make these rounds of chains: what is kept is right, the rest random."""
+    """Return drafts that make these rounds of chains: kept tokens are right, the rest random."""
     waiting = iter(rounds)
 
     def draft(text: CachedText, coming: Sequence[int]) -> tuple[DraftTree, range]:
@@ -284,7 +284,7 @@ class Drift:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no row is off by more than the floor of what is told apart."""
+        """Whether no row is off by more than the floor of detectable errors."""
         return self.largest <= FLOOR
 
     def __str__(self) -> str:
@@ -314,12 +314,12 @@ class Excess(NamedTuple):
 def excess(ours: Drift, theirs: Drift, wrong: Drift, times: float = 1.0, *, quiet: bool) -> Excess:
     """Return by how much a drift exceeds `times` that of the same tokens in other rounds.
 
-    The bound of what is `quiet` is a floor, else sampling error. If both were noise of one size,
+    The bound of `quiet` rounds is a floor, else sampling error. If both were noise of one size,
     the difference of each half text would have either sign with the same probability, and the sum
     of such differences exceeds sqrt(2 ln(1/ALPHA)) times the root of the sum of their squares with
     a probability of at most ALPHA, however large they are (Hoeffding). Single tokens would not do:
-    what rounding did to one cell moves all later rows. Few texts have a large error; then the bound
-    is half of what a `wrong` cell makes, if that is far beyond noise.
+    the rounding of one cell moves all later rows. Few texts have a large error; then the bound
+    is half of the error of a `wrong` cell, if that is far beyond noise.
     """
     pairs = zip(ours.variations, theirs.variations, strict=True)
     apart = [sum(half) - times * sum(same) for half, same in pairs]
@@ -333,15 +333,15 @@ def excess(ours: Drift, theirs: Drift, wrong: Drift, times: float = 1.0, *, quie
     return Excess(mean, max(FLOOR, bound))
 
 
-# -- what is reported ------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """By how much some rounds exceed others of the same widths.
 
-    `problem` says what is wrong if that is more than noise, `texts` in which texts; `control` is by
-    how much a wrong cell exceeds the same others.
+    `problem` names the fault if that is more than noise, `texts` the texts that had it; `control`
+    is the amount by which a wrong cell exceeds the same others.
     """
 
     texts: str
@@ -356,7 +356,7 @@ class Finding:
 
 
 def report(check: Check, findings: Sequence[Finding]) -> Check:
-    """Return a check with what was found: its status, figures and control; notes before its own."""
+    """Return a check with its results: status, figures and control; notes before its own."""
     wrong = [each for each in findings if each.excess.is_seen]
     told = [each for each in findings if each.is_told]
     shown = max(wrong or told or findings, key=lambda each: each.excess.mean - each.excess.bound)

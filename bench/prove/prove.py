@@ -1,9 +1,9 @@
 """Proof: checks that a pair's text is the target's own, on the machine and with the options in use.
 
-What tests show of tiny models is shown of the user's: the rule by enumeration, rows after trees and
+Tests show it of tiny models, this of the user's: the rule by enumeration, rows after trees and
 of several conversations against those of chains, texts against plain decoding's, their law, and
-answers after faults. Every check has a control: something wrong that it would have seen, or else it
-says nothing and is left out.
+answers after faults. Every check has a control: an error that it would have seen. Without one it
+proves nothing and is left out.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specrun.bench.prove.cache import check_cache
-from specrun.bench.prove.conversations import check_conversations
+from specrun.bench.prove.cache import check_cache, check_conversations
 from specrun.bench.prove.rules import check_rule
 from specrun.bench.prove.setting import Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
-from specrun.bench.table import Table
+from specrun.bench.report import Table
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.runtime.engine import Runtime
 from specrun.runtime.laws import SamplingParams
@@ -37,7 +36,7 @@ class ProofOptions:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was checked. `width` is that of every evaluation, None where it is free."""
+    """The checks that ran. `width` is that of every evaluation, None if it is free."""
 
     target: str
     drafter: str
@@ -66,7 +65,7 @@ STEPS: tuple[tuple[str, Step], ...] = (
     ("law of texts", check_law),
     ("faults", check_faults),
 )
-"""In this order: what the cache's check measures bounds what the later ones allow."""
+"""In this order: the figures of the cache's check bound those of the later ones."""
 
 
 def prove(
@@ -76,7 +75,7 @@ def prove(
     progress: Callable[[str], None] = lambda _: None,
     steps: Sequence[tuple[str, Step]] = STEPS,
 ) -> Proof:
-    """Check a runtime that is open and idle; Ctrl-C ends that with what is known so far.
+    """Check a runtime that is open and idle; Ctrl-C ends that with the results so far.
 
     An error in a check is its failure: a sound pair raises none.
     """
@@ -92,7 +91,7 @@ def prove(
                 checks.append(step(setting))
             except UnsupportedModelError as error:  # recurrent targets that take no drafts at all
                 checks.append(Check(name, "left out", note=str(error)))
-            except Exception as error:  # whatever it is, it is what a proof is for
+            except Exception as error:  # any error is a finding of a proof
                 what = f"{type(error).__name__}: {error}"
                 checks.append(Check(name, "failed", note=what))
     except KeyboardInterrupt:
@@ -113,7 +112,7 @@ def prove(
 
 
 def proof_table(proofs: Sequence[Proof]) -> Table:
-    """Return the table of `specrun prove`, a row a check, and in words what each of them did."""
+    """Return the table of `specrun prove`, a row a check, and each check in words."""
     rows, notes = [], []
     for proof in proofs:
         width = "free" if proof.width is None else f"{proof.width} tokens"

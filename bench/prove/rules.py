@@ -1,56 +1,357 @@
 """Rules proven by enumeration: every outcome of small trees, with its exact probability.
 
-A noise source that branches replays a program under every script of decisions, so the law of what
-the program returns is computed and not sampled. Here the program drafts a small tree, lets the rule
-under test accept, and goes on from the target's own laws; what it emits must have their product.
-
-Laws are what the settings under test make of rows of logits, as in a round, and settings that cut
-nothing off are tried, too. The rule is the one that decides rounds: compiled, if it is there.
+A noise source that branches replays a program under every script of decisions, so the distribution
+of its results is computed and not sampled. The rule is the one that decides rounds: compiled, if it
+is there.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from itertools import product
+from typing import Literal
 
 import numpy as np
 
-from specrun.bench.prove.enumeration import (
-    SHAPES,
-    BranchingNoise,
-    Shape,
-    enumerate_law,
-    grow,
-)
-from specrun.bench.prove.pair_rules import check_pair_rule
 from specrun.bench.prove.setting import Check, Setting, judged
+from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,
     ExactRule,
     LawAt,
+    LawPair,
+    PairAt,
     PairRule,
+    RawLaw,
     SequentialCascade,
+    build_rule,
+    settle_point_masses,
+    total_variation,
 )
 from specrun.runtime.drafters.path_laws import PathLaws, grow_draft
 from specrun.runtime.laws import Law, Logits, NoiseSource, SamplingParams, transformed_law
 from specrun.runtime.laws.transform import row_cuts
 from specrun.runtime.laws.truncation import RowLaws
 from specrun.runtime.round import DraftRequest
-from specrun.runtime.trees import ROOT, DraftTree, parse_topology
+from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, most_likely, parse_topology
 
-_TOLERANCE = 1e-12
-_TOKENS = 3  # of an emitted text: drafts of depth 2, and the target's own
+# == Enumeration: the exact law of a program's result, and small trees of every kind ===============
+#
+# A noise source that branches replays a program under every script of decisions, so the exact law
+# of its result is computed and not sampled.
+
+
+Shape = Literal["chain", "siblings", "without replacement", "point masses", "mixed"]
+SHAPES: tuple[Shape, ...] = (
+    "chain",
+    "siblings",
+    "without replacement",
+    "point masses",
+    "mixed",
+)
+_WIDTHS: dict[Shape, tuple[int, int]] = {
+    "chain": (1, 1),
+    "siblings": (2, 1),
+    "without replacement": (2, 1),
+    "point masses": (2, 2),
+    "mixed": (2, 1),
+}
+
+
+class WentAnotherWay(SpecrunError):
+    """A program that was replayed did not decide as it had."""
+
+
+class BranchingNoise:
+    """Replays a script of decisions, then takes the first possible branch and notes the others.
+
+    `accept` and `choose` are the only sources of randomness in the shipped loop, so running it
+    under every script enumerates the law of its result.
+    """
+
+    def __init__(self, script: list[int]) -> None:
+        self._script = script
+        self.taken: list[tuple[int, int]] = []  # (branch, number of branches)
+        self.probability = 1.0
+
+    def seek(self, position: int) -> None:
+        """Positions only key seeded noise."""
+
+    def accept(self, probability: float) -> bool:
+        """Return each of both answers in turn, unless one is certain."""
+        if probability >= 1.0:
+            return True
+        if probability <= 0.0:
+            return False
+        return self._branch([probability, 1.0 - probability]) == 0
+
+    def choose(self, law: Law) -> int:
+        """Return each token of the law's support in turn."""
+        support = np.flatnonzero(law.probs)
+        index = int(support[self._branch([float(law.probs[place]) for place in support])])
+        return index if law.ids is None else int(law.ids[index])
+
+    def for_drafting(self, round_start: int) -> BranchingNoise:
+        """Return this source: drafts are enumerated with all else."""
+        return self
+
+    def _branch(self, probabilities: list[float]) -> int:
+        step = len(self.taken)
+        branch = self._script[step] if step < len(self._script) else 0
+        if branch >= len(probabilities):
+            raise WentAnotherWay("it must depend on nothing but the noise")
+        self.taken.append((branch, len(probabilities)))
+        self.probability *= probabilities[branch]
+        return branch
+
+
+def enumerate_law(program: Callable[[BranchingNoise], Hashable]) -> dict[Hashable, float]:
+    """Return the exact law of the result of `program`."""
+    law: dict[Hashable, float] = defaultdict(float)
+    script: list[int] = []
+    while True:
+        noise = BranchingNoise(script)
+        outcome = program(noise)
+        law[outcome] += noise.probability
+        taken = noise.taken
+        while taken and taken[-1][0] + 1 == taken[-1][1]:
+            taken.pop()
+        if not taken:
+            return dict(law)
+        script = [branch for branch, _ in taken[:-1]] + [taken[-1][0] + 1]
+
+
+def grow(
+    shape: Shape, law_after: Callable[[tuple[int, ...]], Law], noise: NoiseSource
+) -> DraftTree:
+    """Return a tree of depth 2 drawn from the draft laws; nothing but draws is random."""
+    tree = TreeBuilder()
+    parents: dict[int, tuple[int, ...]] = {ROOT: ()}
+    for width in _WIDTHS[shape]:
+        children: dict[int, tuple[int, ...]] = {}
+        for parent, text in parents.items():
+            law = law_after(text)
+            ranked = most_likely(law, width)
+            for rank in range(width):
+                if shape == "point masses" or (shape == "mixed" and rank == 0):
+                    if rank == len(ranked):  # the law has no more tokens
+                        break
+                    token, drawn_from = ranked[rank][0], None
+                else:
+                    token, drawn_from = noise.choose(law), law
+                children[tree.add(parent, token, drawn_from)] = (*text, token)
+                if shape == "without replacement" and drawn_from is not None:
+                    law = law.without(token)
+        parents = children
+    return tree.build()
+
+
+# == Rules that emit a stated law: they must emit pi, position by position =========================
+#
+# The emitted tokens must have the product of the rule's own pi, for random rows of a drafter
+# and a target, and for sampling settings from temperature 0 to a narrow top-p. A user's own rule
+# is proven by one call: `register_rule("mean", lambda q, p: (q + p) / 2)`, then
+# `prove_rule("mean").sound`.
+
+
+TOLERANCE = 1e-12
+_TOKENS = 3  # of an emitted text: drafts of depth 2, and the token after them
+_SEEN = 1e-3  # the least error of a wrong rule for which a check proves something
+_OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+_SETTINGS = (
+    _OPEN,
+    _OPEN.replace(temperature=0.5),
+    _OPEN.replace(top_p=0.8),
+    _OPEN.replace(temperature=2.0, top_k=2),
+    _OPEN.replace(temperature=0.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleProof:
+    """The result for a rule: the largest error of any text's probability, in so many laws.
+
+    `control` is the error of the wrong rule that draws the token after a rejection from the
+    rest of the target's law, and the one after a whole draft from that law itself. If pi is the
+    target's law everywhere, that rule is right.
+    """
+
+    rule: str
+    error: float
+    control: float
+    times: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether the rule emits its own law, to 1e-12, and a wrong one was seen not to."""
+        return self.error <= TOLERANCE and self.control > _SEEN
+
+
+def prove_rule(rule: str | PairRule, times: int = 50, seed: int = 0) -> RuleProof:
+    """Enumerate a rule over random laws, settings and trees; a name is a value of `--accept`.
+
+    Raises `OptionError` for an exact rule, and if a rule's function returns no law.
+    """
+    built = build_rule(rule) if isinstance(rule, str) else rule
+    if not isinstance(built, PairRule):
+        raise OptionError(f"{built.name} states no law of its own: `specrun prove` is for it")
+    if built.chains_only:
+        raise OptionError(f"{built.name} has another law where drafts end: it is not proven here")
+    error = control = 0.0
+    for number in range(times):
+        shape = SHAPES[number % len(SHAPES)]
+        settings = _SETTINGS[number // len(SHAPES) % len(_SETTINGS)]
+        laws = _PairTable(3 + (shape == "chain"), 1000 * seed + number, settings)
+        error = max(error, _largest_pair_error(built, laws, shape))
+        control = max(control, _largest_pair_error(LeavesPi(built), laws, shape, built))
+    return RuleProof(built.name, error, control, times)
+
+
+class _PairTable:
+    """Random rows of logits after every text, of a drafter and a target, as pairs of laws.
+
+    They agree about half, as models do; now and then a token has no mass.
+    """
+
+    def __init__(self, n_vocab: int, seed: int, params: SamplingParams) -> None:
+        self.n_vocab, self._seed, self._params = n_vocab, seed, params
+        self.after = functools.cache(self._after)
+
+    def _after(self, text: tuple[int, ...]) -> LawPair:
+        source = np.random.default_rng([self._seed, len(text), *text])
+        shared, *own = 1.5 * source.normal(size=(3, self.n_vocab)).astype(np.float32)
+        draft, target = (shared + row for row in own)
+        if source.random() < 0.3:
+            target[source.integers(self.n_vocab)] = -np.inf
+        return pair_of(draft, target, self._params)
+
+
+def pair_of(draft: Logits, target: Logits, params: SamplingParams) -> LawPair:
+    """Return the laws of two rows of logits."""
+    tempered = (transformed_law(row, params) for row in (draft, target))
+    return LawPair(RawLaw(draft), RawLaw(target), *tempered)
+
+
+class LeavesPi:
+    """A wrong rule, for controls: it accepts by pi, and then forgets it."""
+
+    def __init__(self, rule: PairRule) -> None:
+        self._rule = rule
+
+    def accept(
+        self, tree: DraftTree, pair_at: PairAt, noise: NoiseSource, position: int
+    ) -> Acceptance:
+        """Test draws against pi; every token that was not drafted comes from the target's law."""
+        path: list[int] = []
+        while True:
+            node = path[-1] if path else ROOT
+            pair = pair_at(node)
+            law, left = self._rule.law(pair), pair.target
+            kept = None
+            draws = tree.draws.get(node, ())
+            for draw in draws:
+                token = tree.tokens[draw.node]
+                drawn_from = Law.point(token) if draw.law is None else draw.law
+                if noise.accept(law.probability(token) / drawn_from.probability(token)):
+                    kept = draw.node
+                    break
+                left = left.residual(drawn_from)
+            if kept is None:
+                _, token = settle_point_masses(tree, (), left, noise)
+                return Acceptance(tuple(path), token, rejected=bool(draws))
+            path.append(kept)
+
+
+def _largest_pair_error(
+    rule: PairRule | LeavesPi, laws: _PairTable, shape: Shape, stated: PairRule | None = None
+) -> float:
+    """Return the largest error of any text's probability, against the product of `stated`'s pi.
+
+    `stated` is the rule itself if it is left out.
+    """
+    states = stated or rule
+    assert isinstance(states, PairRule)
+
+    @functools.cache
+    def pi(text: tuple[int, ...]) -> Law:
+        law, again = (states.law(laws.after(text)) for _ in range(2))
+        if total_variation(law, again) > TOLERANCE:
+            raise _unsteady(states)
+        return law
+
+    def program(noise: BranchingNoise) -> tuple[int, ...]:
+        tree = grow(shape, lambda text: laws.after(text).draft, noise)
+
+        def pair_at(node: int) -> LawPair:
+            return laws.after(tuple(tree.tokens[above] for above in tree.path_to(node)))
+
+        accepted = rule.accept(tree, pair_at, noise, 0)
+        text = (*(tree.tokens[node] for node in accepted.path), accepted.next_token)
+        while len(text) < _TOKENS:
+            text = (*text, noise.choose(pi(text)))
+        return text
+
+    try:
+        emitted = enumerate_law(program)
+    except WentAnotherWay:
+        raise _unsteady(states) from None
+    texts: Sequence[tuple[int, ...]] = list(product(range(laws.n_vocab), repeat=_TOKENS))
+    return max(abs(emitted.get(text, 0.0) - _wanted(pi, text)) for text in texts)
+
+
+def _unsteady(rule: PairRule) -> OptionError:
+    problem = f"the rule {rule.name!r} returned two laws for the same pair"
+    return OptionError(f"{problem}: it must depend on nothing else")
+
+
+def _wanted(pi: functools._lru_cache_wrapper[Law], text: tuple[int, ...]) -> float:
+    probability = 1.0
+    for place, token in enumerate(text):
+        probability *= pi(text[:place]).probability(token)
+        if not probability:
+            break
+    return probability
+
+
+def _check_pair_rule(rule: PairRule, setting: Setting) -> Check:
+    """Enumerate a rule that states its law: its output must have that law, not the target's."""
+    proof = prove_rule(rule, seed=setting.seed)
+    settings = "random laws of 3 or 4 tokens, 5 settings of sampling, trees of depth 2"
+    return Check(
+        "rule",
+        judged(proof.error <= TOLERANCE, proof.control > _SEEN),
+        f"{settings}: all outcomes of {rule.name} against its own law, not the target's",
+        proof.times,
+        proof.error,
+        TOLERANCE,
+        "probability of a text",
+        "none: nothing is sampled",
+        f"a rule that forgets its law after the drafts is off by {proof.control:.2g}",
+        "" if proof.error <= TOLERANCE else f"{rule.name} does not emit the law that it states",
+    )
+
+
+# == Exact rules ===================================================================================
+#
+# The program drafts a small tree, lets the rule under test accept, and goes on from the target's
+# own distributions; the tokens that it emits must have the product of these.
+#
+# Distributions are made from rows of logits by the settings under test, as in a round. Settings
+# without truncation are tried in addition.
+
+
 _MOST = 60  # random laws
 _SIBLINGS = parse_topology("2x1")
-_OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
 
 class _Rows:
-    """Random rows of logits after every text, few of whose tokens may be said."""
+    """Random rows of logits after every text, with few possible tokens."""
 
     def __init__(self, n_said: int, seed: int, params: SamplingParams) -> None:
         self.n_said, self._seed, self._params = n_said, seed, params
@@ -148,7 +449,7 @@ class WithoutResidual:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Accept as the rule does, and forget the residual."""
-        asked: dict[int, int] = {}  # by depth, the node whose law was asked for
+        asked: dict[int, int] = {}  # by depth, the node whose law was read
 
         def note(node: int) -> int:
             asked[0 if node == ROOT else tree.depths[node]] = node
@@ -183,7 +484,7 @@ def check_rule(setting: Setting) -> Check:
     """Enumerate the rule under test over random laws and trees of every kind."""
     rule = setting.rule
     if isinstance(rule, PairRule) and not rule.chains_only:
-        return check_pair_rule(rule, setting)
+        return _check_pair_rule(rule, setting)
     if not rule.exact or isinstance(rule, PairRule | SequentialCascade):
         why = f"{rule.name} is not exact: it trades the target's law for speed"
         return Check("rule", "left out", note=why)
@@ -200,16 +501,16 @@ def check_rule(setting: Setting) -> Check:
     seen = wrong > 1e-3
     return Check(
         "rule",
-        judged(error <= _TOLERANCE, seen),
+        judged(error <= TOLERANCE, seen),
         f"random laws of 3 or 4 tokens, trees of depth 2, all outcomes of {rule.name}: "
         + _walked(walks, rule, setting.params),
         times,
         error,
-        _TOLERANCE,
+        TOLERANCE,
         "probability of a text",
         "none: nothing is sampled",
         f"a rule that forgets the residual, walked alike, is off by {wrong:.2g}",
-        "" if error <= _TOLERANCE else f"{rule.name} changes the target's law",
+        "" if error <= TOLERANCE else f"{rule.name} changes the target's law",
     )
 
 

@@ -1,4 +1,4 @@
-"""Setting of a proof: the pair under test, what its checks share, and what a check reports."""
+"""Setting of a proof: the pair under test, the objects that its checks share, and their reports."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ _N_CTX = 512  # tokens of a proof's texts; its rounds come on top
 ALPHA = 1e-4
 """Size of a test: the probability that a sound pair fails."""
 
-# Nats by which a row may move, however rarely, where the last bit of a cached number falls
-# otherwise; in float32 there are no such steps, and rounding stays far below.
+# Nats by which a row may move, however rarely, if the last bit of a cached number is
+# rounded otherwise; in float32 there are no such steps, and rounding stays far below.
 _FLOORS = {"f32": 1e-4, "f16": 0.01}
 _COARSE = 0.05
-_CHAIN = 4  # drafts where the drafter under test has none
+_CHAIN = 4  # drafts if the drafter under test has none
 PROMPTS = (
     "The quick brown fox jumps over the lazy dog. The quick brown fox",
     "Write a function that returns the sum of a list of numbers.\n\ndef",
@@ -46,10 +46,10 @@ PROMPTS = (
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What one check did. `times` counts what `tested` names; `figure` is held against `bound`.
+    """The result of one check. `times` counts `tested`; `figure` is compared with `bound`.
 
-    Both have the unit `unit`; None where nothing was found or nothing is required. `false_alarm`
-    says how probable a failure of a sound pair is; `control`, what a wrong one would have shown;
+    Both have the unit `unit`; None if nothing was found or nothing is required. `false_alarm`
+    is the probability that a sound pair fails; `control`, the result of a wrong one;
     `note`, why a check failed or was left out.
     """
 
@@ -66,20 +66,20 @@ class Check:
 
 
 def judged(sound: bool, control: bool) -> Status:
-    """Return what became of a check whose control has to be seen for it to say anything."""
+    """Return the result of a check that proves something only if its control was seen."""
     if not sound:
         return "failed"
     return "passed" if control else "left out"
 
 
 class Setting:
-    """A runtime under test. Contexts that checks open beside its own evaluate as it does.
+    """A runtime under test. Contexts that checks open in addition evaluate as it does.
 
     `step` is how close two tokens are, in nats, if a step of the cache's type explains that one was
-    taken for the other, `near` if what widths do explains it; 0 in a fixed shape. `rate` is how
-    often, a token, texts of chains part from plain decoding's by rounding. The last two are known
-    once the cache was checked. `forced` are texts of plain decoding, for several checks. `params`
-    are the settings of sampling by which the rule is enumerated.
+    taken for the other, `near` if the effect of widths explains it; 0 in a fixed shape. `rate` is
+    how often, a token, texts of chains part from plain decoding's by rounding. The last two are
+    known once the cache was checked. `forced` are texts of plain decoding, for several checks.
+    `params` are the settings of sampling by which the rule is enumerated.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Setting:
 
     @property
     def context(self) -> ContextOptions:
-        """How contexts are made: as the runtime's, and shorter where evaluations vary anyway."""
+        """Options of contexts: as the runtime's, and shorter if evaluations vary anyway."""
         options = self.runtime.options.context
         size = options.size_for(self.model)
         n_ctx = size if self.width else min(size, _N_CTX + self.max_nodes)

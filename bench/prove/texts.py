@@ -1,7 +1,7 @@
 """Texts of a pair against plain decoding: the same text, the same law, the same after faults.
 
 Drafts that are chosen rather than drawn change no token at any temperature, and at temperature 0 no
-drafts do. Where evaluations vary in width, rounding may turn a choice between two tokens that are
+drafts do. If evaluations vary in width, rounding may turn a choice between two tokens that are
 almost equally likely: texts may then part, but neither between tokens that are further apart than
 chains were seen to move them, nor more often than chains explain. Texts whose drafts are drawn can
 only be compared in law: by a chi-square test.
@@ -48,7 +48,7 @@ Text = tuple[int, ...]
 
 
 def sampled(temperature: float) -> SamplingParams:
-    """Return settings that cut nothing off: what is cut may turn by rounding."""
+    """Return settings without truncation: rounding may turn a truncation."""
     return SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0)
 
 
@@ -79,7 +79,7 @@ def parting(
     temperature: float,
     seed: int,
 ) -> float | None:
-    """Return how close, in nats of logits, two tokens are where a text leaves plain decoding's.
+    """Return the distance, in nats of logits, of the two tokens at which texts part.
 
     That is by how much the other text's token would have to gain on the one that plain decoding
     takes, for it to be taken by the same draw. None if the texts are the same; infinite if one is
@@ -126,7 +126,7 @@ def most_partings(expected: float) -> int:
 
 
 class _Partings:
-    """Where texts part from those that they have to be, and how much of it rounding explains."""
+    """The partings of texts from plain decoding's, and the part of them that rounding explains."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -157,7 +157,7 @@ class _Partings:
 
     @property
     def problem(self) -> str:
-        """What rounding does not explain; empty if it explains all."""
+        """The partings that rounding does not explain; empty if it explains all."""
         setting, found = self._setting, self._distances
         if setting.width is not None:
             return f"{len(found)} texts part from plain decoding's" if found else ""
@@ -326,7 +326,7 @@ def fit(texts: Sequence[Text], laws: Mapping[Text, Law]) -> Fit:
 
     Each text falls into the cell of its shortest beginning that has no law. Cells that expect fewer
     than 5 texts are pooled with their siblings, likeliest first, so that a law of many rare tokens
-    has many cells, too; what is left of a beginning is pooled with what is left of the others.
+    has many cells, too; the rest of a beginning is pooled with the rest of the others.
     """
     n_texts = len(texts)
     chances: dict[Text, float] = {(): 1.0}
@@ -343,7 +343,7 @@ def fit(texts: Sequence[Text], laws: Mapping[Text, Law]) -> Fit:
         counts = np.bincount([text[len(prefix)] for text in begun], minlength=len(probs))
         counts[deeper] = 0
         if counts[len(probs) :].any() or counts[: len(probs)][weights == 0.0].any():
-            return Fit(math.inf, max(1, len(expected)), 0.0)  # a token that the law never says
+            return Fit(math.inf, max(1, len(expected)), 0.0)  # a token that the law excludes
         for weight, count in _cells(weights, counts):
             if weight >= _EXPECTED:
                 expected.append(weight)
@@ -368,7 +368,7 @@ def fit(texts: Sequence[Text], laws: Mapping[Text, Law]) -> Fit:
 def _cells(
     weights: npt.NDArray[np.float64], counts: npt.NDArray[np.int64]
 ) -> list[tuple[float, int]]:
-    """Pool one beginning's tokens, likeliest first; return what cells expect, and what they have.
+    """Pool one beginning's tokens, likeliest first; return the cells' expected and found counts.
 
     All but the last of the pooled expect 5 or more.
     """
@@ -446,7 +446,7 @@ def check_law(setting: Setting) -> Check:
 
 
 def _open_question(setting: Setting) -> tuple[list[int], float]:
-    """Return a prompt and the least temperature at which its law has cells enough to tell."""
+    """Return a prompt and the least temperature at which its law has enough cells for a test."""
     prompts = setting.prompts()
     with setting.session(NoDrafter()) as plain:
         for temperature in (1.0, 1.5, 2.0, 3.0):

@@ -1,1 +1,1 @@
-"""Contexts of a model: batches, rows of results, keys and values, what is read beside."""
+"""Contexts of a model: batches, rows of results, keys and values, embeddings as inputs."""

@@ -25,8 +25,8 @@ Ints = Sequence[int] | IntArray
 class BatchShape:
     """All of a batch but its tokens and its first position, worked out once for many evaluations.
 
-    Token i stands `depths[i]` positions behind the first. `id_counts[i]` of the flat `ids` are its
-    sequences; `outputs[i]` says whether it gives a row.
+    Token i is `depths[i]` positions behind the first. `id_counts[i]` of the flat `ids` are its
+    sequences; `outputs[i]` is whether it gives a row.
     """
 
     depths: tuple[int, ...]
@@ -34,7 +34,7 @@ class BatchShape:
     ids: IntArray
     outputs: FlagArray
     offsets: npt.NDArray[np.uintp]
-    """Where each token's ids begin, in bytes."""
+    """The offset of each token's ids, in bytes."""
     n_outputs: int
     fewest_ids: int
     id_bounds: tuple[int, int]
@@ -79,7 +79,7 @@ class BatchShape:
 
 @functools.lru_cache(maxsize=256)
 def shapes_beside(shapes: tuple[BatchShape, ...]) -> BatchShape:
-    """Return `BatchShape.beside` of the shapes, which is the same one for the same shapes."""
+    """Return `BatchShape.beside` of the shapes, the same object for the same shapes."""
     return BatchShape.beside(shapes)
 
 
@@ -109,20 +109,20 @@ class Batch:
         self._offsets = np.zeros(capacity, np.int64)
         # llama_batch.seq_id is an array of pointers into `ids`, kept as plain integers.
         self._pointers = np.zeros(capacity + 1, np.uintp)
-        # Writing through these takes a fraction of what an array's own assignment does.
+        # Writing through these takes a fraction of the time of an array's own assignment.
         self._token_cells, self._position_cells = self.tokens.data, self.positions.data
         self._ids_address = self.ids.ctypes.data
         self._ids_start = np.uintp(self._ids_address)
-        # Where the ids lie of tokens that carry one each.
+        # The places of the ids of tokens with one id each.
         units = np.arange(capacity, dtype=np.uintp) * self.ids.itemsize
         self._unit_pointers = self._ids_address + units
         self.n_tokens = 0
         self.n_outputs = 0
-        # What the ids and flags in place are those of: a shape, or a single token's sequence.
+        # The owner of the ids and flags that are filled in: a shape, or a single token's sequence.
         self._filled: BatchShape | int | None = None
-        # Whoever found that what it was filled with, but for tokens and positions, is no mistake.
+        # The context that checked the contents, but for tokens and positions.
         self.checked_by: object = None
-        # Bounds of what was filled in: the context checks a batch without walking it again.
+        # Bounds of the contents: the context checks a batch without walking it again.
         self.token_bounds = (0, 0)
         self.id_bounds = (0, 0)
         self.first_position = 0
@@ -147,7 +147,7 @@ class Batch:
         ids: Ints,
         outputs: Sequence[int] | FlagArray,
     ) -> None:
-        """Write n tokens; `id_counts[n]` says how many of the flat `ids` belong to each in turn.
+        """Write n tokens; `id_counts[n]` of the flat `ids` belong to each in turn.
 
         None gives every token one id.
         """
@@ -202,7 +202,7 @@ class Batch:
             raise OptionError(f"{n_ids} sequence ids in a batch for {self.max_ids}")
         if shape.fewest_ids < 1:
             raise OptionError("a token needs at least one sequence id")
-        # Filled is what is said to be so last: Ctrl-C may come on any line.
+        # The owner is set last: Ctrl-C may come on any line.
         self._filled = self.checked_by = None
         self.id_counts[:n] = shape.id_counts
         self.ids[:n_ids] = shape.ids
@@ -259,7 +259,7 @@ class Batch:
         self._pointers[:n] = offsets
 
     def layout(self) -> tuple[bytes, ...]:
-        """Return what tells batches apart but for tokens and positions: ids and output flags."""
+        """Return the key of a batch but for tokens and positions: ids and output flags."""
         counts = self.id_counts[: self.n_tokens]
         ids = self.ids[: int(counts.sum())]
         return counts.tobytes(), ids.tobytes(), self.outputs[: self.n_tokens].tobytes()

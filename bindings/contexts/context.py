@@ -1,22 +1,24 @@
-"""A context (llama_context): evaluates batches of one model, shows logits and hidden states."""
+"""Contexts (llama_context): of a model, of its NextN blocks, and for text embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import dataclasses
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from specrun.bindings.contexts.backend_sampling import BackendSamplers
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context_options import CACHE_TYPES, FLASH_ATTENTION, ContextOptions
 from specrun.bindings.contexts.input_observer import InputObserver
-from specrun.bindings.contexts.layer_inputs import check_layer_inputs
 from specrun.bindings.contexts.memory import Memory
-from specrun.bindings.contexts.rows import OutputBuffers, Rows
+from specrun.bindings.contexts.rows import BackendSamplers, OutputBuffers, Rows, check_layer_inputs
 from specrun.bindings.errors import (
     ClosedError,
+    ContextFullError,
     OptionError,
     OutOfMemoryError,
     UnsupportedModelError,
@@ -24,10 +26,17 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.library import NativeHandle, last_native_errors, llama, step_functions
 from specrun.bindings.machine.workers import freed_while_there
-from specrun.bindings.models.lora import set_loras
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.nextn import show_nextn_states
+from specrun.bindings.models.model import Model, set_loras
+from specrun.bindings.models.nextn import (
+    NEXTN_ARCHITECTURES,
+    SEVERAL_BLOCKS,
+    select_nextn_block,
+    show_nextn_states,
+)
 from specrun.bindings.threads import FORK, available_cores
+
+# == Contexts of a model ===========================================================================
+
 
 StepLoop = Callable[[tuple[int, ...]], tuple[int, float, list[int]]]
 """Compiled code that evaluates a batch again and again. It takes the addresses of llama_decode,
@@ -80,7 +89,7 @@ class Context:
         self.native_seconds = 0.0
         # A device's work is only enqueued by the call that evaluates; processors are done by then.
         self.waits_for_device = bool(model.placed.offload)
-        # What is called while a device computes: it must not call llama.cpp.
+        # Called while a device computes: it must not call llama.cpp.
         self.while_computing: Callable[[], None] | None = None
         self._step_functions: tuple[int, int, int] | None = None
         self._n_vocab = model.vocabulary.size
@@ -121,7 +130,7 @@ class Context:
         return self.options.n_rollback if can else 0
 
     def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
-        """Return what llama.cpp is asked for."""
+        """Return the parameters for llama.cpp."""
         options = self.options
         params = self._native.llama_context_default_params()
         threads = options.n_threads or available_cores()
@@ -129,7 +138,7 @@ class Context:
         params.n_batch = options.n_batch
         params.n_ubatch = min(options.n_ubatch, options.n_batch)
         params.n_seq_max = options.n_sequences
-        # llama.cpp reserves a first output row for every sequence, whatever is asked for.
+        # llama.cpp reserves a first output row for every sequence, whatever the parameters are.
         params.n_outputs_max = max(options.n_outputs, options.n_sequences)
         # Samplers (`cut_rows`) are to take all of them, though every node is sequence 0's.
         params.n_outputs_max_per_seq = params.n_outputs_max
@@ -215,8 +224,8 @@ class Context:
     def cut_rows(self, k: int | None) -> bool:
         """Give only the k best logits of every row from the next evaluation on; None: whole rows.
 
-        `Rows.candidates` then has them, until a batch comes that is laid out otherwise: its rows
-        are whole, and those after it. Returns False, and gives whole rows, where llama.cpp cannot
+        `Rows.candidates` then has them, until a batch comes that has another layout: its rows
+        are whole, and those after it. Returns False, and gives whole rows, if llama.cpp cannot
         sample on the device.
         """
         return self._samplers.cut_to(self.handle, k)
@@ -263,7 +272,7 @@ class Context:
         if memory.n_rollback:
             memory.note_evaluation(batch.n_tokens)
         n_states = batch.n_outputs if self._evaluates_nextn else batch.n_tokens
-        # With hidden states llama.cpp gives a row for every token, asked for or not.
+        # With hidden states llama.cpp gives a row for every token, whatever the flags are.
         return Rows(buffers, batch, n_states, every_token=self._has_hidden_states)
 
     @property
@@ -284,8 +293,8 @@ class Context:
         """Let compiled code evaluate a batch again and again, each time with other tokens.
 
         Each token has one sequence, and gives a row; a batch may get smaller. Returns the loop's
-        tokens; `rows_of` the batch are then those of the last evaluation. None, and
-        nothing is done, where it cannot (`can_repeat`). Raises as `decode` does, for the evaluation
+        tokens; `rows_of` the batch are then those of the last evaluation. Returns None, and
+        evaluates nothing, if it cannot (`can_repeat`). Raises as `decode` does, for the evaluation
         that failed; those before it stay in the memory.
         """
         handle = self._handle or self.handle
@@ -318,7 +327,7 @@ class Context:
         return Rows(self._buffers, batch, batch.n_tokens, every_token=self._has_hidden_states)
 
     def _check_batch(self, batch: Batch) -> None:
-        """Refuse what llama.cpp would answer with an assertion, which ends the process."""
+        """Refuse batches for which an assertion of llama.cpp would end the process."""
         n, n_ids = batch.n_tokens, self.options.n_sequences
         n_outputs = n if self.options.hidden_states else batch.n_outputs
         if n < 1:
@@ -349,3 +358,169 @@ class Context:
                 self.memory.truncate(start, sequence=int(sequence))
             else:
                 self.memory.clear()
+
+
+# == Contexts over NextN blocks: each token comes with the hidden state before it ==================
+
+
+_MTP = 1  # llama_context_type
+
+
+class StateBatch(Batch):
+    """A batch with hidden states in addition to the tokens: `states`, float32 [capacity, width]."""
+
+    def __init__(self, capacity: int, width: int) -> None:
+        super().__init__(capacity, 1)
+        self.states: npt.NDArray[np.float32] = np.zeros((capacity, width), np.float32)
+        kind = dict(self.struct._fields_)["embd"]
+        self.struct.embd = ctypes.cast(self.states.ctypes.data, kind)
+
+
+class MtpContext(Context):
+    """Evaluates a model's NextN blocks, with keys and values of their own, and not its trunk.
+
+    Token x_i at position i comes with the state that its context's `Rows.nextn_state` gave for
+    position i - 1. The rows are logits for position i + 1, and a state in the place of the trunk's
+    to go on with. All tokens of a batch give rows, or none: for a part, llama.cpp would return
+    other tokens' states for some architectures.
+
+    Raises `UnsupportedModelError` if the model has no NextN blocks, was loaded without them, or
+    is of an architecture that llama.cpp cannot draft for.
+    """
+
+    _evaluates_nextn = True
+
+    def __init__(self, model: Model, options: ContextOptions) -> None:
+        super().__init__(model, dataclasses.replace(options, nextn_states=True))
+        self.n_blocks = model.nextn.count
+        self._block = 0
+
+    def _check_model(self) -> None:
+        super()._check_model()
+        check_nextn(self.model)
+
+    @property
+    def _can_branch(self) -> bool:
+        return True  # a NextN block attends to all positions, whatever the trunk does
+
+    @property
+    def _n_rollback(self) -> int:
+        return 0
+
+    def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
+        params = super()._parameters()
+        params.ctx_type = _MTP
+        return params
+
+    def select(self, block: int) -> None:
+        """Let the next evaluations use another block."""
+        if not 0 <= block < self.n_blocks:
+            raise OptionError(f"NextN block {block} of a model that has {self.n_blocks}")
+        if block != self._block:
+            select_nextn_block(self.handle, block)
+            self._block = block
+
+    def decode(self, batch: Batch) -> Rows:
+        """Evaluate a batch with hidden states; see `Context.decode`."""
+        if not isinstance(batch, StateBatch) or batch.states.shape[1] != self.model.n_embd_out:
+            width = self.model.n_embd_out
+            raise OptionError(f"NextN blocks read hidden states of {width} numbers beside tokens")
+        asking = f"{batch.n_outputs} of {batch.n_tokens} tokens"
+        if batch.n_outputs not in (0, batch.n_tokens):
+            raise OptionError(f"{asking} ask for rows: all must, or none")
+        return super().decode(batch)
+
+
+def can_draft_nextn(model: Model) -> bool:
+    """Whether llama.cpp can draft with the NextN blocks of this model, as it is loaded."""
+    try:
+        check_nextn(model)
+    except UnsupportedModelError:
+        return False
+    return True
+
+
+def check_nextn(model: Model) -> None:
+    """Raise `UnsupportedModelError` unless llama.cpp can draft with this model's NextN blocks."""
+    works = ", ".join(NEXTN_ARCHITECTURES)
+    kind, count = model.architecture, model.nextn.count
+    if not count:
+        reason = "many GGUFs are made without them, and only some architectures have any"
+        problem = f"has no NextN blocks: {reason} ({works})"
+    elif kind not in NEXTN_ARCHITECTURES:
+        can = f"llama.cpp can draft with the NextN blocks of these only: {works}"
+        problem = f"is a {kind} model, and {can}"
+    elif count > 1 and kind not in SEVERAL_BLOCKS:
+        problem = f"has {count} NextN blocks, and llama.cpp evaluates one block of {kind}"
+    elif not model.has_loaded_nextn:
+        reason = "only the target is loaded with them (load_nextn), for drafts of its own"
+        problem = f"was loaded without its NextN blocks: {reason}"
+    else:
+        return
+    raise UnsupportedModelError(f"{model.path} {problem}")
+
+
+# == Text embeddings: the final states of a text's tokens, pooled to one vector of length 1 ========
+#
+# For models that were trained for it: their file names the pooling of states, others lack it.
+
+
+Vector = npt.NDArray[np.float32]
+_MOST_ROWS = 512
+
+
+class TextEmbedder:
+    """Makes embeddings with a model that others may use meanwhile; for one thread at a time.
+
+    Raises `UnsupportedModelError` for a model that makes none. It has a context of its own: close
+    it before the model, or use it as a context manager.
+    """
+
+    def __init__(self, model: Model, options: ContextOptions) -> None:
+        pooling = model.pooling
+        if pooling is None:
+            raise UnsupportedModelError(f"{model.path.name} writes texts and makes no embeddings")
+        self.pooling = pooling
+        rows = min(_MOST_ROWS, options.n_batch)
+        own = dataclasses.replace(options, n_batch=rows, n_outputs=rows, hidden_states=True)
+        self._context = Context(model, own)
+        self._batch = Batch(self._context.n_batch, 1)
+        self._width = model.n_embd
+
+    def embed(self, tokens: Sequence[int]) -> Vector:
+        """Return the embedding of a text, float32 of shape [n_embd] and length 1."""
+        if not tokens:
+            raise OptionError("the text is empty: an embedding needs a token at least")
+        if len(tokens) > self._context.n_ctx:
+            has = f"the text has {len(tokens)} tokens and the context {self._context.n_ctx}"
+            raise ContextFullError(f"{has}: shorten it, or raise -c")
+        pooled = self._pooled(tokens)
+        length = float(np.linalg.norm(pooled))
+        return (pooled / length if length > 0.0 else pooled).astype(np.float32)
+
+    def _pooled(self, tokens: Sequence[int]) -> npt.NDArray[np.float64]:
+        """Return the pooled states of a text."""
+        self._context.memory.clear()
+        pooled = np.zeros(self._width)
+        for start in range(0, len(tokens), self._batch.capacity):
+            piece = tokens[start : start + self._batch.capacity]
+            self._batch.fill_chain(piece, start, [0], len(piece))
+            rows = self._context.decode(self._batch)
+            states = rows.hidden_states(range(len(piece))).astype(np.float64)
+            if self.pooling == "mean":
+                pooled = pooled + states.sum(axis=0) / len(tokens)
+                continue
+            pooled = states[0 if self.pooling == "first" else -1]
+            if self.pooling == "first":
+                break
+        return pooled
+
+    def close(self) -> None:
+        """Free the context."""
+        self._context.close()
+
+    def __enter__(self) -> TextEmbedder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,7 +1,7 @@
 """Embedding inputs: a batch given as embeddings, so that some of them need be no token's.
 
 llama.cpp takes a batch of tokens or a batch of embeddings (llama_batch.token or .embd), not both.
-So where one position of an evaluation has an embedding of its own, all are given as embeddings, and
+So if one position of an evaluation has an embedding of its own, all are given as embeddings, and
 those of real tokens are looked up here, in the model's own matrix and by ggml's own dequantization:
 layers are given the same numbers as from a batch of tokens, to the bit.
 
@@ -22,10 +22,9 @@ import numpy.typing as npt
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import I32
-from specrun.bindings.ggml.graph import GraphBuilder
-from specrun.bindings.ggml.ready_graph import Graph
-from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
+from specrun.bindings.ggml.graph import Graph, GraphBuilder
+from specrun.bindings.ggml.tensor import I32
+from specrun.bindings.ggml.weights import TargetTensors, device_for_heads
 from specrun.bindings.models.model import Model
 
 FloatRows = npt.NDArray[np.float32]
@@ -84,7 +83,7 @@ class EmbeddingInputs:
 
     @property
     def n_extra(self) -> int:
-        """How many rows there are beside the tokens'."""
+        """The number of rows in addition to the tokens'."""
         return len(self._extra)
 
     def takes(self, tokens: Sequence[int]) -> bool:
@@ -92,7 +91,7 @@ class EmbeddingInputs:
         return max(tokens) >= self.n_vocab
 
     def rows(self, tokens: Sequence[int]) -> FloatRows:
-        """Return what the model is to be given for these tokens, [n, h].
+        """Return the model's inputs for these tokens, [n, h].
 
         Raises `OptionError` for an id that names neither a token nor an extra row.
         """
@@ -111,7 +110,7 @@ class EmbeddingInputs:
         return found
 
     def _look_up(self, tokens: set[int]) -> None:
-        """Make the rows of these tokens known, those asked for last at the end."""
+        """Look up the rows of these tokens, the most recent at the end."""
         missing = sorted(token for token in tokens if token not in self._known)
         for token in tokens.difference(missing):
             self._known.move_to_end(token)

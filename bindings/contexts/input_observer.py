@@ -1,6 +1,6 @@
 """Importance matrices: sums of squares of all that a model's matrices are multiplied with.
 
-llama.cpp calls back for every node of the graph, first to ask, then with the node computed
+llama.cpp calls back twice for every node of the graph, before and after it is computed
 (`cb_eval`); a callback is fixed when a context is made, and splits the graph.
 """
 
@@ -71,7 +71,7 @@ def operation_number(name: str) -> int:
 def tensor_array(tensor: GraphTensor) -> npt.NDArray[Any]:
     """Return a computed F32 or I32 tensor as an array of numpy's shape [ne3, ne2, ne1, ne0].
 
-    A view where the numbers lie in the machine's memory, valid until ggml reuses that memory; a
+    A view if the numbers lie in the machine's memory, valid until ggml reuses that memory; a
     copy from any other device.
     """
     kind = np.dtype(_NUMPY_TYPES[tensor.type])
@@ -112,12 +112,12 @@ class InputObserver:
         # q, k and v, and gate and up, read one input: its sums are taken once.
         self._last: tuple[int, npt.NDArray[np.float32]] | None = None
         self.callback = llama().ggml_backend_sched_eval_callback(self._called)
-        """What `llama_context_params.cb_eval` takes; lives as long as this object."""
+        """The value of `llama_context_params.cb_eval`; lives as long as this object."""
 
     def take(self) -> dict[str, InputSums]:
-        """Return what was summed since the last call, by the names of matrices.
+        """Return the sums since the last call, by the names of matrices.
 
-        Raises what was raised while summing: a KeyboardInterrupt, or SpecrunError for sums that are
+        Raises the errors of the summing: a KeyboardInterrupt, or SpecrunError for sums that are
         not finite.
         """
         sums, self._sums, self._last = self._sums, {}, None
@@ -177,7 +177,7 @@ class InputObserver:
                 rows = tensor_array(inputs).reshape(-1, int(inputs.ne[0]))
                 self._last = address, np.einsum("ij,ij->j", rows, rows)[None, :]
             return self._last[1]
-        # One matrix serves several of the inputs' where they are more (broadcasting, ggml_mul_mat).
+        # One matrix serves several of the inputs' if they are more (broadcasting, ggml_mul_mat).
         array = tensor_array(inputs)
         sums = np.zeros((n3, n2, array.shape[-1]), np.float32)
         for third in range(array.shape[0]):
@@ -210,6 +210,6 @@ def expert_sums(
 
 
 def _plain_name(name: bytes) -> str:
-    """Return a matrix's own name: where the scheduler copied it to a device, the part after a #."""
+    """Return a matrix's own name: if the scheduler copied it to a device, the part after a #."""
     parts = name.split(b"#")
     return (parts[1] if len(parts) > 1 else parts[0]).decode("utf-8", "replace")

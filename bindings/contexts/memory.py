@@ -1,25 +1,42 @@
-"""The KV cache of a context (llama_memory): cached positions of its sequences, in and out.
-
-Every call walks all cells of the cache in llama.cpp (about 3.4 ns a cell), so callers touch few
-ranges. All arguments are checked first: llama.cpp asserts, and an assertion ends the Python
-process.
-"""
+"""The KV cache of a context (llama_memory): cached positions of sequences, and saved ones."""
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from specrun.bindings.direct_calls import remove_function, share_function
-from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
-from specrun.bindings.library import llama, memory_functions
+from specrun.bindings.errors import (
+    ClosedError,
+    MalformedFileError,
+    OptionError,
+    SpecrunError,
+    UnsupportedModelError,
+)
+from specrun.bindings.library import last_native_errors, llama, memory_functions, native_function
+
+if TYPE_CHECKING:
+    from specrun.bindings.contexts.context import Context
+
+
+# == The cache =====================================================================================
+#
+# Every call walks all cells of the cache in llama.cpp (about 3.4 ns a cell), so callers touch few
+# ranges. All arguments are checked first: llama.cpp asserts, and an assertion ends the Python
+# process.
+
 
 ALL_SEQUENCES = -1
 
 Moves = Sequence[tuple[int, int, bool]]
 MoveLoop = Callable[[tuple[int, int, int], int, int, int, Any], bool]
 """Compiled code that makes moves. It takes the addresses of llama_memory_seq_rm, of
-llama_memory_seq_cp and of a memory, and what `Memory.follow` takes."""
+llama_memory_seq_cp and of a memory, and the arguments of `Memory.follow`."""
 
 
 class Memory:
@@ -64,11 +81,11 @@ class Memory:
     def addresses(self) -> tuple[int, int, int] | None:
         """The addresses of llama_memory_seq_rm, of llama_memory_seq_cp and of the memory.
 
-        None where every change has to pass by here.
+        None if every change has to be made by this object.
         """
         if not (self._unified and self._can_branch) or self._addresses is None:
             return None
-        return *self._addresses, int(self._handle)
+        return *self._addresses, self._handle  # the handle itself: nothing is freed under a call
 
     def note_evaluation(self, n_tokens: int) -> None:
         """Note how many tokens a recurrent state saw at once: it can return to before them."""
@@ -77,7 +94,7 @@ class Memory:
     def truncate(self, start: int, end: int = -1, sequence: int = ALL_SEQUENCES) -> None:
         """Drop positions start <= p < end (-1: to the end) of one sequence, or of all of them.
 
-        Raises `UnsupportedModelError` where the memory cannot drop a part: recurrent and hybrid
+        Raises `UnsupportedModelError` if the memory cannot drop a part: recurrent and hybrid
         models take back, once, tokens of the last evaluation at most, and only some of them.
         """
         if not ALL_SEQUENCES <= sequence < self._n_sequences:
@@ -116,9 +133,9 @@ class Memory:
     def follow(self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop) -> bool:
         """Let compiled code share positions up to `end` of `source` with sequences that lack them.
 
-        Each of `moves` is a sequence, in ascending order, how many positions from `first` on it
-        shares already, and whether it strays: what it holds beside the rest goes first. Returns
-        False, and nothing is done, where every change has to pass by here.
+        Each of `moves` is a sequence, in ascending order, the number of positions from `first` on
+        that it shares already, and whether it strays: its other cells are dropped first. Returns
+        False, and changes nothing, if every change has to be made by this object.
         """
         addresses = self.addresses
         if addresses is None:
@@ -155,3 +172,74 @@ class Memory:
         if not 0 <= sequence < self._n_sequences:
             there = f"0 to {self._n_sequences - 1} of this context"
             raise OptionError(f"sequence {sequence} is outside {there}")
+
+
+# == Saved sequences: cached positions, written to a file or to memory, and read again =============
+#
+# llama.cpp's own form (`llama_state_seq_save_file`, `llama_state_seq_get_data`). It checks little
+# of the data that it reads: give it only data that was verified to be as it was written. Cells are
+# written in the order in which they lie, and read into free cells in that order, bit for bit.
+
+
+_pointer, _size, _text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
+_SEQUENCE = ctypes.c_int32
+
+
+def sequence_bytes(context: Context) -> int:
+    """Return how many bytes the cached positions of sequence 0 take in a file, nearly."""
+    size = native_function("llama_state_seq_get_size", _size, _pointer, _SEQUENCE)
+    return int(size(context.handle, 0))
+
+
+def save_sequence(context: Context, tokens: list[int], path: Path) -> None:
+    """Write the cached positions of sequence 0, which are those of `tokens`."""
+    ids = np.asarray(tokens, np.int32)
+    kinds = _pointer, _text, _SEQUENCE, _pointer, _size
+    save = native_function("llama_state_seq_save_file", _size, *kinds)
+    last_native_errors()
+    if not save(context.handle, bytes(path), 0, ids.ctypes.data, len(ids)):
+        reason = last_native_errors() or "llama.cpp does not say why"
+        raise SpecrunError(f"the cache of {len(ids):,} tokens cannot be saved: {reason}")
+
+
+def load_sequence(context: Context, path: Path) -> list[int]:
+    """Read positions into every sequence of an empty context; return their tokens.
+
+    Raises MalformedFileError, and the context is empty, if they are not of such a context.
+    """
+    ids, count = np.zeros(context.n_ctx, np.int32), _size(0)
+    kinds = _pointer, _text, _SEQUENCE, _pointer, _size, _pointer
+    load = native_function("llama_state_seq_load_file", _size, *kinds)
+    last_native_errors()
+    context.memory.clear()
+    there = ctypes.byref(count)
+    if not load(context.handle, bytes(path), 0, ids.ctypes.data, len(ids), there):
+        context.memory.clear()
+        reason = last_native_errors() or "llama.cpp does not say why"
+        raise MalformedFileError(f"{path} does not fit this context: {reason}")
+    for sequence in range(1, context.options.n_sequences):
+        context.memory.branch(0, sequence)
+    return [int(token) for token in ids[: count.value]]
+
+
+def copy_sequence(context: Context, sequence: int) -> npt.NDArray[np.uint8]:
+    """Return a copy of the cached positions of a sequence, in bytes."""
+    size = native_function("llama_state_seq_get_size", _size, _pointer, _SEQUENCE)
+    data = np.empty(int(size(context.handle, sequence)), np.uint8)
+    kinds = _pointer, _pointer, _size, _SEQUENCE
+    copy = native_function("llama_state_seq_get_data", _size, *kinds)
+    last_native_errors()
+    if copy(context.handle, data.ctypes.data, len(data), sequence) != len(data):
+        reason = last_native_errors() or "llama.cpp does not say why"
+        raise SpecrunError(f"the cache of sequence {sequence} cannot be copied: {reason}")
+    return data
+
+
+def place_sequence(context: Context, data: npt.NDArray[np.uint8], sequence: int) -> None:
+    """Give a sequence of the context the positions that `copy_sequence` returned, in free cells."""
+    kinds = _pointer, _pointer, _size, _SEQUENCE
+    place = native_function("llama_state_seq_set_data", _size, *kinds)
+    last_native_errors()
+    if place(context.handle, data.ctypes.data, len(data), sequence) != len(data):
+        reason = last_native_errors() or "llama.cpp does not say why"
+        raise SpecrunError(f"the cache of sequence {sequence} cannot be placed: {reason}")

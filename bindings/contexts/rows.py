@@ -1,9 +1,11 @@
-"""Output rows of an evaluation (logits, hidden states, layer inputs) as arrays without copies."""
+"""Output rows of an evaluation (logits, hidden states, layer inputs) as arrays without copies.
+
+Backend sampling leaves only the k best logits of each row."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -11,12 +13,78 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.layer_inputs import layer_input_rows, show_layer_inputs
 from specrun.bindings.direct_calls import address_function
-from specrun.bindings.errors import ClosedError, OptionError, StaleViewError
-from specrun.bindings.library import NativeHandle, native_function
+from specrun.bindings.errors import ClosedError, OptionError, StaleViewError, UnsupportedModelError
+from specrun.bindings.library import (
+    NativeHandle,
+    cpp_names,
+    exported_function,
+    llama,
+    native_function,
+)
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_rows
+
+# == Inputs of a model's layers, for EAGLE-3, which reads early layers =============================
+#
+# There is no C interface for this, only two C++ functions that libllama exports under mangled
+# names. A graph gives its layers' inputs only if its architecture was prepared for it. A request to
+# any other ends the process, so the architecture is compared with a list first.
+
+
+_NAMES = """
+    gemma4 gpt-oss hunyuan-dense lfm2 lfm2moe llama mimo2 minimax-m2 muse-glimmer nanbeige
+    nemotron_h nemotron_h_moe qwen3 qwen35 qwen35moe qwen3moe
+"""
+LAYER_INPUT_ARCHITECTURES = frozenset(_NAMES.split())
+"""Architectures whose graphs hand out layer inputs in llama-cpp-python 0.3.36's llama.cpp.
+
+Recurrent and hybrid ones are left out if their state cannot take drafts back.
+"""
+
+_OF_LAYER = "llama_context *", "uint32_t"
+_SET = cpp_names("llama_set_embeddings_layer_inp", "void", *_OF_LAYER, "bool")
+_GET = cpp_names("llama_get_embeddings_layer_inp", "float *", *_OF_LAYER)
+
+
+def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
+    """Raise UnsupportedModelError for a model without layer inputs, OptionError for no layer.
+
+    Layers count from 0; the input of layer 0 are the token embeddings.
+    """
+    if model.architecture not in LAYER_INPUT_ARCHITECTURES:
+        problem = f"llama.cpp does not hand out layer inputs of {model.architecture} models"
+        works = ", ".join(sorted(LAYER_INPUT_ARCHITECTURES))
+        reads = f"which this drafter reads; it does for {works}"
+        raise UnsupportedModelError(f"{model.path}: {problem}, {reads}")
+    for layer in layers:
+        if not 0 <= layer < model.n_layer:
+            there = f"{model.path} has layers 0 to {model.n_layer - 1}"
+            raise OptionError(f"{there}, and the input of layer {layer} is asked for")
+    _setter(), _layer_input_rows()
+
+
+def _show_layer_inputs(context: Any, layers: Iterable[int]) -> None:  # noqa: ANN401 - a ctypes pointer
+    """Let a context keep the inputs of `layers` in every evaluation from now on, for all tokens.
+
+    A row belongs to each token of a batch in order, whatever its output flag is.
+    """
+    enable = _setter()
+    for layer in sorted(set(layers)):
+        enable(context, layer, True)
+
+
+def _layer_input_rows() -> Any:  # noqa: ANN401 - a ctypes function
+    """Return the function that gives the address of a context's inputs of a layer."""
+    return exported_function(_GET, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint32)
+
+
+def _setter() -> Any:  # noqa: ANN401 - a ctypes function
+    return exported_function(_SET, None, ctypes.c_void_p, ctypes.c_uint32, ctypes.c_bool)
+
+
+# == Rows ==========================================================================================
+
 
 FloatRows = npt.NDArray[np.float32]
 IdRows = npt.NDArray[np.int32]
@@ -36,7 +104,7 @@ class Candidates(NamedTuple):
 class OutputBuffers:
     """The output buffers of one context; close them before it.
 
-    `generation` counts up with whatever may overwrite or move them. Where `n_candidates` is a
+    `generation` counts the events that may overwrite or move them. If `n_candidates` is a
     number, only so many logits of each row reach the host.
     """
 
@@ -47,14 +115,14 @@ class OutputBuffers:
         self._handle: NativeHandle | None = handle
         self._options = options
         self._n_vocab = model.vocabulary.size
-        # Of what may be read, by function or layer: how wide its rows are.
+        # The widths of rows, by function or layer.
         self._widths: dict[str | int, int] = {_LOGITS: self._n_vocab}
         if options.hidden_states:
             self._widths[_HIDDEN] = model.n_embd
         if options.nextn_states:
             self._widths[_NEXTN] = model.n_embd_out
         self._widths |= dict.fromkeys(options.layer_inputs, model.n_embd)
-        # By function, or layer: the generation that they were read in, where they lay, and a view.
+        # By function, or layer: the generation that they were read in, their address, and a view.
         self._views: dict[str | int, tuple[int, int | None, FloatRows]] = {}
         self._fresh_candidates: tuple[int, tuple[IdRows, FloatRows]] | None = None
         # The generation of the rows of logits that were read last, their address, and views.
@@ -73,8 +141,8 @@ class OutputBuffers:
         if options.nextn_states:
             self._addresses[_NEXTN] = nextn_rows()
         if options.layer_inputs:
-            show_layer_inputs(handle, options.layer_inputs)
-            self._layer_address = layer_input_rows()
+            _show_layer_inputs(handle, options.layer_inputs)
+            self._layer_address = _layer_input_rows()
 
     def logits(self, count: int) -> list[FloatRows]:
         """Return the first `count` rows of logits, or more, each a view [n_vocab]."""
@@ -154,9 +222,9 @@ class OutputBuffers:
         return handle
 
     def rows_of(self, source: str | int, count: int) -> FloatRows:
-        """Return the first `count` rows, or more, that a function's name, or a layer, stands for.
+        """Return the first `count` rows, or more, of a function's name or a layer.
 
-        Raises `OptionError` for what the context was made without.
+        Raises `OptionError` for outputs that the context was made without.
         """
         generation = self.generation
         known, address, rows = self._views.get(source, _NEVER_READ)
@@ -197,10 +265,10 @@ class OutputBuffers:
 class Rows:
     """The output rows of one evaluation, valid until the next one on the same context.
 
-    Row i belongs to the i-th token of the batch that asked for output. Reading a row after the
+    Row i belongs to the i-th token of the batch with an output flag. Reading a row after the
     context has evaluated again raises `StaleViewError`: llama.cpp reuses, and may move, the memory.
-    `every_token` says that llama.cpp gave a row for every token, asked for or not; `n_states` is
-    how many tokens have NextN states. Where `Context.cut_rows` is in force, rows have candidates in
+    `every_token`: llama.cpp gave a row for every token, whatever the flags were; `n_states` is the
+    number of tokens with NextN states. If `Context.cut_rows` is in force, rows have candidates in
     the place of logits.
     """
 
@@ -250,7 +318,7 @@ class Rows:
         return [self.logits(row) for row in range(count)]
 
     def matrix(self) -> memoryview | None:
-        """Return the logits of all rows, [count or more, n_vocab]; None where they lie apart."""
+        """Return the logits of all rows, [count or more, n_vocab]; None if they lie apart."""
         buffers = self._buffers
         if not self._are_plain or self._generation != buffers.generation:
             return None
@@ -258,7 +326,7 @@ class Rows:
         return buffers.matrix
 
     def candidates(self, row: int) -> Candidates | None:
-        """Return the best tokens of one row, views; None where its logits are whole."""
+        """Return the best tokens of one row, views; None if its logits are whole."""
         index = self._index_of(row)
         if self._n_candidates is None:
             return None
@@ -269,7 +337,7 @@ class Rows:
         """Return the final normed hidden states of rows, a copy, float32 [n, n_embd]."""
         buffers = self._buffers
         is_fresh = self._indices is None and self._generation == buffers.generation
-        if is_fresh and len(wanted) == 1 and 0 <= wanted[0] < self.count:  # as most rounds ask
+        if is_fresh and len(wanted) == 1 and 0 <= wanted[0] < self.count:  # the usual request
             return buffers.hidden_states(self._native_count)[wanted[0]].copy()
         places = [self._index_of(row) for row in wanted]
         states = buffers.hidden_states(self._native_count)
@@ -278,7 +346,7 @@ class Rows:
     def layer_input(self, token: int, layer: int) -> FloatRows:
         """Return the input of a layer at one token of the batch, float32 of shape [n_embd], a view.
 
-        Every token has one, whether it asked for output or not.
+        Every token has one, whatever its output flag was.
         """
         self._buffers.require_fresh(self._generation)
         if not 0 <= token < self._n_tokens:
@@ -286,7 +354,7 @@ class Rows:
         return self._buffers.rows_of(layer, self._n_tokens)[token]  # type: ignore[no-any-return]
 
     def nextn_state(self, token: int) -> FloatRows:
-        """Return what NextN blocks read of a token, row or not: a float32 view [n_embd_out]."""
+        """Return the input of NextN blocks for a token, row or not: a float32 view [n_embd_out]."""
         self._buffers.require_fresh(self._generation)
         if not 0 <= token < self._n_states:
             given = f"an evaluation that gave {self._n_states} states"
@@ -299,3 +367,96 @@ class Rows:
         if not 0 <= row < self.count:
             raise OptionError(f"row {row} of an evaluation that gave {self.count} rows")
         return row if self._indices is None else int(self._indices[row])
+
+
+# == Backend sampling (llama_set_sampler): top-k inside a context's graph, row by row ==============
+#
+# Only the k best logits of a row and their tokens are then copied from the device, not the row.
+#
+# llama.cpp keeps the plan of a graph's memory for the next one of as many nodes. If rows belong to
+# other sequences than before, that plan lets the candidates of one row overwrite another's
+# (measured: in 2 of 500 evaluations of changing trees, in none of those that came after a new
+# reservation). So samplers serve evaluations of one layout: before any other they are removed.
+
+
+_pointer = ctypes.c_void_p
+
+
+class BackendSamplers:
+    """The top-k samplers of a context, one for each of its sequences.
+
+    `in_force` is the k that rows are cut to, None for whole rows: again if an evaluation differs
+    from the first with them in tokens, sequence ids or rows. llama.cpp keeps pointers to the
+    samplers: `chains` are to be freed after the context. `is_half_done` after an interrupt.
+    """
+
+    def __init__(self, n_sequences: int) -> None:
+        self.chains: list[NativeHandle] = []
+        self.in_force: int | None = None
+        self._n_sequences = n_sequences
+        self._layout: tuple[bytes, ...] | None = None  # of the first evaluation with them
+        self.is_half_done = False
+        self._set = native_function(
+            "llama_set_sampler", ctypes.c_bool, _pointer, ctypes.c_int32, _pointer
+        )
+
+    def cut_to(self, context: NativeHandle, k: int | None) -> bool:
+        """Cut rows to their k best logits from the next evaluation on; None: give them whole.
+
+        Returns False, and leaves them whole, if llama.cpp cannot: with tensors split over
+        devices. The graph is reserved anew with the next evaluation.
+        """
+        self._repair(context)
+        self._layout = None
+        if k is None and self.in_force is None:
+            return True
+        self.is_half_done = True
+        # A chain serves one sequence, once: llama.cpp asserts that it is not attached again.
+        chains = [] if k is None else [_top_k(k) for _ in range(self._n_sequences)]
+        self.chains += chains  # those that go are freed when none of them is attached any more
+        for each in enumerate(chains):
+            if not self._set(context, *each):
+                self._repair(context)
+                return False
+        if k is None:
+            self._detach(context)
+        self.chains[:] = chains
+        self.in_force = k
+        self.is_half_done = False
+        return True
+
+    def before_evaluation(self, context: NativeHandle, batch: Batch) -> None:
+        """Take the samplers off if the batch is laid out unlike the first that they served."""
+        self._repair(context)
+        if self.in_force is None:
+            return
+        layout = batch.layout()
+        if self._layout is None:
+            self._layout = layout
+        elif self._layout != layout:
+            self.cut_to(context, None)
+
+    def _repair(self, context: NativeHandle) -> None:
+        """Give whole rows again, if an interrupt came while samplers were attached."""
+        if self.is_half_done:
+            self._detach(context)
+            self.in_force = None
+            self.chains.clear()
+            self.is_half_done = False
+
+    def _detach(self, context: NativeHandle) -> None:
+        for sequence in range(self._n_sequences):
+            self._set(context, sequence, None)
+
+
+def _top_k(k: int) -> NativeHandle:
+    """Return a chain of one sampler, which is freed with it."""
+    native = llama()
+    free = native_function("llama_sampler_free", None, _pointer)
+    params: Any = native.llama_sampler_chain_default_params()
+    kind: Any = type(params)
+    make = native_function("llama_sampler_chain_init", _pointer, kind)
+    chain = NativeHandle(make(params), free)
+    best = native_function("llama_sampler_init_top_k", _pointer, ctypes.c_int32)(k)
+    native_function("llama_sampler_chain_add", None, _pointer, _pointer)(chain, best)
+    return chain

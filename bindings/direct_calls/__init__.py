@@ -1,4 +1,4 @@
-"""Calls of llama.cpp's small functions in C, where there was a compiler when specrun was installed.
+"""Calls of llama.cpp's small functions in C, if there was a compiler when specrun was installed.
 
 Each makes a callable of the function's own arguments, compiled or by ctypes: both do the same. A
 round makes a handful of such calls right after an evaluation, when ctypes and its conversions are
@@ -63,7 +63,7 @@ def _load() -> DirectCalls | None:
 
 
 CALLS = _load()
-"""The calls, None where they were not compiled."""
+"""The calls, None if they were not compiled."""
 
 
 def fill_in_python(
@@ -74,7 +74,7 @@ def fill_in_python(
     start: int,
     depths: Sequence[int],
 ) -> tuple[int, int]:
-    """Do what `fill_cells` does where nothing was compiled."""
+    """Do the work of `fill_cells` if nothing was compiled."""
     if not len(tokens) == len(depths) > 0:
         raise ValueError("tokens and depths do not fit a batch")
     places = slice(first, first + len(depths))
@@ -86,12 +86,12 @@ def fill_in_python(
 fill_cells = fill_in_python if CALLS is None else CALLS.fill
 """Write a batch's tokens, and the positions `start` + `depths`, into 32-bit cells from `first` on.
 
-Returns the lowest and the highest token. Raises OverflowError for what has more than 32 bits and
-ValueError for what does not fit."""
+Returns the lowest and the highest token. Raises OverflowError for numbers of more than 32 bits and
+ValueError for arguments that do not fit."""
 
 
 def address_function(name: str) -> Callable[[int], int | None]:
-    """Return what gives the address of a context's rows; none is 0 or None."""
+    """Return the function for the address of a context's rows; none is 0 or None."""
     found: Callable[[int], int | None] = _function(name, "address", _POINTER, _POINTER)
     return found
 
@@ -118,7 +118,7 @@ def _function(name: str, call: str, *types: Any) -> Any:  # noqa: ANN401 - ctype
 
 
 def piece_function() -> Callable[[int, int, bool], bytes]:
-    """Return what gives the bytes of a vocabulary's token, special tokens by name or not at all."""
+    """Return the function for the bytes of a token, special tokens by name or not at all."""
     name = "llama_token_to_piece"
     if CALLS is not None:
         return functools.partial(CALLS.piece, address_of(name))

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 
 from specrun.bindings.errors import ClosedError, SpecrunError
-from specrun.bindings.ggml.functions import call
+from specrun.bindings.ggml.tensor import call
 from specrun.bindings.library import NativeHandle
 from specrun.bindings.machine.workers import freed_while_there, worker_of
 from specrun.bindings.threads import FORK, available_cores
@@ -17,8 +17,8 @@ _CPU = 0  # enum ggml_backend_dev_type
 class ComputeDevice:
     """Owns ggml backends. Graphs and weights on it keep them until they are closed themselves.
 
-    `device`, a native handle, computes what it can and the CPU the rest, as in llama.cpp; 0 is the
-    CPU alone. Raises SpecrunError where a device cannot be started.
+    `device`, a native handle, computes all that it can and the CPU the rest, as in llama.cpp; 0 is
+    the CPU alone. Raises SpecrunError if a device cannot be started.
     """
 
     def __init__(self, device: int = 0, *, n_threads: int = 0) -> None:
@@ -38,7 +38,7 @@ class ComputeDevice:
             raise
         self.n_threads = n_threads or available_cores()
         call("ggml_backend_cpu_set_n_threads")(cpu, self.n_threads)
-        # Last: ggml's scheduler falls back to the last backend, and aborts where that is no CPU.
+        # Last: ggml's scheduler falls back to the last backend, and aborts if that is no CPU.
         self._backends.append(cpu)
 
     @property
@@ -70,14 +70,14 @@ class ComputeDevice:
         return NativeHandle(scheduler, free, context, *backends)
 
     def freeing(self, name: str) -> Callable[[int], None]:
-        """Return a function of ggml that frees what lies on this device, while it is there."""
+        """Return a function of ggml that frees memory of this device, while it is reachable."""
         worker = worker_of(self.devices[0])
         return freed_while_there(call(name), () if worker is None else (worker,))
 
     def supports(self, operation: int, *, writes_weights: bool = False) -> bool:
-        """Return whether a backend can compute a node (a native handle) where its sources lie.
+        """Return whether a backend can compute a node (a native handle) with its sources in place.
 
-        What `writes_weights` writes into the memory of `buffer_type`, and only the first backend
+        A node that `writes_weights` writes into memory of `buffer_type`, and only the first backend
         reaches that.
         """
         backends = self.backends[:1] if writes_weights else self.backends

@@ -1,21 +1,185 @@
-"""Building ggml graphs, with shapes checked: ggml's own checks would end the process.
-
-Shapes are in ggml's order, fastest dimension first: n rows of h numbers are (h, n). numpy sees the
-same memory with the dimensions reversed, [n, h].
-"""
+"""ggml graphs: built with shapes checked, then run on arrays."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
 
-from specrun.bindings.errors import ClosedError, UnsupportedModelError
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import (
+    ClosedError,
+    DecodeFailedError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+)
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import F16, F32, I32, I64, InitParams, call
-from specrun.bindings.ggml.ready_graph import Graph
-from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.ggml.tensor import (
+    DTYPES,
+    F16,
+    F32,
+    I32,
+    I64,
+    InitParams,
+    Tensor,
+    call,
+    fields,
+)
 from specrun.bindings.library import NativeHandle
+from specrun.bindings.threads import FORK
+
+# == A graph with its memory: arrays go in, ggml computes, arrays come out =========================
+
+
+Array = npt.NDArray[np.generic]
+
+
+class Graph:
+    """A graph with its memory, to `run` again and again. Close it before its weights.
+
+    A caller often fills the arrays of `inputs` in place instead, then calls `compute` and
+    `read`: if a tensor lies in the CPU's memory, its array is that memory, and nothing is
+    copied. All inputs but kept ones have to be filled before each `compute`, which may overwrite
+    them. `filled` names the contents of the kept ones; callers set it, None is unset. The
+    arrays die with the graph: they are not to be kept.
+    """
+
+    def __init__(
+        self,
+        device: ComputeDevice,
+        context: NativeHandle,
+        graph: int,
+        size: int,
+        inputs: Mapping[str, Tensor],
+        outputs: Mapping[str, Tensor],
+    ) -> None:
+        self.inputs: dict[str, Array] = {}
+        self.cells: dict[str, memoryview] = {}  # their numbers, one after the other
+        self.filled: int | None = None
+        self._device = device
+        self._graph = graph
+        self._compute = call("ggml_backend_sched_graph_compute")
+        scheduler = device.new_scheduler(size, context)
+        if not call("ggml_backend_sched_alloc_graph")(scheduler, graph):
+            raise OutOfMemoryError("there is no room for a head's graph on the compute device")
+        ends = {name: _End(given, scheduler) for name, given in inputs.items()}
+        self.inputs = {name: end.array for name, end in ends.items()}
+        self.cells = {name: end.cells for name, end in ends.items()}
+        # Only tensors in a GPU's memory are copied: the other arrays are ggml's memory.
+        self._copied_in = [end for end in ends.values() if not end.is_mapped]
+        self._outputs = {name: _End(output, scheduler) for name, output in outputs.items()}
+        self._scheduler: NativeHandle | None = scheduler
+
+    def compute(self) -> None:
+        """Compute with the contents of `inputs`; the device counts the time."""
+        scheduler = self._scheduler or self._open()
+        if FORK.lost:
+            FORK.check()
+        if self._device.n_threads > 1:
+            FORK.note_work()
+        started = time.perf_counter()
+        for end in self._copied_in:
+            end.write()
+        status = self._compute(scheduler, self._graph)
+        if status != 0:
+            problem = f"ggml could not compute a head's graph (status {status})"
+            raise DecodeFailedError(problem, status)
+        self._device.native_seconds += time.perf_counter() - started
+
+    def read(self, name: str) -> Array:
+        """Return a copy of an output of the last `compute`."""
+        return self.peek(name).copy()
+
+    def peek(self, name: str) -> Array:
+        """Return an output of the last `compute`, valid until the next or until `close`."""
+        if self._scheduler is None:
+            self._open()  # raises
+        end = self._outputs[name]
+        return end.array if end.is_mapped else end.fetch()
+
+    floats = cast("Callable[[Graph, str], npt.NDArray[np.float32]]", peek)
+    """`peek` of an output of 32-bit floats."""
+
+    def numbers(self, *names: str) -> list[list[int]]:
+        """Return the whole numbers of outputs of the last `compute`: of each all, row by row."""
+        if self._scheduler is None:
+            self._open()  # raises
+        found: list[list[int]] = []
+        for name in names:  # no comprehension: behind an evaluation a frame costs as much as a read
+            end = self._outputs[name]
+            if not end.is_mapped:
+                end.fetch()
+            found.append(end.cells.tolist())
+        return found
+
+    def run(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        """Compute with these inputs, return copies of the outputs; shapes are numpy's: [n, h]."""
+        for name, array in self.inputs.items():
+            given = inputs[name]
+            if given.shape == array.shape:
+                array[...] = given
+            elif given.size == array.size:
+                array[...] = given.reshape(array.shape)
+            else:
+                wanted = f"the graph takes {array.shape}"
+                raise ValueError(f"input {name} has shape {given.shape}, and {wanted}")
+        self.compute()
+        return {name: output.fetch().copy() for name, output in self._outputs.items()}
+
+    def close(self) -> None:
+        """Free the graph and its memory, once no array is left; again does nothing."""
+        self._scheduler = None
+        self.inputs, self.cells, self._outputs, self._copied_in = {}, {}, {}, []
+
+    def _open(self) -> NativeHandle:
+        scheduler = self._scheduler  # read once: another thread may close it
+        if scheduler is None:
+            raise ClosedError("the graph is closed")
+        return scheduler
+
+
+class _End:
+    """An input or output of a graph that has its memory, and its array."""
+
+    __slots__ = ("_get", "_handle", "_pointer", "_set", "array", "cells", "is_mapped")
+
+    def __init__(self, tensor: Tensor, scheduler: NativeHandle) -> None:
+        shape, dtype = tensor.array_shape, np.dtype(DTYPES[tensor.type])
+        n_bytes = tensor.n_elements * dtype.itemsize
+        buffer = fields(tensor.handle).buffer
+        self._handle = tensor.handle
+        self._get, self._set = call("ggml_backend_tensor_get"), call("ggml_backend_tensor_set")
+        self.is_mapped = bool(buffer) and bool(call("ggml_backend_buffer_is_host")(buffer))
+        self._pointer: int = call("ggml_get_data")(tensor.handle) if self.is_mapped else 0
+        self.array: Array
+        if self.is_mapped:
+            memory: Any = (ctypes.c_uint8 * n_bytes).from_address(self._pointer)
+            memory.keeps = scheduler  # whose memory it is
+            self.array = np.frombuffer(memoryview(memory), dtype).reshape(shape)
+        else:
+            self.array = np.empty(shape, dtype)
+            self._pointer = self.array.ctypes.data
+        self.cells = self.array.reshape(-1).data
+
+    def write(self) -> None:
+        self._set(self._handle, self._pointer, 0, self.array.nbytes)
+
+    def fetch(self) -> Array:
+        if not self.is_mapped:
+            self._get(self._handle, self._pointer, 0, self.array.nbytes)
+        return self.array
+
+
+# == Building: ggml's own checks would end the process =============================================
+#
+# Shapes are in ggml's order, fastest dimension first: n rows of h numbers are (h, n). numpy sees
+# the same memory with the dimensions reversed, [n, h].
+
 
 # GGML_ROPE_TYPE_NEOX, and enum ggml_sort_order.
 _NEOX = 2
@@ -55,12 +219,12 @@ class GraphBuilder:
         self._outputs: dict[str, Tensor] = {}
         self._left = max_operations
 
-    # -- what goes in and out ----------------------------------------------------------------------
+    # -- inputs and outputs ------------------------------------------------------------------------
 
     def input(self, name: str, type_number: int, *shape: int, kept: bool = False) -> Tensor:
         """Return an input that `Graph.run` is given by this name.
 
-        A `kept` one holds what was filled in from one `compute` to the next.
+        A `kept` one keeps its contents from one `compute` to the next.
         """
         sizes = (ctypes.c_int64 * len(shape))(*shape)
         tensor = Tensor(call("ggml_new_tensor")(self._context, type_number, len(shape), sizes))
@@ -91,7 +255,7 @@ class GraphBuilder:
         return Graph(self._device, context, self._graph, self._size, self._inputs, self._outputs)
 
     def close(self) -> None:
-        """Free what was collected, if it was not built."""
+        """Free the collected nodes, if they were not built."""
         self._context = None
 
     # -- operations --------------------------------------------------------------------------------
@@ -104,17 +268,17 @@ class GraphBuilder:
         return self._add("ggml_mul_mat", weight, x)
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a + b, b repeated where it is smaller."""
+        """Return a + b, b repeated if it is smaller."""
         _require(_repeats(b, a), "add", a, b)
         return self._add("ggml_add", a, b)
 
     def sub(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a - b, b repeated where it is smaller."""
+        """Return a - b, b repeated if it is smaller."""
         _require(_repeats(b, a), "sub", a, b)
         return self._add("ggml_sub", a, b)
 
     def mul(self, a: Tensor, b: Tensor) -> Tensor:
-        """Return a * b by element, b repeated where it is smaller."""
+        """Return a * b by element, b repeated if it is smaller."""
         _require(_repeats(b, a), "mul", a, b)
         return self._add("ggml_mul", a, b)
 
@@ -132,7 +296,7 @@ class GraphBuilder:
         return self._add("ggml_swiglu_split", gate, up)
 
     def rms_norm(self, a: Tensor, weight: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-        """Return each row over its root mean square, times `weight` where it is given."""
+        """Return each row over its root mean square, times `weight` if it is given."""
         normed = self._add("ggml_rms_norm", a, eps)
         return normed if weight is None else self.mul(normed, weight)
 
@@ -145,7 +309,7 @@ class GraphBuilder:
     def set_rows(self, table: Tensor, values: Tensor, rows: Tensor) -> Tensor:
         """Write F32 values (h, n) to rows I64 (n) of a table that outlives the graph. `keep` it.
 
-        Returns the table: what reads that comes after the writing.
+        Returns the table for nodes that read it after the writing.
         """
         t, v = table.shape, values.shape
         fits = t[0] == v[0] and v[1] == rows.shape[0] and t[2:] == v[2:]
@@ -224,12 +388,12 @@ class GraphBuilder:
     def log_sum_exp(self, a: Tensor, best: tuple[Tensor, Tensor] | None = None) -> Tensor:
         """Return log sum exp of each row, (v, n) -> (1, n).
 
-        `best` are indices and elements as `best` returns them, where they are known.
+        `best` are indices and elements as `best` returns them, if they are known.
         """
         indices, values = best or self.best(a, 1)
         k = indices.shape[0]
-        # From the largest element and its share: softmax is one pass of vector instructions, where
-        # an exponential, a sum and what they are stored in take eight times as long.
+        # From the largest element and its share: softmax is one pass of vector instructions, while
+        # an exponential, a sum and their stores take eight times as long.
         shares = self._add("ggml_log", self.pick(self.soft_max(a), indices, k))
         if k > 1:
             values, shares = self.columns(values, 0, 1), self.columns(shares, 0, 1)
@@ -281,7 +445,7 @@ class GraphBuilder:
         self._left -= 1
         natives = (given.handle if isinstance(given, Tensor) else given for given in arguments)
         result = Tensor(call(name)(self._context, *natives))
-        # Asked at once: a node that no backend computes would end the process when the graph runs.
+        # Checked here: a node that no backend computes would end the process when the graph runs.
         if not self._device.supports(result.handle, writes_weights=writes_weights):
             problem = f"no backend of ggml here computes {name} for these tensor types"
             raise UnsupportedModelError(problem)

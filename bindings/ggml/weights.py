@@ -1,8 +1,9 @@
-"""Tensors that outlive graphs: a head's weights, read from a GGUF file, and its key-value cache."""
+"""Tensors that outlive graphs: weights and caches of heads, and matrices of the target."""
 
 from __future__ import annotations
 
 import ctypes
+import logging
 import mmap
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +12,22 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import ClosedError, MalformedFileError, OutOfMemoryError
+from specrun.bindings.errors import (
+    ClosedError,
+    MalformedFileError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+)
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import InitParams, call, fields
+from specrun.bindings.ggml.graph import GraphBuilder
+from specrun.bindings.ggml.tensor import F32, I32, InitParams, Tensor, call, fields
 from specrun.bindings.gguf import TENSOR_TYPES, TensorInfo, read_header
-from specrun.bindings.library import NativeHandle
+from specrun.bindings.library import NativeHandle, exported_function
+from specrun.bindings.machine.placement import current_placement, resolve_placement
+from specrun.bindings.models.model import Model
+
+# == A head's weights, read from a GGUF file, and its key-value cache ==============================
+
 
 _NUMBERS = {kind.name: number for number, kind in TENSOR_TYPES.items()}
 _WEIGHTS = 1  # GGML_BACKEND_BUFFER_USAGE_WEIGHTS
@@ -52,9 +64,9 @@ class TensorStore:
             raise OutOfMemoryError(problem)
         free = device.freeing("ggml_backend_buffer_free")
         self._buffer = NativeHandle(buffer, free, self._context, *device.backends)
-        # The scheduler then computes an operation where its weights lie, instead of copying them.
+        # The scheduler then computes an operation on the device of its weights: no copies.
         call("ggml_backend_buffer_set_usage")(self._buffer, _WEIGHTS)
-        # A masked cell is multiplied by 0: what lay in the memory before could be NaN, and stay it.
+        # A masked cell is multiplied by 0: NaN in the memory would stay NaN.
         call("ggml_backend_buffer_clear")(self._buffer, 0)
 
     def __contains__(self, name: str) -> bool:
@@ -117,12 +129,12 @@ def load_tensors(
     return store
 
 
-def load_rows(
+def _load_rows(
     path: str | os.PathLike[str], device: ComputeDevice, name: str, rows: npt.NDArray[np.integer]
 ) -> TensorStore:
     """Read some rows of a matrix of a GGUF file, in the order of `rows`, in its own type.
 
-    Raises MalformedFileError where the file has no such matrix.
+    Raises MalformedFileError if the file has no such matrix.
     """
     info = _tensor_info(path, name)
     width, n_rows = (*info.shape, 1)[:2]
@@ -140,9 +152,9 @@ def load_rows(
 
 
 def read_numbers(path: str | os.PathLike[str], name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Return a copy of a tensor's numbers, flat, where it is stored as `dtype`.
+    """Return a copy of a tensor's numbers, flat, if it is stored as `dtype`.
 
-    Raises MalformedFileError where the file has no such tensor.
+    Raises MalformedFileError if the file has no such tensor.
     """
     info = _tensor_info(path, name)
     with open(path, "rb") as file:
@@ -167,3 +179,132 @@ def _copy(store: TensorStore, info: TensorInfo, data: mmap.mmap) -> None:
             store.write(info.name, piece, start)
             # A view that is still alive would keep the file's mapping from being closed.
             del piece
+
+
+# == The target's embedding and output matrices, for heads that read or predict its tokens =========
+#
+# They are shared if ggml can reach them: the head's graph names the tensor itself, in llama.cpp's
+# place and form. They are loaded from the target's GGUF once more if llama.cpp's build hides them,
+# if they are on a device that the head does not compute on, or if the operation cannot read their
+# form (rows of a repacked matrix).
+
+
+logger = logging.getLogger("specrun.heads")
+
+# const ggml_tensor * llama_model::get_tensor(const char *) const: not part of the C interface.
+# Compilers on Unix export it all the same; Visual C++ (Q: a public method, E: by a pointer of 64
+# bits, B: const) only if it is set to export everything.
+_GET = (
+    "_ZNK11llama_model10get_tensorEPKc",
+    "?get_tensor@llama_model@@QEBAPEBUggml_tensor@@PEBD@Z",
+)
+_EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
+
+
+class TargetTensors:
+    """Matrices of an open model, loaded when needed. Close it before the model and the device."""
+
+    def __init__(self, model: Model, device: ComputeDevice) -> None:
+        self._model = model
+        self._device = device
+        self._loaded: list[TensorStore] = []
+        self._named: dict[str, Tensor] = {}
+        names = {tensor.name for tensor in model.header.tensors}
+        # Tied models use the embedding for both.
+        self._output_name = _OUTPUT if _OUTPUT in names else _EMBEDDING
+        self.shared: dict[str, bool] = {}
+        """Which matrices are the model's own memory; the others were loaded again."""
+
+    def embedding(self) -> Tensor:
+        """Return the matrix of token embeddings, (hidden, vocabulary)."""
+        return self._reachable(_EMBEDDING, rows=True)
+
+    def output(self) -> Tensor:
+        """Return the output matrix, (hidden, vocabulary): the embedding in models that tie them."""
+        return self._reachable(self._output_name, rows=False)
+
+    def output_rows(self, tokens: npt.NDArray[np.integer]) -> Tensor:
+        """Return the output matrix of some tokens alone, (hidden, n): a copy of their rows."""
+        store = _load_rows(self._model.path, self._device, self._output_name, tokens)
+        self._loaded.append(store)
+        return Tensor(store[self._output_name])
+
+    def named(self, name: str) -> Tensor:
+        """Return a matrix to multiply by, or a vector of a norm, by its name in the file."""
+        if name not in self._named:
+            self._named[name] = self._reachable(name, rows=False)
+        return self._named[name]
+
+    def close(self) -> None:
+        """Free the matrices that were loaded again."""
+        self._named.clear()
+        while self._loaded:
+            self._loaded.pop().close()
+
+    def _reachable(self, name: str, *, rows: bool) -> Tensor:
+        tensor = _tensor_of(self._model, name)
+        if tensor is not None and self._usable(tensor, rows=rows):
+            self.shared[name] = True
+            return tensor
+        self.shared[name] = False
+        n_bytes = sum(known.n_bytes for known in self._model.header.tensors if known.name == name)
+        logger.info("%s cannot be shared: %.0f MB are loaded again for a head", name, n_bytes / 1e6)
+        store = load_tensors(self._model.path, self._device, [name])
+        self._loaded.append(store)
+        return Tensor(store[name])
+
+    def _usable(self, tensor: Tensor, *, rows: bool) -> bool:
+        """Whether its operation can be computed with the tensor in its place."""
+        place = _device_of(tensor)
+        if place and place not in self._device.devices:
+            return False
+        builder = GraphBuilder(self._device, max_operations=1)
+        try:
+            if rows:
+                builder.get_rows(tensor, builder.input("rows", I32, 1))
+            else:
+                builder.mul_mat(tensor, builder.input("x", F32, tensor.shape[0], 1))
+        except UnsupportedModelError:
+            return False
+        finally:
+            builder.close()
+        return True
+
+
+def device_for_heads(model: Model) -> int:
+    """Return the native handle of the device that a target's heads are computed on, 0: the CPU.
+
+    That is the device of its output matrix, unless devices were chosen for drafts (`placing`).
+    """
+    placement = current_placement()
+    if placement.devices_draft is not None:
+        chosen = resolve_placement(placement.for_drafts).offload
+        return chosen[0].handle if chosen else 0
+    if not model.n_gpu_layers:
+        return 0
+    tensor = _tensor_of(model, _OUTPUT) or _tensor_of(model, _EMBEDDING)
+    if tensor is not None and tensor.handle:
+        return _device_of(tensor)
+    # This build shows no tensors. The output matrix is offloaded last, behind all layers.
+    everything = model.n_gpu_layers < 0 or model.n_gpu_layers > model.n_layer
+    return model.placed.offload[-1].handle if everything else 0
+
+
+def _device_of(tensor: Tensor) -> int:
+    """Return the native handle of the device in whose memory a tensor lies, 0: in the CPU's."""
+    buffer = fields(tensor.handle).buffer
+    if not buffer or call("ggml_backend_buffer_is_host")(buffer):
+        return 0
+    kind = call("ggml_backend_buffer_get_type")(buffer)
+    device: int | None = call("ggml_backend_buft_get_device")(kind)
+    return device or 0
+
+
+def _tensor_of(model: Model, name: str) -> Tensor | None:
+    """Return a tensor of an open model, None if this build of llama.cpp does not export them."""
+    try:
+        find = exported_function(_GET, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    except UnsupportedModelError:
+        return None
+    handle: int | None = find(model.handle, name.encode())
+    return Tensor(handle) if handle else None

@@ -1,13 +1,14 @@
 """Headers of GGUF files, read and checked before any native code sees the file."""
 
 from specrun.bindings.gguf.header import (
+    MAX_HEADER_BYTES,
+    MAX_STRINGS,
     PADDED_PARAMETERS,
     GGUFHeader,
     TensorInfo,
     read_any_header,
     read_header,
 )
-from specrun.bindings.gguf.reader import MAX_HEADER_BYTES, MAX_STRINGS
 from specrun.bindings.gguf.types import (
     BLOCK_SIZES,
     FILE_TYPE_NAMES,

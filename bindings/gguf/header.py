@@ -1,13 +1,11 @@
-"""The header of a GGUF file, read and checked before any native code sees the file.
-
-Checked are the kind of file, its version, every count, length, type, name, shape and offset, and
-that all tensor data is there and does not overlap. `gguf.reader` bounds the reading itself.
-"""
+"""The header of a GGUF file, read and checked before any native code reads the file."""
 
 from __future__ import annotations
 
 import os
 import stat
+import struct
+from array import array
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +13,10 @@ from io import FileIO
 from itertools import pairwise
 from math import prod
 from types import MappingProxyType
+from typing import NoReturn
 
-from specrun.bindings.errors import FileMissingError
-from specrun.bindings.gguf.reader import AGAIN, HeaderReader, check_magic
+from specrun.bindings.errors import FileMissingError, MalformedFileError
+from specrun.bindings.files import without_waiting
 from specrun.bindings.gguf.types import (
     ARRAY_CODE,
     FILE_TYPE_NAMES,
@@ -29,7 +28,182 @@ from specrun.bindings.gguf.types import (
     ArrayValue,
     MetadataValue,
 )
-from specrun.bindings.regular_file import without_waiting
+
+# == Bounded reading of a file's first bytes, and names for files of another format ================
+#
+# The file is hostile until proven otherwise. Every length is compared with the size of the file and
+# with a fixed limit before anything is read or allocated for it, so time and memory are bounded for
+# any file. The file is read, not mapped: a mapped file that shrinks meanwhile would kill the
+# process.
+
+
+# Far above any real model (about 40 MB and 1 M strings), and small enough that a file built to
+# reach them costs a second or two.
+MAX_HEADER_BYTES = 256 << 20
+MAX_STRINGS = 4 << 20
+
+AGAIN = "download it again"
+_READ_STEP = 1 << 20
+_U32 = struct.Struct("<I")
+_U64 = struct.Struct("<Q")
+
+_CONVERT = "convert it with `specrun convert`"
+_LEGACY = ("an old ggml file from before GGUF", "get the model as GGUF")
+_ARCHIVE = ("a compressed archive", "unpack it first")
+
+# Files that are passed by mistake: their beginning, their kind, the advice.
+_SIGNATURES: tuple[tuple[bytes, str, str], ...] = (
+    (b"version https://git-lfs", "a git-lfs pointer, not the file it names", "run `git lfs pull`"),
+    (b"PK\x03\x04", "a zip archive, as PyTorch checkpoints are", _CONVERT),
+    (b"\x80\x02", "a Python pickle, as old PyTorch checkpoints are", _CONVERT),
+    *((start, "a Python pickle", _CONVERT) for start in (b"\x80\x03", b"\x80\x04", b"\x80\x05")),
+    *((start, *_LEGACY) for start in (b"lmgg", b"fmgg", b"tjgg")),
+    *((start, *_ARCHIVE) for start in (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\x00")),
+    (b"7z\xbc\xaf\x27\x1c", *_ARCHIVE),
+    (b"\x00\x00\x00\x00", "a download that never wrote its beginning", AGAIN),
+)
+_MARKUP = (b"<!doctype", b"<html", b"<head", b"<?xml")
+
+
+class _HeaderReader:
+    """The beginning of the file, read as far as needed and never beyond the limits."""
+
+    def __init__(self, file: FileIO, size: int, shown: str) -> None:
+        self.size = size
+        self.position = 0
+        self.strings_left = MAX_STRINGS
+        self._file = file
+        self._shown = shown
+        self._data = bytearray()
+
+    def fail(self, problem: str, advice: str = AGAIN) -> NoReturn:
+        """Refuse the file in one sentence that begins with its path."""
+        raise MalformedFileError(f"{self._shown} {problem}; {advice}")
+
+    def damaged(self, problem: str) -> NoReturn:
+        """Refuse the file because it contradicts itself."""
+        self.fail(f"is damaged: {problem}")
+
+    def require(self, end: int, what: str) -> int:
+        """Have the bytes up to `end` in memory, to read `what`; return how many are there."""
+        if end > self.size:
+            needed, left = end - self.position, self.size - self.position
+            problem = f"{what} needs {needed:,} bytes where {left:,} are left"
+            self.fail(f"is truncated or damaged: {problem}")
+        if end > MAX_HEADER_BYTES:
+            self.damaged(f"its header is larger than {MAX_HEADER_BYTES:,} bytes at {what}")
+        while len(self._data) < end:
+            chunk = self._file.read(_READ_STEP)
+            if not chunk:
+                self.damaged(f"it shrank to {len(self._data):,} bytes while it was being read")
+            self._data += chunk
+        return len(self._data)
+
+    def head(self, count: int) -> bytes:
+        """Return the first bytes of the file without moving on."""
+        count = min(count, self.size)
+        self.require(count, "its first bytes")
+        return bytes(self._data[:count])
+
+    def unpack(self, layout: struct.Struct, what: str) -> int | float:
+        """Return one number and move behind it."""
+        end = self.position + layout.size
+        if end > len(self._data):
+            self.require(end, what)
+        value: int | float = layout.unpack_from(self._data, self.position)[0]
+        self.position = end
+        return value
+
+    def u32(self, what: str) -> int:
+        """Return an unsigned 32-bit number and move behind it."""
+        return int(self.unpack(_U32, what))
+
+    def u64(self, what: str) -> int:
+        """Return an unsigned 64-bit number and move behind it."""
+        return int(self.unpack(_U64, what))
+
+    def take(self, count: int, what: str) -> bytes:
+        """Return the next `count` bytes and move behind them."""
+        end = self.position + count
+        self.require(end, what)
+        with memoryview(self._data) as view:
+            taken = bytes(view[self.position : end])
+        self.position = end
+        return taken
+
+    def string(self, what: str) -> bytes:
+        """Return the bytes of a string and move behind it."""
+        return self.take(self.u64(f"the length of {what}"), what)
+
+    def identifier(self, longest: int, what: str) -> str:
+        """Return a key or name of at most `longest` bytes: UTF-8 without zero bytes."""
+        length = self.u64(f"the length of {what}")
+        if length > longest:
+            self.damaged(f"{what} has {length:,} bytes, more than {longest:,}")
+        raw = self.take(length, what)
+        # llama.cpp cuts names at a zero byte, so two different names would become one.
+        if b"\0" in raw:
+            self.damaged(f"{what} contains a zero byte")
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            self.damaged(f"{what} is not UTF-8")
+
+    def string_array(self, count: int, what: str) -> ArrayValue:
+        """Walk over `count` strings, keeping their bytes and ends, and move behind them."""
+        self.strings_left -= count
+        if self.strings_left < 0:
+            self.damaged(f"{what} brings the file above {MAX_STRINGS:,} strings")
+        ends = array("q")
+        data, unpack_from = self._data, _U64.unpack_from
+        start = position = self.position
+        there = len(data)
+        for _ in range(count):  # the hot loop: up to a million strings in large vocabularies
+            if position + 8 > there:
+                there = self.require(position + 8, what)
+            position += 8 + unpack_from(data, position)[0]
+            if position > there:
+                there = self.require(position, what)
+            ends.append(position - start)
+        return ArrayValue("string", self.take(position - start, what), ends)
+
+
+def _check_magic(reader: _HeaderReader) -> None:
+    """Refuse a file that does not begin as GGUF files do, naming its probable kind."""
+    head = reader.head(64)
+    if head.startswith(b"GGUF"):
+        return
+    if not head:
+        reader.fail("is empty")
+    if b"GGUF".startswith(head):
+        reader.fail(f"is cut off after {len(head)} bytes")
+    seems, advice = _resemblance(head, reader.size)
+    reader.fail(f"is not a GGUF file: {seems}", advice)
+
+
+def _resemblance(head: bytes, size: int) -> tuple[str, str]:
+    for signature, kind, advice in _SIGNATURES:
+        if head.startswith(signature):
+            return f"it seems to be {kind}", advice
+    if head.startswith(b"FUGG"):
+        return "it seems to be a big-endian GGUF file", "get the little-endian file"
+    # A safetensors file is a length and a JSON object of that length.
+    if head[8:9] == b"{" and int.from_bytes(head[:8], "little") <= size - 8:
+        return "it seems to be a safetensors file", _CONVERT
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith(_MARKUP):
+        return "it seems to be a web page or a server's error message", "download the file itself"
+    if text.startswith(b"{"):
+        return "it seems to be JSON text", "name the .gguf file"
+    begins = f"it starts with the bytes {head[:4].hex(' ')} instead of 'GGUF'"
+    return begins, f"check the path or {AGAIN}"
+
+
+# == The header ====================================================================================
+#
+# Checked are the kind of file, its version, every count, length, type, name, shape and offset, and
+# that all tensor data is present and does not overlap.
+
 
 # Far above any real model (about 100 keys, 20,000 tensors), and checked in a second or so.
 _MAX_KEYS = 1 << 16
@@ -47,7 +221,7 @@ _GUESSED_FILE_TYPE = 1024  # a flag: the quantizer did not state the type, llama
 
 
 PADDED_PARAMETERS = "specrun.padded_parameters"
-"""The metadata key that says how many of the file's parameters are padding."""
+"""The metadata key with the number of the file's parameters that are padding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +242,7 @@ class TensorInfo:
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """All that a GGUF file says about itself, checked; of a split model, this one file's share."""
+    """The whole header of a GGUF file, checked; of a split model, this one file's share."""
 
     version: int
     file_size: int
@@ -94,12 +268,12 @@ class GGUFHeader:
 
     @property
     def bits_per_weight(self) -> float:
-        """How many bits a number takes on average; 0 where the file holds none."""
+        """The bits of a number on average; 0 if the file holds none."""
         return 8 * sum(tensor.n_bytes for tensor in self.tensors) / max(1, self.n_parameters)
 
     @property
     def file_type_name(self) -> str | None:
-        """The quantization it was made with, such as "Q4_K_M"; None where the file does not say."""
+        """The quantization it was made with, such as "Q4_K_M"; None if the file has no type."""
         value = self.metadata.get("general.file_type")
         if not isinstance(value, int) or isinstance(value, bool):
             return None
@@ -123,7 +297,7 @@ def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
 def read_any_header(path: str | os.PathLike[str]) -> GGUFHeader:
     """Read and check a GGUF header that need not name an architecture (an importance matrix's).
 
-    Raises as `read_header`; `architecture` of the result raises KeyError where the file has none.
+    Raises as `read_header`; `architecture` of the result raises KeyError if the file has none.
     """
     return _read_checked(path, named=False)
 
@@ -137,7 +311,7 @@ def _read_checked(path: str | os.PathLike[str], *, named: bool) -> GGUFHeader:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise FileMissingError(f"{shown} is not a regular file; name a GGUF file")
-            return _read(HeaderReader(file, status.st_size, shown), named=named)
+            return _read(_HeaderReader(file, status.st_size, shown), named=named)
     except FileMissingError:
         raise
     except FileNotFoundError as error:
@@ -162,7 +336,7 @@ def _quoted(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:80] + "...")
 
 
-def _read(reader: HeaderReader, *, named: bool) -> GGUFHeader:
+def _read(reader: _HeaderReader, *, named: bool) -> GGUFHeader:
     version, n_tensors, n_keys = _read_preamble(reader)
     metadata = _read_metadata(reader, n_keys)
     if named:
@@ -174,8 +348,8 @@ def _read(reader: HeaderReader, *, named: bool) -> GGUFHeader:
     return GGUFHeader(version, reader.size, alignment, MappingProxyType(values), tensors)
 
 
-def _read_preamble(reader: HeaderReader) -> tuple[int, int, int]:
-    check_magic(reader)
+def _read_preamble(reader: _HeaderReader) -> tuple[int, int, int]:
+    _check_magic(reader)
     reader.position = 4
     version = reader.u32("its version")
     if version and not version & 0xFFFF:
@@ -193,7 +367,7 @@ def _read_preamble(reader: HeaderReader) -> tuple[int, int, int]:
     return version, n_tensors, n_keys
 
 
-def _check_count(reader: HeaderReader, count: int, most: int, least_bytes: int, kind: str) -> None:
+def _check_count(reader: _HeaderReader, count: int, most: int, least_bytes: int, kind: str) -> None:
     left = reader.size - reader.position
     claim = f"it announces {count:,} {kind}"
     if count * least_bytes > left:
@@ -202,7 +376,7 @@ def _check_count(reader: HeaderReader, count: int, most: int, least_bytes: int, 
         reader.damaged(f"{claim}, more than the {most:,} that any model could need")
 
 
-def _read_metadata(reader: HeaderReader, n_keys: int) -> _Metadata:
+def _read_metadata(reader: _HeaderReader, n_keys: int) -> _Metadata:
     metadata: _Metadata = {}
     for number in range(1, n_keys + 1):
         place = f"metadata key {number} of {n_keys}"
@@ -217,7 +391,7 @@ def _read_metadata(reader: HeaderReader, n_keys: int) -> _Metadata:
     return metadata
 
 
-def _read_value(reader: HeaderReader, code: int, what: str) -> MetadataValue:
+def _read_value(reader: _HeaderReader, code: int, what: str) -> MetadataValue:
     if code == STRING_CODE:
         return reader.string(what).decode("utf-8", "replace")
     if code == ARRAY_CODE:
@@ -229,7 +403,7 @@ def _read_value(reader: HeaderReader, code: int, what: str) -> MetadataValue:
     return value != 0 if kind.name == "bool" else value
 
 
-def _read_array(reader: HeaderReader, what: str) -> ArrayValue:
+def _read_array(reader: _HeaderReader, what: str) -> ArrayValue:
     code = reader.u32(what)
     count = reader.u64(what)
     left = reader.size - reader.position
@@ -247,7 +421,7 @@ def _read_array(reader: HeaderReader, what: str) -> ArrayValue:
     return ArrayValue(kind.name, reader.take(least, what))
 
 
-def _check_architecture(reader: HeaderReader, metadata: _Metadata) -> None:
+def _check_architecture(reader: _HeaderReader, metadata: _Metadata) -> None:
     _, name = metadata.get("general.architecture", (None, None))
     if name is None:
         problem = "does not name its architecture (general.architecture)"
@@ -258,7 +432,7 @@ def _check_architecture(reader: HeaderReader, metadata: _Metadata) -> None:
         reader.damaged(f"general.architecture is {_quoted(name)}, which cannot be a name")
 
 
-def _read_alignment(reader: HeaderReader, metadata: _Metadata) -> int:
+def _read_alignment(reader: _HeaderReader, metadata: _Metadata) -> int:
     code, value = metadata.get("general.alignment", (UINT32_CODE, _DEFAULT_ALIGNMENT))
     if code != UINT32_CODE or not isinstance(value, int):
         reader.damaged(f"general.alignment is {_quoted(str(value))}, which is not of type uint32")
@@ -268,7 +442,7 @@ def _read_alignment(reader: HeaderReader, metadata: _Metadata) -> int:
     return value
 
 
-def _read_tensors(reader: HeaderReader, n_tensors: int, alignment: int) -> tuple[TensorInfo, ...]:
+def _read_tensors(reader: _HeaderReader, n_tensors: int, alignment: int) -> tuple[TensorInfo, ...]:
     tensors: dict[str, TensorInfo] = {}
     for number in range(1, n_tensors + 1):
         tensor = _read_tensor(reader, f"tensor {number} of {n_tensors}")
@@ -285,7 +459,7 @@ def _read_tensors(reader: HeaderReader, n_tensors: int, alignment: int) -> tuple
     )
 
 
-def _read_tensor(reader: HeaderReader, what: str) -> TensorInfo:
+def _read_tensor(reader: _HeaderReader, what: str) -> TensorInfo:
     """Return the next tensor, its offset still counted from the start of the data."""
     name = reader.identifier(_MAX_NAME_BYTES, f"the name of {what}")
     what = f"{what} ({_quoted(name)})"
@@ -310,7 +484,7 @@ def _read_tensor(reader: HeaderReader, what: str) -> TensorInfo:
     return TensorInfo(name, shape, kind.name, n_bytes, reader.u64(what))
 
 
-def _check_extents(reader: HeaderReader, tensors: tuple[TensorInfo, ...]) -> None:
+def _check_extents(reader: _HeaderReader, tensors: tuple[TensorInfo, ...]) -> None:
     ordered = sorted(tensors, key=lambda tensor: tensor.offset)
     for first, second in pairwise(ordered):
         if first.offset + first.n_bytes > second.offset:

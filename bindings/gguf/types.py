@@ -50,7 +50,7 @@ class TensorType(NamedTuple):
     block_bytes: int
 
 
-# By the numbers in a block: ggml_type, name and bytes of a block. (Q8_1: the gguf package says 40,
+# By the numbers in a block: ggml_type, name and bytes of a block. (Q8_1: the gguf package has 40,
 # but ggml uses 36.)
 _TENSOR_TYPES = {
     1: "0:F32:4 1:F16:2 24:I8:1 25:I16:2 26:I32:4 27:I64:8 28:F64:8 30:BF16:2",
@@ -105,7 +105,7 @@ FILE_TYPE_NAMES: Mapping[int, str] = MappingProxyType(
 
 
 class ArrayValue(Sequence[Scalar]):
-    """An array of the metadata, decoded when asked for; equal where type and bytes are."""
+    """An array of the metadata, decoded when read; equal if type and bytes are."""
 
     __slots__ = ("_ends", "element_type", "raw")
 
@@ -114,7 +114,7 @@ class ArrayValue(Sequence[Scalar]):
         """"string", or the name of a scalar type such as "uint32"."""
         self.raw = raw
         """The elements as the file holds them: strings with a length of 8 bytes before each."""
-        self._ends = ends  # where each string ends in `raw`; None for scalars
+        self._ends = ends  # the end of each string in `raw`; None for scalars
 
     def __len__(self) -> int:
         if self._ends is not None:
@@ -166,7 +166,7 @@ class ArrayValue(Sequence[Scalar]):
         return self.raw[start + 8 : self._ends[index]]
 
     def string_ends(self) -> npt.NDArray[np.int64]:
-        """Return where each string ends in `raw`, int64 [n]."""
+        """Return the end of each string in `raw`, int64 [n]."""
         if self._ends is None:
             raise TypeError(f"an array of {self.element_type} has no strings")
         return np.frombuffer(self._ends, dtype=np.int64)

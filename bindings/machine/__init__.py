@@ -1,1 +1,1 @@
-"""Machines: backends, devices, where layers are placed, workers on other machines."""
+"""Machines: backends, devices, the placement of layers, workers on other machines."""

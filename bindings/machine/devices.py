@@ -1,4 +1,4 @@
-"""The devices ggml can compute on, with their memory."""
+"""Devices of this machine and their memory, and the backends of ggml that reach them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from specrun.bindings.installation import build_command, source_folder
 from specrun.bindings.library import llama, native_function
 from specrun.bindings.machine.workers import add_workers, worker_of
+
+# == Devices that ggml can compute on, with their memory ===========================================
+
 
 DeviceKind = Literal["cpu", "gpu", "igpu", "accel", "meta"]
 _KINDS: tuple[DeviceKind, ...] = ("cpu", "gpu", "igpu", "accel", "meta")
@@ -33,7 +37,7 @@ class Device:
     hardware: str = ""
     worker: str | None = None
     handle: int = field(default=0, repr=False, compare=False)
-    """ggml's pointer: it says nothing outside of this process."""
+    """ggml's pointer: it has no meaning outside of this process."""
 
 
 class _Properties(ctypes.Structure):
@@ -53,8 +57,8 @@ class _Properties(ctypes.Structure):
 def devices(workers: Sequence[str] = ()) -> list[Device]:
     """Return every device of this machine and of these workers, in ggml's order.
 
-    Others that ggml knows are not asked for anything: one that is gone would end the process, one
-    that serves somebody else would not answer. Raises as `add_workers`.
+    No function is called of other workers that ggml knows: one that is gone would end the process,
+    one that serves another client would not answer. Raises as `add_workers`.
     """
     llama()
     asked = set(add_workers(workers))
@@ -95,7 +99,7 @@ def offload_devices(found: Sequence[Device]) -> list[Device]:
     """Return those of `devices()` that llama.cpp puts layers on (llama_prepare_model_devices).
 
     Servers first, then every GPU once, though several backends may see it. Integrated GPUs share
-    the machine's memory: they serve where there is no other GPU, and those of one backend only.
+    the machine's memory: they serve if there is no other GPU, and those of one backend only.
     """
     servers = [item for item in found if item.kind == "gpu" and item.backend == "RPC"]
     gpus: list[Device] = []
@@ -108,18 +112,10 @@ def offload_devices(found: Sequence[Device]) -> list[Device]:
     return servers + (gpus or shared)
 
 
-def device_alignment(device: Device) -> int:
-    """Return what a device rounds the sizes of tensors up to, in bytes."""
-    pointer = ctypes.c_void_p
-    kind = native_function("ggml_backend_dev_buffer_type", pointer, pointer)(device.handle)
-    size: int = native_function("ggml_backend_buft_get_alignment", ctypes.c_size_t, pointer)(kind)
-    return size
-
-
 def supports_gpu_offload() -> bool:
     """Return whether this machine has a device that layers can be offloaded to.
 
-    llama.cpp's function of this name says so of every build with the RPC backend.
+    llama.cpp's function of this name is true for every build with the RPC backend.
     """
     return bool(offload_devices(devices()))
 
@@ -131,7 +127,7 @@ def system_info() -> str:
 
 
 def describe_machine() -> dict[str, object]:
-    """Return what makes this machine's costs, and how its kernels round, its own."""
+    """Return the facts that this machine's costs and the rounding of its kernels depend on."""
     return {
         "cpu": _cpu_name(),
         "cores": os.cpu_count() or 1,
@@ -140,7 +136,7 @@ def describe_machine() -> dict[str, object]:
 
 
 def _cpu_name() -> str:
-    """Return the processor's name as far as the system tells it."""
+    """Return the processor's name as far as the system has it."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         for line in text.splitlines():
@@ -149,3 +145,136 @@ def _cpu_name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+# == Backends of ggml in this llama.cpp, and the builds that have others ===========================
+
+
+_NVIDIA_DRIVER = (Path("/proc/driver/nvidia/version"), Path("/dev/nvidiactl"))
+_RENDERERS = Path("/dev/dri")
+# The setting of `make` that builds a backend, by its name in ggml.
+_BUILDS = {"CUDA": " CUDA=1", "Vulkan": " VULKAN=1", "Metal": "", "RPC": ""}
+_ALIASES = {"MTL": "Metal"}
+
+
+def built_backends() -> list[str]:
+    """Return the names of the backends that were built, such as CPU, CUDA, Metal, RPC, Vulkan."""
+    llama()
+    pointer = ctypes.c_void_p
+    get = native_function("ggml_backend_reg_get", pointer, ctypes.c_size_t)
+    name_of = native_function("ggml_backend_reg_name", ctypes.c_char_p, pointer)
+    count = native_function("ggml_backend_reg_count", ctypes.c_size_t)()
+    names = [(name_of(get(number)) or b"").decode() for number in range(count)]
+    return [_ALIASES.get(name, name) for name in names]
+
+
+def describe_backends(built: Sequence[str], found: Sequence[Device]) -> dict[str, str]:
+    """Return a sentence for each backend: its devices, the reason for none, or its requirements."""
+    sentences = {}
+    for name in dict.fromkeys([*built, *_BUILDS]):
+        if name == "Metal" and name not in built and platform.system() != "Darwin":
+            continue
+        own = [device for device in found if _ALIASES.get(device.backend, device.backend) == name]
+        if own:
+            listed = ", ".join(device.name for device in own)
+            sentences[name] = f"built, devices {listed}"
+        elif name in built:
+            sentences[name] = f"built, no device: {_without_device(name)}"
+        else:
+            sentences[name] = f"not built{_seen(name)}: {_how_to_build(name)}"
+    return sentences
+
+
+def _how_to_build(name: str) -> str:
+    from_sources = source_folder() is not None
+    toolkit = ", without a CUDA toolkit, too" if from_sources else ", with the CUDA toolkit"
+    remark = {"CUDA": toolkit, "Metal": " on Apple silicon"}.get(name, "")
+    command = build_command(f"make chat{_BUILDS[name]}", f"GGML_{name.upper()}=ON")
+    return f"{command} builds it{remark}"
+
+
+def _without_device(name: str) -> str:
+    if name == "RPC":
+        return "name workers (--rpc HOST:PORT; `specrun worker` starts one)"
+    if name == "CUDA":
+        if not _has_nvidia_driver():
+            return "no NVIDIA driver is loaded here"
+        return "the NVIDIA driver is here and shows no GPU that this build can use"
+    if name == "Vulkan":
+        return "no driver offers a GPU to Vulkan's loader"
+    return "none was found"
+
+
+def _seen(name: str) -> str:
+    """Return the reason to build a missing backend."""
+    if name == "CUDA" and _has_nvidia_driver():
+        return ", and an NVIDIA driver is here"
+    if name == "Vulkan" and _RENDERERS.is_dir():
+        return f", and a GPU is here ({_RENDERERS})"
+    return ""
+
+
+def _has_nvidia_driver() -> bool:
+    return any(path.exists() for path in _NVIDIA_DRIVER)
+
+
+# == Host memory: bytes that programs may still take, within the limits of control groups ==========
+
+
+_UNKNOWN = 1 << 62
+
+
+def available_memory(root: Path = Path("/")) -> int:
+    """Return the bytes that can be had without swapping; `root` is the folder of /proc and /sys.
+
+    Linux's MemAvailable, or the rest of the control groups' limits if that is less: cached files
+    can be dropped. Elsewhere the physical memory; if nothing is known, more than any machine
+    has.
+    """
+    found = [_meminfo(root) or _physical()]
+    for line in _read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        groups = Path(path.lstrip("/"))
+        for group in (groups, *groups.parents):
+            folder = root / "sys/fs/cgroup" / ("memory" if controllers else "") / group
+            found.append(_left(folder, version=1 if controllers else 2))
+    return max(0, min(found))
+
+
+def _left(folder: Path, version: int) -> int:
+    """Return the rest of a group's limit, `_UNKNOWN` without one."""
+    names = ("memory.max", "memory.current") if version == 2 else _FIRST_NAMES
+    limit, used = (_read(folder / name) for name in names)
+    if not limit.isdigit() or not used.isdigit():
+        return _UNKNOWN
+    kinds = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
+    counts = dict(line.split() for line in _read(folder / "memory.stat").splitlines() if line)
+    of_files = sum(int(counts.get(kind, 0)) for kind in kinds[2 if version == 1 else 0 :][:2])
+    return int(limit) - max(0, int(used) - of_files)
+
+
+_FIRST_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
+
+
+def _meminfo(root: Path) -> int:
+    for line in _read(root / "proc/meminfo").splitlines():
+        name, _, rest = line.partition(":")
+        if name == "MemAvailable":
+            return int(rest.split()[0]) << 10
+    return 0
+
+
+def _physical() -> int:
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, OSError, ValueError):  # Windows
+        return _UNKNOWN
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""

@@ -7,7 +7,6 @@ in which their workers are named.
 from __future__ import annotations
 
 import ctypes
-import difflib
 import math
 import re
 from collections.abc import Iterator, Sequence
@@ -25,19 +24,19 @@ from specrun.bindings.machine.workers import Endpoint
 SplitMode = Literal["none", "layer", "row", "tensor"]
 _SPLIT_MODES: tuple[SplitMode, ...] = get_args(SplitMode)
 _NONE = "none"
-_MAX_DEVICES = 14  # with the CPU and what speeds it up: GGML_SCHED_MAX_BACKENDS, 16
+_MAX_DEVICES = 14  # with the CPU and its accelerators: GGML_SCHED_MAX_BACKENDS, 16
 _MAX_REGEX = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where models lie: what llama.cpp's options of the same names say.
+    """The devices of models: llama.cpp's options of the same names.
 
     `rpc` are workers, HOST:PORT. `devices` None takes those of the workers and every GPU of this
-    machine, ("none",) none at all; `devices_draft` are for draft models and heads, None means as
+    machine, ("none",) none at all; `devices_draft` are for draft models and heads, None for
     the target's. `split_mode` "none" puts all layers on device number `main_gpu`, "layer" spreads
     whole layers over all devices, in the proportions of `tensor_split`, by default of their free
-    memory; "row" and "tensor" cut matrices, where devices can. `override_tensors` are pairs of a
+    memory; "row" and "tensor" cut matrices, if devices can. `override_tensors` are pairs of a
     regular expression and a device: tensors whose names it is found in go there.
     """
 
@@ -76,7 +75,7 @@ class Placement:
 
     @property
     def for_drafts(self) -> Placement:
-        """Where what drafts lies."""
+        """The placement of draft models and heads."""
         if self.devices_draft is None:
             return Placement(self.rpc, self.devices, None, self.split_mode, (), self.main_gpu)
         return Placement(self.rpc, self.devices_draft)
@@ -84,7 +83,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A placement on the devices that are here: what llama.cpp is told.
+    """A placement on the devices of this machine: the parameters for llama.cpp.
 
     `offload` are the devices for layers; `buffers` are patterns with native handles of the kinds
     of memory that tensors go to.
@@ -102,14 +101,14 @@ class Placed:
         return sum(device.memory_free for device in self.offload)
 
     def layers_offloaded(self, n_gpu_layers: int) -> int:
-        """Return how many layers (-1: all) go to devices of those asked for.
+        """Return how many layers (-1: all) of the given number go to devices.
 
-        llama.cpp ignores the wish where there is no device, so nobody else may take it for one.
+        llama.cpp ignores the number if there is no device; so do others.
         """
         return n_gpu_layers if n_gpu_layers != 0 and self.offload else 0
 
     def without_layers(self) -> Placed:
-        """Return what a model without layers on devices is told: no worker is connected to for it.
+        """Return the parameters of a model without layers on devices: it connects to no worker.
 
         A GPU of this machine still computes with long prompts.
         """
@@ -164,7 +163,7 @@ _current: ContextVar[Placement] = ContextVar("placement", default=_EVERYWHERE)
 
 @contextmanager
 def placing(placement: Placement) -> Iterator[None]:
-    """Open models where this says, until the end and in this thread."""
+    """Open models with this placement, until the end and in this thread."""
     before = _current.set(placement)
     try:
         yield
@@ -173,7 +172,7 @@ def placing(placement: Placement) -> Iterator[None]:
 
 
 def current_placement(*, drafts: bool = False) -> Placement:
-    """Return what `placing` said, for a model or for what drafts."""
+    """Return the placement of `placing`, for a model or for drafts."""
     return _current.get().for_drafts if drafts else _current.get()
 
 
@@ -206,8 +205,10 @@ def find_device(name: str, known: Sequence[Device]) -> Device:
     for device in known:
         if device.name.lower() == name.strip().lower():
             return device
+    from difflib import get_close_matches
+
     names = [device.name for device in known]
-    near = difflib.get_close_matches(name.upper(), names, n=1, cutoff=0.6)
+    near = get_close_matches(name.upper(), names, n=1, cutoff=0.6)
     hint = f", did you mean {near[0]}?" if near else ":"
     raise OptionError(f"there is no device {name!r}{hint} the devices are {', '.join(names)}")
 

@@ -2,7 +2,7 @@
 
     python -m specrun.bindings.machine.worker_process '{"endpoint": "127.0.0.1:50052", ...}'
 
-llama.cpp's server never returns, prints to stdout, and takes all the memory that it is asked for.
+llama.cpp's server never returns, prints to stdout, and takes any amount of memory.
 So it has a process of its own, whose stdout is stderr, which may be ended at any time, and whose
 address space can be bounded: an allocation that fails is then answered as such. It ends with the
 process that started it, whose end closes its stdin.
@@ -25,16 +25,16 @@ from specrun.bindings.machine.placement import find_device
 from specrun.bindings.machine.workers import rpc_function
 from specrun.bindings.threads import available_cores
 
-# Beside what clients may have: what receives a tensor, and the stacks of threads.
+# In addition to the clients' memory: a received tensor, and the stacks of threads.
 _SPARE_BYTES = 192 << 20
 _STATUS = Path("/proc/self/statm")
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """What a worker serves, and where. `memory` is in bytes, 0 is no limit; `cache` "" is none.
+    """The devices of a worker, and its address. `memory` in bytes, 0: no limit; `cache` "": none.
 
-    `devices` None are the GPUs of this machine, or its CPU where there is none.
+    `devices` None are the GPUs of this machine, or its CPU if there is none.
     """
 
     endpoint: str
@@ -50,7 +50,7 @@ class WorkerOptions:
 
 
 def served_devices(names: tuple[str, ...] | None) -> list[Device]:
-    """Return the devices of these names, by default the GPUs, or the CPU where there is none."""
+    """Return the devices of these names, by default the GPUs, or the CPU if there is none."""
     known = devices()
     if names is None:
         return offload_devices(known) or [device for device in known if device.kind == "cpu"][:1]
@@ -58,12 +58,12 @@ def served_devices(names: tuple[str, ...] | None) -> list[Device]:
 
 
 def can_limit_memory() -> bool:
-    """Whether this system bounds a process's address space, and says how large it is."""
+    """Whether this system bounds a process's address space, and reports its size."""
     return _STATUS.is_file()
 
 
 def _serve(options: WorkerOptions) -> None:
-    """Serve for ever; returns only where the server cannot be started."""
+    """Serve for ever; returns only if the server cannot be started."""
     pointer = ctypes.c_void_p
     start = rpc_function(
         "ggml_backend_rpc_start_server",
@@ -97,9 +97,9 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """Serve as the one argument says."""
+    """Serve with the options of the one argument."""
     os.dup2(2, 1)
-    # Ctrl-C reaches the whole group of processes: who started this one decides what happens.
+    # Ctrl-C reaches the whole group of processes: the parent of this one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
@@ -107,7 +107,7 @@ def main() -> None:
     except SpecrunError as error:
         os.write(2, f"{error}\n".encode())
         sys.exit(error.exit_code)
-    # The server has said why.
+    # The server has printed the reason.
     sys.exit(OptionError.exit_code)
 
 

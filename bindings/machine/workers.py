@@ -1,12 +1,12 @@
 """RPC workers (ggml-rpc): devices of other processes and machines, as llama.cpp reaches them.
 
-What ggml-rpc cannot go on without ends the process: a worker that does not answer, that speaks
-another version, that goes away. So a worker is asked before ggml connects to it (`add_workers`),
-and looked for before every answer (`require_workers`). One that goes away in the middle of an
+ggml-rpc ends the process if it cannot go on: if a worker does not answer, has another version of
+the protocol, or goes away. So a worker is checked before ggml connects to it (`add_workers`),
+and again before every answer (`require_workers`). One that goes away in the middle of an
 answer ends the process all the same, with a sentence in the place of a stack trace.
 
-A worker serves one client at a time, and only one more can wait: who looks whether it is there must
-not stand in that queue. Where this process is connected, its own connection says it.
+A worker serves one client at a time, and only one more can wait: a check must not take that place
+in the queue. If this process is connected, its own connection shows whether the worker runs.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _keep_alive: list[object] = []
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where a worker listens."""
+    """The address of a worker."""
 
     host: str
     port: int
@@ -65,7 +65,7 @@ class Endpoint:
 
 
 def rpc_function(name: str, result: Any, *arguments: Any) -> Any:  # noqa: ANN401 - ctypes types
-    """Return a function of ggml's RPC backend; raises OptionError where llama.cpp has none."""
+    """Return a function of ggml's RPC backend; raises OptionError if llama.cpp has none."""
     pointer = ctypes.c_void_p
     registry = native_function("ggml_backend_reg_by_name", pointer, ctypes.c_char_p)(b"RPC")
     address: int | None = None
@@ -83,19 +83,19 @@ def rpc_function(name: str, result: Any, *arguments: Any) -> Any:  # noqa: ANN40
 def add_workers(workers: Sequence[str]) -> list[int]:
     """Return ggml's handles of the devices of these workers, in order, which can then be used.
 
-    Raises OptionError for what is no HOST:PORT, does not answer, serves somebody else, is no worker
-    or speaks another version of the protocol; WorkerLostError for one on which something lies that
-    has gone away.
+    Raises OptionError for a text that is no HOST:PORT, a worker that does not answer, serves
+    another client, is no worker or has another version of the protocol; WorkerLostError for one on
+    which something lies that has gone away.
     """
     endpoints = [Endpoint.parse(text) for text in workers]
     if endpoints:
-        rpc_function("ggml_backend_rpc_add_server", None)  # raises where there is none
+        rpc_function("ggml_backend_rpc_add_server", None)  # raises if there is none
     devices: list[int] = []
     for endpoint in dict.fromkeys(endpoints):
         worker = str(endpoint)
         if worker in _added:
             require_workers([worker])
-        # Where ggml is going to connect, it would wait for ever, or end the process.
+        # ggml's own connection would wait for ever, or end the process.
         if worker not in _added or not _ended_connections(worker):
             _greet(endpoint)
         if worker not in _added:
@@ -130,9 +130,9 @@ def is_lost(worker: str) -> bool:
 
 
 def freed_while_there(free: Callable[[int], None], workers: Sequence[str]) -> Callable[[int], None]:
-    """Return what frees a pointer unless one of the workers that it lies on is lost.
+    """Return the function that frees a pointer unless one of the workers that it lies on is lost.
 
-    ggml would ask that worker to free its part, and end the process for want of an answer.
+    ggml would request that worker to free its part, and end the process without an answer.
     """
 
     def free_there(pointer: int) -> None:
@@ -174,7 +174,7 @@ def _connect(endpoint: Endpoint) -> socket.socket:
 
 
 def _greet(endpoint: Endpoint) -> None:
-    """Say hello as ggml will, with a limit of time; raises OptionError for a wrong answer."""
+    """Greet the worker as ggml will, within some time; raises OptionError for a wrong answer."""
     start = f"`specrun worker --port {endpoint.port}` starts one"
     busy = "either it is not there, or it serves another client: one at a time"
     silent = f"the worker {endpoint} does not answer within {_SECONDS:.0f} s: {busy}"
@@ -205,7 +205,7 @@ def _greet(endpoint: Endpoint) -> None:
 
 
 def _received(connection: socket.socket, n_bytes: int) -> bytes:
-    """Return so many bytes, or fewer where the other side ended."""
+    """Return so many bytes, or fewer if the other side ended."""
     data = b""
     while len(data) < n_bytes:
         piece = connection.recv(n_bytes - len(data))
@@ -221,7 +221,7 @@ def _received(connection: socket.socket, n_bytes: int) -> bytes:
 def _ended_connections(worker: str) -> list[bool]:
     """Return for each connection of this process to a worker, made by ggml, whether it has ended.
 
-    Empty where nothing lies on the worker, and on systems that do not show a process its files.
+    Empty if nothing lies on the worker, and on systems that do not show a process its files.
     """
     endpoint, ended = Endpoint.parse(worker), []
     try:
@@ -255,8 +255,8 @@ def _is_connected_to(connection: socket.socket, peer: tuple[str, int]) -> bool:
 def _has_ended(connection: socket.socket) -> bool:
     """Whether the other side of a connection is gone.
 
-    The system finds out by itself where a process or a machine ends in order. Of a machine that
-    falls silent it learns by asking, which it is told to do here.
+    The system notices a process or a machine that ends in order. A machine that falls silent is
+    found by probes, which are set up here.
     """
     with suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -279,7 +279,7 @@ def _explain_aborts() -> None:
     def explain(message: bytes | None) -> None:
         text = (message or b"").decode("utf-8", "replace")
         if "RPC" not in text and "Failed to connect" not in text:
-            os.write(2, f"{text}\n".encode())  # what ggml writes itself; then it ends the process
+            os.write(2, f"{text}\n".encode())  # ggml's own message; then it ends the process
             return
         lost = [worker for worker in _added if is_lost(worker)]
         subject = f"the worker {lost[0]} is gone" if lost else "a worker answered with nonsense"

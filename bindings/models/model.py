@@ -1,11 +1,13 @@
-"""A GGUF model (llama_model): loaded after its header was checked, with metadata, vocabulary."""
+"""GGUF models (llama_model) and LoRA adapters, loaded after their headers were checked."""
 
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -15,23 +17,115 @@ from specrun.bindings.errors import (
     ModelLoadError,
     OptionError,
     OutOfMemoryError,
+    PairError,
     UnsupportedModelError,
 )
-from specrun.bindings.gguf import GGUFHeader, read_header
-from specrun.bindings.library import NativeHandle, last_native_errors, llama
+from specrun.bindings.gguf import GGUFHeader, read_any_header, read_header
+from specrun.bindings.library import NativeHandle, last_native_errors, llama, native_function
 from specrun.bindings.machine.placement import current_placement, resolve_placement
 from specrun.bindings.machine.workers import freed_while_there
-from specrun.bindings.models.lora import LoraFile, load_lora
 from specrun.bindings.models.model_checks import check_model
 from specrun.bindings.models.nextn import ROLLBACK_ARCHITECTURES, read_nextn
 from specrun.bindings.models.trial import require_tried
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.bindings.threads import FORK
 
+# == LoRA adapters (Hu et al. 2021, 2106.09685): W + scale alpha / r B A ===========================
+#
+# llama.cpp adds them in every evaluation of the contexts that they are set on; the file of the
+# model and its memory do not change. An adapter's file is checked before llama.cpp reads it.
+
+
+_PARTS = (".lora_a", ".lora_b")
+_INTEGERS = ("I8", "I16", "I32", "I64", "F64")  # which ggml multiplies no states by
+_pointer, _text = ctypes.c_void_p, ctypes.c_char_p
+
+
+@dataclass(frozen=True, slots=True)
+class LoraFile:
+    """An adapter's GGUF file, and how much of it is added (1: as it was trained)."""
+
+    path: Path
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.scale):
+            raise OptionError(f"the scale of {self.path} is {self.scale}: give a finite number")
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.scale:g}"
+
+    @classmethod
+    def parse(cls, text: str) -> LoraFile:
+        """Return the file and the scale of FILE or FILE:SCALE."""
+        file, colon, scale = text.rpartition(":")
+        if colon and not Path(text).exists():
+            try:
+                return cls(Path(file).expanduser(), float(scale))
+            except ValueError:
+                if Path(file).expanduser().is_file():
+                    raise OptionError(f"{text}: the scale {scale!r} is not a number") from None
+        return cls(Path(text).expanduser())
+
+
+def _load_lora(model: Model, lora: LoraFile) -> Any:  # noqa: ANN401 - a ctypes pointer
+    """Return llama.cpp's adapter, which lives as long as the model.
+
+    Raises FileMissingError, MalformedFileError for a file that is no LoRA adapter, or of tensors
+    that the model lacks, and PairError for one of another architecture.
+    """
+    _check(model, lora.path, read_any_header(lora.path))
+    load = native_function("llama_adapter_lora_init", _pointer, _pointer, _text)
+    last_native_errors()
+    adapter = load(model.handle, bytes(lora.path))
+    if not adapter:
+        reason = last_native_errors() or "llama.cpp does not say why"
+        raise MalformedFileError(f"{lora.path} is no adapter for {model.path}: {reason}")
+    return adapter
+
+
+def set_loras(context: Any, adapters: list[tuple[Any, float]]) -> None:  # noqa: ANN401 - pointers
+    """Let a context evaluate with these adapters, each with its scale."""
+    count = len(adapters)
+    handles = (_pointer * count)(*(adapter for adapter, _ in adapters))
+    scales = (ctypes.c_float * count)(*(scale for _, scale in adapters))
+    kinds = _pointer, _pointer, ctypes.c_size_t, _pointer
+    assign = native_function("llama_set_adapters_lora", ctypes.c_int32, *kinds)
+    if assign(context, ctypes.addressof(handles), count, ctypes.addressof(scales)):
+        raise OptionError(f"llama.cpp refuses these {count} adapters together")
+
+
+def _check(model: Model, path: Path, header: GGUFHeader) -> None:
+    """Raise unless a header is that of an adapter for a model of this architecture."""
+    metadata = header.metadata
+    kind = metadata.get("general.type"), metadata.get("adapter.type")
+    if kind != ("adapter", "lora"):
+        raise MalformedFileError(f"{path} is no LoRA adapter: llama.cpp's convert_lora makes one")
+    made_for = metadata.get("general.architecture")
+    if made_for != model.architecture:
+        kinds = f"made for {made_for}, and the model is of architecture {model.architecture}"
+        raise PairError(f"{path} does not fit {model.path}: it is {kinds}")
+    alpha = metadata.get("adapter.lora.alpha", 0.0)
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise MalformedFileError(f"{path} has {alpha!r} as adapter.lora.alpha")
+    shapes = {tensor.name: tensor.shape for tensor in header.tensors}
+    for tensor in header.tensors:
+        if not tensor.name.endswith(_PARTS) or tensor.type_name in _INTEGERS:
+            raise MalformedFileError(f"{path} has {tensor.name} ({tensor.type_name}) in it")
+        name = tensor.name.rpartition(".")[0]
+        first, second = (shapes.get(f"{name}{part}", ()) for part in _PARTS)
+        if len(first) != 2 or len(second) != 2 or first[1] != second[0]:
+            shown = f"{list(first)} and {list(second)}"
+            raise MalformedFileError(f"{path}: the parts of {name} do not fit ({shown})")
+
+
+# == Models ========================================================================================
+
+
 # llama_load_mode
 _MMAP, _COPY, _MMAP_LOCKED = 1, 0, 3
 
-_UNKNOWN = "unknown model architecture"  # as llama.cpp says it
+_UNKNOWN = "unknown model architecture"  # llama.cpp's words
 _POOLINGS = {1: "mean", 2: "first", 3: "last"}  # llama_pooling_type
 
 
@@ -46,11 +140,11 @@ class Reader(Protocol):
 class Model:
     """A target or draft model. Owns native memory: use it as a context manager or call `close()`.
 
-    Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all), ignored where there is
+    Parameters: `n_gpu_layers` is how many layers go to the GPU (-1 all), ignored if there is
     none; `use_mmap` maps the file instead of reading it; `use_mlock` keeps it in RAM; `progress` is
     called with 0.0..1.0 and may return False to stop loading; `vocab_only` loads the vocabulary
-    alone, for what needs no evaluation; `load_nextn` loads the NextN blocks too, if the file has
-    any; `drafts` puts it where what drafts is to lie (`placing`). A file that was not seen before
+    alone, for uses without evaluation; `load_nextn` loads the NextN blocks too, if the file has
+    any; `drafts` puts it on the devices of drafts (`placing`). A file that was not seen before
     is tried in another process first (`trial`). Raises `FileMissingError`, `MalformedFileError`,
     `ModelLoadError`, `OutOfMemoryError`.
     """
@@ -94,7 +188,7 @@ class Model:
         self._n_ctx_train = int(self._native.llama_model_n_ctx_train(self._handle))
         vocabulary = self._native.llama_model_get_vocab(self._handle)
         self.vocabulary = Vocabulary(NativeHandle(vocabulary, None, self._handle))
-        # Before any context exists, so that a context cannot be asked of a vocabulary-only file.
+        # Before any context exists, so that none can be made of a vocabulary-only file.
         if self.vocabulary.kind == "none" or self.vocabulary.size <= 0:
             self.close()
             problem = f"{self.path} has no vocabulary: it cannot read or write text"
@@ -146,7 +240,7 @@ class Model:
 
     def add_lora(self, lora: LoraFile) -> None:
         """Add an adapter to every context that is made from now on; the model frees it."""
-        adapter = load_lora(self, lora)
+        adapter = _load_lora(self, lora)
         self.adapters.append((adapter, lora.scale))
         self.loras = (*self.loras, lora)
 
@@ -175,7 +269,7 @@ class Model:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- what the model is -------------------------------------------------------------------------
+    # -- properties of the model -------------------------------------------------------------------
 
     @property
     def architecture(self) -> str:
@@ -201,7 +295,7 @@ class Model:
 
     @property
     def rope_scaling_kind(self) -> str:
-        """How the file scales positions: "none", "linear", "yarn", ...; "" if it does not say."""
+        """The file's scaling of positions: "none", "linear", "yarn", ...; "" if it has none."""
         value = self.header.metadata.get(f"{self.architecture}.rope.scaling.type")
         return value if isinstance(value, str) else ""
 
@@ -266,7 +360,7 @@ class Model:
 
     @property
     def tool_template(self) -> str | None:
-        """The text of the template for conversations with tools, where that is another one."""
+        """The text of the template for conversations with tools, if that is another one."""
         return self._template(b"tool_use")
 
     def _template(self, name: bytes | None) -> str | None:
@@ -301,7 +395,7 @@ class Model:
 
 
 def rope_factor(header: GGUFHeader) -> float:
-    """Return how far a file's own scaling stretches positions, 1 where it does not."""
+    """Return the factor of a file's own stretching of positions, 1 without any."""
     for key in ("rope.scaling.factor", "rope.scale_linear"):
         factor = header.metadata.get(f"{header.architecture}.{key}")
         if isinstance(factor, (int, float)) and factor > 0.0:

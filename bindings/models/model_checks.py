@@ -1,7 +1,7 @@
-"""Checks of a model's header for what llama.cpp answers with an assertion, which ends the process.
+"""Checks of a model's header for values on which llama.cpp asserts, which ends the process.
 
 Read in the sources of llama.cpp 4df29be4f (llama-model.cpp, llama-vocab.cpp, ggml-cpu) and found by
-mutating small models. What is missing here `trial` finds, and cannot name so well.
+mutating small models. `trial` finds cases that are missing here, and cannot name them so well.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _WHOLE_HEADS = frozenset(_WHOLE_HEADS_OF.split())
 
 
 def check_model(path: Path, header: GGUFHeader, *, vocab_only: bool = False) -> None:
-    """Raise MalformedFileError for what would end the process, naming key or tensor and value.
+    """Raise MalformedFileError for a header that would end the process, with the key and value.
 
-    `vocab_only`: of what llama.cpp then reads, and no more.
+    `vocab_only`: only the parts that llama.cpp then reads.
     """
     check = _Checks(path, header)
     check.tokens()
@@ -72,7 +72,7 @@ class _Checks:
         return [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
 
     def _count(self, name: str) -> int:
-        """Return a count; 0 where it is absent, or of a type that llama.cpp refuses itself."""
+        """Return a count; 0 if it is absent, or of a type that llama.cpp refuses itself."""
         return (self._integers(name) or [0])[0]
 
     def _within(self, name: str, count: int, least: int, most: int) -> None:
@@ -184,5 +184,5 @@ def check_types(path: Path, tensors: Iterable[TensorInfo]) -> None:
 
 
 def _repeated(values: Sequence[int], count: int) -> Iterator[int]:
-    """Return one value for each layer, the last again where there are too few."""
+    """Return one value for each layer, the last again if there are too few."""
     return chain(values, repeat(values[-1], count - len(values)))

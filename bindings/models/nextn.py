@@ -2,11 +2,11 @@
 
 A NextN block is one more decoder layer behind the trunk that predicts one token further, from the
 trunk's last hidden state and the next token's embedding (DeepSeek-V3, 2412.19437, section 2.2).
-`{arch}.nextn_predict_layers` says how many of a file's `block_count` blocks are such; whether their
-tensors came along is another matter.
+`{arch}.nextn_predict_layers` is the number of such blocks among a file's `block_count`; whether
+their tensors are in the file is another matter.
 
 The lists below were read in the sources of llama.cpp 0c1e570 (llama-cpp-python 0.3.36): it
-asserts, or runs the wrong graph, where an architecture has no graph for its NextN blocks.
+asserts, or runs the wrong graph, if an architecture has no graph for its NextN blocks.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SPLIT_NAME = re.compile(r"(?P<base>.*)-\d{5}-of-\d{5}\.gguf")
 
 @dataclass(frozen=True, slots=True)
 class NextnBlocks:
-    """What a model's files hold of NextN blocks: `count` of them, of `n_parameters` numbers.
+    """NextN blocks in a model's files: `count` of them, of `n_parameters` numbers.
 
-    A model that only says that there were some has 0. `alone`: they are there without the model
+    A model that only declares them has 0. `alone`: they are there without the model
     that they belong to, as in llama.cpp's `mtp-*.gguf`.
     """
 
@@ -66,7 +66,7 @@ def read_nextn(path: Path, header: GGUFHeader) -> NextnBlocks:
 
 
 def nextn_tensors(path: Path, header: GGUFHeader) -> list[TensorInfo]:
-    """Return the tensors of a model's NextN blocks; none where not all blocks are there."""
+    """Return the tensors of a model's NextN blocks; none if not all blocks are there."""
     n_all, n_nextn = _declared(header)
     if not n_nextn:
         return []
@@ -98,7 +98,7 @@ def split_paths(path: Path, header: GGUFHeader) -> list[Path]:
 
 
 def _declared(header: GGUFHeader) -> tuple[int, int]:
-    """Return how many blocks a file says it has, and how many of them are NextN blocks."""
+    """Return a file's number of blocks, and how many of them are NextN blocks."""
     counts = []
     for key in ("block_count", "nextn_predict_layers"):
         value = header.metadata.get(f"{header.architecture}.{key}")
@@ -121,7 +121,7 @@ def show_nextn_states(context: Any, *, only_rows: bool = False) -> None:  # noqa
 
 
 def nextn_rows() -> Any:  # noqa: ANN401 - a ctypes function
-    """Return the function that tells where a context's states lie."""
+    """Return the function for the addresses of a context's states."""
     return exported_function(_ROWS, ctypes.c_void_p, ctypes.c_void_p)
 
 

@@ -1,17 +1,16 @@
 """Trials: the first opening of an unknown file, in a process that may die of it.
 
-llama.cpp answers much of what a damaged or hostile file may say with a failed assertion, which ends
-the process. The checks of `model_checks` know what it is known to assert on; no list is complete,
-so a file that was not seen before is loaded and evaluated in another process first, bounded in time
-and memory, without a GPU. What came through is remembered by its size, its time and the digest of
-its header, wherever it lies; so is what specrun itself has written.
+llama.cpp fails an assertion for many values of a damaged or hostile file, which ends the process.
+`model_checks` has the known ones; no list is complete, so a file that was not seen before is loaded
+and evaluated in another process first, bounded in time and memory, without a GPU. A file that
+passes is remembered by its size, its time and the digest of its header, wherever it lies; so are
+files that specrun itself has written.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
@@ -25,28 +24,28 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import cache_folder
 from specrun.bindings.errors import ModelLoadError, OutOfMemoryError, SpecrunError
+from specrun.bindings.files import cache_folder
 from specrun.bindings.gguf import MAX_HEADER_BYTES, GGUFHeader, read_any_header
 from specrun.bindings.models.nextn import split_paths
 
 logger = logging.getLogger("specrun.trial")
 
-_FORMAT = 1  # to be raised when trials try more than they did
-_SPARE_BYTES = 1 << 30  # beside the weights: Python, the vocabulary, a context of 256 cells
+_FORMAT = 1  # to be raised when trials try more than before
+_SPARE_BYTES = 1 << 30  # in addition to the weights: Python, the vocabulary, a context of 256 cells
 _SPARE_S = 120.0  # a busy machine may need many seconds to import alone
 _BYTES_PER_S = 20e6  # slower than any disk that is in order
 _MESSAGE = b'{"trial": '
 # A GPU that a trial does not use takes a second to open, and memory that others may need.
 _NO_GPU = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "-1")
 _NO_GPU["GGML_VK_VISIBLE_DEVICES"] = ""
-# What a file was tried as: what comes behind its key.
+# Kinds of trials: suffixes of a file's key.
 _AS_MODEL, _AS_VOCABULARY, _AS_HEAD = "-model", "-vocabulary", "-head"
 _AS_COUNTED = "-counted"
 _BUILT_IN = re.compile(r"\S*/vendor/llama\.cpp/")
 _TRUST = "if you know where it comes from, open it with --trust (Python: trust=True)"
 
-_known_here: set[str] = set()  # for where nothing can be stored
+_known_here: set[str] = set()  # if nothing can be stored
 _own_folders: set[Path] = set()
 _trusting: ContextVar[bool] = ContextVar("trusting", default=False)
 
@@ -69,15 +68,15 @@ def trust_folder(folder: Path) -> None:
 def require_tried(path: Path, header: GGUFHeader, *, vocab_only: bool = False) -> None:
     """Try a model in a process of its own, unless it is known; `vocab_only`: its vocabulary alone.
 
-    Raises ModelLoadError where that process died, with its last words, or hung; OutOfMemoryError
-    where it needed more memory than such a file may. What it refused in order raises nothing here:
+    Raises ModelLoadError if that process died, with its last words, or hung; OutOfMemoryError if it
+    needed more memory than such a file may. A file that it refused in order raises nothing here:
     this process refuses it, too.
     """
     _require_tried(path, header, (_AS_MODEL, _AS_VOCABULARY) if vocab_only else (_AS_MODEL,))
 
 
 def require_tried_counting(path: Path, header: GGUFHeader) -> None:
-    """Try to count what a model takes in a process of its own, unless it is known.
+    """Try to count a model's memory in a process of its own, unless it is known.
 
     Its weights are not read, so a file may be larger than this machine. Raises as `require_tried`.
     """
@@ -120,13 +119,13 @@ def is_known_file(path: Path) -> bool:
 
 def remember_written(path: Path) -> None:
     """Take a file that specrun has just written for tried."""
-    # What cannot be read back has been replaced meanwhile: it is tried when it is opened.
+    # A file that cannot be read back was replaced meanwhile: it is tried when it is opened.
     with suppress(OSError, SpecrunError):
         _remember(_key(path, read_any_header(path)))
 
 
 def is_noted(path: Path, fact: str) -> bool:
-    """Whether `note_fact` was told this of the file, or of its copy, by this llama.cpp."""
+    """Whether `note_fact` was called for the file, or for its copy, with this llama.cpp."""
     with suppress(OSError, SpecrunError):
         return _is_remembered(f"{_key(path, read_any_header(path))}-{fact}")
     return False
@@ -138,7 +137,7 @@ def note_fact(path: Path, fact: str) -> None:
         _remember(f"{_key(path, read_any_header(path))}-{fact}")
 
 
-# -- what is known ---------------------------------------------------------------------------------
+# -- known files -----------------------------------------------------------------------------------
 
 
 def _is_own(path: Path) -> bool:
@@ -146,7 +145,7 @@ def _is_own(path: Path) -> bool:
 
 
 def _key(path: Path, header: GGUFHeader) -> str:
-    """Return what tells a model from others: of all its files, size, time and header."""
+    """Return a key of a model: size, time and header of all its files."""
     digest = hashlib.sha256(f"{_FORMAT} {_engine_version()}".encode())
     for number, part in enumerate(split_paths(path, header)):
         status = part.stat()
@@ -160,10 +159,12 @@ def _key(path: Path, header: GGUFHeader) -> str:
 
 @functools.cache
 def _engine_version() -> str:
-    # Another llama.cpp may assert on what this one takes.
+    """Return llama.cpp's version: another one may assert on a file that this one accepts."""
+    from importlib.metadata import PackageNotFoundError, version  # slow to import
+
     try:
-        return importlib.metadata.version("llama-cpp-python")
-    except importlib.metadata.PackageNotFoundError:  # built under another name
+        return version("llama-cpp-python")
+    except PackageNotFoundError:  # built under another name
         return "unknown"
 
 
@@ -183,7 +184,7 @@ def _is_remembered(*names: str) -> bool:
 
 def _remember(key: str) -> None:
     _known_here.add(key)
-    # The name says it all, so no reader meets half of a file and writers need no lock.
+    # The name is the whole content, so no reader gets half of a file and writers need no lock.
     try:
         folder = cache_folder() / "tried"
         folder.mkdir(parents=True, exist_ok=True)
@@ -202,8 +203,8 @@ def _size(files: Sequence[Path]) -> int:
 def _tried(module: str, arguments: Sequence[str], path: Path, n_bytes: int) -> bool:
     """Run a trial; return whether all went well. False: the file was refused in order.
 
-    A process that cannot be started, or ends before it opens the file, says nothing about the file:
-    then what follows goes on without a trial, with a warning.
+    A process that cannot be started, or ends before it opens the file, proves nothing about the
+    file: then the caller goes on without a trial, with a warning.
     """
     seconds = _SPARE_S + n_bytes / _BYTES_PER_S
     limits = {"memory": n_bytes + _SPARE_BYTES, "seconds": int(seconds)}
@@ -235,7 +236,7 @@ def _tried(module: str, arguments: Sequence[str], path: Path, n_bytes: int) -> b
 def _judged(
     code: int | None, reports: dict[str, Any], words: str, path: Path, seconds: float
 ) -> bool:
-    """Return or raise what the end of a trial means; `code` None: it was ended for its time."""
+    """Return or raise the meaning of a trial's end; `code` None: it was ended for its time."""
     if "opening" not in reports:
         logger.warning("%s is opened without a trial: its process did not start (%s)", path, words)
         return False
@@ -267,7 +268,7 @@ def _last_words(errors: bytes) -> str:
     lines = [line.strip() for line in errors.decode("utf-8", "replace").splitlines()]
     lines = [line for line in lines if line]
     asserted = [line for line in lines if "GGML_ASSERT" in line or "error" in line.lower()]
-    # Where llama.cpp was built says nothing.
+    # Source paths of the build machine mean nothing.
     text = _BUILT_IN.sub("", (asserted or lines or [""])[-1])[:200]
     return text if text.isprintable() else repr(text)
 
@@ -280,6 +281,6 @@ def _ending(code: int) -> str:
 
 
 def report(**what: object) -> None:
-    """Say something to the process that started the trial: called in the other one."""
+    """Report to the process that started the trial: called in the other one."""
     # On a line of its own, whatever native code has written before.
     os.write(1, b"\n" + _MESSAGE + json.dumps(what).encode() + b"}\n")

@@ -42,7 +42,7 @@ _GUARD = "\n"  # a tokenizer may add a space before a text: it goes to this
 class FillTokens:
     """Control tokens around the texts before and behind a gap that a model fills.
 
-    `repository` and `file` begin other files of the same repository, None where there are none.
+    `repository` and `file` begin other files of the same repository, None if there are none.
     """
 
     before: int
@@ -53,7 +53,7 @@ class FillTokens:
 
 
 def stored_fingerprint(header: GGUFHeader) -> bytes | None:
-    """Return `Vocabulary.fingerprint` of a file's header, None where it has no usual vocabulary."""
+    """Return `Vocabulary.fingerprint` of a file's header, None if it has no usual vocabulary."""
     name, tokens = (header.metadata.get(f"tokenizer.ggml.{key}") for key in ("model", "tokens"))
     if not isinstance(tokens, ArrayValue) or tokens.element_type != "string" or not len(tokens):
         return None
@@ -70,7 +70,7 @@ def stored_fingerprint(header: GGUFHeader) -> bytes | None:
 
 
 class _Pieces(dict[int, bytes]):
-    """The bytes of a vocabulary's tokens, each asked for once."""
+    """The bytes of a vocabulary's tokens, each read once."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -162,7 +162,7 @@ class Vocabulary:
 
     @functools.cached_property
     def fingerprint(self) -> bytes:
-        """SHA-256 of kind and stored texts in order: equal where token ids mean the same."""
+        """SHA-256 of kind and stored texts in order: equal if token ids mean the same."""
         get, handle = self._native.llama_vocab_get_text, self._handle
         digest = hashlib.sha256(f"{self.kind} {self.size}".encode())
         for token in range(self.size):
@@ -178,7 +178,7 @@ class Vocabulary:
 
     @functools.cached_property
     def _most_bytes(self) -> int:
-        """The most bytes of a text that one token may stand for; 0 where there is no bound.
+        """The most bytes of a text for one token; 0 if there is no bound.
 
         Tokenizers of the two kinds leave nothing out, if the vocabulary has every byte (SPM refuses
         to load without). As it is stored, a token is as long as its text or longer.
@@ -194,7 +194,7 @@ class Vocabulary:
 
     @functools.cached_property
     def _strips(self) -> bool:
-        """Whether white space beside some token is left out."""
+        """Whether white space next to some token is left out."""
         attribute, handle = self._native.llama_vocab_get_attr, self._handle
         return any(attribute(handle, token) & _ATTRIBUTE_STRIPS for token in range(self.size))
 
@@ -214,8 +214,8 @@ class Vocabulary:
     ) -> list[int]:
         """Return the tokens of `text`, which may be a piece of UTF-8 that ends in a character.
 
-        `add_special` adds the bos and eos tokens that the model asks for; `parse_special` reads
-        texts such as `<|end|>` as control tokens, which is never right for what a user typed.
+        `add_special` adds the model's bos and eos tokens; `parse_special` reads
+        texts such as `<|end|>` as control tokens, which is never right for a user's text.
         """
         if not text and not add_special:
             return []
@@ -248,18 +248,18 @@ class Vocabulary:
         return self.tokenize(decoded, add_special=False)
 
     def piece(self, token: int) -> bytes:
-        """Return the bytes the token stands for; control tokens stand for nothing.
+        """Return the bytes of the token; control tokens have none.
 
         A character may be split over several tokens, so bytes are joined before they are decoded.
         """
         return self.pieces((token,))[0]
 
     def pieces(self, tokens: Sequence[int]) -> list[bytes]:
-        """Return the bytes that each of these tokens stands for."""
+        """Return the bytes of each of these tokens."""
         return [*map(self._pieces.__getitem__, tokens)]
 
     def is_byte(self, token: int) -> bool:
-        """Whether the token is a bare byte: tokenizers spell with those what they do not know."""
+        """Whether the token is a bare byte: tokenizers spell unknown texts with those."""
         self._check(token)
         return bool(self._native.llama_vocab_get_attr(self._handle, token) & _ATTRIBUTE_BYTE)
 
@@ -270,7 +270,7 @@ class Vocabulary:
         return bool(self._native.llama_vocab_get_attr(self._handle, token) & wanted)
 
     def named(self, token: int) -> bytes:
-        """Return the bytes the token stands for, of control tokens those of their names."""
+        """Return the bytes of the token, of control tokens those of their names."""
         self._check(token)
         return self._piece_of(self._handle, token, True)
 
@@ -279,7 +279,7 @@ class Vocabulary:
         return self.named(token).decode("utf-8", "replace")
 
     def spelled(self, token: int) -> bytes:
-        """Return the text of a token that stands alone, as llama.cpp's DRY reads it.
+        """Return the text of a single token, as llama.cpp's DRY reads it.
 
         Control tokens are shown by name, and a space that only marks a text's beginning is left
         out.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from specrun.bindings.errors import MalformedFileError, OptionError
 from specrun.bindings.gguf import BLOCK_SIZES, stored_bytes
 from specrun.bindings.library import native_function
-from specrun.bindings.quantizer.types import ALWAYS_WITH_IMPORTANCE, TENSOR_NUMBERS
+from specrun.bindings.quantizer.quantizer import ALWAYS_WITH_IMPORTANCE, TENSOR_NUMBERS
 from specrun.bindings.threads import available_cores
 
 _CHUNK = 1 << 18  # numbers that one call quantizes
@@ -46,6 +45,8 @@ def quantize_rows(
     weights are not stored in, a width its blocks do not divide, or one that needs importance;
     MalformedFileError if the numbers cannot be stored (they are not finite, or too large).
     """
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
+
     n, width = rows.shape
     if type_name not in TENSOR_NUMBERS or width % BLOCK_SIZES[type_name]:
         raise OptionError(f"rows of {width} numbers cannot be stored as {type_name}")
@@ -71,7 +72,7 @@ def quantize_rows(
 def dequantize_rows(
     blocks: npt.NDArray[np.uint8], type_name: str, width: int
 ) -> npt.NDArray[np.float32]:
-    """Return the float32 rows [n, width] that quantized bytes [n, bytes of a row] stand for."""
+    """Return the float32 rows [n, width] of quantized bytes [n, bytes of a row]."""
     if type_name not in TENSOR_NUMBERS or blocks.shape[1:] != (stored_bytes((width,), type_name),):
         wanted = f"rows of {width} numbers as {type_name}"
         raise OptionError(f"blocks of shape {blocks.shape} are no {wanted}")

@@ -2,8 +2,8 @@
 
 It reads a line of JSON and the importance matrices' numbers from its input, plans, and reports; the
 next line is the path to write. Every line of its output is one JSON object: a line of llama.cpp's
-log, or the end of a step. Then it stays until it is ended: when its input ends, whoever started it
-is gone, killed before the file had its name, and the file is removed.
+log, or the end of a step. Then it stays until it is ended: when its input ends, its parent is
+gone, killed before the file had its name, and the file is removed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INPUT, _OUTPUT, _ERRORS = 0, 1, 2  # the standard descriptors
 
 
 class _Reports(logging.Handler):
-    """Writes what happens as lines of JSON."""
+    """Writes events as lines of JSON."""
 
     def __init__(self, output: BinaryIO) -> None:
         super().__init__(logging.DEBUG)
@@ -45,8 +45,8 @@ class _Reports(logging.Handler):
 
 
 def main() -> None:
-    """Do the job that stands on standard input."""
-    # Ctrl-C reaches the whole group of processes: who started this one decides what happens.
+    """Do the job from standard input."""
+    # Ctrl-C reaches the whole group of processes: the parent of this one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     job_input, reports = os.fdopen(_INPUT, "rb"), _Reports(os.fdopen(os.dup(_OUTPUT), "wb"))
     os.dup2(_ERRORS, _OUTPUT)  # whatever native code prints is no report

@@ -16,15 +16,12 @@ import click
 from specrun.cli.accelerate.report import print_report
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
-from specrun.cli.options.model_files import MODEL_FILE
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import named_target
-from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
-from specrun.cli.options.types import FILE, MAX_COUNT, SizeType
-from specrun.cli.terminal.errors import INTERRUPTED
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import duration_text
-from specrun.cli.terminal.terminal import Terminal, one_line
+from specrun.cli.options.sampling import SamplingGrid, grid_options
+from specrun.cli.options.types import FILE, MAX_COUNT, MODEL_FILE, SIZE
+from specrun.cli.terminal.screen import duration_text, progress_bar
+from specrun.cli.terminal.terminal import INTERRUPTED, Terminal, one_line
 
 if TYPE_CHECKING:
     from specrun.bench.accelerate import AccelerateOptions
@@ -72,7 +69,7 @@ search_options = option_group(
     _SEARCH.option(
         "--memory SIZE",
         "The most memory of the model and what drafts for it, such as 8G.",
-        SizeType(),
+        SIZE,
     ),
     _SEARCH.model(
         MODEL_DRAFT, "A drafter to try beside those that are found; repeatable.", multiple=True
@@ -98,9 +95,7 @@ search_options = option_group(
     _SEARCH.flag("--again", "Forget what was found for this file before."),
 )
 
-sampling_options = option_group(
-    "sampling", SamplingGrid, temperatures_option("0,0.8", " to choose for"), *TRUNCATION_OPTIONS
-)
+sampling_options = grid_options("0,0.8", " to choose for")
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)

@@ -6,7 +6,7 @@ import shutil
 import textwrap
 from typing import TYPE_CHECKING
 
-from specrun.cli.terminal.table import print_facts
+from specrun.cli.terminal.screen import print_facts
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import parse_expression, short_label
 

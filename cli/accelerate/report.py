@@ -6,16 +6,16 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from specrun.cli.accelerate.diagnosis import print_diagnosis
-from specrun.cli.terminal.table import duration_text, print_table
+from specrun.cli.terminal.screen import duration_text, print_table
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime.language import parse_expression, short_label
-from specrun.runtime.tuning import ANY
+from specrun.runtime.planning import ANY
 
 if TYPE_CHECKING:
     from specrun.bench.accelerate import AccelerateResult
-    from specrun.bench.accelerate.choice import Measured
+    from specrun.bench.accelerate.record import Measured
     from specrun.bench.diagnosis.diagnosis import Diagnosis
-    from specrun.runtime.tuning import Choice
+    from specrun.runtime.planning import Choice
 
 _LONGEST_REASON = 160
 _MOST_TYPES = 4
@@ -47,7 +47,7 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
 
 def _say_other_types(result: AccelerateResult, terminal: Terminal) -> None:
     """Name the files of other weight types beside the target, where its curve is too steep."""
-    from specrun.runtime.planning import same_model
+    from specrun.runtime.tuning import same_model
 
     kinds = {reason.kind for diagnosis in result.diagnoses for reason in diagnosis.reasons}
     others = same_model(result.target)

@@ -1,4 +1,4 @@
-"""`specrun bench cascade`: rules of two models, what quality they give for which latency."""
+"""`specrun bench cascade`: rules of two models, their quality and their latency."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.cli.bench.measuring import (
+from specrun.cli.bench.command import (
+    OutputForm,
     first_seed_option,
+    format_options,
+    measure_and_print,
     padding_option,
     predict_option,
+    print_table,
     repetitions_option,
 )
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print, print_table
-from specrun.cli.options.drafter_choice import draft_kind
+from specrun.cli.options.drafting import draft_kind
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import check_plot, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import temperatures_option
 from specrun.cli.options.types import (
+    COUNTS,
     FILE,
     NEW_FILE,
-    CountListType,
-    NumberListType,
+    NUMBERS,
 )
-from specrun.cli.terminal.errors import INTERRUPTED
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime.laws import SamplingParams
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ class _Compared:
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """What texts are answered, how often, and what is drawn."""
+    """The texts to answer, the repetitions, and the picture."""
 
     texts: Path | None
     examples: int
@@ -103,14 +105,14 @@ _compared_options = option_group(
         "--alpha",
         "How much is given away: a,b or repeated. bild and bild-star take the distance of a token "
         "of probability 1 - alpha.",
-        NumberListType(),
+        NUMBERS,
         multiple=True,
         default=("0,0.05,0.1,0.2,0.4,0.7",),
     ),
     _MODELS.option(
         "--spec-draft-n-max",
         "Tokens drafted in a round: a,b or repeated.",
-        CountListType(),
+        COUNTS,
         multiple=True,
         default=("5",),
     ),
@@ -118,7 +120,7 @@ _compared_options = option_group(
     SAMPLING.option(
         "--top-p",
         "Keep the most likely tokens with this much probability together: a,b or repeated.",
-        NumberListType(),
+        NUMBERS,
         multiple=True,
         default=("1",),
     ),
@@ -147,7 +149,7 @@ _extent_options = option_group(
     padding_option(_MEASURING),
     OUTPUT.option(
         "--quality",
-        "By what the best rules are found, and the picture drawn.",
+        "The measure of quality for the best rules and the picture.",
         click.Choice(["rouge_2", "bleu", "exact_match", "cross_entropy", "expected_accuracy"]),
         show_default="rouge_2 where there are answers, else cross_entropy",
     ),
@@ -173,10 +175,9 @@ def cascade(
     terminal: Terminal,
 ) -> None:
     """Compare cascades with plain and exact decoding: quality, latency, rejection."""
-    from specrun.bench.cascade.best import best_points
-    from specrun.bench.cascade.comparison import CascadeResults, measure_cascades
-    from specrun.bench.cascade.tables import best_table, cascades_table
-    from specrun.bench.drafters.padding import padded_target
+    from specrun.bench.cascade.comparison import CascadeResults, best_points, measure_cascades
+    from specrun.bench.cascade.report import best_table, cascades_table
+    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     check_plot(extent.plot)
@@ -197,7 +198,7 @@ def cascade(
     if form in ("table", "md") and points:
         print_table(best_table(best_points(points, extent.quality)), form, terminal)
     if extent.plot is not None and points:
-        from specrun.bench.cascade.plot import plot_cascades
+        from specrun.bench.cascade.report import plot_cascades
 
         plot_cascades(points, extent.plot, extent.quality)
         terminal.note(f"drew {extent.plot}")
@@ -209,7 +210,7 @@ def cascade(
 def _settings(
     target: Path, load: LoadSettings, compared: _Compared, extent: _Extent
 ) -> Callable[[Path], CascadeBench]:
-    """Return what makes the comparison of what is timed; before that all options are checked."""
+    """Check all options; return a function from the timed target to the comparison."""
     from specrun.bench.cascade.comparison import CascadeBench, with_alphas
     from specrun.bench.cascade.examples import demo_examples, read_examples
     from specrun.runtime.demo import demo_drafters

@@ -5,34 +5,292 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 import click
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError
-from specrun.cli.bench.drafters_options import (
-    DrafterChoice,
-    Measuring,
-    PromptChoice,
-    drafter_choice_options,
-    measuring_options,
-    prompt_choice_options,
-    sampling_grid_options,
+from specrun.bindings.files import check_target
+from specrun.cli.bench.command import (
+    OutputForm,
+    first_seed_option,
+    format_options,
+    measure_and_print,
+    padding_option,
+    predict_option,
+    repetitions_option,
 )
-from specrun.cli.bench.drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
-from specrun.cli.options.drafter_choice import draft_kind, require_draft_files
-from specrun.cli.options.group import SectionedCommand
-from specrun.cli.options.model import LoadSettings, load_options
+from specrun.cli.options.drafting import draft_kind, require_draft_files
+from specrun.cli.options.group import OUTPUT, Section, SectionedCommand, option_group
+from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options, shape_option
 from specrun.cli.options.output import check_plot, terminal_options
-from specrun.cli.options.prompt import named_target
-from specrun.cli.options.sampling import SamplingGrid
+from specrun.cli.options.prompt import (
+    named_target,
+    no_template_option,
+    prompt_file_option,
+    prompts_option,
+    read_prompt_file,
+)
+from specrun.cli.options.sampling import (
+    SAMPLER_OPTIONS,
+    SamplingGrid,
+    grid_options,
+)
+from specrun.cli.options.types import COUNTS, FILE, NEW_FILE, PATH
 from specrun.cli.terminal.terminal import Terminal
+from specrun.runtime.language import Expression, parse_expression
+from specrun.runtime.round import Shape
 
 if TYPE_CHECKING:
     from specrun.bench.drafters.comparison import DrafterBench, DrafterResult
+    from specrun.bench.drafters.corpus import DocumentationKind
+    from specrun.bench.drafters.prompts import Conversation, Prompt, Workload
+    from specrun.bindings.contexts.context_options import RopeScaling
+
+
+# == Options: which drafters, which prompts, how measured ==========================================
+
+
+_DRAFTERS, _PROMPTS, _MEASURING = map(Section, ("Drafters", "Prompts", "Measurement"))
+
+
+@dataclass(frozen=True, slots=True)
+class DrafterChoice:
+    """The drafters to compare, as they were typed."""
+
+    model_draft: tuple[Path, ...]
+    drafter: tuple[str, ...]
+    spec_draft_n_max: tuple[tuple[int, ...], ...]
+    planned: bool
+    accept: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChoice:
+    """The source of the prompts."""
+
+    prompt: tuple[str, ...]
+    file: Path | None
+    prompts: Path | None
+    questions: int
+    workload: str | None
+    context: int
+    docs_store: Literal["all", "disjoint"]
+    no_chat_template: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Measuring:
+    """The amount of measuring, the cost of the target, and the picture."""
+
+    predict: int
+    repetitions: int
+    pad_to: int | None
+    keep: Path | None
+    plot: Path | None
+    shape: Shape | None
+    alpha: bool
+
+
+drafter_choice_options = option_group(
+    "chosen",
+    DrafterChoice,
+    _DRAFTERS.model(
+        MODEL_DRAFT,
+        'A draft model or heads: short for --drafter KIND("FILE"); repeatable.',
+        multiple=True,
+    ),
+    _DRAFTERS.option(
+        "--drafter EXPR",
+        'A drafter to compare, such as "draft(small.gguf, n=8)"; repeatable.',
+        multiple=True,
+        show_default="draft, where there is a draft model, and prompt-lookup",
+    ),
+    _DRAFTERS.option(
+        "--spec-draft-n-max",
+        "Tokens that -md and --demo's draft model draft a round: a,b or repeated.",
+        COUNTS,
+        multiple=True,
+        show_default="5",
+    ),
+    _DRAFTERS.flag(
+        "--planned",
+        "All that `specrun tune` planned for the target and -md: the best chain and trees of each "
+        "scheme.",
+    ),
+    _DRAFTERS.option(
+        "--accept RULE",
+        "The acceptance rule of the drafters; repeatable, to compare rules.",
+        multiple=True,
+        show_default="exact",
+    ),
+)
+
+prompt_choice_options = option_group(
+    "source",
+    PromptChoice,
+    prompts_option(_PROMPTS),
+    prompt_file_option(_PROMPTS),
+    _PROMPTS.option(
+        "--prompts", 'Prompts, one a line; .jsonl: the "prompt" or "question" of each line.', FILE
+    ),
+    _PROMPTS.option(
+        "--questions",
+        "How many of the demo's questions are asked, where no prompt is given.",
+        click.IntRange(1, 10**6),
+        default=8,
+    ),
+    _PROMPTS.option(
+        "--workload",
+        "Ask the demo's questions; repeated: answered before; edited: an answer nearly like an "
+        "earlier one; quoted: a text to repeat (too hard for the demo).",
+        click.Choice(["questions", "repeated", "edited", "quoted"]),
+        show_default="questions, with --demo",
+    ),
+    _PROMPTS.option(
+        "--context N",
+        "Lengthen the conversations of a workload to about N tokens by earlier questions and "
+        "answers.",
+        click.IntRange(0, 2**20),
+        default=0,
+    ),
+    _PROMPTS.option(
+        "--docs-store",
+        "The text that a `rest` without a file retrieves from: all documentation that the "
+        "questions are about (it holds the answers), or only that without the answers.",
+        click.Choice(["all", "disjoint"]),
+        default="disjoint",
+    ),
+    no_template_option(_PROMPTS),
+)
+
+sampling_grid_options = grid_options("0", "", *SAMPLER_OPTIONS, first_seed_option)
+
+measuring_options = option_group(
+    "measuring",
+    Measuring,
+    shape_option,
+    predict_option(_MEASURING, default=128),
+    repetitions_option(_MEASURING, "How often every drafter answers all prompts.", 5),
+    padding_option(_MEASURING),
+    _MEASURING.option(
+        "--keep FILE",
+        "Keep the padded target; otherwise it goes into a temporary folder and away again.",
+        PATH,
+    ),
+    _MEASURING.flag(
+        "--alpha",
+        "Report alpha of drafters that have a law, the mean of sum min(p, q): prompts are answered "
+        "once more.",
+    ),
+    OUTPUT.option(
+        "--plot FILE", "Draw speed-ups and acceptance by position: a .png, .svg or .pdf.", NEW_FILE
+    ),
+)
+
+
+# == Prompts, and the datastores of `rest` =========================================================
+
+
+LONGEST_MESSAGES = 256
+"""Tokens by which the last messages of a workload may exceed the context that was asked for."""
+
+_ROOM_FOR_ANSWERS = 128
+
+
+def chosen_prompts(
+    source: PromptChoice, target: Path, rope: RopeScaling, *, demo: bool
+) -> tuple[tuple[Prompt, ...], str]:
+    """Return the prompts and their description; without any choice, the demo's questions.
+
+    `rope` says whether positions are stretched, so that a workload may be longer than the target
+    was trained for.
+    """
+    from specrun.bench.drafters.prompts import read_prompts
+
+    prompts: list[Prompt] = [*source.prompt]
+    if source.file is not None:
+        prompts.append(read_prompt_file(source.file))
+    if source.prompts is not None:
+        prompts += read_prompts(source.prompts)
+    if prompts and (source.workload or source.context):
+        raise click.UsageError(
+            "--workload and --context make their own prompts: leave out -p, -f and --prompts"
+        )
+    if prompts:
+        return tuple(prompts), ""
+    if not demo and source.workload is None:
+        raise click.UsageError(
+            "no prompt is given: use -p TEXT, -f FILE, --prompts FILE or --workload"
+        )
+    if source.workload is None and not source.context:
+        from specrun.bench.drafters.prompts import demo_prompts
+
+        return demo_prompts(source.questions), ""
+    return _workload(source, target, rope)
+
+
+def with_documentation(
+    chosen: DrafterChoice,
+    target: Path,
+    kind: DocumentationKind,
+    stack: ExitStack,
+    say: Callable[[str], None],
+) -> tuple[DrafterChoice, str]:
+    """Return the drafters, each `rest` without a store with ours, and that store's description."""
+    if not any(_lacks_store(parse_expression(text)) for text in chosen.drafter):
+        return chosen, ""
+    from specrun.bench.drafters.comparison import with_files
+    from specrun.bench.drafters.corpus import documentation_store, store_description
+
+    store = stack.enter_context(documentation_store(target, kind, progress=say))
+    drafters = tuple(with_files(text, {"rest": store}) for text in chosen.drafter)
+    return dataclasses.replace(chosen, drafter=drafters), store_description(kind)
+
+
+def _lacks_store(expression: Expression) -> bool:
+    if expression.atom == "rest":
+        return not expression.arguments
+    return any(map(_lacks_store, expression.arguments))
+
+
+def _workload(
+    source: PromptChoice, target: Path, rope: RopeScaling
+) -> tuple[tuple[Prompt, ...], str]:
+    from specrun.bench.drafters.prompts import as_text, demo_workload
+    from specrun.bindings.models.model import Model
+
+    workload = cast("Workload", source.workload or "questions")
+    with Model(target, vocab_only=True) as model:
+        # llama.cpp reports no context length if only the vocabulary was loaded.
+        trained = model.header.metadata.get(f"{model.architecture}.context_length", 0)
+        trained = trained if isinstance(trained, int) else 0
+        most = trained - _ROOM_FOR_ANSWERS
+        if source.context > most and not rope.stretches:
+            raise OptionError(
+                f"a context of {source.context:,} tokens does not fit: the target was trained for "
+                f"{trained:,}, which leaves {most:,} beside the answer. For longer ones stretch "
+                "its positions (--rope-scaling yarn --rope-scale 2), or take another target"
+            )
+
+        def count_tokens(conversation: Conversation) -> int:
+            tokens = model.vocabulary.tokenize(as_text(conversation), add_special=False)
+            # Two control tokens around every message, as most templates have.
+            return len(tokens) + 2 * len(conversation)
+
+        prompts = demo_workload(workload, source.questions, source.context, count_tokens)
+    about = f"workload {workload}"
+    if source.context > most:
+        about += (
+            f", beyond the {trained:,} tokens of context that the target was trained for ({rope})"
+        )
+    return prompts, about
+
+
+# == The command ===================================================================================
+
 
 _EPILOG = """\b
 Examples:
@@ -70,8 +328,8 @@ def drafters(
 ) -> None:
     """Compare drafters with plain decoding: speed, acceptance, text."""
     from specrun.bench.drafters.comparison import measure_drafters
-    from specrun.bench.drafters.padding import padded_target
     from specrun.bench.report import drafters_table
+    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     _check_options(chosen, measuring)
@@ -132,7 +390,7 @@ def _settings(
 
 
 def _n_ctx(load: LoadSettings, source: PromptChoice, measuring: Measuring) -> int:
-    """Return -c, or more where --context needs it; the target's own length still limits it."""
+    """Return -c, or more if --context needs it; the target's own length still limits it."""
     n_ctx = load.context.n_ctx
     if n_ctx == 0 or not source.context:
         return n_ctx
@@ -154,7 +412,7 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
             "--spec-draft-n-max needs a draft model: -md FILE (or put n into the --drafter)"
         )
     if chosen.planned and not chosen.spec_draft_n_max:
-        files = []  # the plans say what to draft
+        files = []  # the plans name the drafters
     names = [
         f"{kind}({', '.join(filter(None, (file, length)))})"
         for kind, file in files
@@ -173,7 +431,7 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
 def _planned(
     target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: SamplingGrid
 ) -> list[str]:
-    """Return what was planned for each temperature and draft model."""
+    """Return the planned drafters for each temperature and draft model."""
     if not chosen.planned:
         return []
     from specrun.runtime.demo import demo_drafters
@@ -182,7 +440,7 @@ def _planned(
     drafts = chosen.model_draft or (demo_drafters()["draft"],) if load.demo else chosen.model_draft
     if not drafts:
         raise click.UsageError("--planned needs a draft model: -md FILE")
-    settings = describe_settings(load.context, load.gpu_layers, load.gpu_layers_draft)
+    settings = describe_settings(**load.costs)
     names: list[str] = []
     for draft in drafts:
         reasons: list[str] = []
@@ -200,7 +458,7 @@ def _planned(
 
 
 def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:
-    """Refuse what could not be done before time is spent on measuring."""
+    """Raise the errors of wrong options before time is spent on measuring."""
     if chosen.planned and measuring.pad_to is not None:
         raise click.UsageError(
             "--planned and --pad-to exclude each other: plans belong to a file; pad it first "

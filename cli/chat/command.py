@@ -10,13 +10,11 @@ import click
 
 from specrun.cli.chat.commands import COMMAND_NAMES, handle_command
 from specrun.cli.chat.conversation import Conversation
-from specrun.cli.chat.input import make_line_reader
-from specrun.cli.chat.loop import Chat
-from specrun.cli.chat.models import ChatModels
+from specrun.cli.chat.loop import Chat, ChatModels, make_line_reader
 from specrun.cli.chat.settings import describe_sampling
-from specrun.cli.doctor.command import specrun_version
+from specrun.cli.doctor import specrun_version
+from specrun.cli.options.drafting import LearnSettings, learn_options, require_training
 from specrun.cli.options.group import SectionedCommand
-from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -26,17 +24,16 @@ from specrun.cli.options.model import (
     lora_option,
     template_options,
 )
+from specrun.cli.options.opening import kept_session, session_option
 from specrun.cli.options.output import (
     AnswerDisplay,
     answer_display_options,
     markdown_option,
     terminal_options,
 )
-from specrun.cli.options.packages import require_training
 from specrun.cli.options.prompt import system_prompt_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
-from specrun.cli.options.session import kept_session, session_option
-from specrun.cli.terminal.table import count_text
+from specrun.cli.terminal.screen import count_text
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime import Runtime
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import ModelError, OptionError
+from specrun.bindings.files import atomic_path
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
-from specrun.cli.terminal.paths import read_text
+from specrun.cli.terminal.terminal import read_text
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import GenerationResult
@@ -25,7 +25,7 @@ ASSISTANT, USER, SYSTEM = "assistant", "user", "system"
 
 @dataclass(slots=True)
 class Totals:
-    """What all answers of a chat took together."""
+    """Sums over all answers of a chat."""
 
     answers: int = 0
     prompt_tokens: int = 0
@@ -102,7 +102,7 @@ def save_conversation(conversation: Conversation, path: Path, *, force: bool = F
 
 
 def load_conversation(path: Path) -> Conversation:
-    """Return the conversation of a file; raises ModelError that names what is wrong with it."""
+    """Return the conversation of a file; raises ModelError that names the problem."""
     try:
         values = json.loads(read_text(path))
     except (json.JSONDecodeError, RecursionError) as error:

@@ -1,4 +1,4 @@
-"""A draft model that learns between answers (`--learn`), and what is said of it.
+"""A draft model that learns between answers (`--learn`), and the texts about it.
 
 torch is needed to learn, and is imported only for a chat that asks for it.
 """
@@ -9,20 +9,20 @@ import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from specrun.cli.options.learning import LearnSettings
+from specrun.cli.options.drafting import LearnSettings
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationResult
 
 if TYPE_CHECKING:
-    from specrun.train.online.online_drafter import Learning, OnlineDrafter, OnlineUpdate
-    from specrun.train.trainer.listener import TrainingStatus
+    from specrun.train.online import Learning, OnlineDrafter, OnlineUpdate
+    from specrun.train.trainer import TrainingStatus
 
 
 class ChatLearning:
-    """Counts answers, and lets the draft model learn when it is time, or when asked to."""
+    """Counts answers, and lets the draft model learn after so many, or at /learn."""
 
     def __init__(self, runtime: Learning, settings: LearnSettings, terminal: Terminal) -> None:
-        from specrun.train.online.online_drafter import OnlineSettings, open_online_drafter
+        from specrun.train.online import OnlineSettings, open_online_drafter
 
         self._settings, self._terminal = settings, terminal
         online = OnlineSettings(learning_rate=settings.learn_rate)
@@ -36,7 +36,7 @@ class ChatLearning:
         self._tell_start()
 
     def close(self) -> None:
-        """Delete what nobody asked to keep."""
+        """Delete the learnt drafters, unless --learn-keep was given."""
         self._drafter.close()
 
     def after_answer(self, result: GenerationResult) -> None:
@@ -49,7 +49,7 @@ class ChatLearning:
             self.update()
 
     def after_only_answer(self) -> None:
-        """Learn if it is time after an answer of which the next time knows what was kept alone."""
+        """Learn after the only answer of a command, if the kept answers are enough."""
         every, kept = self._settings.learn_every, self._n_kept
         if every and kept > self._n_begun and kept % every == 0 and self._drafter.can_update:
             self.update()
@@ -74,7 +74,7 @@ class ChatLearning:
             self._before, self._since = self._since, (0, 0)
 
     def lines(self) -> list[str]:
-        """Return what /stats says of it."""
+        """Return the lines of /stats about learning."""
         updates = self._drafter.updates
         swapped = sum(update.swapped for update in updates)
         found = [f"learning  {len(updates)} updates, {swapped} of them in use; {self._rates()}"]
@@ -128,9 +128,9 @@ class ChatLearning:
 def open_learning(
     closed_last: ExitStack, runtime: Learning, settings: LearnSettings, terminal: Terminal
 ) -> ChatLearning | None:
-    """Return what lets the chat's drafter learn, None: nobody asked.
+    """Return the learning of the chat's drafter, None without --learn.
 
-    `closed_last` closes it, after the runtime: its files are then read by nobody.
+    `closed_last` closes it after the runtime, which reads its files.
     """
     if not settings.wanted:
         return None

@@ -1,16 +1,25 @@
-"""The loop of a chat: read, answer, go on; Ctrl-C and errors leave the conversation whole."""
+"""A chat: its models, its lines of input, and the loop that reads and answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
+import dataclasses
+import os
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO, TypeAlias
 
-from specrun.bindings.errors import ContextFullError, SpecrunError
+import click
+
+from specrun.bindings.errors import ClosedError, ContextFullError, SpecrunError
 from specrun.cli.chat.conversation import Conversation, Totals
-from specrun.cli.chat.input import LineReader, read_message
-from specrun.cli.chat.learning import ChatLearning
-from specrun.cli.chat.models import ChatModels
+from specrun.cli.chat.learning import ChatLearning, open_learning
+from specrun.cli.options.drafting import NO_LEARNING, LearnSettings
+from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings
+from specrun.cli.options.opening import check_sampling, open_runtime
 from specrun.cli.options.output import AnswerDisplay
+from specrun.cli.options.types import located
 from specrun.cli.terminal.answer import (
     Answer,
     AnswerWriter,
@@ -19,9 +28,225 @@ from specrun.cli.terminal.answer import (
     run_stream,
     statistics_line,
 )
-from specrun.cli.terminal.errors import noted
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.terminal import Terminal, noted
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
+from specrun.runtime.language import METHODS, parse_expression
+
+if TYPE_CHECKING:
+    from prompt_toolkit.history import History
+    from prompt_toolkit.key_binding import KeyBindings
+
+
+# == Input: line editing and history on a terminal, plain lines from a pipe ========================
+
+
+PROMPT = ">>> "
+CONTINUATION = "... "
+_QUOTES = '"""'
+
+LineReader = Callable[[str], str]
+
+
+def read_message(read_line: LineReader) -> str:
+    """Return the next message: a line, or all between two `\"\"\"`; EOFError ends the input.
+
+    An input that ends inside the quotes ends the message.
+    """
+    text = read_line(PROMPT)
+    opened = text.strip()
+    if not opened.startswith(_QUOTES):
+        return text
+    lines = [opened.removeprefix(_QUOTES)]
+    while not lines[-1].rstrip().endswith(_QUOTES):
+        try:
+            lines.append(read_line(CONTINUATION))
+        except EOFError:
+            return "\n".join(lines).strip("\n")
+    lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
+    return "\n".join(lines).strip("\n")
+
+
+def make_line_reader(commands: Iterable[str]) -> LineReader:
+    """Return a function that reads a line: by prompt_toolkit on a screen, else from stdin."""
+    screen = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
+    if not sys.stdin.isatty() or screen is None:
+        return _read_plain_line
+    return _editing_reader(list(commands), screen)
+
+
+def history_path() -> Path:
+    """Return the file with the history of input, in the user's state folder."""
+    if os.name == "nt":
+        return Path(click.get_app_dir("specrun", roaming=False)) / "history"
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "specrun" / "history"
+
+
+def _read_plain_line(_prompt: str) -> str:
+    line = sys.stdin.readline()
+    if not line:
+        raise EOFError
+    return line.rstrip("\r\n")
+
+
+def _editing_reader(commands: list[str], screen: TextIO) -> LineReader:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.output import create_output
+
+    session: PromptSession[str] = PromptSession(
+        history=_history(),
+        completer=WordCompleter(commands, sentence=True),
+        complete_while_typing=False,
+        enable_history_search=True,
+        key_bindings=_line_break_keys(),
+        prompt_continuation=CONTINUATION,
+        output=create_output(stdout=screen),
+    )
+    return session.prompt
+
+
+def _line_break_keys() -> KeyBindings:
+    """Alt-Enter puts a line break into the message; Enter sends it."""
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return keys
+
+
+def _history() -> History:
+    """Return the history file, readable by the user only; in memory if it cannot be written."""
+    from prompt_toolkit.history import FileHistory, InMemoryHistory
+
+    path = history_path()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o600))
+    except OSError:
+        return InMemoryHistory()
+    return FileHistory(str(path))
+
+
+# == The models of a chat, switched while the conversation stays ===================================
+
+
+class ChatModels:
+    """The runtime of a chat; `switch_*` replace it, or leave it as it was and raise.
+
+    Only one runtime is open at a time: two would need the memory of both. The text after a switch
+    is evaluated again, as the cache belongs to model and drafter.
+    """
+
+    def __init__(
+        self,
+        load: LoadSettings,
+        draft: DraftSettings,
+        template: TemplateSettings,
+        terminal: Terminal,
+        lora: tuple[str, ...] = (),
+        learn: LearnSettings = NO_LEARNING,
+    ) -> None:
+        self._load, self._draft = load, draft
+        self._template, self._terminal, self._lora = template, terminal, lora
+        self._learn = learn
+        self.learning: ChatLearning | None = None
+        self._opened = ExitStack()
+        self._runtime: Runtime | None = None
+
+    @property
+    def runtime(self) -> Runtime:
+        """The open runtime; raises ClosedError if a switch and the way back both failed."""
+        if self._runtime is None:
+            raise ClosedError("no model is open: /model NAME opens one")
+        return self._runtime
+
+    def open(self, params: SamplingParams) -> Runtime:
+        """Open the models of the options; `params` choose among tuned plans."""
+        with ExitStack() as opened:
+            closed_last = opened.enter_context(ExitStack())
+            runtime = opened.enter_context(
+                open_runtime(
+                    self._load,
+                    self._draft,
+                    self._template,
+                    params,
+                    self._terminal,
+                    lora=self._lora,
+                    learn=self._learn.place,
+                )
+            )
+            check_sampling(params, runtime)
+            _ = runtime.chat_template  # a model without one is refused before the first message
+            self.learning = open_learning(closed_last, runtime, self._learn, self._terminal)
+            self._opened, self._runtime = opened.pop_all(), runtime
+        return runtime
+
+    def close(self) -> None:
+        """Close the runtime, if one is open."""
+        self._runtime = self.learning = None
+        self._opened.close()
+
+    def switch_model(self, name: str, params: SamplingParams) -> None:
+        """Open another target, with the same drafter."""
+        load = dataclasses.replace(self._load, model=located(name), demo=False)
+        self._switch(load, self._draft, params, lora=())
+
+    def switch_drafter(self, text: str, params: SamplingParams) -> None:
+        """Draft by an expression, or with a file or a model of a store, as -md does."""
+        expression = parse_expression(text)
+        is_method = expression.is_call or expression.atom in METHODS
+        file = None if is_method or not _is_model(expression.atom) else located(expression.atom)
+        drafter = None if file else text
+        draft = dataclasses.replace(
+            self._draft,
+            drafter=drafter,
+            model_draft=file,
+            spec_type=None,
+            spec_draft_n_max=None,
+            spec_draft_p_min=None,
+        )
+        self._switch(self._load, draft, params, lora=self._lora)
+
+    def switch_rule(self, rule: str, params: SamplingParams) -> None:
+        """Accept by another rule."""
+        draft = dataclasses.replace(self._draft, accept=rule)
+        self._switch(self._load, draft, params, lora=self._lora)
+
+    def _switch(
+        self,
+        load: LoadSettings,
+        draft: DraftSettings,
+        params: SamplingParams,
+        *,
+        lora: tuple[str, ...],
+    ) -> None:
+        before = self._load, self._draft, self._lora
+        self.close()
+        self._load, self._draft, self._lora = load, draft, lora
+        try:
+            self.open(params)
+        except BaseException:
+            self._load, self._draft, self._lora = before
+            self.open(params)
+            raise
+
+
+def _is_model(name: str) -> bool:
+    """Whether a name without arguments is a model's rather than a misspelt drafter."""
+    if name.startswith("hf:") or "/" in name or name.endswith(".gguf") or Path(name).exists():
+        return True
+    from specrun.runtime.models import matching, stored_models
+
+    return bool(matching(name, stored_models().models))
+
+
+# == The loop: Ctrl-C and errors leave the conversation whole ======================================
+
 
 CommandHandler: TypeAlias = "Callable[[Chat, str], bool]"  # returns whether the chat goes on
 _START_OVER = "/clear starts over (/save FILE keeps a copy first)"
@@ -52,18 +277,18 @@ class Chat:
 
     @property
     def runtime(self) -> Runtime:
-        """What answers now: commands switch it."""
+        """The runtime that answers; commands switch it."""
         return self.models.runtime
 
     @property
     def learning(self) -> ChatLearning | None:
-        """What lets its draft model learn; None: nobody asked."""
+        """Learning of the draft model; None without --learn."""
         return self.models.learning
 
     def run(self, read_line: LineReader, handle_command: CommandHandler) -> int:
-        """Read and answer until the input ends or a command says so; return the exit code.
+        """Read and answer until the input ends or a command leaves; return the exit code.
 
-        It is that of the last message that could not be answered, so that a pipe notices.
+        It is the code of the last message that could not be answered: a pipe must notice.
         """
         exit_code = 0
         stopped_once = False
@@ -100,7 +325,7 @@ class Chat:
         return True
 
     def answer(self, params: SamplingParams) -> bool:
-        """Answer the last message; if nothing was said, take it back and return False."""
+        """Answer the last message; if there is no text, take it back and return False."""
         conversation = self.conversation
         try:
             answer = self._stream(params)

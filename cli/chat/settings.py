@@ -7,11 +7,18 @@ from typing import Any
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.chat.conversation import Conversation
-from specrun.cli.options.grammar import read_grammar
-from specrun.cli.options.samplers import read_breakers
+from specrun.cli.options.group import long_names
+from specrun.cli.options.sampling import (
+    FURTHER,
+    LENGTH_FLAGS,
+    USUAL,
+    read_breakers,
+    read_grammar,
+)
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
 from specrun.runtime.laws import (
     DEFAULT_ORDER,
+    SETTINGS,
     SamplingParams,
     read_sampler_letters,
     read_samplers,
@@ -19,19 +26,13 @@ from specrun.runtime.laws import (
 )
 
 MAX_TOKENS = "max_tokens"
+SETTING_NAMES = (*USUAL, *FURTHER, "grammar", "seed", "stop", MAX_TOKENS)
 _ALIASES = {
-    "temp": "temperature",
-    "predict": MAX_TOKENS,
-    "n_predict": MAX_TOKENS,
-    "n": MAX_TOKENS,
-    "reverse_prompt": "stop",
-    "typical": "typical_p",
-    "typ_p": "typical_p",
-    "top_nsigma": "top_n_sigma",
-    "dry_sequence_breaker": "dry_sequence_breakers",
-    "sampler_seq": "samplers",
-    "sampling_seq": "samplers",
+    alias: name
+    for name, setting in SETTINGS.items()
+    for alias in (*long_names(setting.flags), *setting.names)
 }
+_ALIASES |= dict.fromkeys((*long_names(LENGTH_FLAGS), "n"), MAX_TOKENS)
 
 
 def _whole(text: str) -> int:
@@ -87,36 +88,21 @@ def _samplers(text: str) -> tuple[str, ...]:
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
-    "temperature": _number,
-    "top_k": _whole,
-    "top_p": _number,
-    "min_p": _number,
-    "repeat_penalty": _number,
-    "repeat_last_n": _whole,
-    "presence_penalty": _number,
-    "frequency_penalty": _number,
     "logit_bias": _logit_bias,
-    "typical_p": _number,
-    "top_n_sigma": _number,
-    "xtc_probability": _number,
-    "xtc_threshold": _number,
-    "dry_multiplier": _number,
-    "dry_base": _number,
-    "dry_allowed_length": _whole,
-    "dry_penalty_last_n": _whole,
     "dry_sequence_breakers": lambda text: read_breakers(tuple(text.split())),
-    "mirostat": _whole,
-    "mirostat_lr": _number,
-    "mirostat_ent": _number,
-    "dynatemp_range": _number,
-    "dynatemp_exp": _number,
     "samplers": _samplers,
     "grammar": read_grammar,
     "seed": _seed,
     "stop": _stop,
     MAX_TOKENS: _limit,
 }
-SETTING_NAMES = tuple(_READERS)
+"""Readers of settings that are no numbers."""
+
+
+def _read(name: str, text: str) -> Any:  # noqa: ANN401 - values of any setting
+    if name in _READERS:
+        return _READERS[name](text)
+    return _whole(text) if SETTINGS[name].kind == "count" else _number(text)
 
 
 def change_setting(conversation: Conversation, name: str, text: str, *, vocab_size: int) -> str:
@@ -127,9 +113,9 @@ def change_setting(conversation: Conversation, name: str, text: str, *, vocab_si
     """
     name = name.lstrip("-").replace("-", "_").lower()
     name = _ALIASES.get(name, name)
-    if name not in _READERS:
-        raise unknown_name(name, list(_READERS), "setting")
-    value = _READERS[name](text)
+    if name not in SETTING_NAMES:
+        raise unknown_name(name, list(SETTING_NAMES), "setting")
+    value = _read(name, text)
     if name == "logit_bias" and (beyond := [token for token in value if token >= vocab_size]):
         raise OptionError(
             f"token {beyond[0]} does not exist: the model has {vocab_size} tokens, numbered from 0"

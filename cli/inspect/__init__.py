@@ -1,1 +1,1 @@
-"""`specrun inspect`: what a GGUF file holds, and how two models differ."""
+"""`specrun inspect`: the content of a GGUF file, and comparisons of two."""

@@ -1,7 +1,4 @@
-"""`specrun inspect`: what a GGUF file holds, whether a drafter fits it, how two models differ.
-
-The comparison of two models stands first: perplexities, KL divergence, and the error by tensor.
-"""
+"""`specrun inspect`: the content of a GGUF file, its fit with a drafter, and comparisons."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ import click
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import MalformedFileError, SpecrunError
 from specrun.bindings.gguf import read_header
-from specrun.cli.inspect.batch_noise import NoiseSettings, noise_of_file, noise_options, print_noise
 from specrun.cli.inspect.memory import (
     MemorySettings,
     fit_cards,
@@ -30,15 +26,125 @@ from specrun.cli.inspect.memory import (
 )
 from specrun.cli.inspect.summary import describe_summary, file_sha256, summarise, tensor_rows
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
-from specrun.cli.options.model import MODEL_DRAFT, trust_option
-from specrun.cli.options.model_files import MODEL_FILE
+from specrun.cli.options.model import MODEL_DRAFT, attention_options, trust_option
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import FILE, LayerCountType
-from specrun.cli.terminal.paths import read_text
-from specrun.cli.terminal.progress import byte_progress
-from specrun.cli.terminal.table import bytes_text, print_facts, print_table
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.options.types import FILE, LAYER_COUNT, MODEL_FILE
+from specrun.cli.terminal.screen import byte_progress, bytes_text, print_facts, print_table
+from specrun.cli.terminal.terminal import Terminal, read_text
 from specrun.runtime.memory import LayerCount
+
+# == Batch noise: how the distributions depend on the tokens of an evaluation ======================
+#
+# bench/batch_noise.py measures it.
+
+
+_NOISE = Section("Batch noise of one model")
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseSettings:
+    """Whether batch noise is measured, at how many positions, and `fields` of the context."""
+
+    batch_noise: bool
+    positions: int
+    fields: dict[str, Any]
+
+
+noise_options = option_group(
+    "noise",
+    NoiseSettings,
+    _NOISE.flag(
+        "--batch-noise",
+        "Measure how much the laws depend on how many tokens are evaluated at a time (-f, -t and "
+        "-ngl as above).",
+    ),
+    _NOISE.option(
+        "-n, --positions N", "The most positions to compare.", click.IntRange(16), default=256
+    ),
+    *attention_options(_NOISE),
+)
+
+
+def noise_of_file(
+    file: Path,
+    text_file: Path | None,
+    threads: int,
+    gpu_layers: LayerCount,
+    settings: NoiseSettings,
+    terminal: Terminal,
+) -> dict[str, Any]:
+    """Return the measurement, ready for JSON; raises as `measure_batch_noise` does."""
+    from specrun.bench.batch_noise import NoiseOptions, measure_batch_noise
+    from specrun.convert.conversion import FIXED_TEXT
+
+    text = FIXED_TEXT if text_file is None else read_text(text_file)
+    context = ContextOptions(
+        n_threads=threads,
+        **settings.fields,
+    )
+    options = NoiseOptions(settings.positions, context, gpu_layers)
+
+    def show(done: int, total: int) -> None:
+        terminal.passing(f"evaluated {done} of {total} times")
+
+    try:
+        found = measure_batch_noise(file, text, options, show)
+    finally:
+        terminal.passing("")
+    return {
+        "text": "fixed" if text_file is None else str(text_file),
+        **dataclasses.asdict(found),
+    }
+
+
+def print_noise(terminal: Terminal, file: Path, found: dict[str, Any]) -> None:
+    """Print the figures by width, their meaning, and those of a fixed shape."""
+    figures = ("mean nats", "largest", "mean variation", "largest", "other first token")
+    head = ("at a time", *figures, "greedy texts part")
+    rows = [
+        (
+            str(noise["width"]),
+            f"{noise['logprob_mean']:.2g}",
+            f"{noise['logprob_largest']:.2g}",
+            f"{noise['variation_mean']:.2g}",
+            f"{noise['variation_largest']:.2g}",
+            f"{100 * noise['other_top']:.2f} %",
+            _parting(noise),
+        )
+        for noise in found["widths"]
+    ]
+    text = "the fixed text" if found["text"] == "fixed" else found["text"]
+    where = f"{found['n_positions']:,} positions of {text} after {found['n_before']} tokens"
+    print_table(
+        terminal, f"{file}: laws against those of one token at a time ({where})", head, rows
+    )
+    terminal.answer(f"{_of_fixed_shape(found['fixed_shape'])}\n")
+    terminal.answer(
+        "Kernels round by how many tokens they are given, so drafts move the target's laws by this "
+        "much on this machine: nats of all tokens' log-probabilities, total variation, and how "
+        "often another token is the most likely. Greedy texts are expected to part after 1 / that "
+        "share, in tokens.\n"
+    )
+
+
+def _parting(noise: dict[str, Any]) -> str:
+    if noise["parts_after"] is None:
+        return f"none in {noise['n_positions']:,}"
+    return f"after {noise['parts_after']:,.0f}"
+
+
+def _of_fixed_shape(bits: dict[str, Any]) -> str:
+    shape, n_positions = f"fixed shape of {bits['width']}", bits["n_positions"]
+    if bits["left_out"]:
+        return f"{shape}: left out, since {bits['left_out']}"
+    equal = f"{shape}: equal bits at {bits['n_equal']:,} of {n_positions:,} positions"
+    if bits["n_equal"] == n_positions:
+        return equal
+    return f"{equal}; logits differ by up to {bits['largest']:.2g} nats"
+
+
+# == Comparison of two models: perplexities, KL divergence, errors by tensor =======================
+
 
 _COMPARISON = Section("Comparison of two models")
 
@@ -78,7 +184,7 @@ comparison_options = option_group(
         show_default="all",
     ),
     _COMPARISON.threads("Threads of the evaluation."),
-    _COMPARISON.option("-ngl, --gpu-layers", "Layers on the GPU.", LayerCountType(), default="0"),
+    _COMPARISON.option("-ngl, --gpu-layers", "Layers on the GPU.", LAYER_COUNT, default="0"),
 )
 
 
@@ -88,10 +194,9 @@ _SHOWN_TENSORS = 10
 def compare_files(
     original: Path, other: Path, settings: ComparisonSettings, terminal: Terminal
 ) -> dict[str, Any]:
-    """Return what is found, ready for JSON; raises PairError for different vocabularies."""
-    from specrun.bench.models.model_comparison import ComparisonOptions, compare_models
-    from specrun.bench.models.tensor_errors import tensor_errors
-    from specrun.convert.logit_check import FIXED_TEXT
+    """Return the comparison, ready for JSON; raises PairError for different vocabularies."""
+    from specrun.bench.model_comparison import ComparisonOptions, compare_models, tensor_errors
+    from specrun.convert.conversion import FIXED_TEXT
 
     text = FIXED_TEXT if settings.text_file is None else read_text(settings.text_file)
     options = ComparisonOptions(
@@ -268,9 +373,7 @@ def _context_asked(
     n_ctx, layers = wished(comparison.ctx_size, comparison.gpu_layers)
     context = ContextOptions(
         n_ctx=n_ctx,
-        flash_attention=noise.flash_attn,
-        cache_type_k=noise.cache_type_k,
-        cache_type_v=noise.cache_type_v,
+        **noise.fields,
     )
     return layers, context
 
@@ -369,7 +472,7 @@ def _measure_noise(
 
 
 def _pair_remark(target: Path, draft: Path) -> str:
-    """Return how the pair drafts, "" as usual; raises what drafting itself would."""
+    """Return a remark on how the pair drafts, or ""; raises the errors of drafting itself."""
     from specrun.bindings.models.model import Model
     from specrun.runtime.drafters.draft_model import DraftPair
     from specrun.runtime.drafters.eagle import check_head, is_head

@@ -1,4 +1,4 @@
-"""`specrun inspect --memory`: what of a model and its drafter fits into cards that are not here."""
+"""`specrun inspect --memory`: the fit of a model and its drafter into cards of given sizes."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from click.core import ParameterSource
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OutOfMemoryError
-from specrun.cli.options.drafter_choice import draft_kind
+from specrun.cli.options.drafting import draft_kind
 from specrun.cli.options.group import Section, option_group
-from specrun.cli.options.types import LayerCountType, MemorySizesType
-from specrun.cli.terminal.table import print_table
+from specrun.cli.options.types import LAYER_COUNT, SIZES
+from specrun.cli.terminal.screen import print_table
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import quoted
-from specrun.runtime.memory import Counts, LayerCount, MemoryPlan, PlanRequest, WayOut, Wish
+from specrun.runtime.memory import AskedCounts, LayerCount, MemoryPlan, PlanRequest, WayOut, Wish
 
 _SECTION = Section("Memory")
 
 
 @dataclass(frozen=True, slots=True)
 class MemorySettings:
-    """The sizes of cards in bytes, None: nothing was asked."""
+    """The sizes of cards in bytes; None without --memory."""
 
     memory: tuple[int, ...] | None
     gpu_layers_draft: LayerCount
@@ -40,12 +40,12 @@ memory_options = option_group(
         "What fits into cards with so much memory, such as 8G,12G, none of which has to be here; "
         "cards: 8G,12G,16G,24G. -c, -ngl, -fa, -ctk and -ctv are then those of a chat; without -c "
         "and -ngl the most that fits is chosen.",
-        MemorySizesType(),
+        SIZES,
     ),
     _SECTION.option(
         "-ngld, --gpu-layers-draft",
         "Layers of the draft model on the card.",
-        LayerCountType(),
+        LAYER_COUNT,
         default="auto",
     ),
 )
@@ -53,7 +53,7 @@ memory_options = option_group(
 
 @dataclass(frozen=True, slots=True)
 class FittedCard:
-    """The plan for a card, and what would fit where it does not."""
+    """The plan for a card, and ways out if it does not fit."""
 
     n_bytes: int
     plan: MemoryPlan
@@ -93,7 +93,7 @@ def fit_cards(
         ]
 
 
-def _fit_card(n_bytes: int, request: PlanRequest, wish: Wish, counts: Counts) -> FittedCard:
+def _fit_card(n_bytes: int, request: PlanRequest, wish: Wish, counts: AskedCounts) -> FittedCard:
     from specrun.runtime.memory import choose_plan, ways_out
 
     plan = choose_plan(request, wish, counts)
@@ -153,7 +153,7 @@ def memory_facts(cards: Sequence[FittedCard]) -> list[dict[str, Any]]:
 
 
 def print_memory(terminal: Terminal, cards: Sequence[FittedCard]) -> None:
-    """Print a column for each card, and below what would fit where something does not."""
+    """Print a column for each card, and below it the ways out for cards that are too small."""
     head = ("", *(_card_name(fitted) for fitted in cards))
     print_table(terminal, "what fits, by the card's memory", head, _rows(cards))
     for fitted in cards:
@@ -162,7 +162,7 @@ def print_memory(terminal: Terminal, cards: Sequence[FittedCard]) -> None:
 
 
 def hint_text(n_ctx: int, layers: LayerCount) -> str:
-    """Return how a chat comes to what was chosen, "" where nothing was."""
+    """Return how a chat comes to the chosen values, "" if none was chosen."""
     chosen = (["these layers by itself"] if layers == "auto" else []) + (
         [] if n_ctx else ["this context with -c 0"]
     )

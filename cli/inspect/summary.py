@@ -9,7 +9,7 @@ from typing import Any
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.models.nextn import NEXTN_ARCHITECTURES, read_nextn
 from specrun.bindings.models.vocabulary import STORED_KINDS
-from specrun.cli.terminal.table import bytes_text, count_text
+from specrun.cli.terminal.screen import bytes_text, count_text
 from specrun.cli.tune.mixture import SIZES, experts_text
 from specrun.runtime.planning import bytes_per_position, expected_experts, mixture
 
@@ -18,7 +18,7 @@ _TOKENIZER = "tokenizer.ggml."
 
 
 def summarise(path: Path, header: GGUFHeader) -> dict[str, Any]:
-    """Return the facts as a mapping, ready for JSON; None where the file does not say."""
+    """Return the facts as a mapping, ready for JSON; None for those that the file lacks."""
     nextn = read_nextn(path, header)
     return {
         "file": str(path),

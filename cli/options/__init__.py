@@ -1,1 +1,1 @@
-"""Options that commands share: models, sampling, prompts, output; and what is opened from them."""
+"""Options that commands share: models, sampling, prompts, output; and the opening of models."""

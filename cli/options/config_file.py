@@ -30,13 +30,13 @@ Settings = dict[str, Any]
 
 
 def config_path() -> Path:
-    """Return where the file lies, there or not: SPECRUN_CONFIG, or the user's config folder."""
+    """Return the path of the file, which may not exist: SPECRUN_CONFIG, or the user's folder."""
     given = os.environ.get(PATH_VARIABLE)
     return Path(given).expanduser() if given else Path(click.get_app_dir("specrun"), "config.toml")
 
 
 def read_config(path: Path) -> Settings:
-    """Return what a file says, {} without one; raises OptionError for what is no TOML."""
+    """Return the content of a file, {} without one; raises OptionError if it is not TOML."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except FileNotFoundError:
@@ -48,7 +48,7 @@ def read_config(path: Path) -> Settings:
 
 
 def defaults_of(context: click.Context) -> Settings:
-    """Return what the file says for the running command, by the names of its parameters.
+    """Return the file's values for the running command, by the names of its parameters.
 
     Raises OptionError, with the nearest name, for a key that is no option of the command that its
     table is for, or for one at the top that no command has.
@@ -82,7 +82,7 @@ def command_names(context: click.Context) -> list[str]:
 def _levels(
     path: Path, command: click.Command, settings: Settings, names: list[str]
 ) -> Iterator[tuple[Settings, click.Command]]:
-    """Yield what is said of all commands of a group, then of one of them, and so on."""
+    """Yield the settings for all commands of a group, then for one of them, and so on."""
     tables = {key: value for key, value in settings.items() if isinstance(value, dict)}
     known = _subcommands(command)
     for table in tables:

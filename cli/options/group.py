@@ -1,30 +1,48 @@
-"""Declaring options for click: below a heading of the help, in groups that commands share.
+"""Commands and their options for click: sections of the help, groups that commands share.
 
-A `Section` declares options, `option_group` binds several to a decorator that hands their values to
-a command as one object, and `SectionedCommand` writes the help. All options may come from the
-environment.
+A `Section` declares options, `option_group` binds several to a decorator that gives their values
+to a command as one object, `SectionedCommand` writes the help, and `LazyGroup` imports a command
+only when it runs. All options may come from the environment and the config file.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import functools
+import importlib
+import importlib.util
 import os
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, TypeAlias
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 from click.types import OptionHelpExtra
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.cli.options.config_file import config_path, defaults_of
-from specrun.cli.options.model_files import (
+from specrun.cli.options.types import (
     MODEL_FILE,
     ModelFileType,
     locate_all,
     set_offline,
     with_hub_value,
 )
+from specrun.cli.terminal.terminal import INTERRUPTED, reported_errors
+
+# == Options and sections ==========================================================================
+#
+# A `Section` declares options, `option_group` binds several to a decorator that hands their values
+# to a command as one object, and `SectionedCommand` writes the help. All options may come from the
+# environment.
+
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 ENVIRONMENT_PREFIX = "SPECRUN"
 _HUB_OPTIONS = {
@@ -33,22 +51,26 @@ _HUB_OPTIONS = {
 }
 CommandFunction: TypeAlias = Callable[..., None]
 Decorator: TypeAlias = Callable[[CommandFunction], CommandFunction]
+Instance = TypeVar("Instance", bound="DataclassInstance")
 
 
 class SectionedOption(click.Option):
     """An option that stands under a heading in the help, and may come from SPECRUN_<NAME> as well.
 
     The environment of one command (SPECRUN_CHAT_MODEL) goes before that of all (SPECRUN_MODEL).
+    With a `field` the value, made ready by `read`, is that field of a dataclass: see `with_fields`.
     """
 
     def __init__(
         self,
         *args: Any,  # noqa: ANN401 - click's
         section: str,
+        field: str = "",
+        read: Callable[[Any], Any] = lambda value: value,
         **attributes: Any,  # noqa: ANN401 - click's
     ) -> None:
         super().__init__(*args, **attributes)
-        self.section = section
+        self.section, self.field, self.read = section, field, read
 
     def resolve_envvar_value(self, ctx: click.Context) -> str | None:
         """Return the value of the command's own environment variable, or of the common one."""
@@ -58,7 +80,7 @@ class SectionedOption(click.Option):
         return os.environ.get(f"{ENVIRONMENT_PREFIX}_{self.name.upper()}") or None
 
     def process_value(self, ctx: click.Context, value: Any) -> Any:  # noqa: ANN401 - click's
-        """Convert the value; one that the config file gave is said to be from there."""
+        """Convert the value; the error of one from the config file names that file."""
         try:
             return super().process_value(ctx, value)
         except (click.UsageError, SpecrunError) as error:
@@ -68,14 +90,14 @@ class SectionedOption(click.Option):
             raise
 
     def get_help_extra(self, ctx: click.Context) -> OptionHelpExtra:
-        """Return what the help puts in brackets: the default, not the range of valid values."""
+        """Return the brackets of the help: the default, not the range of valid values."""
         extra = super().get_help_extra(ctx)
         extra.pop("range", None)
         return extra
 
 
 class ModelOption(SectionedOption):
-    """An option that names a model, beside one that names a repository of the hub in its place."""
+    """An option that names a model; another one names a repository of the hub in its place."""
 
     def __init__(self, *args: Any, hub: str, **attributes: Any) -> None:  # noqa: ANN401 - click's
         super().__init__(*args, **attributes)
@@ -84,11 +106,16 @@ class ModelOption(SectionedOption):
     def consume_value(
         self, ctx: click.Context, opts: Mapping[str, Any]
     ) -> tuple[Any, ParameterSource]:
-        """Return what was given, -hf OWNER/REPO as hf:OWNER/REPO."""
+        """Return the given value, -hf OWNER/REPO as hf:OWNER/REPO."""
         own = super().consume_value(ctx, opts)
         hub = next(known for known in ctx.command.params if known.name == self._hub)
         assert isinstance(hub, click.Option)
         return with_hub_value(ctx, opts, own, self.opts[0], hub)
+
+
+def long_names(usage: str) -> tuple[str, ...]:
+    """Return the long names in the usage of an option, such as ("predict", "max_tokens")."""
+    return tuple(name.replace("-", "_") for name in re.findall(r"--([\w-]+)", usage))
 
 
 class Section:
@@ -135,7 +162,7 @@ class Section:
         kind: ModelFileType = MODEL_FILE,
         **attributes: Any,  # noqa: ANN401 - click's
     ) -> Decorator:
-        """Declare an option that names a model, and -hf (-hfd for what drafts) beside it."""
+        """Declare an option that names a model, and -hf (-hfd for a drafter) in addition."""
         own = usage.split(", ")[0].split()[0]
         names, dest = _HUB_OPTIONS["-md" if own == "-md" else "-m"]
         option = self.option(usage, help, kind, cls=ModelOption, hub=dest, **attributes)
@@ -167,7 +194,7 @@ _ORDER = [
 class SectionedCommand(click.Command):
     """A command whose help lists its options by section.
 
-    Sections of its own come first, then those of `_ORDER`, which many commands have. Where a
+    Sections of its own come first, then those of `_ORDER`, which many commands have. If a
     parameter names a model, there is --offline too, and the command gets the model's file.
     """
 
@@ -177,7 +204,7 @@ class SectionedCommand(click.Command):
             self.params.append(_offline())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments; what they and the environment leave out the config file may say."""
+        """Parse the arguments; the config file has the defaults."""
         if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
             ctx.default_map = defaults_of(ctx)
         return super().parse_args(ctx, args)
@@ -192,7 +219,7 @@ class SectionedCommand(click.Command):
         sections: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record is not None and record[1]:  # arguments say what they are in the usage line
+            if record is not None and record[1]:  # arguments are explained by the usage line
                 name = parameter.section if isinstance(parameter, SectionedOption) else _OTHER
                 sections.setdefault(name, []).append(record)
         for name in sorted(sections, key=place_of_section):
@@ -224,25 +251,38 @@ def _offline() -> click.Option:
 
 
 def place_of_section(section: str) -> int:
-    """Return where a heading of the help stands; those of a command's own come first."""
+    """Return the position of a heading in the help; a command's own come first."""
     return _ORDER.index(section) if section in _ORDER else -1
 
 
 def option_group(keyword: str, build: Callable[..., object], *options: Decorator) -> Decorator:
-    """Return a decorator that adds options; the command gets `build(**values)` as `keyword`."""
+    """Return a decorator that adds options; the command gets `build(**values)` as `keyword`.
+
+    Values of options that are fields of a dataclass come as one mapping, `fields`.
+    """
 
     def probe() -> None: ...
 
-    # Only click knows by which names options hand on their values: declare them on a function.
+    # Only click knows the names of the options' values: declare them on a function.
     for decorator in options:
         decorator(probe)
-    parameters: list[click.Parameter] = probe.__click_params__  # type: ignore[attr-defined]
-    names = [known.name for known in parameters if known.expose_value and known.name]
+    declared: list[click.Parameter] = probe.__click_params__  # type: ignore[attr-defined]
+    known = [option for option in declared if option.expose_value and option.name]
+    bound = {
+        str(option.name): option
+        for option in known
+        if isinstance(option, SectionedOption) and option.field
+    }
 
     def decorate(command: CommandFunction) -> CommandFunction:
         @functools.wraps(command)
         def wrapper(*args: Any, **values: Any) -> None:  # noqa: ANN401 - whatever click passes
-            own = {name: values.pop(name) for name in names}
+            own = {str(option.name): values.pop(str(option.name)) for option in known}
+            if bound:
+                fields = {
+                    option.field: option.read(own.pop(name)) for name, option in bound.items()
+                }
+                own["fields"] = fields
             command(*args, **values, **{keyword: build(**own)})
 
         return declare(*options)(wrapper)
@@ -261,10 +301,25 @@ def declare(*options: Decorator) -> Decorator:
     return decorate
 
 
-def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
-    """Return the `losers` that are said less directly than one of `by`.
+def with_fields(default: Instance, values: Mapping[str, Any]) -> Instance:
+    """Return a dataclass with these fields changed; "context.n_ctx" is inside of `context`."""
+    changes: dict[str, Any] = {}
+    inner: dict[str, dict[str, Any]] = {}
+    for name, value in values.items():
+        outer, _, rest = name.partition(".")
+        if rest:
+            inner.setdefault(outer, {})[rest] = value
+        else:
+            changes[outer] = value
+    for name, several in inner.items():
+        changes[name] = with_fields(getattr(default, name), several)
+    return dataclasses.replace(default, **changes)
 
-    What was typed goes before the environment, and that before the config file.
+
+def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
+    """Return the `losers` that one of `by` overrides.
+
+    The command line overrides the environment, and that the config file.
     """
     context = click.get_current_context()
 
@@ -273,3 +328,78 @@ def outvoted(losers: Collection[str], *, by: Collection[str]) -> set[str]:
 
     first = min(map(source, by), default=ParameterSource.DEFAULT)
     return {name for name in losers if first < source(name) < ParameterSource.DEFAULT}
+
+
+# == Groups that import a command only when it runs: help and completion stay fast =================
+
+
+@dataclass(frozen=True, slots=True)
+class LazyCommand:
+    """A command by its module and name, and its line in the group's help.
+
+    `attribute` is its name in the module, if Python does not allow its own.
+    """
+
+    module: str
+    name: str
+    short_help: str
+    attribute: str = ""
+
+    def load(self) -> click.Command:
+        """Import and return the command; Ctrl-C meanwhile ends quietly, nothing has begun."""
+        try:
+            module = importlib.import_module(self.module)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(INTERRUPTED) from None
+        command: click.Command = getattr(module, self.attribute or self.name)
+        return command
+
+
+class LazyGroup(click.Group):
+    """A group over a table of commands, of which those exist whose module is installed."""
+
+    def __init__(self, *args: Any, lazy: Sequence[LazyCommand], **attributes: Any) -> None:  # noqa: ANN401
+        super().__init__(*args, **attributes)
+        known = (command for command in lazy if importlib.util.find_spec(command.module))
+        self._lazy = {command.name: command for command in known}
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names in the table's order."""
+        return list(self._lazy)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, imported now, or None."""
+        known = self._lazy.get(cmd_name)
+        return known.load() if known else None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table of commands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, command.short_help) for name, command in self._lazy.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Complete names of commands without importing them."""
+        names = {name: known.short_help for name, known in self._lazy.items()}
+        found = [(name, text) for name, text in names.items() if name.startswith(incomplete)]
+        options = click.Command.shell_complete(self, ctx, incomplete)
+        return [*(CompletionItem(name, help=text) for name, text in found), *options]
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; an unknown one is answered with the nearest."""
+        if args[0] not in self._lazy and not args[0].startswith("-"):
+            near = difflib.get_close_matches(args[0], self._lazy, 1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(self._lazy)}."
+            ctx.fail(f"No such command {args[0]!r}. {hint}")
+        return super().resolve_command(ctx, args)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the group's own options, --help and --version among them."""
+        with reported_errors(ctx):
+            return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
+        """Run the command; every error it raises is reported in one place."""
+        with reported_errors(ctx):
+            return super().invoke(ctx)

@@ -1,17 +1,18 @@
-"""Options about models: which target and drafter, and how they are loaded and evaluated."""
+"""Options about models: the target and the drafter, their devices, contexts and templates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.machine.placement import Placement
+from specrun.bindings.errors import OptionError
+from specrun.bindings.machine.placement import Placement, SplitMode, placing
 from specrun.bindings.models.trial import trusting_files
-from specrun.cli.options.devices import DEVICE_OPTIONS, placement_of
 from specrun.cli.options.group import (
     DRAFTING,
     EVALUATION,
@@ -21,24 +22,240 @@ from specrun.cli.options.group import (
     Section,
     option_group,
     outvoted,
+    with_fields,
 )
-from specrun.cli.options.rope import ROPE_OPTIONS, rope_scaling
-from specrun.cli.options.types import FILE, MAX_COUNT, SHARE, LayerCountType, ShapeType
+from specrun.cli.options.types import FILE, LAYER_COUNT, MAX_COUNT, SHAPE, SHARE
+from specrun.cli.terminal.screen import bytes_text
+from specrun.cli.terminal.terminal import one_line
 from specrun.runtime.acceptance import build_rule, rule_names
 from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.language import METHODS
-from specrun.runtime.memory import LayerCount
-from specrun.runtime.round import BackendSampling, Shape
+from specrun.runtime.round import Shape
+
+if TYPE_CHECKING:
+    from specrun.bindings.machine.devices import Device
+
+
+# == Devices of this machine and of others (--rpc) =================================================
+
+
+_DEFAULTS = RuntimeOptions()
+
+
+def _loading(
+    field: str,
+    usage: str,
+    help: str,
+    kind: click.ParamType[Any] | None = None,
+    **attributes: Any,  # noqa: ANN401 - click's
+) -> Decorator:
+    """Declare the option of a field of `RuntimeOptions`, which has the field's default."""
+    default = attributes.setdefault("default", attrgetter(field)(_DEFAULTS))
+    if default is None or default is False or default == ():
+        del attributes["default"]
+    return EVALUATION.option(usage, help, kind, field=field, **attributes)
+
+
+def device_rows(found: list[Device]) -> list[tuple[str, ...]]:
+    """Return the rows of a table of devices: name, description, kind, free memory, memory."""
+    return [
+        (
+            device.name,
+            one_line(device.description),
+            device.kind if device.worker is None else "worker",
+            bytes_text(device.memory_free),
+            bytes_text(device.memory_total),
+        )
+        for device in found
+    ]
+
+
+def _list_devices(placement: Placement) -> None:
+    from specrun.bindings.machine.devices import devices
+
+    click.echo("Available devices:")
+    for name, description, kind, free, memory in device_rows(devices(placement.rpc)):
+        click.echo(f"  {name}: {description} ({kind}, {memory}, {free} free)")
+
+
+def _names(text: str | None) -> tuple[str, ...] | None:
+    return None if text is None else _listed(text)
+
+
+def _listed(text: str) -> tuple[str, ...]:
+    """Return the parts of "a,b"; raises OptionError for none and for empty ones."""
+    parts = tuple(part.strip() for part in text.split(","))
+    if not all(parts):
+        raise OptionError(f"{text!r} is not a list of names, separated by commas")
+    return parts
+
+
+def _shares(text: str | None) -> tuple[float, ...]:
+    if text is None:
+        return ()
+    try:
+        return tuple(float(part) for part in text.replace("/", ",").split(","))
+    except ValueError:
+        raise OptionError(f"the tensor split {text!r} is not shares such as 3,1") from None
+
+
+def _workers(texts: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(worker for text in texts for worker in _listed(text))
+
+
+def _overrides(texts: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+    """Return (pattern, device) of every "PATTERN=DEVICE,PATTERN=DEVICE"."""
+    pairs = []
+    for part in (part for text in texts for part in text.split(",")):
+        pattern, equals, device = part.rpartition("=")
+        if not (equals and pattern and device):
+            example = "PATTERN=DEVICE, such as 'ffn_.*_exps=CPU'"
+            raise OptionError(f"--override-tensor {part!r} is not {example}")
+        pairs.append((pattern, device))
+    return tuple(pairs)
+
+
+DEVICE_OPTIONS = (
+    _loading(
+        "placement.rpc",
+        "--rpc HOST:PORT,...",
+        "Workers (specrun worker) whose devices are used, too.",
+        multiple=True,
+        read=_workers,
+    ),
+    _loading(
+        "placement.devices",
+        "-dev, --device NAME,...",
+        "The devices that layers go to, or none.",
+        show_default="all of --rpc and every GPU",
+        read=_names,
+    ),
+    _loading(
+        "placement.devices_draft",
+        "-devd, --device-draft NAME,...",
+        "The devices of a draft model; heads go to the first one.",
+        show_default="the target's",
+        read=_names,
+    ),
+    EVALUATION.flag("--list-devices", "Show the devices, those of --rpc among them, and exit."),
+    _loading(
+        "placement.split_mode",
+        "-sm, --split-mode MODE",
+        "How a model is split over devices: none, all on one; layer, whole layers; row and tensor, "
+        "parts of matrices, if the devices support it.",
+        click.Choice(get_args(SplitMode)),
+    ),
+    _loading(
+        "placement.tensor_split",
+        "-ts, --tensor-split N,...",
+        "The devices' shares of the target, such as 3,1.",
+        show_default="by their free memory",
+        read=_shares,
+    ),
+    _loading(
+        "placement.main_gpu",
+        "-mg, --main-gpu N",
+        "The device, of those in use, that has it all with --split-mode none.",
+        click.IntRange(0, 1024),
+    ),
+    _loading(
+        "placement.override_tensors",
+        "-ot, --override-tensor PATTERN=DEVICE,...",
+        "The device of tensors whose names match a pattern: 'ffn_.*_exps=CPU' keeps experts in the "
+        "CPU's memory.",
+        multiple=True,
+        read=_overrides,
+    ),
+    _loading(
+        "context.offload_kv",
+        "-kvo/-nkvo, --kv-offload/--no-kv-offload",
+        "Keep keys and values on the devices of their layers.",
+    ),
+)
+
+
+# == RoPE scaling: positions stretched beyond the trained context ==================================
+
+
+def _stretching(
+    name: str,
+    usage: str,
+    help: str,
+    kind: click.ParamType[Any],
+    **attributes: Any,  # noqa: ANN401 - click's
+) -> Decorator:
+    """Declare the option of a field of `RopeScaling`."""
+    field = f"context.rope.{name}"
+    return _loading(field, usage, help, kind, show_default="the model's", **attributes)
+
+
+ROPE_OPTIONS: tuple[Decorator, ...] = (
+    _stretching(
+        "kind",
+        "--rope-scaling",
+        "How rotary positions are stretched for contexts longer than the model was trained for.",
+        click.Choice(["none", "linear", "yarn"]),
+        default=None,
+        read=lambda kind: kind or "model",
+    ),
+    _stretching(
+        "scale",
+        "--rope-scale X",
+        "How many times longer the context becomes; -c may then exceed what the model was trained "
+        "for.",
+        click.FLOAT,
+        default=None,
+    ),
+    _stretching(
+        "freq_base",
+        "--rope-freq-base X",
+        "Base of the rotary frequencies; a larger one stretches positions too.",
+        click.FLOAT,
+    ),
+    EVALUATION.option("--rope-freq-scale X", "Short for --rope-scale of 1/X, as 0.5.", click.FLOAT),
+    _stretching(
+        "yarn_orig_ctx", "--yarn-orig-ctx N", "The context that YaRN stretches.", click.INT
+    ),
+    *(
+        _stretching(f"yarn_{name.replace('-', '_')}", f"--yarn-{name} X", help, click.FLOAT)
+        for name, help in (
+            ("ext-factor", "YaRN's mix of interpolation (0) and extrapolation (1)."),
+            ("attn-factor", "YaRN's scale of attention."),
+            ("beta-slow", "YaRN: rotations up to which frequencies are interpolated."),
+            ("beta-fast", "YaRN: rotations from which frequencies are kept."),
+        )
+    ),
+)
+
+
+def _rope_scale(scale: float | None, freq_scale: float | None) -> float:
+    """Return how many times longer the context becomes, 0 if no option names it."""
+    if scale is not None and freq_scale is not None:
+        raise click.UsageError(
+            "--rope-scale and --rope-freq-scale say the same thing: give one of them"
+        )
+    if freq_scale is not None:
+        if not 0.0 < freq_scale <= 1.0:
+            raise OptionError(
+                f"--rope-freq-scale is {freq_scale:g}: give a number above 0 and up to 1, such "
+                "as 0.5"
+            )
+        scale = 1.0 / freq_scale
+    if scale is not None and not scale >= 1.0:
+        raise OptionError(f"--rope-scale is {scale:g}: give 1 (not stretched) or more, such as 2")
+    return scale or 0.0
+
+
+# == Models ========================================================================================
+
 
 MODEL_DRAFT = "-md, --model-draft, --draft-model"
 _MAX_THREADS = 1024
-_UNSET = {"model": None, "demo": False}
-_DEFAULTS = RuntimeOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
-    """How to draft: an expression, or the llama.cpp options that are rewritten to one."""
+    """The drafter: an expression, or llama.cpp options that are rewritten to one."""
 
     model_draft: Path | None
     drafter: str | None
@@ -52,7 +269,7 @@ class DraftSettings:
 
     @property
     def is_named(self) -> bool:
-        """Whether anything says how to draft; otherwise a profile does, or `auto`."""
+        """Whether any option names a drafter; if none does, a profile or `auto` chooses."""
         said = (self.drafter, self.model_draft, self.spec_type, self.reference)
         limits = (self.spec_draft_n_max, self.spec_draft_p_min)
         return any(value is not None for value in (*said, *limits))
@@ -60,29 +277,27 @@ class DraftSettings:
 
 @dataclass(frozen=True, slots=True)
 class LoadSettings:
-    """Which target, and how models are loaded and evaluated."""
+    """Which target, and how models are loaded and evaluated: of `options` those in `loading`."""
 
     model: Path | None
     demo: bool
-    context: ContextOptions
-    placement: Placement
-    gpu_layers: LayerCount
-    gpu_layers_draft: LayerCount
-    mmap: bool
-    mlock: bool
-    backend_sampling: BackendSampling
+    options: RuntimeOptions
+    loading: tuple[str, ...]
+
+    @property
+    def context(self) -> ContextOptions:
+        """How contexts are made."""
+        return self.options.context
+
+    @property
+    def costs(self) -> dict[str, Any]:
+        """The options of `Runtime` that the cost of evaluations depends on."""
+        names = ("context", "n_gpu_layers", "n_gpu_layers_draft")
+        return {name: getattr(self.options, name) for name in names}
 
     def runtime_options(self) -> dict[str, Any]:
-        """Return the options of `Runtime` that say how models are loaded and evaluated."""
-        return {
-            "context": self.context,
-            "placement": self.placement,
-            "n_gpu_layers": self.gpu_layers,
-            "n_gpu_layers_draft": self.gpu_layers_draft,
-            "use_mmap": self.mmap,
-            "use_mlock": self.mlock,
-            "backend_sampling": self.backend_sampling,
-        }
+        """Return the options of `Runtime` about loading and evaluation, by name."""
+        return {name: getattr(self.options, name) for name in self.loading}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +310,7 @@ class TemplateSettings:
 
 
 def _removed(name: str, advice: str) -> Decorator:
-    """Return a hidden option that only says what replaces it."""
+    """Return a hidden option whose error names its replacement."""
 
     def refuse(context: click.Context, _option: click.Parameter, value: str | None) -> None:
         if value is not None:
@@ -114,27 +329,30 @@ def _removed(name: str, advice: str) -> Decorator:
     )
 
 
-def _load_settings(**values: Any) -> LoadSettings:  # noqa: ANN401 - as click passes them
-    lost = outvoted(["model"], by=["demo"]) | outvoted(["demo"], by=["model"])
-    context, placement = _context_options(values), placement_of(values)
-    kept = {**values, **{name: _UNSET[name] for name in lost}}
-    return LoadSettings(**kept, context=context, placement=placement)
+def _load_settings(
+    model: Path | None,
+    demo: bool,
+    list_devices: bool,
+    rope_freq_scale: float | None,
+    fields: dict[str, Any],
+) -> LoadSettings:
+    """Return the settings; models are opened on their devices until the command ends.
 
-
-def _context_options(values: dict[str, Any]) -> ContextOptions:
-    """Take what is said about contexts out of the options' values, and return it."""
-    threads, threads_batch = values.pop("threads"), values.pop("threads_batch")
-    return ContextOptions(
-        n_ctx=values.pop("ctx_size"),
-        n_batch=values.pop("batch_size"),
-        n_ubatch=values.pop("ubatch_size"),
-        n_threads=max(0, threads),  # -1 leaves it to us, as in llama.cpp
-        n_threads_batch=max(0, threads_batch),
-        flash_attention=values.pop("flash_attn"),
-        cache_type_k=values.pop("cache_type_k"),
-        cache_type_v=values.pop("cache_type_v"),
-        offload_kv=values.pop("kv_offload"),
-        rope=rope_scaling(values),
+    With --list-devices the command ends here.
+    """
+    stretched = "context.rope.scale"
+    fields[stretched] = _rope_scale(fields[stretched], rope_freq_scale)
+    options = with_fields(_DEFAULTS, fields)
+    context = click.get_current_context()
+    if list_devices:
+        _list_devices(options.placement)
+        context.exit()
+    context.with_resource(placing(options.placement))
+    return LoadSettings(
+        None if outvoted(["model"], by=["demo"]) else model,
+        demo and not outvoted(["demo"], by=["model"]),
+        options,
+        tuple(dict.fromkeys(name.partition(".")[0] for name in fields)),
     )
 
 
@@ -169,31 +387,34 @@ shape_option = EVALUATION.option(
     "at least two, because several threads sum a single token's attention in parts beyond 256 "
     "cells; fixed, always as many as the drafter needs at most; N: always N, so that the text is "
     "the same to the bit with every drafter that draws nothing.",
-    ShapeType(),
+    SHAPE,
     show_default="free; fixed where specrun tune found that no slower",
 )
 
 
-def attention_options(section: Section) -> list[Decorator]:
-    """Return -fa, -ctk and -ctv, below a heading of the help."""
+def attention_options(section: Section, within: str = "") -> list[Decorator]:
+    """Return -fa, -ctk and -ctv below a heading of the help: fields of `ContextOptions`."""
     flash = section.option(
         "-fa, --flash-attn",
         "Flash attention.",
         click.Choice(["on", "off", "auto"]),
         default=_DEFAULTS.context.flash_attention,
+        field=f"{within}flash_attention",
     )
     types = [
         section.option(
             f"-ct{letter}, --cache-type-{letter} TYPE",
             f"Number type of the cached {cached}.",
-            default=default,
+            default=getattr(_DEFAULTS.context, f"cache_type_{letter}"),
+            field=f"{within}cache_type_{letter}",
         )
-        for letter, cached, default in (
-            ("k", "keys", _DEFAULTS.context.cache_type_k),
-            ("v", "values", _DEFAULTS.context.cache_type_v),
-        )
+        for letter, cached in (("k", "keys"), ("v", "values"))
     ]
     return [flash, *types]
+
+
+def _threads(count: int) -> int:
+    return max(0, count)  # -1 leaves it to us, as in llama.cpp
 
 
 load_options = option_group(
@@ -202,72 +423,76 @@ load_options = option_group(
     MODEL.model("-m, --model", "The target: a GGUF file, or a name of `specrun models`."),
     MODEL.flag("--demo", "The embedded target and drafter, instead of -m."),
     trust_option,
-    EVALUATION.option(
+    _loading(
+        "context.n_ctx",
         "-c, --ctx-size N",
-        "Context size in tokens; 0: what fits into memory of what the model was trained with, "
-        "which is also the most unless positions are stretched (--rope-scale).",
+        "Context size in tokens; 0: as much of the trained context as fits into memory. More than "
+        "the trained context needs stretched positions (--rope-scale).",
         click.IntRange(0, MAX_COUNT),
-        default=_DEFAULTS.context.n_ctx,
     ),
     *ROPE_OPTIONS,
-    EVALUATION.option(
+    _loading(
+        "context.n_batch",
         "-b, --batch-size N",
         "The most tokens of one evaluation.",
         click.IntRange(1, MAX_COUNT),
-        default=_DEFAULTS.context.n_batch,
     ),
-    EVALUATION.option(
+    _loading(
+        "context.n_ubatch",
         "-ub, --ubatch-size N",
         "The most tokens that are computed at once.",
         click.IntRange(1, MAX_COUNT),
-        default=_DEFAULTS.context.n_ubatch,
     ),
-    EVALUATION.option(
+    _loading(
+        "context.n_threads",
         "-t, --threads N",
         "Threads that evaluate single tokens.",
         click.IntRange(-1, _MAX_THREADS),
         default=-1,
         show_default="one a core, within the quota",
+        read=_threads,
     ),
-    EVALUATION.option(
+    _loading(
+        "context.n_threads_batch",
         "-tb, --threads-batch N",
         "Threads that evaluate prompts and drafts.",
         click.IntRange(-1, _MAX_THREADS),
         default=-1,
         show_default="as -t",
+        read=_threads,
     ),
-    *attention_options(EVALUATION),
+    *attention_options(EVALUATION, within="context."),
     *(
-        EVALUATION.option(
+        _loading(
+            field,
             f"-ngl{short}, --gpu-layers{long}, --n-gpu-layers{long}",
             f"Layers of the {model} on the GPU; auto: as many as fit, with context and drafter.",
-            LayerCountType(),
-            default=default,
+            LAYER_COUNT,
         )
-        for short, long, model, default in (
-            ("", "", "target", _DEFAULTS.n_gpu_layers),
-            ("d", "-draft", "draft model", _DEFAULTS.n_gpu_layers_draft),
+        for field, short, long, model in (
+            ("n_gpu_layers", "", "", "target"),
+            ("n_gpu_layers_draft", "d", "-draft", "draft model"),
         )
     ),
     *DEVICE_OPTIONS,
-    EVALUATION.option(
+    _loading(
+        "use_mmap",
         "--mmap/--no-mmap",
         "Map model files into memory instead of reading them.",
-        default=_DEFAULTS.use_mmap,
     ),
-    EVALUATION.flag("--mlock", "Keep the target in RAM (not with --no-mmap)."),
-    EVALUATION.option(
+    _loading("use_mlock", "--mlock", "Keep the target in RAM (not with --no-mmap).", is_flag=True),
+    _loading(
+        "backend_sampling",
         "-bs, --backend-sampling",
         "Let the device cut rows of logits to the top k, so that no more of them is copied: auto "
         "with the whole target on a GPU.",
         click.Choice(["auto", "on", "off"]),
-        default=_DEFAULTS.backend_sampling,
     ),
 )
 
 
 def _rules() -> str:
-    """Return the names of all rules, those apart that change what the target would say."""
+    """Return the names of all rules; those that change the target's distribution stand apart."""
     names = rule_names()
     exact = [name for name in names if build_rule(name).exact]
     lossy = [name for name in names if name not in exact]
@@ -279,8 +504,8 @@ draft_options = option_group(
     _draft_settings,
     DRAFTING.model(
         MODEL_DRAFT,
-        "What drafts: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short for "
-        '--drafter KIND("FILE").',
+        "The drafter's file: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short "
+        'for --drafter KIND("FILE").',
     ),
     DRAFTING.option(
         "--drafter EXPR",
@@ -317,7 +542,9 @@ draft_options = option_group(
     ),
     DRAFTING.option("--accept RULE", f"The acceptance rule: {_rules()}.", default=_DEFAULTS.accept),
     shape_option,
-    DRAFTING.flag("--no-profile", "Leave out what specrun accelerate found for this file."),
+    DRAFTING.flag(
+        "--no-profile", "Ignore the profile that specrun accelerate wrote for this file."
+    ),
 )
 
 template_options = option_group(

@@ -1,31 +1,43 @@
-"""Opens a runtime by the values of -m, -md and the other options about models."""
+"""Opening of a runtime or an engine by the options' values; the cache of --session."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from specrun.bindings.errors import FileMissingError, OptionError
-from specrun.cli.options.drafter_choice import drafter_expression, is_bare_auto
+from specrun.bindings.files import check_target, require_writable
+from specrun.cli.options.drafting import drafter_expression, is_bare_auto
+from specrun.cli.options.group import EVALUATION
 from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings
 from specrun.cli.options.prompt import check_named
-from specrun.cli.terminal.paths import read_text
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.options.types import NEW_FILE
+from specrun.cli.terminal.screen import bytes_text
+from specrun.cli.terminal.terminal import Terminal, read_text
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online import LearnFrom
+from specrun.runtime.planning import ANY
 from specrun.runtime.round import Shape
-from specrun.runtime.tuning import ANY, drafter_for
+from specrun.runtime.tuning import drafter_for
 
 if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
     from specrun.runtime.engine import Engine
+
+
+Opened = TypeVar("Opened", "Runtime", "Engine")
+
+
+# == Opening =======================================================================================
+
 
 # --no-chat-template in a chat: the messages' texts, one below the other.
 PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
@@ -49,20 +61,12 @@ def open_runtime(
     """
     drafter, options = _chosen(load, draft, template, params, terminal, workload)
     options |= {"lora": lora, "learn": learn}
-    with _loading(load, terminal):
-        if load.model is not None:
-            runtime = Runtime(load.model, drafter=drafter, **options)
-        else:
-            runtime = Runtime.demo(drafter, **options)
-    with runtime:
-        _warn_of_ignored_layers(load, runtime.model, terminal)
+    with _opened(Runtime, load, drafter, terminal, **options) as runtime:
         _warn_of_large_drafter(runtime, terminal)
-        if not runtime.session.rule.exact:
-            _warn_of_lossy_rule(runtime.session.rule.name, terminal)
-        if runtime.session.drafter.remark:
-            terminal.note(runtime.session.drafter.remark)
-        if runtime.memory_line:
-            terminal.note(runtime.memory_line)
+        _warn_of_lossy_rule(draft.accept, terminal)
+        for note in (runtime.session.drafter.remark, runtime.memory_line):
+            if note:
+                terminal.note(note)
         yield runtime
 
 
@@ -90,18 +94,34 @@ def open_engine(
     drafter, options = _chosen(load, draft, template, params, terminal, workload)
     # A width that tune found is for rounds of one conversation.
     options |= {"lora": lora, "shape": draft.shape or "free", "others": others, "rules": rules}
-    options["learn"] = learn
-    with _loading(load, terminal):
-        if load.model is not None:
-            engine = Engine(load.model, drafter, slots=slots, **options)
-        else:
-            engine = Engine.demo(drafter, slots=slots, **options)
-    with engine:
-        _warn_of_ignored_layers(load, engine.model, terminal)
-        rule = build_rule(draft.accept)
-        if not rule.exact:
-            _warn_of_lossy_rule(rule.name, terminal)
+    options |= {"learn": learn, "slots": slots}
+    with _opened(Engine, load, drafter, terminal, **options) as engine:
+        _warn_of_lossy_rule(draft.accept, terminal)
         yield engine
+
+
+@contextmanager
+def _opened(
+    kind: type[Opened],
+    load: LoadSettings,
+    drafter: str,
+    terminal: Terminal,
+    **options: Any,  # noqa: ANN401 - of `RuntimeOptions`
+) -> Iterator[Opened]:
+    """Open a runtime or an engine; a passing line names the model meanwhile."""
+    if load.model is None:
+        _require_demo_files()
+    terminal.passing(f"loading {load.model or 'the embedded models'} ...")
+    try:
+        if load.model is None:
+            opened = kind.demo(drafter, **options)
+        else:
+            opened = kind(load.model, drafter, **options)
+    finally:
+        terminal.passing("")
+    with opened:
+        _warn_of_ignored_layers(load, opened.model, terminal)
+        yield opened
 
 
 def _chosen(
@@ -112,7 +132,7 @@ def _chosen(
     terminal: Terminal,
     workload: str,
 ) -> tuple[str, dict[str, Any]]:
-    """Return the drafter's expression and the options of what is opened."""
+    """Return the drafter's expression and the options of the runtime or engine."""
     check_named(load)
     drafter, shape = chosen_drafter(load, draft, params, terminal, workload)
     options = {
@@ -124,18 +144,6 @@ def _chosen(
         "shape": shape,
     }
     return drafter, options
-
-
-@contextmanager
-def _loading(load: LoadSettings, terminal: Terminal) -> Iterator[None]:
-    """Say what is being loaded, for as long as it takes."""
-    if load.model is None:
-        _require_demo_files()
-    terminal.passing(f"loading {load.model or 'the embedded models'} ...")
-    try:
-        yield
-    finally:
-        terminal.passing("")
 
 
 def chosen_drafter(
@@ -154,7 +162,7 @@ def chosen_drafter(
 def _tuned(
     load: LoadSettings, draft: DraftSettings, params: SamplingParams, terminal: Terminal
 ) -> tuple[str | None, Shape]:
-    """Return what `specrun tune` found for this pair here, if only -md says how to draft."""
+    """Return the plan of `specrun tune` for this pair, if -md alone names the drafter."""
     explicit = (draft.spec_type, draft.spec_draft_n_max, draft.spec_draft_p_min, draft.reference)
     choosing = draft.drafter is not None and is_bare_auto(draft.drafter)
     shape = draft.shape or "free"
@@ -168,9 +176,7 @@ def _tuned(
         load.model,
         draft.model_draft,
         params,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
+        **load.costs,
         warn=terminal.warn,
     )
     expression = None if plan is None else plan.expression(draft.model_draft)
@@ -197,9 +203,9 @@ def _unnamed(
     workload: str,
     terminal: Terminal,
 ) -> str | None:
-    """Return how to draft where nothing says so: by the file's profile, or `auto`; else None.
+    """Return the drafter of the file's profile, or `auto`, if no option names one; else None.
 
-    A shape that was asked for may be too narrow for what would be chosen.
+    A given shape may be too narrow for the drafter of a profile.
     """
     if load.model is None or draft.is_named or draft.shape is not None:
         return None
@@ -207,9 +213,7 @@ def _unnamed(
         load.model,
         params.temperature,
         workload,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
+        **load.costs,
         accept=draft.accept,
         use_profile=not draft.no_profile,
         warn=terminal.warn,
@@ -220,7 +224,7 @@ def _unnamed(
 
 
 def template_text(template: TemplateSettings) -> str | None:
-    """Return the text of the chat template that was asked for; None: the model's own."""
+    """Return the text of the chat template of the options; None: the model's own."""
     text, file = template.chat_template, template.chat_template_file
     if (text is not None) + (file is not None) + template.no_chat_template > 1:
         raise click.UsageError(
@@ -260,9 +264,11 @@ def _require_demo_files() -> None:
 
 
 def _warn_of_ignored_layers(load: LoadSettings, model: Model, terminal: Terminal) -> None:
-    if load.gpu_layers not in ("auto", 0) and model.n_gpu_layers == 0:
+    if load.options.n_gpu_layers not in ("auto", 0) and model.n_gpu_layers == 0:
         advice = "`specrun doctor` shows the devices"
-        terminal.warn(f"-ngl {load.gpu_layers} is ignored, there is no GPU here: {advice}")
+        terminal.warn(
+            f"-ngl {load.options.n_gpu_layers} is ignored, there is no GPU here: {advice}"
+        )
 
 
 def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
@@ -274,5 +280,49 @@ def _warn_of_large_drafter(runtime: Runtime, terminal: Terminal) -> None:
         )
 
 
-def _warn_of_lossy_rule(name: str, terminal: Terminal) -> None:
-    terminal.warn(f"not exact: {name}: the text does not have the target's distribution")
+def _warn_of_lossy_rule(accept: str, terminal: Terminal) -> None:
+    rule = build_rule(accept)
+    if not rule.exact:
+        terminal.warn(f"not exact: {rule.name}: the text does not have the target's distribution")
+
+
+# == --session: the cache of a long prompt, kept in a file for the next run ========================
+
+
+session_option = EVALUATION.option(
+    "--session FILE",
+    "Take up the cache that FILE holds, if there is one, and keep it there at the end: a prompt "
+    "is evaluated once. Refused for another model or other settings.",
+    NEW_FILE,
+)
+
+
+@contextmanager
+def kept_session(
+    opened: Callable[[], Runtime], path: Path | None, terminal: Terminal
+) -> Iterator[None]:
+    """Take up the cache of a file, and keep what is cached at the end of the block.
+
+    `opened` returns the runtime; if it has another model in the end, the file stays as it was.
+    """
+    if path is None:
+        yield
+        return
+    path, runtime = path.expanduser(), opened()
+    model = runtime.model.path
+    check_target(path, force=True)
+    require_writable(path)
+    if path.exists():
+        n_tokens = runtime.load_session(path)
+        if n_tokens:
+            terminal.note(f"{path}: {n_tokens:,} tokens of an earlier run are cached")
+        else:
+            why = f"{runtime.drafter} reads the target's states of the whole prompt"
+            terminal.note(f"{path} is not taken up: {why}")
+    yield
+    runtime = opened()
+    if runtime.model.path != model:
+        terminal.note(f"{path} stays as it was: it is another model's now that answers")
+        return
+    n_tokens = runtime.save_session(path)
+    terminal.note(f"{path}: {n_tokens:,} tokens kept, {bytes_text(path.stat().st_size)}")

@@ -1,4 +1,4 @@
-"""Options about what is shown (colour, logging, statistics), and the log they ask for.
+"""Options of output: colour, logging, statistics; and the log itself.
 
 The log is silent by default, goes to stderr with -v, and to a file with --log-file.
 """
@@ -15,11 +15,10 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.kept_file import logger as kept_files
+from specrun.bindings.files import logger as kept_files
 from specrun.cli.options.group import OUTPUT, Decorator, Section, option_group
 from specrun.cli.options.types import NEW_FILE
-from specrun.cli.terminal.errors import set_verbosity
-from specrun.cli.terminal.terminal import ColorChoice, Terminal, one_line
+from specrun.cli.terminal.terminal import ColorChoice, Terminal, one_line, set_verbosity
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -32,7 +31,7 @@ class _SafeFormatter(logging.Formatter):
 
 
 class _LogFile(logging.FileHandler):
-    """Appends to a file. What cannot be written is lost, which a warning says once."""
+    """Appends to a file; messages that cannot be written are lost, with one warning."""
 
     _has_warned = False
 
@@ -50,20 +49,20 @@ class _LogFile(logging.FileHandler):
                 click.echo(f"Warning: {problem}: messages are missing there", err=True)
 
     def _give_up_stream(self) -> None:
-        """Close the file; what it still holds back would fail again and again."""
+        """Close the file: each write of its buffer would fail again."""
         stream, self.stream = self.stream, None
         with suppress(OSError):
             if stream is not None:
                 stream.close()
 
     def close(self) -> None:
-        """Close the file, where that is still possible."""
+        """Close the file, if that is still possible."""
         with suppress(OSError):
             super().close()
 
 
 def start_logging(verbosity: int, log_file: Path | None) -> Callable[[], None]:
-    """Log as -v and --log-file ask; return what ends it.
+    """Start the log of -v and --log-file; return the function that ends it.
 
     -v shows specrun's own messages and llama.cpp's warnings, -vv everything. The file gets at least
     all messages of level INFO.
@@ -94,7 +93,7 @@ def start_logging(verbosity: int, log_file: Path | None) -> Callable[[], None]:
 
 
 class _KeptFileWarnings(logging.Handler):
-    """Shows what is wrong with a file that specrun keeps for itself, also without -v."""
+    """Shows warnings about files that specrun keeps for itself, also without -v."""
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(logging.WARNING)
@@ -106,7 +105,7 @@ class _KeptFileWarnings(logging.Handler):
 
 
 def _show_kept_files(terminal: Terminal) -> Callable[[], None]:
-    """Show warnings about kept files; return what ends it."""
+    """Show warnings about kept files; return the function that ends it."""
     handler = _KeptFileWarnings(terminal)
     kept_files.addHandler(handler)
     return lambda: kept_files.removeHandler(handler)
@@ -127,7 +126,7 @@ def _file_handler(path: Path) -> logging.Handler:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDisplay:
-    """What is shown of an answer beside its text."""
+    """The parts of an answer that are shown in addition to its text."""
 
     show_timings: bool
     show_draft: bool
@@ -168,7 +167,7 @@ def json_option(help: str = "Print one JSON object.", section: Section = OUTPUT)
 
 
 def check_plot(plot: Path | None) -> None:
-    """Raise before the work what drawing to this file would raise after it."""
+    """Raise the errors of drawing to this file before the work begins."""
     if plot is not None:
         from specrun.bench.plots import check_plot_file
 

@@ -15,7 +15,7 @@ import click
 from specrun.cli.options.group import PROMPT, TEMPLATE, Decorator, Section, option_group
 from specrun.cli.options.model import LoadSettings
 from specrun.cli.options.types import FILE
-from specrun.cli.terminal.paths import MAX_TEXT_BYTES, decode_text, read_text, require_file
+from specrun.cli.terminal.terminal import MAX_TEXT_BYTES, decode_text, read_text, require_file
 
 _MOST_AT_ONCE = 64  # prompts
 _ASK = "give -m FILE, or --demo for the embedded models"
@@ -23,7 +23,7 @@ _ASK = "give -m FILE, or --demo for the embedded models"
 
 @dataclass(frozen=True, slots=True)
 class PromptSettings:
-    """Where the prompt comes from."""
+    """The prompt's text or file."""
 
     prompt: str | None
     file: Path | None
@@ -40,6 +40,11 @@ prompt_options = option_group(
 def prompts_option(section: Section, help: str = "A prompt; repeatable.") -> Decorator:
     """Return -p of commands that have prompts answered to measure something."""
     return section.option("-p, --prompt TEXT", help, multiple=True)
+
+
+def prompt_file_option(section: Section) -> Decorator:
+    """Return -f of commands that have prompts answered to measure something."""
+    return section.option("-f, --file", "A file that is one prompt.", FILE)
 
 
 def no_template_option(section: Section) -> Decorator:
@@ -59,7 +64,9 @@ def _read_system_prompt(system_prompt: str | None, system_prompt_file: Path | No
 system_prompt_options = option_group(
     "system",
     _read_system_prompt,
-    TEMPLATE.option("-sys, --system-prompt TEXT", "What the model is told first."),
+    TEMPLATE.option(
+        "-sys, --system-prompt TEXT", "The system prompt: the first message of a conversation."
+    ),
     TEMPLATE.option("-sysf, --system-prompt-file", "The same, from a file.", FILE),
 )
 
@@ -88,7 +95,7 @@ def _without_last_newline(text: str) -> str:
 
 
 def named_target(load: LoadSettings, *, ask: str = _ASK) -> Path:
-    """Return the file of -m, or the embedded target's with --demo; `ask` is said if neither is."""
+    """Return the file of -m, or the embedded target's with --demo; `ask` is advice in the error."""
     from specrun.runtime.demo import demo_target
 
     check_named(load, ask=ask)

@@ -1,24 +1,214 @@
 """Options about sampling and the end of an answer, with llama.cpp's names and defaults.
 
-`answer_options` are those of commands that answer; `temperatures_option` and `TRUNCATION_OPTIONS`
-those of commands that measure, at several temperatures.
+`answer_options` are those of commands that answer, `grid_options` those of commands that measure at
+several temperatures.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
 
-from specrun.cli.options.grammar import GRAMMAR_OPTIONS, chosen_grammar
+from specrun.bindings.errors import OptionError
 from specrun.cli.options.group import SAMPLING, Decorator, option_group
-from specrun.cli.options.samplers import SAMPLER_OPTIONS, sampler_settings
-from specrun.cli.options.types import MAX_COUNT, SHARE, LogitBiasType, NumberListType
-from specrun.runtime.laws import RANDOM_SEED, SamplingParams
+from specrun.cli.options.types import LOGIT_BIAS, MAX_COUNT, NUMBERS, Parsed
+from specrun.cli.terminal.terminal import MAX_TEXT_BYTES, decode_text, read_text
+from specrun.runtime.grammar import Grammar
+from specrun.runtime.laws import (
+    DEFAULT_ORDER,
+    RANDOM_SEED,
+    SETTINGS,
+    SamplingParams,
+    Setting,
+    read_sampler_letters,
+    read_samplers,
+)
 
-_DEFAULTS = SamplingParams()
+# == Grammars: --json-schema, --grammar, --regex, --grammar-after ==================================
+
+
+_LARK, _SCHEMA = (".lark",), (".json",)
+
+GRAMMAR_OPTIONS = (
+    SAMPLING.option(
+        "-j, --json-schema, -jf, --json-schema-file FILE|JSON",
+        "Answer in JSON by this schema; -: read it from stdin.",
+    ),
+    SAMPLING.option(
+        "--grammar, --grammar-file FILE|GBNF",
+        "Answer by this grammar: GBNF as in llama.cpp, or Lark (.lark).",
+    ),
+    SAMPLING.option("--regex PATTERN", "Answer with a text that this matches as a whole."),
+    SAMPLING.option(
+        "--grammar-after TEXT",
+        "Let any of them begin behind this text, such as </think>.",
+    ),
+)
+"""They hand on `json_schema`, `grammar`, `regex` and `grammar_after`: see `chosen_grammar`."""
+
+
+def chosen_grammar(
+    json_schema: str | None, grammar: str | None, regex: str | None, grammar_after: str | None
+) -> Grammar | None:
+    """Return the grammar of the options; raises UsageError for several kinds."""
+    given = {"--json-schema": json_schema, "--grammar": grammar, "--regex": regex}
+    names = [name for name, value in given.items() if value is not None]
+    if len(names) > 1:
+        raise click.UsageError(f"give one of {' and '.join(names)}")
+    after = grammar_after or ""
+    if json_schema is not None:
+        return Grammar.json_schema(_schema_text(json_schema), after=after)
+    if regex is not None:
+        return Grammar.regex(regex, after=after)
+    if grammar is not None:
+        return _written(grammar, after)
+    if after:
+        raise click.UsageError("--grammar-after needs --json-schema, --grammar or --regex")
+    return None
+
+
+def read_grammar(text: str) -> Grammar | None:
+    """Return the grammar of `/set grammar`: a file (.json, .lark, GBNF), a schema, or "none"."""
+    if text == "none":
+        return None
+    if text.lstrip().startswith("{") or Path(text).suffix in _SCHEMA:
+        return Grammar.json_schema(_schema_text(text))
+    return _written(text, "")
+
+
+def _schema_text(text: str) -> str:
+    if text == "-":
+        data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
+        return decode_text(data, "the JSON schema on stdin")
+    if text.strip() in ("true", "false") or text.lstrip().startswith("{"):
+        return text
+    return read_text(Path(text))
+
+
+def _written(text: str, after: str) -> Grammar:
+    path = Path(text)
+    if "::=" in text:
+        return Grammar.gbnf(text, after=after)
+    if path.suffix in _SCHEMA:
+        raise OptionError(f"{path} is JSON, no grammar: give it as --json-schema")
+    source = read_text(path)
+    if path.suffix in _LARK:
+        return Grammar.lark(source, after=after)
+    return Grammar.gbnf(source, after=after)
+
+
+# == Settings of `SamplingParams` ==================================================================
+
+
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", '\\"': '"', "\\'": "'", "\\\\": "\\"}
+
+USUAL = (
+    *("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n"),
+    *("presence_penalty", "frequency_penalty", "logit_bias"),
+)
+"""The settings that help and `/show` list first, in their order."""
+
+FURTHER = tuple(name for name in SETTINGS if name not in (*USUAL, "seed", "stop"))
+"""All others that change the distribution."""
+
+
+_ATTRIBUTES: dict[str, dict[str, Any]] = {
+    "seed": {"kind": click.IntRange(-1, 2**64 - 1), "default": RANDOM_SEED},
+    "stop": {"multiple": True},
+    "logit_bias": {"kind": LOGIT_BIAS, "multiple": True},
+    "dry_sequence_breakers": {"multiple": True, "show_default": '\\n : " *'},
+    "samplers": {
+        "kind": Parsed("NAME;NAME", read_samplers),
+        "show_default": ";".join(DEFAULT_ORDER),
+    },
+}
+"""What click is told of settings that are no numbers."""
+
+
+def _setting_option(name: str, *, metavar: bool = True) -> Decorator:
+    """Return the option of a setting; without `metavar` its help names the type of the value."""
+    setting = SETTINGS[name]
+    usage = setting.flags if metavar else setting.flags.rpartition(" ")[0]
+    attributes = _ATTRIBUTES.get(name) or {"kind": _range(setting), "default": setting.default}
+    return SAMPLING.option(usage, setting.help, dest=setting.variable, **attributes)
+
+
+def _range(setting: Setting) -> click.ParamType[Any]:
+    least, most = setting.least, setting.most
+    if setting.kind == "count":
+        return click.IntRange(
+            None if least is None else int(least), MAX_COUNT if most is None else int(most)
+        )
+    if least is None and most is None:
+        return click.FLOAT
+    return click.FloatRange(least, most, min_open=setting.above)
+
+
+_TRUNCATION_OPTIONS = tuple(
+    _setting_option(name, metavar=False) for name in ("top_k", "top_p", "min_p")
+)
+
+SAMPLER_OPTIONS = (
+    _setting_option("samplers"),
+    SAMPLING.option(
+        "--sampler-seq, --sampling-seq",
+        "The same, a letter each: e penalties, d dry, s top_n_sigma, k top_k, y typ_p, p top_p, "
+        "m min_p, x xtc, t temperature.",
+        Parsed("LETTERS", read_sampler_letters),
+        dest="sampler_seq",
+        show_default="edskypmxt",
+    ),
+    *(_setting_option(name) for name in FURTHER if name != "samplers"),
+)
+"""Samplers beyond top-k, top-p, min-p and penalties, and the order of all."""
+
+
+def read_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by the names of `SamplingParams`, of the values of their options."""
+    found = {
+        name: values[setting.variable]
+        for name, setting in SETTINGS.items()
+        if setting.variable in values
+    }
+    order, letters = found.pop("samplers", None), values.get("sampler_seq")
+    if order is not None and letters is not None:
+        raise click.UsageError("--samplers and --sampler-seq say the same: give one of them")
+    if order is not None or letters is not None:
+        found["samplers"] = letters if order is None else order
+    breakers = found.pop("dry_sequence_breakers", ())
+    if breakers:
+        found["dry_sequence_breakers"] = read_breakers(breakers)
+    if found.get("seed") == RANDOM_SEED:
+        found["seed"] = None
+    if "logit_bias" in found:
+        found["logit_bias"] = dict(found["logit_bias"])
+    return found
+
+
+def read_breakers(texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return DRY's sequence breakers as they were typed, escapes read; "none" drops those before.
+
+    So it is in llama.cpp.
+    """
+    last = max((number for number, text in enumerate(texts) if text == "none"), default=-1)
+    return tuple(_unescaped(text) for text in texts[last + 1 :])
+
+
+def _unescaped(text: str) -> str:
+    parts, place = [], 0
+    while place < len(text):
+        escaped = _ESCAPES.get(text[place : place + 2])
+        parts.append(text[place] if escaped is None else escaped)
+        place += 1 if escaped is None else 2
+    return "".join(parts)
+
+
+# == Answers =======================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,166 +220,73 @@ class AnswerSettings:
 
 
 def _build(
-    temp: float,
-    logit_bias: tuple[tuple[int, float], ...],
-    seed: int,
     predict: int,
-    reverse_prompt: tuple[str, ...],
     json_schema: str | None,
     grammar: str | None,
     regex: str | None,
     grammar_after: str | None,
-    **others: Any,  # noqa: ANN401 - options with the names of SamplingParams
+    **values: Any,  # noqa: ANN401 - of the settings' options
 ) -> AnswerSettings:
-    params = SamplingParams(
-        temperature=temp,
-        logit_bias=dict(logit_bias),
-        seed=None if seed == RANDOM_SEED else seed,
-        stop=reverse_prompt,
-        grammar=chosen_grammar(json_schema, grammar, regex, grammar_after),
-        **sampler_settings(**others),
-    )
+    chosen = chosen_grammar(json_schema, grammar, regex, grammar_after)
+    params = SamplingParams(grammar=chosen, **read_settings(values))
     return AnswerSettings(params, None if predict < 0 else predict)
 
 
-def _truncation_options(metavar: str = "") -> tuple[Decorator, ...]:
-    """Return --top-k, --top-p and --min-p."""
-    return (
-        SAMPLING.option(
-            f"--top-k{metavar}",
-            "Keep the K most likely tokens; 0: all.",
-            click.IntRange(0, MAX_COUNT),
-            default=_DEFAULTS.top_k,
-        ),
-        SAMPLING.option(
-            f"--top-p{metavar}",
-            "Keep the most likely tokens with this much probability together; 1: all.",
-            SHARE,
-            default=_DEFAULTS.top_p,
-        ),
-        SAMPLING.option(
-            f"--min-p{metavar}",
-            "Keep tokens with this share of the most likely one's probability; 0: all.",
-            SHARE,
-            default=_DEFAULTS.min_p,
-        ),
-    )
-
-
-TRUNCATION_OPTIONS = _truncation_options()
+LENGTH_FLAGS = "-n, --predict, --n-predict, --max-tokens N"
 
 answer_options = option_group(
     "answer",
     _build,
     SAMPLING.option(
-        "-n, --predict, --n-predict, --max-tokens N",
+        LENGTH_FLAGS,
         "The most tokens of an answer; -1: until the model ends.",
         click.IntRange(-1, MAX_COUNT),
         default=-1,
     ),
-    SAMPLING.option(
-        "-r, --reverse-prompt, --stop TEXT",
-        "A text that ends the answer and is left out; repeatable.",
-        multiple=True,
-    ),
-    SAMPLING.option(
-        "-s, --seed N",
-        "Seed of the random numbers; -1: another one for every answer.",
-        click.IntRange(-1, 2**64 - 1),
-        default=RANDOM_SEED,
-    ),
-    SAMPLING.option(
-        "--temp, --temperature N",
-        "Temperature; 0: always the most likely token.",
-        click.FloatRange(0),
-        default=_DEFAULTS.temperature,
-    ),
-    *_truncation_options(" N"),
-    SAMPLING.option(
-        "--repeat-penalty N",
-        "Divide the logits of recent tokens; 1: off.",
-        click.FloatRange(0, min_open=True),
-        default=_DEFAULTS.repeat_penalty,
-    ),
-    SAMPLING.option(
-        "--repeat-last-n N",
-        "How many recent tokens penalties look at; 0: none, -1: all.",
-        click.IntRange(-1, MAX_COUNT),
-        default=_DEFAULTS.repeat_last_n,
-    ),
-    SAMPLING.option(
-        "--presence-penalty N",
-        "Subtract from the logits of recent tokens.",
-        click.FLOAT,
-        default=_DEFAULTS.presence_penalty,
-    ),
-    SAMPLING.option(
-        "--frequency-penalty N",
-        "Subtract from the logits of recent tokens, once an occurrence.",
-        click.FLOAT,
-        default=_DEFAULTS.frequency_penalty,
-    ),
-    SAMPLING.option(
-        "-l, --logit-bias",
-        "Add to a token's logit, as in 15043+1 or 15043-inf; repeatable.",
-        LogitBiasType(),
-        multiple=True,
-    ),
+    *map(_setting_option, ("stop", "seed", *USUAL)),
     *GRAMMAR_OPTIONS,
     *SAMPLER_OPTIONS,
 )
 
 
+# == Measurements at several temperatures ==========================================================
+
+
 def temperatures_option(default: str, purpose: str = "") -> Decorator:
     """Return --temp, which takes several temperatures: as a,b or repeated."""
     return SAMPLING.option(
-        "--temp, --temperature",
+        SETTINGS["temperature"].flags.rpartition(" ")[0],
         f"Temperatures{purpose}: a,b or repeated.",
-        NumberListType(),
+        NUMBERS,
         multiple=True,
         default=(default,),
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingGrid:
-    """Sampling settings at one or several temperatures: the values of these options.
+    """Sampling settings at one or several temperatures, of the values of these options."""
 
-    `others` have the names of `SamplingParams`.
-    """
-
-    temp: Sequence[Sequence[float]]
-    top_k: int
-    top_p: float
-    min_p: float
-    seed: int | None = None
-    others: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def with_samplers(
-        cls,
+    def __init__(
+        self,
         *,
         temp: Sequence[Sequence[float]],
-        top_k: int,
-        top_p: float,
-        min_p: float,
-        seed: int,
-        **others: Any,  # noqa: ANN401 - the values of SAMPLER_OPTIONS
-    ) -> SamplingGrid:
-        """Return the grid of a command that has all samplers' options."""
-        settings = sampler_settings(**others)
-        return cls(temp=temp, top_k=top_k, top_p=top_p, min_p=min_p, seed=seed, others=settings)
+        **values: Any,  # noqa: ANN401 - of the settings' options
+    ) -> None:
+        self._temperatures = tuple(dict.fromkeys(temp for several in temp for temp in several))
+        self._settings = read_settings(values)
 
     def params(self) -> tuple[SamplingParams, ...]:
         """Return the settings of each temperature, in order, none twice."""
         return tuple(
-            SamplingParams(
-                temperature=temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                min_p=self.min_p,
-                seed=self.seed,
-                **self.others,
-            )
-            for temperature in dict.fromkeys(temp for several in self.temp for temp in several)
+            SamplingParams(temperature=temperature, **self._settings)
+            for temperature in self._temperatures
         )
+
+
+def grid_options(default: str, purpose: str = "", *more: Decorator) -> Decorator:
+    """Return the options of a `SamplingGrid`, which the command gets as `sampling`.
+
+    `default` is of --temp, `purpose` stands in its help.
+    """
+    temperatures = temperatures_option(default, purpose)
+    return option_group("sampling", SamplingGrid, temperatures, *_TRUNCATION_OPTIONS, *more)

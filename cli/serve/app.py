@@ -2,38 +2,143 @@
 
 from __future__ import annotations
 
+import hmac
 import logging
 import time
+from collections.abc import Sequence
 from http import HTTPStatus
 
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrun.bindings.errors import SpecrunError
-from specrun.cli.serve.anthropic import messages
+from specrun.cli.serve import anthropic, chat, completions, properties, responses, tokens
 from specrun.cli.serve.errors import RequestError, request_error
-from specrun.cli.serve.http.guard import Access, Guard, cors
-from specrun.cli.serve.infill import infill
-from specrun.cli.serve.native import metrics, properties, tokens
-from specrun.cli.serve.openai import chat, completions, models
 from specrun.cli.serve.page import page_routes
+from specrun.cli.serve.page.routes import PREFIX
+from specrun.cli.serve.properties import Metrics
 from specrun.cli.serve.replies import failure
-from specrun.cli.serve.responses import responses
 from specrun.cli.serve.service import AnswerService
-from specrun.cli.serve.settings import ServeSettings
+from specrun.cli.serve.settings import ServeSettings, host_name, is_loopback
 from specrun.runtime.engine import Engine
 
+# -- The guard of all requests (Host, Origin, key), the count of requests, and their log ----------
+#
+# A page of the web that a browser shows may send requests to this machine: under a name of its own
+# that it lets point here (DNS rebinding: the Host says it), or across origins (Origin says it).
+
+
 _log = logging.getLogger(__name__)
+PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health"})
+"""What is answered without a key: it says nothing of anyone's texts."""
+
+
+def has_key(headers: Headers, keys: Sequence[str]) -> bool:
+    """Whether a request brings one of the keys; takes as long for each that is wrong."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if scheme.lower() != "bearer":
+        given = headers.get("x-api-key", "")
+    found = False
+    for key in keys:
+        found |= hmac.compare_digest(given.strip().encode(), key.encode())
+    return found
+
+
+def cors(settings: ServeSettings) -> list[Middleware]:
+    """Return what lets pages of the settings' origins ask; nothing where there are none."""
+    if not settings.cors:
+        return []
+    return [
+        Middleware(
+            CORSMiddleware,
+            allow_origins=list(settings.cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+        )
+    ]
+
+
+class Guard:
+    """Refuses requests that are not for this server, or of nobody who may ask."""
+
+    def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._on_loopback = is_loopback(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, or answer it with why not."""
+        if scope["type"] == "http":
+            error = self._problem(scope, Headers(scope=scope))
+            if error is not None:
+                await failure(scope["path"], error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _problem(self, scope: Scope, headers: Headers) -> RequestError | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self._on_loopback and not is_loopback(host_name(host)):
+            problem = f"the Host {host!r} is not this machine's: ask http://{self._settings.host}"
+            return RequestError(problem, status=HTTPStatus.FORBIDDEN)
+        if origin is not None and not self._is_welcome(origin, host):
+            problem = f"pages of {origin!r} may not ask: start the server with --cors {origin}"
+            return RequestError(problem, status=HTTPStatus.FORBIDDEN)
+        keys = self._settings.api_keys
+        is_public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PREFIX)
+        is_open = not keys or is_public or scope["method"] == "OPTIONS"
+        if not is_open and not has_key(headers, keys):
+            problem = "the API key is wrong or missing: send it as `Authorization: Bearer KEY`"
+            return RequestError(problem, status=HTTPStatus.UNAUTHORIZED)
+        return None
+
+    def _is_welcome(self, origin: str, host: str) -> bool:
+        """Whether a page may ask: the server's own, or one of the settings' origins."""
+        allowed = self._settings.cors
+        return origin.rpartition("//")[2] == host or "*" in allowed or origin in allowed
+
+
+class Access:
+    """Counts requests by path and status, and logs each when its reply is over."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, and note what became of it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.perf_counter(), 0
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            # Of paths that do not exist there is no end: they are one.
+            route = scope.get("route")
+            path = str(getattr(route, "path", "other"))
+            self._metrics.count_request(path, status)
+            seconds = time.perf_counter() - started
+            _log.info("%s %s %s %.3f s", scope["method"], scope["path"], status, seconds)
 
 
 def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
     """Return the application that answers with an engine, which the caller closes afterwards."""
     service = AnswerService(engine, settings)
-    counts = metrics.Metrics(service)
+    counts = Metrics(service)
 
     app = Starlette(
         routes=routes(),
@@ -61,25 +166,26 @@ def routes() -> list[BaseRoute]:
         *_both("/health", properties.health, "GET"),
         Route("/props", properties.props, methods=["GET"]),
         Route("/slots", properties.slots, methods=["GET"]),
-        Route("/metrics", metrics.metrics, methods=["GET"]),
+        Route("/metrics", properties.metrics, methods=["GET"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/apply-template", tokens.apply_template, methods=["POST"]),
-        *_both("/models", models.list_models, "GET"),
-        *_both("/models/{name:path}", models.get_model, "GET"),
+        *_both("/models", properties.list_models, "GET"),
+        *_both("/models/{name:path}", properties.get_model, "GET"),
         *_both("/chat/completions", chat.chat_completions, "POST"),
         *_both("/completions", completions.completions, "POST"),
-        Route("/infill", infill, methods=["POST"]),
+        Route("/infill", completions.infill, methods=["POST"]),
         *_both("/responses", responses.responses, "POST"),
         *_both("/responses/input_tokens", responses.input_tokens, "POST"),
-        *_both("/messages", messages.messages, "POST"),
-        *_both("/messages/count_tokens", messages.count_tokens, "POST"),
-        *_both("/embeddings", models.embeddings, "POST"),
+        *_both("/messages", anthropic.messages, "POST"),
+        *_both("/messages/count_tokens", anthropic.count_tokens, "POST"),
+        *_both("/embeddings", tokens.embeddings, "POST"),
     ]
 
 
 def _both(path: str, endpoint: object, method: str) -> list[BaseRoute]:
     """Return the routes of a path, with and without /v1, as llama-server has them."""
+
     return [Route(prefix + path, endpoint, methods=[method]) for prefix in ("/v1", "")]  # type: ignore[arg-type]
 
 

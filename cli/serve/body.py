@@ -1,59 +1,54 @@
-"""Bodies of requests: JSON within bounds, read field by field with errors that name the field."""
+"""Bodies of requests: JSON decoded into structs within bounds, with errors that name the field.
+
+The form of a body is its struct: types and their bounds say what a field may be, and `wanted` how
+an error asks for it. Objects that come in kinds (messages, parts, items, tools) are plain objects
+in the body, and `checked` decodes one into the struct of its kind. Null is the same as a field
+that is not there; unknown fields are ignored.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+import numpy as np
+from msgspec import Meta, inspect
 from starlette.requests import ClientDisconnect, Request
 
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.http.server import beside_the_loop
+from specrun.cli.serve.lanes import beside_the_loop
 from specrun.cli.serve.settings import Bounds
+from specrun.runtime.laws import unknown_name
 
 if TYPE_CHECKING:
     from specrun.cli.serve.service import AnswerService
 
 _Value = TypeVar("_Value")
-_MOST_WHOLE = 10**300
+_Body = TypeVar("_Body", bound=msgspec.Struct)
 _SHORT = 2_000  # bytes that are read faster than a thread is woken
 _SHOWN = 60  # characters of a value in a message
 
 
 async def read_body(
-    request: Request, read: Callable[[Fields, AnswerService], _Value]
-) -> tuple[Fields, _Value]:
-    """Return the JSON object that a request carries, and what `read` makes of it.
+    request: Request, kind: type[_Body], read: Callable[[_Body, AnswerService], _Value]
+) -> tuple[_Body, _Value]:
+    """Return the body of a request, and the result of `read` for it.
 
     Both take time by the size of the body: all but small ones are read beside the event loop.
-    Raises `RequestError` for anything else, and what `read` raises.
+    Raises `RequestError` if it is no JSON of this kind, and all that `read` raises.
     """
     service: AnswerService = request.app.state.service
     data = await _read_bytes(request, service.settings.bounds)
 
-    def work() -> tuple[Fields, _Value]:
-        fields = _fields_of(data, service.settings.bounds)
-        return fields, read(fields, service)
+    def work() -> tuple[_Body, _Value]:
+        body = decoded(data, kind, service.settings.bounds.depth)
+        return body, read(body, service)
 
     return work() if len(data) <= _SHORT else await beside_the_loop(work)
-
-
-def _fields_of(data: bytes, bounds: Bounds) -> Fields:
-    """Return the fields of the JSON object in a body."""
-    try:
-        body = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"the body is no JSON: {error}") from None
-    except RecursionError:
-        raise _too_deep(bounds) from None
-    if not isinstance(body, dict):
-        raise RequestError('the body is no JSON object: give one, as in {"prompt": "..."}')
-    if _is_deeper(body, bounds.depth):
-        raise _too_deep(bounds)
-    return Fields(body)
 
 
 async def _read_bytes(request: Request, bounds: Bounds) -> bytes:
@@ -85,30 +80,104 @@ async def _read_bytes(request: Request, bounds: Bounds) -> bytes:
 
 
 def _deadline(started: float, size: int, bounds: Bounds) -> float:
-    """Return when the next piece of a body has to be there: it may be slow, but not stop."""
+    """Return when the next piece of a body must be there: a body may be slow, but not stop."""
     whole = started + bounds.body_seconds + size / bounds.body_rate
     return min(whole, asyncio.get_running_loop().time() + bounds.pause_seconds)
 
 
-def _is_deeper(value: object, depth: int) -> bool:
-    """Whether lists and objects are nested deeper than `depth`; looks level by level."""
-    level: list[object] = [value]
-    for _ in range(depth + 1):
-        inner: list[object] = []
-        for each in level:
-            if isinstance(each, dict):
-                inner.extend(each.values())
-            elif isinstance(each, list):
-                inner.extend(each)
-        if not inner:
-            return False
-        level = inner
-    return True
+# -- Decoding -------------------------------------------------------------------------------------
+
+_DOTTED = "speculative."
+"""The prefix of llama-server's names, as "speculative.n_max", for fields of `speculative`."""
 
 
-def _too_deep(bounds: Bounds) -> RequestError:
-    problem = f"the body nests lists and objects deeper than {bounds.depth}"
+def decoded(data: bytes, kind: type[_Body], depth: int) -> _Body:
+    """Return the struct of a JSON object that nests at most `depth` lists and objects.
+
+    Raises `RequestError`, with the field in it if a value does not fit the struct.
+    """
+    values: Any = None
+    body: _Body | None = None
+    problem: msgspec.ValidationError | None = None
+    try:
+        if f'"{_DOTTED}'.encode() in data:
+            values = _undotted(msgspec.json.decode(data))
+        try:
+            if values is None:
+                body = msgspec.json.decode(data, type=kind)
+            else:
+                body = msgspec.convert(values, kind)
+        except msgspec.ValidationError as error:
+            problem = error
+            if values is None:
+                values = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RequestError(f"the body is no JSON: {error}") from None
+    except RecursionError:
+        raise _too_deep(depth) from None
+    if _depth_of(data) > depth:
+        raise _too_deep(depth)
+    if body is not None:
+        return body
+    if problem is None or not isinstance(values, dict):
+        raise RequestError('the body is no JSON object: give one, as in {"prompt": "..."}')
+    raise _field_error(problem, kind, values, "")
+
+
+def _undotted(values: object) -> object:
+    """Return a body with its fields of the form "speculative.n_max" within `speculative`."""
+    own = values.get("speculative", {}) if isinstance(values, dict) else None
+    if not isinstance(values, dict) or not isinstance(own, dict | None):
+        return values
+    dotted = {
+        name.removeprefix(_DOTTED): value
+        for name, value in values.items()
+        if name.startswith(_DOTTED)
+    }
+    return {**values, "speculative": {**(own or {}), **dotted}}
+
+
+def checked(value: object, kind: type[_Value], where: str, asked: str | None = None) -> _Value:
+    """Return the struct of an object within a body; `where` is its place there.
+
+    Errors name the field within it, or ask for the whole object as `asked`.
+    """
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        if asked is not None:
+            raise wrong(where, value, asked) from None
+        raise _field_error(error, kind, value, where) from None
+
+
+_STEPS = np.zeros(256, np.int8)
+_STEPS[[*b"[{"]], _STEPS[[*b"]}"]] = 1, -1
+_OTHERS = bytes(set(range(256)) - set(b'[]{}"'))
+
+
+def _depth_of(data: bytes) -> int:
+    """Return how deep lists and objects are nested in JSON that is known to be valid."""
+    marks = data.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, _OTHERS)
+    codes = np.frombuffer(marks, np.uint8)
+    in_text = (codes == ord('"')).cumsum(dtype=np.int32) & 1
+    steps = _STEPS[codes] * (1 - in_text)
+    return int(steps.cumsum(dtype=np.int32).max(initial=0))
+
+
+def _too_deep(depth: int) -> RequestError:
+    problem = f"the body nests lists and objects deeper than {depth}"
     return RequestError(f"{problem}: send a flatter one")
+
+
+# -- Errors that name the field and the value -----------------------------------------------------
+
+
+def wanted(text: str, *, whole: bool = False) -> Meta:
+    """Return the annotation of a type that says what an error asks for.
+
+    `whole`: errors within the value are errors of the value.
+    """
+    return Meta(extra={"wanted": text, "whole": whole})
 
 
 def shown(value: object) -> str:
@@ -117,83 +186,99 @@ def shown(value: object) -> str:
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 
-class Fields:
-    """The fields of an object; null is the same as a field that is not there.
+def wrong(field: str, value: object, asked: str) -> RequestError:
+    """Return the error for a field with a value that it cannot have."""
+    return RequestError(f"{field} is {shown(value)}: give {asked}", field)
 
-    `where` goes before the names in messages, as "speculative.".
-    """
 
-    def __init__(self, values: Mapping[str, Any], where: str = "") -> None:
-        self.values = values
-        self.where = where
+_PLACE = re.compile(r" - at `\$(.*)`$")
+_STEP = re.compile(r"\.([^.\[]+)|\[(\d+)\]")
+_NAMED = re.compile(r"Object (missing required|contains unknown) field `(.*?)`")
+_MOST = re.compile(r"Expected `(?:array|object)` of length <= (\d+)")
 
-    def __contains__(self, name: str) -> bool:
-        return self.values.get(name) is not None
 
-    def get(self, name: str) -> Any:  # noqa: ANN401 - any JSON value
-        """Return the field as it is, None where it is not there."""
-        return self.values.get(name)
+def _field_error(
+    error: msgspec.ValidationError,
+    kind: object,
+    value: Any,  # noqa: ANN401 - any JSON value
+    field: str,
+) -> RequestError:
+    """Return msgspec's error about a place in a value in the words of this server."""
+    place = _PLACE.search(str(error))
+    steps: list[str | int] = [
+        name or int(index) for name, index in _STEP.findall(place[1] if place else "")
+    ]
+    named = _NAMED.match(str(error))
+    if named and named[1] == "missing required":
+        steps.append(named[2])
+    node: inspect.Type | None = inspect.type_info(kind)
+    while steps and not _extra(node).get("whole"):
+        step = steps.pop(0)
+        node = _within(node, step)
+        if isinstance(step, int):
+            value, field = value[step], f"{field}[{step}]"
+        else:
+            value, field = value.get(step), f"{field}.{step}" if field else step
+    if named and named[1] == "contains unknown":
+        known = [f"{field}.{each.encode_name}" for each in _fields_of(node)]
+        unknown = f"{field}.{named[2]}"
+        return RequestError(str(unknown_name(unknown, known, "field")), unknown)
+    most = _MOST.match(str(error))
+    if most and not steps:
+        return RequestError(f"{field} has {len(value)} items: give at most {most[1]}", field)
+    return wrong(field, value, _asked(node))
 
-    def wrong(self, name: str, wanted: str) -> RequestError:
-        """Return the error for a field with a value that it cannot have."""
-        field = self.where + name
-        return RequestError(f"{field} is {shown(self.values.get(name))}: give {wanted}", field)
 
-    def _typed(
-        self, name: str, kinds: type[_Value] | tuple[type[_Value], ...], wanted: str
-    ) -> _Value | None:
-        value = self.values.get(name)
-        if value is None:
-            return None
-        if not isinstance(value, kinds) or (isinstance(value, bool) and kinds is not bool):
-            raise self.wrong(name, wanted)
-        return value
+def _extra(node: inspect.Type | None) -> Mapping[str, Any]:
+    return (node.extra or {}) if isinstance(node, inspect.Metadata) else {}
 
-    def text(self, name: str) -> str | None:
-        """Return a text."""
-        return self._typed(name, str, "a text")
 
-    def flag(self, name: str, *, default: bool = False) -> bool:
-        """Return true or false."""
-        value = self._typed(name, bool, "true or false")
-        return default if value is None else value
+def _forms(node: inspect.Type | None) -> Sequence[inspect.Type]:
+    """Return the forms of a type, null left out: a union has several."""
+    if isinstance(node, inspect.Metadata):
+        return _forms(node.type)
+    if isinstance(node, inspect.UnionType):
+        return [form for each in node.types for form in _forms(each)]
+    return [] if node is None or isinstance(node, inspect.NoneType) else [node]
 
-    def number(self, name: str) -> float | None:
-        """Return a number, one that is not too large to be a float."""
-        value = self._typed(name, (int, float), "a number")
-        if isinstance(value, int) and abs(value) > _MOST_WHOLE:
-            raise self.wrong(name, "a number of a size that floats have")
-        return None if value is None else float(value)
 
-    def integer(self, name: str, least: int, most: int) -> int | None:
-        """Return a whole number within bounds."""
-        wanted = f"a whole number from {least} to {most}"
-        value = self._typed(name, int, wanted)
-        if value is not None and not least <= value <= most:
-            raise self.wrong(name, wanted)
-        return value
+def _fields_of(node: inspect.Type | None) -> Sequence[inspect.Field]:
+    return [
+        field
+        for form in _forms(node)
+        if isinstance(form, inspect.StructType)
+        for field in form.fields
+    ]
 
-    def items(self, name: str, most: int) -> Sequence[Any] | None:
-        """Return a list of anything, of at most so many items."""
-        value = self._typed(name, list, "a list")
-        if value is not None and len(value) > most:
-            field = self.where + name
-            raise RequestError(f"{field} has {len(value)} items: give at most {most}", field)
-        return value
 
-    def fields(self, name: str) -> Fields | None:
-        """Return the fields of an object."""
-        value = self._typed(name, dict, "an object")
-        return None if value is None else Fields(value, f"{self.where}{name}.")
+def _within(node: inspect.Type | None, step: str | int) -> inspect.Type | None:
+    """Return the type of a field or an item; None if it can be anything."""
+    if isinstance(step, str):
+        fields = {field.encode_name: field.type for field in _fields_of(node)}
+        return fields.get(step)
+    lists = [form for form in _forms(node) if isinstance(form, inspect.ListType)]
+    return lists[0].item_type if lists else None
 
-    def texts(self, name: str, most: int, longest: int) -> tuple[str, ...] | None:
-        """Return a text, or a list of them, as a tuple."""
-        value = self.get(name)
-        if value is None:
-            return None
-        found = (value,) if isinstance(value, str) else tuple(self.items(name, most) or ())
-        if not all(isinstance(text, str) and len(text) <= longest for text in found):
-            raise self.wrong(
-                name, f"a text or a list of texts, each of at most {longest} characters"
-            )
-        return found
+
+_WORDS: dict[type[inspect.Type], str] = {
+    inspect.StrType: "a text",
+    inspect.BoolType: "true or false",
+    inspect.FloatType: "a number",
+    inspect.ListType: "a list",
+    inspect.DictType: "an object",
+    inspect.StructType: "an object",
+}
+
+
+def _asked(node: inspect.Type | None) -> str:
+    """Return what an error asks for: the words of the type, or those of its kind."""
+    if "wanted" in _extra(node):
+        return str(_extra(node)["wanted"])
+    asked: list[str] = []
+    for form in _forms(node):
+        if isinstance(form, inspect.IntType):
+            bounds = "" if form.ge is None else f" from {form.ge} to {form.le}"
+            asked.append(f"a whole number{bounds}")
+        else:
+            asked.append(_WORDS.get(type(form), "another value"))
+    return " or ".join(asked)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from contextlib import ExitStack
+import queue
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
+from specrun.cli.chat.learning import ChatLearning
 from specrun.cli.chat.settings import describe_sampling
-from specrun.cli.doctor.command import specrun_version
+from specrun.cli.doctor import specrun_version
+from specrun.cli.options.drafting import LearnSettings, learn_options, require_training
 from specrun.cli.options.group import Section, SectionedCommand, option_group
-from specrun.cli.options.learning import LearnSettings, learn_options
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -27,16 +30,88 @@ from specrun.cli.options.model import (
 )
 from specrun.cli.options.opening import check_sampling, open_engine
 from specrun.cli.options.output import terminal_options
-from specrun.cli.options.packages import require_training
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT
-from specrun.cli.serve.http.addresses import bound_socket, is_loopback, url_of
-from specrun.cli.serve.learning import serve_learning
-from specrun.cli.serve.settings import Bounds, ServeSettings, require_packages
-from specrun.cli.terminal.paths import read_text
-from specrun.cli.terminal.table import count_text
-from specrun.cli.terminal.terminal import Terminal, one_line
+from specrun.cli.serve.settings import (
+    Bounds,
+    ServeSettings,
+    bound_socket,
+    is_loopback,
+    require_packages,
+    url_of,
+)
+from specrun.cli.terminal.screen import count_text
+from specrun.cli.terminal.terminal import Terminal, one_line, read_text
 from specrun.runtime.engine import Engine
+from specrun.runtime.round import GenerationResult
+
+if TYPE_CHECKING:
+    from specrun.train.trainer.learner import TrainingStatus
+
+
+# -- Online speculative decoding while a server answers: the draft model learns in a thread -------
+#
+# Answers go on meanwhile, with the drafter there was; the new one is swapped in when none is being
+# made, and requests that come in that moment wait for it.
+
+
+Observer = Callable[[GenerationResult], None]
+
+
+@contextmanager
+def serve_learning(
+    closed_last: ExitStack, engine: Engine, settings: LearnSettings, terminal: Terminal
+) -> Iterator[list[Observer]]:
+    """Yield whom answers are to be told to, nobody where nothing is to be learnt.
+
+    At the end an update that is under way is given up: the drafter stays as it is. `closed_last`
+    deletes what nobody keeps, after the engine: it still drafts with it.
+    """
+    if not settings.wanted:
+        yield []
+        return
+    learning = ServeLearning(engine, settings, terminal)
+    closed_last.callback(learning.close)
+    worker = threading.Thread(target=learning.run, name="specrun learning", daemon=True)
+    worker.start()
+    try:
+        yield [learning.tell]
+    finally:
+        learning.stop()
+        worker.join()
+
+
+class ServeLearning(ChatLearning):
+    """Learns after so many answers, in the thread that runs it."""
+
+    def __init__(self, engine: Engine, settings: LearnSettings, terminal: Terminal) -> None:
+        super().__init__(engine, settings, terminal)
+        self._answered: queue.SimpleQueue[GenerationResult | None] = queue.SimpleQueue()
+        self._stopped = threading.Event()
+
+    def tell(self, result: GenerationResult) -> None:
+        """Note an answer that has ended."""
+        self._answered.put(result)
+
+    def stop(self) -> None:
+        """Let `run` return soon."""
+        self._stopped.set()
+        self._answered.put(None)
+
+    def run(self) -> None:
+        """Count answers and learn from them, until it is stopped."""
+        while (result := self._answered.get()) is not None and not self._stopped.is_set():
+            try:
+                self.after_answer(result)
+            except ClosedError:
+                return
+            except SpecrunError as problem:  # the drafter stays, and so does the server
+                self._terminal.warn(f"nothing was learnt: {problem}")
+
+    def _show(self, status: TrainingStatus) -> None:
+        if self._stopped.is_set():
+            raise ClosedError("the server ended while its drafter learnt")
+
 
 _EPILOG = """\b
 Examples:
@@ -216,7 +291,7 @@ def serve(
     if learning.wanted and not learning.learn_every:
         raise OptionError("--learn-every 0 learns at a chat's /learn: give how many answers")
     from specrun.cli.serve.app import create_app
-    from specrun.cli.serve.http.server import run_server
+    from specrun.cli.serve.server import run_server
 
     if not is_loopback(server.host) and not server.keys:
         problem = f"{server.host} can be reached from other machines, and there is no key"

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from sse_starlette.sse import EventSourceResponse
@@ -21,23 +22,27 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.cli.serve.body import read_body
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
-from specrun.cli.serve.request import AnswerRequest
-from specrun.cli.serve.service import Answer, AnswerService, Delta, Finish
-from specrun.runtime.chat import Reply
+from specrun.cli.serve.sampling import AnswerBody
+from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Finish, ServedAnswer
+from specrun.runtime.chat import CallBegun, Content, MoreArguments, Part, Reasoning, Reply
 from specrun.runtime.round import GenerationResult, TokenEvent
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
 _Value = TypeVar("_Value")
+_Body = TypeVar("_Body", bound=AnswerBody)
+Endpoint = Callable[[Request], Awaitable[Response]]
 _ANTHROPIC = ("/v1/messages", "/messages")
 _PING_SECONDS = 15
 _LEFT = 499  # nginx's status for clients that left; nobody reads it but logs
 
 
 @dataclass(slots=True)
-class Choice:
-    """A choice that is whole; its `events` are kept where log-probabilities were asked for."""
+class EndedChoice:
+    """A choice that is whole; its `events` are kept if log-probabilities were asked for."""
 
     result: GenerationResult
     finish: Finish
@@ -45,23 +50,44 @@ class Choice:
     events: list[TokenEvent] = field(default_factory=list)
 
 
-class ReplyForm(Protocol):
-    """How an API writes an answer; events are bytes as `event_bytes` makes them, b"" for none."""
+class ReplyForm(ABC):
+    """The form of an API's answers: a translator of deltas, into events or into one object.
+
+    Events are bytes as `event_bytes` makes them, b"" for none.
+    """
+
+    def __init__(self, answer: ServedAnswer) -> None:
+        self._answer = answer
 
     def begin(self) -> bytes:
         """Return the events before the first token."""
+        return b""
 
+    @abstractmethod
     def delta(self, delta: Delta) -> bytes:
         """Return the events of a round, or of the end of a choice."""
 
     def end(self) -> bytes:
         """Return the events after all choices."""
+        return b""
 
     def failed(self, error: RequestError) -> bytes:
         """Return the events of an answer that cannot go on."""
+        return event_bytes(openai_error(error))
 
-    def whole(self, choices: Sequence[Choice]) -> object:
+    @abstractmethod
+    def whole(self, choices: Sequence[EndedChoice]) -> object:
         """Return the reply that is not streamed."""
+
+
+def parts_of(reply: Reply) -> list[Part]:
+    """Return the parts of a reply that is whole, as a stream has them: no text if it only calls."""
+    parts: list[Part] = [Reasoning(reply.reasoning)] if reply.reasoning else []
+    if reply.content or not reply.calls:
+        parts.append(Content(reply.content))
+    for index, call in enumerate(reply.calls):
+        parts += [CallBegun(index, call.name), MoreArguments(index, call.arguments)]
+    return parts
 
 
 def event_bytes(payload: object, name: str = "") -> bytes:
@@ -85,12 +111,42 @@ def failure(path: str, error: RequestError) -> Response:
     return json_reply(payload, error.status, **headers)
 
 
-async def begin(request: Request, asked: AnswerRequest) -> Answer:
-    """Let the service begin an answer; where the client leaves before that, stop what it takes."""
+def answering(
+    kind: type[_Body],
+    read: Callable[[_Body, AnswerService], AnswerRequest],
+    form: Callable[[ServedAnswer, _Body], ReplyForm],
+) -> Endpoint:
+    """Return the endpoint of an API: its body, the request in it, and the form of its answers."""
+
+    async def endpoint(request: Request) -> Response:
+        body, asked = await read_body(request, kind, read)
+        answer = await _begin(request, asked)
+        made = form(answer, body)
+        return await (_stream if body.stream else _whole)(request, answer, made)
+
+    return endpoint
+
+
+def counting(
+    kind: type[_Body], read: Callable[[_Body, AnswerService], AnswerRequest], **more: str
+) -> Endpoint:
+    """Return the endpoint that counts the tokens of a request's prompt."""
+
+    async def endpoint(request: Request) -> Response:
+        service: AnswerService = request.app.state.service
+        _, asked = await read_body(request, kind, read)
+        prompts = await service.prompts.read(asked)
+        return json_reply({**more, "input_tokens": len(prompts.tokens[0])})
+
+    return endpoint
+
+
+async def _begin(request: Request, asked: AnswerRequest) -> ServedAnswer:
+    """Let the service begin an answer; stop it if the client leaves before that."""
     service: AnswerService = request.app.state.service
     begun = asyncio.ensure_future(service.begin(asked))
     try:
-        if await still_there(request, begun):
+        if await _still_there(request, begun):
             return await begun
         raise RequestError("the client left before the answer had begun")
     finally:
@@ -99,14 +155,25 @@ async def begin(request: Request, asked: AnswerRequest) -> Answer:
             await asyncio.gather(begun, return_exceptions=True)
 
 
-async def reply(request: Request, answer: Answer, form: ReplyForm, *, streamed: bool) -> Response:
-    """Return the whole answer, or the events that it becomes."""
-    if not streamed:
-        choices = await while_connected(request, answer, collected(answer))
-        return Response(status_code=_LEFT) if choices is None else json_reply(form.whole(choices))
+async def _whole(request: Request, answer: ServedAnswer, form: ReplyForm) -> Response:
+    """Return the answer as one object; end it if the client leaves before that."""
+    task = asyncio.ensure_future(collected(answer))
+    try:
+        if await _still_there(request, task):
+            return json_reply(form.whole(await task))
+        return Response(status_code=_LEFT)
+    finally:
+        if not task.done():
+            task.cancel()
+            answer.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def _stream(request: Request, answer: ServedAnswer, form: ReplyForm) -> Response:
+    """Return the events of an answer."""
     settings, deltas = answer.service.settings, answer.deltas()
     first = asyncio.ensure_future(anext(deltas))
-    if not await still_there(request, first, settings.head_seconds):
+    if not await _still_there(request, first, settings.head_seconds):
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         await deltas.aclose()
@@ -139,11 +206,11 @@ async def _events(
         yield form.failed(request_error(problem))
 
 
-async def collected(answer: Answer) -> list[Choice]:
+async def collected(answer: ServedAnswer) -> list[EndedChoice]:
     """Return all choices of an answer, in order, when they have ended."""
     kept: dict[int, list[TokenEvent]] = {}
     replies: dict[int, Reply] = {}
-    choices: dict[int, Choice] = {}
+    choices: dict[int, EndedChoice] = {}
     async with aclosing(answer.deltas()) as deltas:
         async for delta in deltas:
             index = delta.index
@@ -152,25 +219,11 @@ async def collected(answer: Answer) -> list[Choice]:
             if answer.request.logprobs:
                 kept.setdefault(index, []).extend(delta.events)
             if delta.result is not None and delta.finish is not None:
-                choices[index] = Choice(delta.result, delta.finish, reply, kept.get(index, []))
+                choices[index] = EndedChoice(delta.result, delta.finish, reply, kept.get(index, []))
     return [choices[index] for index in range(len(answer.streams))]
 
 
-async def while_connected(
-    request: Request, answer: Answer, work: Awaitable[_Value]
-) -> _Value | None:
-    """Return what `work` returns; where the client leaves before, end the answer, return None."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await task if await still_there(request, task) else None
-    finally:
-        if not task.done():
-            task.cancel()
-            answer.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-async def still_there(
+async def _still_there(
     request: Request, work: asyncio.Future[_Value], seconds: float | None = None
 ) -> bool:
     """Wait for work, for so long at most; return whether the client is there then."""
@@ -185,3 +238,217 @@ async def still_there(
 async def _disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+# -- Figures of answers: OpenAI's usage and log-probabilities, llama-server's timings -------------
+#
+# Log-probabilities are the target's own, whatever drafted the tokens.
+
+
+def usage_of(answer: ServedAnswer) -> dict[str, Any]:
+    """Return OpenAI's usage of the choices that have ended."""
+    results = answer.results.values()
+    n_prompt = sum(map(len, answer.prompts.tokens))
+    n_said = sum(result.usage.completion_tokens for result in results)
+    # All choices of a prompt have it: what the first of them found in the cache counts.
+    first = [answer.results.get(index) for index in range(0, len(answer.streams), answer.request.n)]
+    n_cached = sum(result.usage.cached_tokens for result in first if result is not None)
+    accepted = sum(result.stats.accepted for result in results)
+    drafted = sum(result.stats.drafted for result in results)
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_said,
+        "total_tokens": n_prompt + n_said,
+        "prompt_tokens_details": {"cached_tokens": n_cached},
+        "completion_tokens_details": {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
+        },
+    }
+
+
+def timings_of(results: Collection[GenerationResult]) -> dict[str, Any]:
+    """Return llama-server's timings of an answer's first choice; {} before it has ended."""
+    result = next(iter(results), None)
+    if result is None:
+        return {}
+    stats, usage = result.stats, result.usage
+    prompt_s = stats.time_to_first_token_s or 0.0
+    n_read = usage.prompt_tokens - usage.cached_tokens
+    return {
+        "cache_n": usage.cached_tokens,
+        "prompt_n": n_read,
+        "prompt_ms": 1e3 * prompt_s,
+        "prompt_per_second": stats.prompt_tokens_per_second,
+        "predicted_n": usage.completion_tokens,
+        "predicted_ms": 1e3 * max(0.0, stats.wall_s - prompt_s),
+        "predicted_per_second": stats.tokens_per_second,
+        "draft_n": stats.drafted,
+        "draft_n_accepted": stats.accepted,
+    }
+
+
+def speculation_of(results: Collection[GenerationResult]) -> dict[str, Any]:
+    """Return how an answer was drafted and verified, and by which seed it can be had again."""
+    result = next(iter(results), None)
+    if result is None:
+        return {}
+    stats = result.stats
+    return {
+        "seed": result.seed,
+        "drafter": stats.drafter,
+        "rule": stats.rule,
+        "exact": stats.exact,
+        "rounds": stats.rounds,
+        "tokens_per_round": stats.mean_accepted_length,
+    }
+
+
+def chat_logprobs(events: Sequence[TokenEvent], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the `logprobs` of a chat completion's tokens; one that ends the answer has none."""
+    ends = vocabulary.end_of_generation
+    content = [
+        {
+            **_entry(event.token_id, event.logprob, vocabulary),
+            "top_logprobs": [_entry(*likely, vocabulary) for likely in event.top_logprobs()],
+        }
+        for event in events
+        if event.token_id not in ends
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _entry(token: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
+    return {
+        "token": vocabulary.label(token),
+        "logprob": logprob,
+        "bytes": list(vocabulary.piece(token)),
+    }
+
+
+def completion_logprobs(
+    events: Sequence[TokenEvent], vocabulary: Vocabulary, start: int
+) -> dict[str, Any]:
+    """Return the `logprobs` of a completion's tokens, whose text begins at character `start`."""
+    kept = [event for event in events if event.token_id not in vocabulary.end_of_generation]
+    offsets: list[int] = []
+    for event in kept:
+        offsets.append(start)
+        start += len(event.text)
+    return {
+        "tokens": [vocabulary.label(event.token_id) for event in kept],
+        "token_logprobs": [event.logprob for event in kept],
+        "top_logprobs": [
+            {vocabulary.label(token): value for token, value in event.top_logprobs()}
+            for event in kept
+        ],
+        "text_offset": offsets,
+    }
+
+
+# -- Replies of OpenAI's APIs: what chat completions and completions share, streamed or whole -----
+
+
+_DONE = b"data: [DONE]\n\n"
+"""The end of OpenAI's streams."""
+
+
+class OpenAIForm(ReplyForm):
+    """The form of chat completions and completions: how they begin and end, and their figures.
+
+    `prefix` begins the id, `kind` is OpenAI's name of the object. With `with_usage` a stream ends
+    with a chunk about usage.
+    """
+
+    def __init__(self, answer: ServedAnswer, prefix: str, kind: str, *, with_usage: bool) -> None:
+        super().__init__(answer)
+        self._with_usage = with_usage
+        self._begun: set[int] = set()
+        self._common = {
+            "id": f"{prefix}-{answer.id}",
+            "object": kind,
+            "created": answer.created,
+            "model": answer.service.settings.model,
+        }
+
+    def end(self) -> bytes:
+        """Return the last chunk, about the whole answer, if it was asked for."""
+        if not self._with_usage:
+            return _DONE
+        return event_bytes({**self._common, "choices": [], **self._summary()}) + _DONE
+
+    def _summary(self) -> dict[str, Any]:
+        results = self._answer.results.values()
+        return {
+            "usage": usage_of(self._answer),
+            "timings": timings_of(results),
+            "specrun": speculation_of(results),
+        }
+
+
+# -- Forms of items -------------------------------------------------------------------------------
+
+
+class ItemForm(ReplyForm):
+    """The form of newer APIs: reasoning, text and calls are items in a row.
+
+    Each item begins, grows and ends before the next one. An answer that is whole is made of the
+    same items as a stream, whose events are then not sent.
+    """
+
+    def __init__(self, answer: ServedAnswer) -> None:
+        super().__init__(answer)
+        self._items: list[dict[str, Any]] = []
+        self._kind: type[Part] | None = None  # of the item that is open
+        self._ending: tuple[GenerationResult, Finish] | None = None
+
+    @abstractmethod
+    def _begin_item(self, part: Part) -> bytes:
+        """Add an item for a part, without its text; return the events."""
+
+    @abstractmethod
+    def _grow_item(self, text: str) -> bytes:
+        """Add a text to the last item; return the events."""
+
+    @abstractmethod
+    def _end_item(self) -> bytes:
+        """Return the events that end the last item."""
+
+    @abstractmethod
+    def _object(self) -> object:
+        """Return the answer that is whole."""
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return the events of a round's parts."""
+        if delta.result is not None and delta.finish is not None:
+            self._ending = delta.result, delta.finish
+        return b"".join([self._part(part) for part in delta.parts])
+
+    def end(self) -> bytes:
+        """Return the events that end the last item; an answer without any has an empty text."""
+        empty = b"" if self._items else self._part(Content(""))
+        return empty + self._close()
+
+    def whole(self, choices: Sequence[EndedChoice]) -> object:
+        """Return the answer, of one choice."""
+        (choice,) = choices
+        for part in parts_of(choice.reply):
+            self._part(part)
+        self._ending = choice.result, choice.finish
+        self._close()
+        return self._object()
+
+    def _part(self, part: Part) -> bytes:
+        kind = CallBegun if isinstance(part, MoreArguments) else type(part)
+        begun = b""
+        if kind is not self._kind or isinstance(part, CallBegun):
+            closed = self._close()
+            self._kind = kind
+            begun = closed + self._begin_item(part)
+        return begun if isinstance(part, CallBegun) else begun + self._grow_item(part.text)
+
+    def _close(self) -> bytes:
+        if self._kind is None:
+            return b""
+        self._kind = None
+        return self._end_item()

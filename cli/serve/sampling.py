@@ -1,89 +1,203 @@
-"""Sampling settings of a request: OpenAI's fields and llama.cpp's, over the server's own."""
+"""Fields that all requests for an answer share: sampling settings, grammars, lengths, speculation.
+
+They have OpenAI's names and llama-server's, and change the server's own settings.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar, cast
+
+import msgspec
+from msgspec import Meta, Struct
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.body import Fields
+from specrun.cli.serve.body import wanted, wrong
 from specrun.cli.serve.errors import RequestError, field_named_in
-from specrun.cli.serve.grammars import asks_for_text, read_grammar
-from specrun.cli.serve.request import SpeculativeChoice
-from specrun.cli.serve.settings import Bounds, ServeSettings
-from specrun.runtime.laws import RANDOM_SEED, SamplingParams, unknown_name
+from specrun.cli.serve.service import AnswerRequest, AnswerService, Prompt, Speculation
+from specrun.cli.serve.settings import ServeSettings
+from specrun.cli.serve.tools import ChatTurn
+from specrun.runtime.grammar import Grammar, GrammarError
+from specrun.runtime.laws import RANDOM_SEED, SETTINGS, SamplingParams
 
-_NUMBERS = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "typ_p": "typical_p",
-    "top_n_sigma": "top_n_sigma",
-    "repeat_penalty": "repeat_penalty",
-    "repetition_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "xtc_probability": "xtc_probability",
-    "xtc_threshold": "xtc_threshold",
-    "dry_multiplier": "dry_multiplier",
-    "dry_base": "dry_base",
-    "mirostat_tau": "mirostat_ent",
-    "mirostat_eta": "mirostat_lr",
-    "dynatemp_range": "dynatemp_range",
-    "dynatemp_exponent": "dynatemp_exp",
+_Body = TypeVar("_Body", bound="AnswerBody")
+
+MOST = 2**31 - 1
+Number = Annotated[int | float | None, wanted("a number")]
+Count = Annotated[int, Meta(ge=-1, le=MOST)]
+Length = Annotated[int, Meta(ge=0, le=MOST)]
+_Stop = Annotated[str, Meta(max_length=1024)]
+Texts = Annotated[
+    _Stop | Annotated[list[_Stop], Meta(max_length=32)] | None,
+    wanted("a text or a list of texts, each of at most 1024 characters", whole=True),
+]
+
+_LEAST_SEED, _MOST_SEED = -(2**63), 2**64 - 1
+_SEED = f"a whole number from {_LEAST_SEED} to {_MOST_SEED}"
+
+_KINDS = {"count": Count | None, "number": Number}
+FIELDS: dict[str, tuple[str, Any]] = {
+    **{
+        name: (own, _KINDS[setting.kind])
+        for own, setting in SETTINGS.items()
+        if setting.kind in _KINDS
+        for name in setting.fields
+    },
+    "dry_sequence_breakers": ("dry_sequence_breakers", Texts),
+    "samplers": ("samplers", Any),
+    "seed": ("seed", Annotated[int | None, wanted(_SEED)]),
+    "stop": ("stop", Texts),
 }
-"""Names of fields, llama-server's and OpenAI's, and of what `SamplingParams` calls them."""
-_COUNTS = ("repeat_last_n", "dry_allowed_length", "dry_penalty_last_n", "mirostat")
-_MOST = 2**31 - 1
-_MOST_SEED = 2**64 - 1
-_LENGTHS = ("max_completion_tokens", "max_tokens", "n_predict")
-_SPECULATIVE = ("drafter", "n_max", "accept", "trace")
-_PREFIX = "speculative."
+"""Fields of sampling settings: the name in `SamplingParams`, and the type in a body."""
+
+_MOST_WHOLE = 10**300
+_MOST_BIASES = 4096
 _FAR = 1e30  # a bias that decides alone, and that a logit of 32 bits can have added
 
 
-def read_sampling(
-    fields: Fields, settings: ServeSettings, vocabulary: Vocabulary
+class SchemaHolder(Struct):
+    """The object that has a JSON schema in OpenAI's `response_format`."""
+
+    schema: Any = None
+
+
+class TextFormat(Struct):
+    """OpenAI's `response_format`; the schema may stand beside the type, as in newer APIs."""
+
+    type: Annotated[
+        Literal["text", "json_object", "json_schema"],
+        wanted("one of text, json_object and json_schema"),
+    ]
+    json_schema: SchemaHolder | None = None
+    schema: Any = None
+
+    def grammar(self, field: str) -> Grammar | None:
+        """Return the grammar of a text of this format; None for any text."""
+        if self.type == "text":
+            return None
+        schema = self.schema if self.json_schema is None else self.json_schema.schema
+        if schema is not None:
+            return _of_schema(schema, field)
+        if self.type == "json_schema":
+            raise RequestError(f"{field} has no schema: give one, or the type json_object", field)
+        return Grammar.json_object()
+
+
+class AnswerBody(Struct, kw_only=True):
+    """The fields of every API's requests for answers; `with_settings` adds those of sampling."""
+
+    stream: bool | None = None
+    max_completion_tokens: Count | None = None
+    max_tokens: Count | None = None
+    n_predict: Count | None = None
+    ignore_eos: bool | None = None
+    logit_bias: Any = None
+    response_format: TextFormat | None = None
+    json_schema: Any = None
+    grammar: str | None = None
+    # {"n_max": 4}, or llama-server's "speculative.n_max" beside it
+    speculative: Annotated[Speculation | None, wanted('an object, as {"n_max": 4}')] = None
+    accept: str | None = None
+
+
+def with_settings(body: type[_Body]) -> type[_Body]:
+    """Return a body with a field for each setting of sampling."""
+    own = body.__struct_fields__  # an API may have its own name for a setting
+    fields = [(name, kind, None) for name, (_, kind) in FIELDS.items() if name not in own]
+    made = msgspec.defstruct(body.__name__, fields, bases=(body,), kw_only=True)
+    return cast("type[_Body]", made)
+
+
+def answer_request(
+    body: AnswerBody,
+    service: AnswerService,
+    *,
+    turn: ChatTurn | None = None,
+    prefill: str = "",
+    prompts: Sequence[Prompt] = (),
+    n: int = 1,
+    top_logprobs: int | None = None,
+    max_tokens: int | None = None,
+    form: TextFormat | None = None,
+    form_field: str = "",
+) -> AnswerRequest:
+    """Return the request that a body makes; raises `RequestError` that names the field.
+
+    `top_logprobs` None asks for no log-probabilities at all; `max_tokens` goes before the
+    body's, and so does `form`, the format of newer APIs in the field `form_field`.
+    """
+    settings, turn = service.settings, turn or ChatTurn(())
+    own = body.speculative or Speculation()
+    if body.accept and not own.accept:
+        own = msgspec.structs.replace(own, accept=body.accept)
+    params = sampling_params(body, settings, service.engine.vocabulary)
+    if form is not None:
+        params = params.replace(grammar=form.grammar(form_field))
+    return AnswerRequest(
+        messages=turn.messages,
+        prefill=prefill,
+        prompts=prompts,
+        params=params,
+        max_tokens=length_of(body, settings) if max_tokens is None else max_tokens,
+        n=n,
+        logprobs=top_logprobs is not None,
+        top_logprobs=top_logprobs or 0,
+        tools=turn.tools,
+        template_kwargs=turn.template_kwargs,
+        plan=turn.plan,
+        speculative=own,
+    )
+
+
+def length_of(body: AnswerBody, settings: ServeSettings) -> int | None:
+    """Return the most tokens of an answer; None: until the model ends or the context is full."""
+    for length in (body.max_completion_tokens, body.max_tokens, body.n_predict):
+        if length is not None:
+            return None if length < 0 else length
+    return settings.max_tokens
+
+
+def sampling_params(
+    body: AnswerBody, settings: ServeSettings, vocabulary: Vocabulary
 ) -> SamplingParams:
-    """Return how tokens are drawn; raises `RequestError` that names the field."""
-    changes: dict[str, Any] = {}
+    """Return how tokens are drawn: the server's settings with the changes of a request."""
     names: dict[str, str] = {}  # of fields, by those of SamplingParams
-    for name, own in _NUMBERS.items():
-        value = fields.number(name)
+    found: dict[str, Any] = {}
+    for name, (own, kind) in FIELDS.items():
+        value = getattr(body, name)
         if value is not None:
-            changes[own], names[own] = value, name
-    for name in _COUNTS:
-        value = fields.integer(name, -1, _MOST)
-        if value is not None:
-            changes[name] = value
-    top_k = fields.integer("top_k", -1, _MOST)
-    if top_k is not None:
-        changes["top_k"] = max(0, top_k)
-    seed = fields.integer("seed", -(2**63), _MOST_SEED)
-    if seed is not None and seed != RANDOM_SEED:
-        changes["seed"] = seed
-    bounds = settings.bounds
-    for name in ("stop", "dry_sequence_breakers"):
-        texts = fields.texts(name, bounds.stop_texts, bounds.stop_length)
-        if texts is not None:
-            changes[name] = tuple(text for text in texts if text)
-    samplers = fields.get("samplers")
-    if samplers is not None:
-        changes["samplers"] = samplers
-    if asks_for_text(fields):
-        changes["grammar"] = read_grammar(fields)
-    bias = _read_bias(fields, vocabulary, bounds)
-    if fields.flag("ignore_eos"):
+            found[own], names[own] = _setting(name, kind, value), name
+    if found.get("seed") == RANDOM_SEED:
+        del found["seed"]
+    if any(each is not None for each in (body.response_format, body.json_schema, body.grammar)):
+        found["grammar"] = _grammar(body)
+    bias = _bias(body.logit_bias, vocabulary)
+    if body.ignore_eos:
         bias |= dict.fromkeys(vocabulary.end_of_generation, -inf)
     if bias:
-        changes["logit_bias"] = {**settings.params.logit_bias, **bias}
+        found["logit_bias"] = {**settings.params.logit_bias, **bias}
     try:
-        return settings.params.replace(**changes)
+        return settings.params.replace(**found)
     except OptionError as error:
         raise _named(error, names) from None
+
+
+def _setting(name: str, kind: object, value: Any) -> Any:  # noqa: ANN401 - any setting's value
+    """Return the value of a setting as `SamplingParams` has it."""
+    if kind is Texts:
+        texts = [value] if isinstance(value, str) else value
+        return tuple(text for text in texts if text)
+    if kind is Number:
+        if abs(value) > _MOST_WHOLE:
+            raise wrong(name, value, "a number of a size that floats have")
+        return float(value)
+    if name == "top_k":
+        return max(0, value)
+    if name == "seed" and not _LEAST_SEED <= value <= _MOST_SEED:
+        raise wrong(name, value, _SEED)
+    return value
 
 
 def _named(error: OptionError, names: Mapping[str, str]) -> RequestError:
@@ -95,34 +209,34 @@ def _named(error: OptionError, names: Mapping[str, str]) -> RequestError:
     return RequestError(name + str(error).removeprefix(own), name)
 
 
-def _read_bias(fields: Fields, vocabulary: Vocabulary, bounds: Bounds) -> dict[int, float]:
+# -- Biases ---------------------------------------------------------------------------------------
+
+_BIASES = 'token ids with numbers, as {"15043": 1.5} or [[15043, 1.5], [" text", false]]'
+
+
+def _bias(given: object, vocabulary: Vocabulary) -> dict[int, float]:
     """Read {"15043": 1} or [[15043, 1], ["text", false]]: false forbids a token."""
-    given = fields.get("logit_bias")
-    wanted = 'token ids with numbers, as {"15043": 1.5} or [[15043, 1.5], [" text", false]]'
     if given is None:
         return {}
+    pairs: object = given
     if isinstance(given, dict):
-        pairs: list[Any] = [[_as_id(key), value] for key, value in given.items()]
-    elif isinstance(given, list):
-        pairs = given
-    else:
-        raise fields.wrong("logit_bias", wanted)
-    if len(pairs) > bounds.biases:
-        problem = f"logit_bias has {len(pairs)} entries: give at most {bounds.biases}"
+        pairs = [[_as_id(key), value] for key, value in given.items()]
+    if not isinstance(pairs, list):
+        raise wrong("logit_bias", given, _BIASES)
+    if len(pairs) > _MOST_BIASES:
+        problem = f"logit_bias has {len(pairs)} entries: give at most {_MOST_BIASES}"
         raise RequestError(problem, "logit_bias")
     bias: dict[int, float] = {}
     for pair in pairs:
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise fields.wrong("logit_bias", wanted)
-        tokens, amount = pair
+        try:
+            tokens, amount = msgspec.convert(pair, tuple[int | str | list[int], int | float | bool])
+        except msgspec.ValidationError:
+            raise wrong("logit_bias", given, _BIASES) from None
+        if amount is True:
+            raise wrong("logit_bias", given, _BIASES)
         if isinstance(tokens, str):
             tokens = vocabulary.tokenize(tokens, add_special=False)
-        is_number = isinstance(amount, int | float) and amount is not True
-        if not is_number:
-            raise fields.wrong("logit_bias", wanted)
         for token in tokens if isinstance(tokens, list) else [tokens]:
-            if isinstance(token, bool) or not isinstance(token, int):
-                raise fields.wrong("logit_bias", wanted)
             if not 0 <= token < vocabulary.size:
                 problem = f"logit_bias names token {token}: the model has {vocabulary.size} tokens"
                 raise RequestError(problem, "logit_bias")
@@ -134,36 +248,42 @@ def _as_id(key: str) -> int | str:
     return int(key) if key.isdecimal() and len(key) < 12 else key
 
 
-def read_length(fields: Fields, settings: ServeSettings) -> int | None:
-    """Return the most tokens of an answer; None: until the model ends or the context is full."""
-    for name in _LENGTHS:
-        length = fields.integer(name, -1, _MOST)
-        if length is not None:
-            return None if length < 0 else length
-    return settings.max_tokens
+# -- Grammars -------------------------------------------------------------------------------------
 
 
-def read_speculative(fields: Fields) -> SpeculativeChoice:
-    """Return how the answer is to be drafted; raises `RequestError` for names that are unknown.
+def _grammar(body: AnswerBody) -> Grammar | None:
+    """Return the grammar of an answer's text, None for any text.
 
-    Read are {"speculative": {"n_max": 4}}, llama-server's "speculative.n_max", and "accept".
+    Raises `RequestError` that names the field, also if two fields bind the text.
     """
-    given = fields.get("speculative")
-    if given is not None and not isinstance(given, dict):
-        raise fields.wrong("speculative", 'an object, as {"n_max": 4}')
-    dotted = {
-        name[len(_PREFIX) :]: value
-        for name, value in fields.values.items()
-        if name.startswith(_PREFIX)
-    }
-    own = Fields({**(given or {}), **dotted}, _PREFIX)
-    for name in own.values:
-        if name not in _SPECULATIVE:
-            error = unknown_name(_PREFIX + name, [_PREFIX + each for each in _SPECULATIVE], "field")
-            raise RequestError(str(error), _PREFIX + name)
-    return SpeculativeChoice(
-        drafter=own.text("drafter"),
-        n_max=own.integer("n_max", 0, 1024),
-        accept=own.text("accept") or fields.text("accept"),
-        trace=own.flag("trace"),
-    )
+    found: dict[str, Grammar] = {}
+    if body.response_format is not None:
+        grammar = body.response_format.grammar("response_format")
+        if grammar is not None:
+            found["response_format"] = grammar
+    if body.json_schema not in (None, ""):
+        found["json_schema"] = _of_schema(body.json_schema, "json_schema")
+    if body.grammar:
+        found["grammar"] = _written(body.grammar)
+    if len(found) > 1:
+        first, second = list(found)[:2]
+        raise RequestError(f"{first} and {second} both bind the text: give one of them", second)
+    return next(iter(found.values()), None)
+
+
+def _of_schema(schema: object, field: str) -> Grammar:
+    if not isinstance(schema, dict | bool):
+        raise RequestError(f"{field}: the schema must be a JSON object, true or false", field)
+    try:
+        return Grammar.json_schema(schema)
+    except GrammarError as error:
+        raise RequestError(f"{field}: {error}", field) from None
+
+
+def _written(text: str) -> Grammar:
+    """Return a grammar in GBNF, or in Lark if it begins as llama.cpp has it."""
+    try:
+        is_lark = text.lstrip().startswith("%llguidance")
+        return Grammar.lark(text) if is_lark else Grammar.gbnf(text)
+    except GrammarError as error:
+        raise RequestError(f"grammar: {error}", "grammar") from None

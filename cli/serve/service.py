@@ -7,25 +7,205 @@ and what becomes of answers when nobody reads them any more or the server ends.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
+import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Literal
+from typing import Annotated, Any, Literal
 from weakref import WeakSet
 
+from msgspec import Meta, Struct
+
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.grammars import bound_text
-from specrun.cli.serve.prompts import PromptReader, Prompts
-from specrun.cli.serve.request import AnswerRequest
+from specrun.cli.serve.lanes import GRAMMARS, beside_the_loop
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools.plan import PartReader
-from specrun.runtime.chat import CallBegun, Part, too_long
+from specrun.cli.serve.tools import PartReader, ReplyPlan
+from specrun.runtime.chat import CallBegun, ChatText, Part, chat_text, require_room, too_long
 from specrun.runtime.engine import Engine, EngineStream, RoundTrace
-from specrun.runtime.laws import random_if_unset
+from specrun.runtime.grammar import Grammar, GrammarError
+from specrun.runtime.grammar.compiled import compiled
+from specrun.runtime.laws import SamplingParams, random_if_unset
 from specrun.runtime.round import FinishReason, GenerationResult, TokenEvent
+
+# -- Grammar of a reply ---------------------------------------------------------------------------
+
+
+async def bound_text(
+    asked: Grammar | None,
+    plan: ReplyPlan,
+    vocabulary: Vocabulary,
+    prompt_end: str,
+    is_closing: Callable[[], bool],
+) -> Grammar | None:
+    """Return the grammar of a reply, compiled aside, where nobody waits for it.
+
+    That of calls that have to come, or what was `asked` for; behind the reasoning, where the prompt
+    has opened one. Raises `RequestError` where both are, and for what cannot be compiled.
+    """
+    calls = plan.grammar(vocabulary, prompt_end)
+    if calls is not None and asked is not None:
+        problem = "tool_choice or strict tools bind the text, and so does the grammar or format"
+        raise RequestError(f"{problem}: give one of them", "tool_choice")
+    grammar = asked if calls is None else calls
+    if grammar is None:
+        return None
+    if calls is None and plan.think is not None and plan.thinks_already(prompt_end):
+        grammar = dataclasses.replace(grammar, after=plan.think[1])
+    gone = threading.Event()
+
+    def is_wanted() -> bool:
+        return not (gone.is_set() or is_closing())
+
+    try:
+        await GRAMMARS.run(lambda: compiled(grammar, vocabulary, is_wanted))
+    except ClosedError:
+        raise ClosedError("the server is shutting down") from None
+    except GrammarError as error:
+        if calls is not None:
+            raise RequestError(
+                f"a call of these tools cannot be forced: {error}", "tools"
+            ) from None
+        field = "response_format" if grammar.kind == "json-schema" else "grammar"
+        raise RequestError(f"{field}: {error}", field) from None
+    finally:
+        gone.set()
+    return grammar
+
+
+# -- A request for an answer, as every API hands it to the service --------------------------------
+
+
+Prompt = str | tuple[int, ...]
+"""A text, or its tokens."""
+
+
+class Speculation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an answer is drafted; None: as the server does. `trace` asks for all draft trees."""
+
+    drafter: str | None = None
+    n_max: Annotated[int, Meta(ge=0, le=1024)] | None = None
+    accept: str | None = None
+    trace: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerRequest:
+    """What is to be answered: `messages` of a conversation, or `prompts` that are continued.
+
+    There are `n` choices for each prompt; choice k of prompt i is number i * n + k. `max_tokens`
+    None goes on until the model ends or the context is full. `logprobs` asks for the target's
+    log-probabilities, `top_logprobs` for those of so many likely tokens. `tools` and
+    `template_kwargs` are for the chat template; `plan` is what is looked for in the reply. It goes
+    on with `prefill`, a text behind the rendered conversation.
+    """
+
+    messages: Sequence[Mapping[str, Any]] = ()
+    prefill: str = ""
+    prompts: Sequence[Prompt] = ()
+    params: SamplingParams = field(default_factory=SamplingParams)
+    max_tokens: int | None = None
+    n: int = 1
+    logprobs: bool = False
+    top_logprobs: int = 0
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    plan: ReplyPlan = field(default_factory=ReplyPlan)
+    speculative: Speculation = field(default_factory=Speculation)
+
+
+# -- Prompts of requests as tokens: rendered and read beside the event loop, and beside each other -
+#
+# What is longer than the context by its bytes alone is refused before it is read.
+
+
+_SHORT = 2_000  # characters that are tokenized faster than a thread is woken
+_LONGEST_END = 64  # characters: a tag and the white space behind it
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """The tokens of a request's prompts; `end` is how a template ended the conversation's text."""
+
+    tokens: list[list[int]]
+    end: str = ""
+
+
+class PromptReader:
+    """Turns messages and texts into tokens, by the target's template and vocabulary."""
+
+    def __init__(self, engine: Engine, template_kwargs: Mapping[str, Any]) -> None:
+        self._engine = engine
+        self._template_kwargs = template_kwargs
+
+    async def read(self, request: AnswerRequest, n_ctx: int | None = None) -> Prompts:
+        """Return the tokens of each prompt.
+
+        Raises `TemplateError` where messages do not fit the template, and `ContextFullError`
+        where it is plain that a prompt does not fit in `n_ctx` tokens (None: the engine's).
+        """
+        longest = self._engine.n_ctx if n_ctx is None else n_ctx
+        if request.messages:
+            self._require_template()
+            return await beside_the_loop(lambda: self._conversation(request, longest))
+        if sum(map(len, request.prompts)) <= _SHORT:
+            return Prompts(self._texts(request.prompts, longest))
+        return Prompts(await beside_the_loop(lambda: self._texts(request.prompts, longest)))
+
+    async def rendered(self, request: AnswerRequest) -> str:
+        """Return the text that the template makes of the messages."""
+        return await beside_the_loop(lambda: self._rendered(request).text)
+
+    def _require_template(self) -> None:
+        """Raise `RequestError` where there is no template; its words are for clients."""
+        if self._engine.options.chat_template is None and self._engine.model.chat_template is None:
+            problem = "this model has no chat template, which messages need"
+            advice = "continue a prompt (/v1/completions), or give the server --chat-template-file"
+            raise RequestError(f"{problem}: {advice}", "messages")
+
+    def _rendered(self, request: AnswerRequest, longest: int | None = None) -> ChatText:
+        return chat_text(
+            self._engine.tool_template if request.tools else self._engine.chat_template,
+            self._engine.vocabulary,
+            request.messages,
+            tools=request.tools,
+            variables={**self._template_kwargs, **request.template_kwargs},
+            n_ctx=longest,
+        )
+
+    def _conversation(self, request: AnswerRequest, longest: int) -> Prompts:
+        vocabulary, prefill = self._engine.vocabulary, request.prefill
+        text = self._rendered(request, longest)
+        self._require_room(prefill, longest)
+        tokens = text.tokens(vocabulary) + vocabulary.tokenize(prefill, add_special=False)
+        return Prompts([tokens], (text.text + prefill)[-_LONGEST_END:])
+
+    def _texts(self, prompts: Sequence[Prompt], longest: int) -> list[list[int]]:
+        for prompt in prompts:
+            self._require_room(prompt, longest)
+        return [self._tokens(prompt) for prompt in prompts]
+
+    def _require_room(self, prompt: Prompt, longest: int) -> None:
+        if isinstance(prompt, str):
+            require_room(self._engine.vocabulary, [prompt], longest)
+        elif len(prompt) > longest:
+            raise too_long(len(prompt), longest)
+
+    def _tokens(self, prompt: Prompt) -> list[int]:
+        vocabulary = self._engine.vocabulary
+        tokens = vocabulary.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+        if not tokens:
+            raise OptionError("prompt is empty, and this model has no token to begin a text with")
+        for token in tokens:
+            if not 0 <= token < vocabulary.size:
+                problem = f"prompt has the token {token}, and the model {vocabulary.size} tokens"
+                raise RequestError(problem, "prompt")
+        return tokens
+
 
 Finish = Literal["stop", "length", "tool_calls", "abort"]
 """Why a choice ended; "abort", as vLLM calls it, where the server cut it short."""
@@ -51,7 +231,7 @@ class Delta:
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
-class Answer:
+class ServedAnswer:
     """The choices of a request while they are made; `results` are those that have ended."""
 
     service: AnswerService
@@ -118,7 +298,7 @@ class AnswerService:
         self.is_closing = False
         self.observers: list[Callable[[GenerationResult], None]] = []
         # Weak: one that nobody came to read counts no more, and its streams end with it.
-        self._answers: WeakSet[Answer] = WeakSet()
+        self._answers: WeakSet[ServedAnswer] = WeakSet()
 
     def tell(self, result: GenerationResult) -> None:
         """Tell all observers of a choice that has ended."""
@@ -130,7 +310,7 @@ class AnswerService:
         """How many choices are being made, or wait."""
         return sum(len(answer.streams) for answer in self._answers)
 
-    async def begin(self, request: AnswerRequest) -> Answer:
+    async def begin(self, request: AnswerRequest) -> ServedAnswer:
         """Let the engine begin, or queue, what is asked; raises `RequestError` where it is full."""
         self._require_room(max(1, len(request.prompts)) * request.n)
         prompts = await self.prompts.read(request)
@@ -157,14 +337,14 @@ class AnswerService:
                     drafter=speculative.drafter,
                     n_max=speculative.n_max,
                     accept=speculative.accept,
-                    trace=speculative.trace,
+                    trace=bool(speculative.trace),
                 )
                 for prompt in prompts.tokens
                 for index in range(request.n)
             ]
         except OptionError as error:  # all else was looked at before
             raise RequestError(str(error), "speculative") from None
-        answer = Answer(self, request, prompts, seed, streams)
+        answer = ServedAnswer(self, request, prompts, seed, streams)
         self._answers.add(answer)
         return answer
 
@@ -177,7 +357,7 @@ class AnswerService:
             status = HTTPStatus.SERVICE_UNAVAILABLE
             raise RequestError(f"{problem}: try again soon", status=status, retry_after=2)
 
-    def forget(self, answer: Answer) -> None:
+    def forget(self, answer: ServedAnswer) -> None:
         """Take an answer for ended."""
         self._answers.discard(answer)
 

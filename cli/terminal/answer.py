@@ -27,7 +27,7 @@ class AnswerWriter(Protocol):
         """Take the text that became certain with a token."""
 
     def finish(self, text: str) -> None:
-        """Show what is left of the whole `text`, and end the line."""
+        """Show the rest of the whole `text`, and end the line."""
 
 
 class PlainWriter:
@@ -48,7 +48,7 @@ class PlainWriter:
             self._last = event.text[-1]
 
     def finish(self, text: str) -> None:
-        """Write what an interruption kept back of the whole `text`, and end the line."""
+        """Write the rest of the whole `text` after an interruption, and end the line."""
         rest = text[self._written :]
         self._terminal.answer(rest)
         if (rest[-1:] or self._last) != "\n":
@@ -73,7 +73,7 @@ def run_stream(stream: GenerationStream, writer: AnswerWriter | None = None) -> 
 
 
 def context_full(answer: Answer, max_tokens: int | None, runtime: Runtime) -> str | None:
-    """Return what to say if the end of the context cut the answer short, otherwise None."""
+    """Return the note for an answer that the end of the context cut short, otherwise None."""
     result = answer.result
     if result.finish_reason != "length" or result.usage.completion_tokens == max_tokens:
         return None
@@ -113,7 +113,7 @@ def statistics_line(result: GenerationResult, trained: int | None = None) -> str
 
 
 def _departure(stats: SpecStats) -> str:
-    """Return what a rule that is not exact did to the text, as far as it was measured."""
+    """Return the effect of a rule that is not exact on the text, as far as it was measured."""
     said = f"not exact: {stats.rule}"
     if stats.total_variation is None or stats.changed_share is None:
         return said

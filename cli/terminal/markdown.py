@@ -1,7 +1,7 @@
 """Markdown on a terminal while it comes: finished blocks stay, the last one is drawn again.
 
-Rich draws it. Where its rules would hide what a model said, they are changed: HTML and images are
-shown as they are written, addresses of links stand behind them, and every line break is kept.
+Rich draws it. Rules that would hide parts of a model's text are changed: HTML and images are shown
+as they are written, addresses of links stand behind them, and every line break is kept.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class MarkdownWriter:
         self._lines = MarkdownLines(max(20, size.columns - 1))
         self._most_live = max(2, size.lines - 2)
         self._taken = 0  # characters of the answer
-        self._block = ""  # what is said of the last block, and maybe of the next
+        self._block = ""  # the last block so far, and maybe the begin of the next
         self._kept = 0  # drawn lines of it that are left alone
         self._live = 0  # drawn lines of it that are on the screen below those
         self._separate = False  # whether a blank line is due before it
@@ -63,13 +63,13 @@ class MarkdownWriter:
         self._next_drawing = ended + max(_LEAST_PAUSE_S, _PAUSES_PER_DRAWING * (ended - began))
 
     def finish(self, text: str) -> None:
-        """Draw what an interruption kept back of the whole `text`, and end the line."""
+        """Draw the rest of the whole `text` after an interruption, and end the line."""
         self._block += printable(text[self._taken :])
         self._draw(whole=True)
         self._block = ""
 
     def _draw(self, *, whole: bool) -> None:
-        """Draw the blocks that have ended, and the last one as far as it is said."""
+        """Draw the blocks that have ended, and the beginning of the last one."""
         lines: list[str] = []
         n_lines = self._lines.first_block(self._block)
         while n_lines:
@@ -90,7 +90,7 @@ class MarkdownWriter:
     def _replace_live(self, lines: list[str], n_live: int) -> None:
         """Write lines over the live ones; the last `n_live` are those from now on.
 
-        The cursor stays behind the last of them, or below all where none is live. Lines are cleared
+        The cursor stays behind the last of them, or below all if none is live. Lines are cleared
         one by one: some terminals keep a copy of a screen that is cleared at once.
         """
         up = f"\x1b[{self._live - 1}A" if self._live > 1 else ""

@@ -1,13 +1,26 @@
-"""Terminal output: answers to stdout, everything else to stderr, coloured where that helps.
+"""Terminal output, errors of commands, and files that users name.
 
-Model output and file metadata may carry terminal control codes, which are taken out.
+Answers go to stdout, everything else to stderr, coloured if that helps. Model output and file
+metadata may carry terminal control codes, which are taken out.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Literal, TextIO
+
+import click
+
+from specrun.bindings.errors import FileMissingError, ModelError, SpecrunError
+
+# == The two streams ===============================================================================
+
 
 # C0 and DEL and C1: escape sequences need one of them to begin. Line breaks and tabs are text.
 _CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
@@ -65,14 +78,14 @@ class Terminal:
             _write(sys.stdout, self._styled(text, style, self.color_answers))
 
     def answer_drawn(self, text: str) -> None:
-        """Write text with escape sequences of our own to stdout; what a model said is harmless."""
+        """Write text with escape sequences of our own to stdout; a model's text has none left."""
         if text:
             _write(sys.stdout, text)
 
     # -- stderr ------------------------------------------------------------------------------------
 
     def say(self, text: str, style: Style = "plain") -> None:
-        """Write a line to stderr that the user asked for."""
+        """Write a line to stderr, also with `quiet`."""
         _write(sys.stderr, self._styled(printable(text), style, self.color_notes) + "\n")
 
     def note(self, text: str, style: Style = "dim") -> None:
@@ -112,3 +125,150 @@ def _write(stream: TextIO, text: str) -> None:
         sys.stdout.flush()  # so that both appear in the order they were written
     stream.write(text)
     stream.flush()
+
+
+# == Errors: each becomes a sentence on stderr and an exit code ====================================
+#
+# 0 ok, 1 failure, 2 usage, 3 bad model or file, 4 pair that does not fit, 5 out of memory or a
+# prompt larger than the context, 130 interrupted. A closed stdout (`| head`) ends quietly with 0.
+
+
+INTERRUPTED = 130
+_OUT_OF_MEMORY = 5
+_VERBOSITY_KEY = "specrun.verbosity"
+
+
+class ReportedError(click.ClickException):
+    """An error as the user sees it, without control characters that a quoted file may hold."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(printable(message))
+        self.exit_code = exit_code  # type: ignore[misc]  # click's default is one for the class
+
+
+def set_verbosity(verbosity: int) -> None:
+    """Remember for the running command whether unexpected errors show a traceback (from 2 on)."""
+    click.get_current_context().meta[_VERBOSITY_KEY] = verbosity
+
+
+@contextmanager
+def reported_errors(context: click.Context) -> Iterator[None]:
+    """Turn every exception of the block into one that click prints with the right exit code."""
+    try:
+        yield
+    except (click.ClickException, click.exceptions.Exit, click.Abort):
+        raise
+    except SpecrunError as error:
+        raise ReportedError(noted(str(error), error), error.exit_code) from error
+    except KeyboardInterrupt as error:
+        raise ReportedError(noted("interrupted", error), INTERRUPTED) from error
+    except BrokenPipeError as error:
+        _forget_streams()
+        raise click.exceptions.Exit(0) from error
+    except MemoryError as error:
+        message = "out of memory: use a smaller model or a smaller context (-c)"
+        raise ReportedError(noted(message, error), _OUT_OF_MEMORY) from error
+    except OSError as error:
+        raise ReportedError(noted(_sentence(error), error), 1) from error
+    except Exception as error:
+        hint = "this is a mistake in specrun"
+        if context.meta.get(_VERBOSITY_KEY, 0) >= 2:
+            traceback.print_exc()
+        else:
+            hint += "; run with -vv for the traceback"
+        message = f"{type(error).__name__}: {error} ({hint})"
+        raise ReportedError(noted(message, error), 1) from error
+
+
+def _sentence(error: OSError) -> str:
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"{error.filename}: {reason}" if error.filename else reason
+
+
+def noted(message: str, error: BaseException) -> str:
+    """Return the message and the error's notes (`add_note`), a line each."""
+    return "\n".join([message, *getattr(error, "__notes__", ())])
+
+
+def _forget_streams() -> None:
+    """Point stdout and stderr at nothing: Python's flush at exit would complain of the pipe."""
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nothing, stream.fileno())
+    os.close(nothing)
+
+
+# == Paths that users type: what is wrong with one, and what they may have meant ===================
+
+
+MAX_TEXT_BYTES = 64 * 1024 * 1024
+
+
+def require_file(path: Path) -> Path:
+    """Return `path` if it is there; raises FileMissingError with near names of its folder."""
+    if path.is_dir():
+        raise FileMissingError(f"{_shown(path)} is a folder{_files_in(path)}")
+    if not path.exists():
+        if not path.parent.is_dir():
+            raise FileMissingError(
+                f"there is no folder {_shown(path.parent)} to hold {one_line(path.name)}"
+            )
+        raise FileMissingError(f"there is no file {_shown(path)}{_near(path)}")
+    return path
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a prompt or template file."""
+    require_file(path)
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_TEXT_BYTES + 1)
+    except OSError as error:
+        raise FileMissingError(
+            f"{_shown(path)} cannot be read ({error.strerror}); check its permissions"
+        ) from error
+    return decode_text(data, _shown(path))
+
+
+def decode_text(data: bytes, source: str) -> str:
+    """Return UTF-8 bytes as text; raises ModelError naming `source` for others, or too many."""
+    if len(data) > MAX_TEXT_BYTES:
+        raise ModelError(
+            f"{source} holds more than {MAX_TEXT_BYTES // 2**20} MiB of text, more than any context"
+        )
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(
+            f"{source} is not UTF-8 text (byte {error.start + 1}); convert it first"
+        ) from error
+
+
+def _near(path: Path) -> str:
+    names = _names(path.parent)
+    found = difflib.get_close_matches(path.name, names, 3, cutoff=0.5)
+    if found:
+        return f". Did you mean {' or '.join(_shown(path.parent / name) for name in found)}?"
+    return _files_in(path.parent) or "; check the path"
+
+
+def _files_in(folder: Path) -> str:
+    models = [name for name in _names(folder) if name.endswith(".gguf")]
+    if not models:
+        return "; name a file"
+    more = f" and {len(models) - 3} more" if len(models) > 3 else ""
+    return f"; the GGUF files there are {', '.join(map(one_line, models[:3]))}{more}"
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(path.name for path in folder.iterdir() if path.is_file())
+    except OSError:
+        return []
+
+
+def _shown(path: Path) -> str:
+    return one_line(str(path), 4096)

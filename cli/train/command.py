@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import click
 
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
+from specrun.cli.options.group import LazyCommand, LazyGroup
 
 _COMMANDS = (
     LazyCommand("specrun.cli.train.heads", "medusa", "Heads that guess the next tokens at once."),
     LazyCommand("specrun.cli.train.heads", "hydra", "Medusa's heads that see each other's tokens."),
     LazyCommand("specrun.cli.train.heads", "eagle", "A layer that predicts hidden states."),
     LazyCommand("specrun.cli.train.heads", "eagle3", "A layer that reads three of the target's."),
-    LazyCommand("specrun.cli.train.lookahead", "pass", "Look-ahead embeddings.", "pass_"),
-    LazyCommand("specrun.cli.train.lookahead", "space", "A new target that reads mask tokens."),
-    LazyCommand("specrun.cli.train.drafter", "drafter", "A small model, taught by the target."),
-    LazyCommand(
-        "specrun.cli.train.consistency", "consistency", "A new target, for Jacobi decoding."
-    ),
+    LazyCommand("specrun.cli.train.heads", "pass", "Look-ahead embeddings.", "pass_"),
+    LazyCommand("specrun.cli.train.heads", "space", "A new target that reads mask tokens."),
+    LazyCommand("specrun.cli.train.models", "drafter", "A small model, taught by the target."),
+    LazyCommand("specrun.cli.train.models", "consistency", "A new target, for Jacobi decoding."),
 )
 
 _EPILOG = """\b

@@ -1,13 +1,12 @@
-"""`specrun train medusa`, `hydra`, `eagle` and `eagle3`: heads that read a target's hidden states.
+"""Heads and look-ahead positions of a target: `specrun train medusa`, `eagle`, `pass` and others.
 
-Each command only makes the recipe that its options describe; `train_and_report` runs any of them.
+Each command only makes the recipe that its options describe; `_train_and_report` runs any of them.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,17 +14,18 @@ import click
 
 from specrun.cli.options.group import Section
 from specrun.cli.options.types import FILE, SHARE_BELOW_ONE
-from specrun.cli.train.options import TrainFeatures, TrainJob, states_options, train_command
-from specrun.cli.train.progress import ShownRun, measures_text, shown_run
-from specrun.cli.train.training import check_result, draw_and_convert, print_report
+from specrun.cli.train.options import (
+    OptionValue,
+    TrainFeatures,
+    TrainJob,
+    states_options,
+    train_command,
+)
+from specrun.cli.train.report import check_result, measures_text, print_report, trained
 
 if TYPE_CHECKING:
-    from specrun.train.data.own_answers import AnswerSettings
-    from specrun.train.heads.eagle import EagleInputs, EagleStart
-    from specrun.train.heads.recipe import HeadRecipe
-    from specrun.train.heads.run import HeadRun
-    from specrun.train.trainer.run import TrainingReport
-    from specrun.train.trainer.settings import MatrixOptimizer
+    from specrun.train.data import AnswerSettings
+    from specrun.train.heads import HeadRecipe, TargetRecipe
 
 _HEADS, _HEAD, _JOINT = Section("Heads"), Section("Head"), Section("Medusa-2")
 _POSITIVE = click.FloatRange(0, min_open=True)
@@ -82,36 +82,19 @@ the two close.
     needs_data=False,
 )
 def medusa(
-    job: TrainJob,
-    heads: int,
-    layers: int,
-    decay: float,
-    shared_output: bool,
-    from_law: bool,
-    joint: bool,
-    head_weight: float,
-    model_rate: float,
-    heads_alone: float,
-    states: TrainFeatures,
+    job: TrainJob, states: TrainFeatures, joint: bool, shared_output: bool, **values: OptionValue
 ) -> None:
     """Train Medusa heads for a target."""
-    from specrun.train.heads.medusa import MedusaRecipe
+    from specrun.train.heads import Medusa2Recipe, MedusaRecipe
 
-    recipe = MedusaRecipe(
-        heads=heads, layers=layers, decay=decay, own_output=not shared_output, from_law=from_law
-    )
+    of_both = {name: values.pop(name) for name in ("head_weight", "model_rate", "heads_alone")}
+    recipe = MedusaRecipe(own_output=not shared_output, **values)
     if not joint:
         _train_recipe(recipe, job, states)
         return
-    from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
-
-    both = Medusa2Recipe(
-        recipe, head_weight=head_weight, model_rate=model_rate, heads_alone=heads_alone
-    )
     # Joint heads draft for the model that was trained with them.
-    train_and_report(
-        "medusa", functools.partial(train_medusa2, both), job.settings["output"], job, states
-    )
+    both = Medusa2Recipe(recipe, **of_both)
+    _train_and_report("medusa", both, job.settings["output"], job, states)
 
 
 _HYDRA_EPILOG = """\b
@@ -149,22 +132,12 @@ head, a layer over the states in front, and the target's own law as what is lear
     target="MODEL",
     needs_data=False,
 )
-def hydra(
-    job: TrainJob,
-    heads: int,
-    layers: int | None,
-    plus: bool,
-    dropout: float | None,
-    noise: float,
-    states: TrainFeatures,
-) -> None:
+def hydra(job: TrainJob, states: TrainFeatures, plus: bool, **values: OptionValue) -> None:
     """Train Hydra heads for a target."""
-    from specrun.train.heads.hydra import HydraRecipe
+    from specrun.train.heads import HydraRecipe
 
     recipe = HydraRecipe.plus_plus() if plus else HydraRecipe()
-    given: dict[str, Any] = {"heads": heads, "layers": layers, "dropout": dropout, "noise": noise}
-    changes = {name: value for name, value in given.items() if value is not None}
-    _train_recipe(dataclasses.replace(recipe, **changes), job, states)
+    _train_recipe(dataclasses.replace(recipe, **_fields(values)), job, states)
 
 
 _EAGLE_EPILOG = """\b
@@ -254,32 +227,12 @@ _from_option = _HEAD.option(
     needs_data=False,
 )
 def eagle(
-    job: TrainJob,
-    token_weight: float,
-    noise: float,
-    unroll: int,
-    unroll_late: int | None,
-    law_tokens: int,
-    draft_tokens: int,
-    inputs: EagleInputs,
-    start: EagleStart,
-    earlier: Path | None,
-    states: TrainFeatures,
+    job: TrainJob, states: TrainFeatures, earlier: Path | None, **values: OptionValue
 ) -> None:
     """Train an EAGLE head for a target."""
-    from specrun.train.heads.eagle import EagleRecipe
+    from specrun.train.heads import EagleRecipe
 
-    recipe = EagleRecipe(
-        token_weight=token_weight,
-        noise=noise,
-        steps=unroll,
-        late_steps=unroll_late or 0,
-        inputs=inputs,
-        law_tokens=law_tokens,
-        draft_tokens=draft_tokens,
-        start=start,
-    )
-    _train_recipe(recipe, job, states, earlier)
+    _train_recipe(EagleRecipe(**_fields(values)), job, states, earlier)
 
 
 _EAGLE3_EPILOG = """\b
@@ -324,50 +277,133 @@ data; other tokens are never drafted, which costs speed and never changes what t
     needs_data=False,
 )
 def eagle3(
-    job: TrainJob,
-    unroll: int,
-    unroll_late: int | None,
-    optimizer: MatrixOptimizer,
-    draft_tokens: int,
-    law_tokens: int,
-    read_layers: tuple[int, int, int] | None,
-    earlier: Path | None,
-    states: TrainFeatures,
+    job: TrainJob, states: TrainFeatures, earlier: Path | None, **values: OptionValue
 ) -> None:
     """Train an EAGLE-3 head for a target."""
-    from specrun.train.heads.eagle3 import Eagle3Recipe
+    from specrun.train.heads import Eagle3Recipe
 
-    recipe = Eagle3Recipe(
-        steps=unroll,
-        late_steps=unroll_late or 0,
-        optimizer=optimizer,
-        draft_tokens=draft_tokens,
-        law_tokens=law_tokens,
-        layers=read_layers,
-    )
-    _train_recipe(recipe, job, states, earlier)
+    _train_recipe(Eagle3Recipe(**_fields(values)), job, states, earlier)
+
+
+# == Look-ahead positions =========================================================================
+
+
+_POSITIONS, _MODEL = Section("Look-ahead positions"), Section("The model")
+
+_POSITION_OPTIONS = (
+    _POSITIONS.option(
+        "--positions N", "How many behind a token.", click.IntRange(1, 64), default=3
+    ),
+    _POSITIONS.option(
+        "--groups N",
+        "Behind how many tokens of a text they are learnt in a step, at most.",
+        click.IntRange(1),
+        default=48,
+    ),
+    _POSITIONS.option(
+        "--decay X",
+        "The loss of position j weighs this to the power of j - 1.",
+        click.FloatRange(0, 1, min_open=True),
+        default=0.8,
+    ),
+    _POSITIONS.flag(
+        "--from-law", "Learn the target's law (KL divergence) instead of the tokens of the text."
+    ),
+)
+
+_PASS_EPILOG = """\b
+Examples:
+  specrun train pass --target Llama-3.2-1B --data chats.jsonl -o ahead --gguf ahead.gguf
+  specrun train pass --target Llama-3.2-1B --data prompts.jsonl -o ahead --answers target --from-law
+
+\b
+PaSS: the target stays as it is, and so does its file. What is learnt are --positions embeddings, which stand
+behind a token in the place of the tokens to come; the target drafts at them while it verifies.
+"""  # noqa: E501 - as it is shown
+
+
+@train_command(_PASS_EPILOG, *_POSITION_OPTIONS, states_options, needs_data=False)
+def pass_(job: TrainJob, states: TrainFeatures, **values: OptionValue) -> None:
+    """Train look-ahead embeddings for a target (PaSS)."""
+    from specrun.train.lookahead import PassRecipe
+
+    recipe = PassRecipe(**_fields(values))
+    _train_and_report("pass", recipe, job.settings["target"], job, states)
+
+
+pass_.name = "pass"  # which Python does not allow as the name of a function
+
+
+_SPACE_EPILOG = """\b
+Examples:
+  specrun train space --target Llama-3.2-1B --data chats.jsonl -o fast --gguf mask.gguf
+  specrun convert fast -o fast.gguf --kind model
+
+\b
+SPACE makes a NEW MODEL: a copy of the target is trained together with a mask token, to say tokens ahead at
+mask tokens. It says what the new model says, not what the old one said; --from-law keeps the two close. The
+folder has both: convert it twice, with --kind model and, as --gguf does, with --kind space.
+"""  # noqa: E501 - as it is shown
+
+
+@train_command(
+    _SPACE_EPILOG,
+    *_POSITION_OPTIONS,
+    _MODEL.option(
+        "--mask-weight X",
+        "Of what masks learn beside the model's own loss.",
+        _POSITIVE,
+        default=1.0,
+    ),
+    _MODEL.option(
+        "--mask-rate X", "Times the learning rate: the mask token's own.", _POSITIVE, default=20.0
+    ),
+    states_options,
+    needs_data=False,
+)
+def space(job: TrainJob, states: TrainFeatures, **values: OptionValue) -> None:
+    """Train a copy of a target to draft at mask tokens (SPACE)."""
+    from specrun.train.lookahead import SpaceRecipe
+
+    # The mask drafts for the model that was trained with it.
+    recipe = SpaceRecipe(**_fields(values))
+    _train_and_report("space", recipe, job.settings["output"], job, states)
+
+
+# == The run =======================================================================================
+
+
+_FIELDS = {
+    "unroll": "steps",
+    "unroll_late": "late_steps",
+    "read_layers": "layers",
+    "positions": "count",
+}
+"""Fields of recipes by the option that gives them, if the names differ."""
+
+
+def _fields(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of options, as far as they are given, by the fields of a recipe."""
+    return {_FIELDS.get(name, name): value for name, value in values.items() if value is not None}
 
 
 def _train_recipe(
     recipe: HeadRecipe, job: TrainJob, states: TrainFeatures, earlier: Path | None = None
 ) -> None:
-    from specrun.train.heads.training import train_head
-
     drafts_for = states.teacher or job.settings["target"]
-    train = functools.partial(train_head, recipe)
-    train_and_report(recipe.kind, train, drafts_for, job, states, earlier)
+    _train_and_report(recipe.kind, recipe, drafts_for, job, states, earlier)
 
 
-def train_and_report(
+def _train_and_report(
     kind: str,
-    train: Callable[[HeadRun, ShownRun], TrainingReport],
+    recipe: TargetRecipe,
     drafts_for: Path,
     job: TrainJob,
     states: TrainFeatures,
     earlier: Path | None = None,
 ) -> None:
-    """Run `train`, draw its curves, convert the head for `drafts_for`, and report on it."""
-    from specrun.train.heads.run import HeadRun
+    """Train, draw curves, convert the head for `drafts_for`, and report on it."""
+    from specrun.train.heads import HeadRun
 
     plot = check_result(job.result)
     run = HeadRun(
@@ -384,13 +420,11 @@ def train_and_report(
     if job.result.gguf is not None:
         from specrun.convert.heads.target_facts import target_facts
 
-        target_facts(states.teacher or run.target)  # raises now what converting would raise later
-    with shown_run(job.terminal) as shown:
-        report = train(run, shown)
+        target_facts(states.teacher or run.target)  # raises now, not when the head is converted
     from specrun.convert.heads.head_conversion import convert_head
 
     convert = functools.partial(convert_head, target=drafts_for, kind=kind)
-    files = draw_and_convert(job, run, report, plot, kind, convert, what="head")
+    report, files = trained(job, recipe, run, plot, kind, convert, what="head")
     curves = report.result.curves
     measures = curves.measures[-1][1] if curves.measures else {}
     print_report(
@@ -405,7 +439,7 @@ def train_and_report(
 
 
 def _own_answers(states: TrainFeatures, job: TrainJob) -> AnswerSettings | None:
-    """Return how the target answers, None where the data's answers are learnt."""
+    """Return the settings of the target's answers, None if the data's answers are learnt."""
     given = bool(job.settings["data"])
     if given and states.prompts is not None:
         raise click.UsageError("--data and --prompts are both given: leave one of them out")
@@ -413,7 +447,7 @@ def _own_answers(states: TrainFeatures, job: TrainJob) -> AnswerSettings | None:
         raise click.UsageError("--answers given needs --data with answers to learn")
     if given and states.answers != "target":
         return None
-    from specrun.train.data.own_answers import AnswerSettings
+    from specrun.train.data import AnswerSettings
 
     return AnswerSettings(
         temperature=states.answer_temp,

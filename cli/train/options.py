@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import click
 
+from specrun.cli.options.drafting import require_training
 from specrun.cli.options.group import (
     OUTPUT,
     CommandFunction,
@@ -23,11 +24,16 @@ from specrun.cli.options.group import (
     option_group,
 )
 from specrun.cli.options.model import trust_option
-from specrun.cli.options.model_files import MODEL_OR_FOLDER
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.packages import require_training
 from specrun.cli.options.prompt import parallel_option
-from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE, PATH, SHARE_BELOW_ONE
+from specrun.cli.options.types import (
+    FILE,
+    MAX_COUNT,
+    MODEL_OR_FOLDER,
+    NEW_FILE,
+    PATH,
+    SHARE_BELOW_ONE,
+)
 from specrun.cli.terminal.terminal import Terminal
 
 DATA = Section("Target and data")
@@ -36,12 +42,13 @@ _STATES, _ANSWERS = Section("Target's states"), Section("Self-distillation")
 _COUNT = click.IntRange(1, MAX_COUNT)
 WHOSE_ANSWERS = click.Choice(["given", "target"])
 DIVERGENCE = click.Choice(["forward-kl", "reverse-kl", "jensen-shannon", "total-variation"])
+OptionValue = Any  # as click passes it
 _FIELDS = {"batch_tokens": "tokens_per_batch", "save_every": "save_seconds", "threads": "n_threads"}
-"""Fields of `train.trainer.run.TrainingRun` by the option that gives them, where names differ."""
+"""Fields of `train.trainer.run.TrainingRun` by the option that gives them, if the names differ."""
 
 
 def _target_option(kind: str, *, required: bool) -> Decorator:
-    """Return --target, by what it takes: DIR, or MODEL."""
+    """Return --target, which takes a DIR or a MODEL."""
     if kind == "DIR":
         help = "The target: a Hugging Face folder (config.json, safetensors, tokenizer.json)."
         return DATA.option("--target DIR", help, PATH, required=required)
@@ -51,7 +58,7 @@ def _target_option(kind: str, *, required: bool) -> Decorator:
 
 @dataclass(frozen=True, slots=True)
 class TrainResult:
-    """What becomes of what was trained."""
+    """Options of the output: the folder, GGUF, picture, and --json."""
 
     output: Path
     gguf: Path | None
@@ -63,7 +70,7 @@ class TrainResult:
 
 @dataclass(frozen=True, slots=True)
 class TrainJob:
-    """What the options of all trainers say: `settings` are the fields of a `TrainingRun`."""
+    """Values of the options of all trainers; `settings` are the fields of a `TrainingRun`."""
 
     settings: dict[str, Any]
     result: TrainResult
@@ -72,9 +79,9 @@ class TrainJob:
 
 @dataclass(frozen=True, slots=True)
 class TrainFeatures:
-    """Where the target's hidden states come from and are kept, and whose answers they belong to.
+    """Options of the target's hidden states: their source, their cache, and the answers.
 
-    `answers` None leaves it to what is given: the data's, and the target's where there are none.
+    `answers` None chooses the data's, and without data the target's.
     """
 
     teacher: Path | None
@@ -98,7 +105,7 @@ def _run(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes the
 
 
 def _source_options(target: str, *, needs_target: bool, needs_data: bool) -> Decorator:
-    """Return the options about what is learnt; some commands know when they can do without."""
+    """Return the options of target and data; some commands check themselves which they need."""
     return option_group(
         "source",
         _source,
@@ -255,7 +262,7 @@ def train_command(
 ) -> Callable[[CommandFunction], click.Command]:
     """Return a decorator for a function that takes a `job` and the values of its `own` options.
 
-    `target` is what --target takes, DIR or MODEL. What is not needed here it checks itself.
+    `target` is the value of --target, DIR or MODEL. The function checks options not needed here.
     """
     source = _source_options(target, needs_target=needs_target, needs_data=needs_data)
     options = declare(source, *own, _run_options, _result_options, terminal_options)

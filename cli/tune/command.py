@@ -16,10 +16,8 @@ from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import check_plot, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import SamplingGrid
-from specrun.cli.terminal.paths import require_file
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import print_table
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.screen import print_table, progress_bar
+from specrun.cli.terminal.terminal import Terminal, require_file
 from specrun.cli.tune.mixture import warn_of_experts
 from specrun.cli.tune.options import (
     LayerSkip,
@@ -33,13 +31,7 @@ from specrun.cli.tune.options import (
 )
 
 if TYPE_CHECKING:
-    from specrun.runtime.planning import (
-        Candidate,
-        ShapeTrial,
-        TunedSetting,
-        TuneOptions,
-        TuneResult,
-    )
+    from specrun.runtime.tuning import Candidate, ShapeTrial, TunedSetting, TuneOptions, TuneResult
 
 _SCHEMES = {
     "argmax": "most likely tokens",
@@ -249,8 +241,8 @@ def tune(
         run_target_costs(load, load.model, text, output, terminal)
         return
     from specrun.runtime.chat import prompt_tokens
-    from specrun.runtime.planning import save_curve, save_plans
-    from specrun.runtime.tuning import tuning
+    from specrun.runtime.planning import save_curve
+    from specrun.runtime.tuning import keep_plans, tuning
 
     options = _options(load, text, sampling)
     check_plot(output.plot)
@@ -261,7 +253,7 @@ def tune(
         )
     _show(options, result, output, terminal)
     if output.save:
-        terminal.note(f"kept in {save_plans(options, result)}")
+        terminal.note(f"kept in {keep_plans(options, result)}")
         layers, _ = tuning.tuned_layers(options)
         # Drafters without a model plan with the target's curve.
         save_curve(result.target, options.target, options.context, layers)
@@ -273,7 +265,7 @@ def tune(
 
 
 def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> TuneOptions:
-    from specrun.runtime.planning import TuneOptions
+    from specrun.runtime.tuning import TuneOptions
 
     target, draft = _files(load, text)
     return TuneOptions(
@@ -282,10 +274,8 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
         params=sampling.params(),
         n_tokens=text.predict,
         seconds=text.seconds,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
-        use_mmap=load.mmap,
+        **load.costs,
+        use_mmap=load.options.use_mmap,
         others=_others(text, demo=load.demo),
     )
 
@@ -293,7 +283,7 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
 def _others(text: TuneText, *, demo: bool) -> tuple[str, ...]:
     """Return the other drafters whose alpha is asked for, each with its file."""
     from specrun.bench.drafters.comparison import with_files
-    from specrun.cli.options.drafter_choice import require_draft_files
+    from specrun.cli.options.drafting import require_draft_files
     from specrun.runtime.demo import demo_drafters
     from specrun.runtime.language import parse_expression
 

@@ -12,14 +12,12 @@ from specrun.cli.options.model import LoadSettings
 from specrun.cli.options.output import check_plot
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import SamplingGrid
-from specrun.cli.terminal.errors import INTERRUPTED
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import print_table
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.screen import print_table, progress_bar
+from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.cli.tune.options import LayerSkip, TuneOutput, TuneText, prompt_texts
 
 if TYPE_CHECKING:
-    from specrun.bench.layers.layer_search import LayerSearchOptions, LayerSearchResult
+    from specrun.bench.layer_search import LayerSearchOptions, LayerSearchResult
 
 _SHOWN = 5
 
@@ -33,8 +31,8 @@ def run_layer_skip(
     terminal: Terminal,
 ) -> None:
     """Search, print the best sets of layers, draw the search and write the best cut, as asked."""
-    from specrun.bench.layers.layer_search import search_layers
-    from specrun.bindings.atomic import check_target
+    from specrun.bench.layer_search import search_layers
+    from specrun.bindings.files import check_target
     from specrun.runtime.chat import prompt_tokens
 
     options = _options(load, text, skip, sampling)
@@ -68,7 +66,7 @@ def run_layer_skip(
 def _options(
     load: LoadSettings, text: TuneText, skip: LayerSkip, sampling: SamplingGrid
 ) -> LayerSearchOptions:
-    from specrun.bench.layers.layer_search import LayerSearchOptions
+    from specrun.bench.layer_search import LayerSearchOptions
 
     if text.model_draft is not None:
         raise click.UsageError(
@@ -87,10 +85,8 @@ def _options(
         evaluations=skip.evaluations,
         n_tokens=text.predict,
         seconds=text.seconds,
-        context=load.context,
-        n_gpu_layers=load.gpu_layers,
-        n_gpu_layers_draft=load.gpu_layers_draft,
-        use_mmap=load.mmap,
+        **load.costs,
+        use_mmap=load.options.use_mmap,
     )
 
 

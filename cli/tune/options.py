@@ -10,9 +10,14 @@ import click
 from specrun.cli.options.group import MODEL, OUTPUT, Section, option_group
 from specrun.cli.options.model import MODEL_DRAFT
 from specrun.cli.options.output import json_option
-from specrun.cli.options.prompt import no_template_option, prompts_option, read_prompt_file
-from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
-from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE
+from specrun.cli.options.prompt import (
+    no_template_option,
+    prompt_file_option,
+    prompts_option,
+    read_prompt_file,
+)
+from specrun.cli.options.sampling import grid_options
+from specrun.cli.options.types import MAX_COUNT, NEW_FILE
 
 _TEXTS, _LAYERS = Section("Texts"), Section("Layers to skip")
 
@@ -54,7 +59,7 @@ tune_text_options = option_group(
     TuneText,
     MODEL.model(MODEL_DRAFT, "The draft model: a GGUF file."),
     prompts_option(_TEXTS),
-    _TEXTS.option("-f, --file", "A file that is one prompt.", FILE),
+    prompt_file_option(_TEXTS),
     no_template_option(_TEXTS),
     _TEXTS.option(
         "-n, --predict, --max-tokens N",
@@ -93,9 +98,7 @@ layer_skip_options = option_group(
     _LAYERS.flag("--force", "Overwrite OUT."),
 )
 
-tune_sampling_options = option_group(
-    "sampling", SamplingGrid, temperatures_option("0,0.8", " to plan for"), *TRUNCATION_OPTIONS
-)
+tune_sampling_options = grid_options("0,0.8", " to plan for")
 
 tune_output_options = option_group(
     "output",

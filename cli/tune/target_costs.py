@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,17 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from specrun.cli.options.model import LoadSettings
-from specrun.cli.terminal.paths import require_file
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import print_table
-from specrun.cli.terminal.terminal import Terminal
+from specrun.cli.terminal.screen import print_table, progress_bar
+from specrun.cli.terminal.terminal import Terminal, require_file
 from specrun.cli.tune.mixture import warn_of_experts
 from specrun.cli.tune.options import TuneOutput, TuneText
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from specrun.runtime.planning import CostCurve, WeightType
+    from specrun.runtime.planning import CostCurve
+    from specrun.runtime.tuning import WeightType
 
 
 def run_target_costs(
@@ -28,7 +26,8 @@ def run_target_costs(
 ) -> None:
     """Measure the target's cost curve, print it and keep it."""
     from specrun.runtime.memory import layers_here
-    from specrun.runtime.planning import measure_target_costs, save_curve, weight_types
+    from specrun.runtime.planning import measure_target_costs, save_curve
+    from specrun.runtime.tuning import weight_types
 
     if output.plot is not None:
         raise click.UsageError("--plot draws the plans for a draft model: give -md FILE too")
@@ -37,15 +36,15 @@ def run_target_costs(
         curve = measure_target_costs(
             target,
             context,
-            n_gpu_layers=load.gpu_layers,
+            n_gpu_layers=load.options.n_gpu_layers,
             seconds=text.seconds,
-            use_mmap=load.mmap,
+            use_mmap=load.options.use_mmap,
             progress=lambda share: progress("measuring the target", share),
         )
-    layers, _ = layers_here(target, context, load.gpu_layers)
+    layers, _ = layers_here(target, context, load.options.n_gpu_layers)
     types = weight_types(target, curve, context, layers)
     if output.as_json:
-        costs = dataclasses.asdict(curve)
+        costs = curve.to_dict()
         found = {"target": str(target), "target_costs": costs, "weight_types": _as_json(types)}
         terminal.answer(json.dumps(found, indent=2) + "\n")
     else:
@@ -85,7 +84,7 @@ def _padded(curve: CostCurve, size: int) -> str:
 
 def _show_types(types: Sequence[WeightType], terminal: Terminal) -> None:
     """Print how files of other weight types compare, and what is to be said of them."""
-    from specrun.runtime.planning import ACCEPTED
+    from specrun.runtime.tuning import ACCEPTED
 
     rows = []
     for known in types:

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.cli.options.drafter_choice import draft_kind, require_draft_files
+from specrun.cli.options.drafting import draft_kind, require_draft_files
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import named_target, prompts_option
-from specrun.cli.options.sampling import TRUNCATION_OPTIONS, SamplingGrid, temperatures_option
+from specrun.cli.options.sampling import SamplingGrid, grid_options
 from specrun.cli.options.types import MAX_COUNT
-from specrun.cli.terminal.progress import progress_bar
-from specrun.cli.terminal.table import print_table
+from specrun.cli.terminal.screen import print_table, progress_bar
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -102,9 +101,7 @@ numbers_options = option_group(
     ),
 )
 
-sampling_options = option_group(
-    "sampling", SamplingGrid, temperatures_option("1"), *TRUNCATION_OPTIONS
-)
+sampling_options = grid_options("1")
 
 pair_options = option_group(
     "pair",

@@ -1,4 +1,4 @@
-"""JSON files of a checkpoint as objects whose values are asked for by kind, with named errors."""
+"""JSON files of a checkpoint as objects whose values are read by kind, with named errors."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError
-from specrun.bindings.regular_file import read_regular
+from specrun.bindings.files import read_regular
 from specrun.convert.names import Named
 
 ObjectOf = Callable[[list[tuple[str, Any]]], dict[str, Any]]
@@ -17,9 +17,9 @@ _LARGEST = 200 << 20  # the largest tokenizer.json in use has about 35 MB
 
 
 class JsonObject(Named):
-    """A JSON object and where it came from. A `null` counts as absent.
+    """A JSON object and its source. A `null` counts as absent.
 
-    Each method returns the value of a key, or `default` where it is absent, and raises
+    Each method returns the value of a key, or `default` if it is absent, and raises
     MalformedFileError if it is of another kind, or absent without a default.
     """
 
@@ -29,14 +29,14 @@ class JsonObject(Named):
 
     @property
     def shown(self) -> str:
-        """Where it came from."""
+        """The name of its source."""
         return self._shown
 
     def __contains__(self, key: str) -> bool:
         return self.values.get(key) is not None
 
     def any(self, key: str) -> Any:  # noqa: ANN401 - any JSON value
-        """Return the value of `key` whatever it is, None where it is absent."""
+        """Return the value of `key` of any kind, None if it is absent."""
         return self.values.get(key)
 
     def count(self, key: str, default: int | None = None) -> int:
@@ -45,7 +45,7 @@ class JsonObject(Named):
         return int(value)
 
     def token(self, key: str) -> int | None:
-        """Return a token id, or None where it is absent."""
+        """Return a token id, or None if it is absent."""
         return int(self._get(key, None, _is_id, "a token id")) if key in self else None
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -61,12 +61,12 @@ class JsonObject(Named):
         return str(self._get(key, default, lambda v: isinstance(v, str), "a string"))
 
     def items(self, key: str) -> list[Any]:
-        """Return a list, empty where it is absent."""
+        """Return a list, empty if it is absent."""
         value: list[Any] = self._get(key, [], lambda v: isinstance(v, list), "a list")
         return value
 
     def object(self, key: str) -> JsonObject:
-        """Return the object inside, empty where it is absent."""
+        """Return the object inside, empty if it is absent."""
         value = self._get(key, {}, lambda v: isinstance(v, dict), "an object")
         return JsonObject(value, f"{key} in {self.shown}")
 
@@ -94,7 +94,7 @@ def _is_id(value: Any) -> bool:  # noqa: ANN401 - any JSON value
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a mapping of keys and values; raises ValueError if a key is there twice.
 
-    JSON allows that, and what it means is left open: of two tensors of a name one would be lost.
+    JSON allows that, and leaves its meaning open: of two tensors of a name one would be lost.
     """
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -125,7 +125,7 @@ def read_small_file(path: Path, kind: str) -> bytes:
 
 @contextmanager
 def named_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError of opening or reading `path` into a FileMissingError that says what to do."""
+    """Turn an OSError of opening or reading `path` into a FileMissingError with an advice."""
     try:
         yield
     except FileNotFoundError as error:
@@ -141,7 +141,7 @@ def named_errors(path: Path) -> Iterator[None]:
 def parse_json_object(data: bytes, shown: str, object_of: ObjectOf = dict) -> JsonObject:
     """Return the JSON object in `data`, `shown` in messages; raises MalformedFileError.
 
-    `object_of` makes an object of its keys and values, and raises ValueError for what is none.
+    `object_of` makes an object of its keys and values, and raises ValueError for others.
     """
     try:
         value = json.loads(data, object_pairs_hook=object_of)

@@ -1,10 +1,8 @@
 """Layer cuts: a model with fewer layers, to draft for its own target.
 
-Leaving out the last layers is early exit (LayerSkip, Elhoushi et al. 2024); leaving out some in
-between is what Draft & Verify (Zhang et al. 2023) drafts with. Both are files like any other here,
-so that any drafter can be made of them. The weights that are kept are copied bit by bit, whatever
-their type.
-"""
+Without the last layers it is an early exit (LayerSkip, Elhoushi et al. 2024); without some in
+between it drafts as in Draft & Verify (Zhang et al. 2023). Both are files like any other here, so
+any drafter can use them. The weights that remain are copied bit by bit, whatever their type."""
 
 from __future__ import annotations
 
@@ -15,11 +13,12 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from specrun.bindings.atomic import check_target
-from specrun.bindings.errors import OptionError
-from specrun.bindings.gguf import PADDED_PARAMETERS, ArrayValue
-from specrun.convert.cut.layer_metadata import cut_metadata, lowered_facts, missing_kind
-from specrun.convert.cut.layer_rules import RULES, LayerFacts
+from gguf import GGUFValueType
+
+from specrun.bindings.errors import MalformedFileError, OptionError, UnsupportedModelError
+from specrun.bindings.files import check_target
+from specrun.bindings.gguf import PADDED_PARAMETERS, ArrayValue, MetadataValue
+from specrun.convert.cut.layer_rules import RULES, LayerFacts, LayerRules
 from specrun.convert.gguf import (
     GGUFSource,
     Metadata,
@@ -28,6 +27,141 @@ from specrun.convert.gguf import (
     require_whole,
     write_gguf,
 )
+
+# == Metadata of a model with fewer layers: counts lowered, arrays by layer cut ====================
+
+
+# Keys of llama.cpp that hold one value a layer, if they hold an array.
+_PER_LAYER = (
+    *("feed_forward_length", "expert_feed_forward_length", "expert_used_count"),
+    *("attention.head_count", "attention.head_count_kv"),
+    *("attention.sliding_window_pattern", "attention.rope_pattern", "attention.recurrent_layers"),
+    *("attention.indexer.types", "attention.compress_ratios", "deepstack_mapping"),
+    *("swiglu_clamp_exp", "swiglu_clamp_shexp"),
+)
+_PER_LAYER_ANYWHERE = ("xielu.alpha_n", "xielu.alpha_p", "xielu.beta", "xielu.eps")
+# Arrays of anything else.
+_NOT_PER_LAYER = (
+    *("rope.dimension_sections", "adapters.token_ids_activate", "adapters.token_ids_substitute"),
+    *("classifier.output_labels", "ple.layer_multipliers", "ple.head_offsets"),
+    "ple.head_vocab_sizes",
+)
+# Arrays of layer numbers: only models that can do nothing but exit early have them, so they stay.
+_LAYER_NUMBERS = ("ple.layers",)
+# Keys with the number of first layers that are of another kind.
+_LEADING = ("leading_dense_block_count", "hash_layer_count")
+
+
+def _lowered_facts(facts: LayerFacts, kept: Sequence[int]) -> LayerFacts:
+    """Return the facts for rules about the model with these layers only, arrays left out."""
+    changed: dict[str, MetadataValue] = dict(facts.metadata)
+    for key in _LEADING:
+        name = f"{facts.architecture}.{key}"
+        if name in changed:
+            changed[name] = _leading(facts, key, kept)
+    return LayerFacts(facts.architecture, changed, len(kept))
+
+
+def _missing_kind(facts: LayerFacts, rules: LayerRules, kept: Sequence[int]) -> str:
+    """Return the kind of layer that the cut lacks and llama.cpp needs for a cache, "" for none.
+
+    It ends the process if a model with sliding windows has no layer with one, or a hybrid only
+    one kind.
+    """
+    # Derived from layer numbers, or stated by the file as an array.
+    values = {pattern.key: pattern.values(facts) for pattern in rules.patterns}
+
+    def lost(key: str, kind: bool) -> bool:
+        flags = values.get(key) or [bool(flag) for flag in facts.array(key) or ()]
+        return kind in flags and all(flags[layer] != kind for layer in kept if layer < len(flags))
+
+    if lost("attention.sliding_window_pattern", True):
+        return "a sliding window"
+    if lost("attention.recurrent_layers", True) or lost("attention.head_count_kv", False):
+        return "a recurrent state"
+    if lost("attention.recurrent_layers", False) or lost("attention.head_count_kv", True):
+        return "attention"
+    return ""
+
+
+def _cut_metadata(
+    metadata: Metadata, facts: LayerFacts, rules: LayerRules, kept: Sequence[int]
+) -> None:
+    """Change `metadata`, a copy of the model's own, to that of the layers `kept`.
+
+    Raises MalformedFileError for arrays that are too short, UnsupportedModelError for arrays whose
+    meaning is not known, and for layers that are needed and not kept.
+    """
+    own = f"{facts.architecture}."
+    for name, value in facts.metadata.items():
+        key = name.removeprefix(own)
+        if not isinstance(value, ArrayValue):
+            continue
+        if name in _PER_LAYER_ANYWHERE or (name.startswith(own) and key in _PER_LAYER):
+            _cut_array(metadata, name, value, kept)
+        elif name.startswith(own) and key in _LAYER_NUMBERS:
+            _require_kept(name, value, kept)
+        elif name.startswith(own) and key not in _NOT_PER_LAYER and len(value) >= facts.n_layers:
+            raise UnsupportedModelError(f"{name} holds {len(value)} values: is it one a layer?")
+    _state_head_width(metadata, facts, kept)
+    _write_patterns(metadata, facts, rules, kept)
+    for key in _LEADING:
+        if own + key in facts.metadata:
+            metadata.count(own + key, _leading(facts, key, kept))
+    metadata.count(own + "block_count", len(kept))
+    if own + "nextn_predict_layers" in facts.metadata:
+        metadata.count(own + "nextn_predict_layers", 0)
+
+
+def _leading(facts: LayerFacts, key: str, kept: Sequence[int]) -> int:
+    before = facts.number(key)
+    return sum(layer < before for layer in kept)
+
+
+def _cut_array(metadata: Metadata, name: str, value: ArrayValue, kept: Sequence[int]) -> None:
+    if len(value) <= kept[-1]:
+        raise MalformedFileError(f"{name} has only {len(value)} values, none for layer {kept[-1]}")
+    element = GGUFValueType[value.element_type.upper()]
+    metadata.raw(name, [value[layer] for layer in kept], GGUFValueType.ARRAY, element)
+
+
+def _require_kept(name: str, value: ArrayValue, kept: Sequence[int]) -> None:
+    missing = [int(layer) for layer in value if layer not in kept]
+    if missing:
+        raise UnsupportedModelError(f"{name} needs layer {missing[0]}: keep it")
+
+
+def _state_head_width(metadata: Metadata, facts: LayerFacts, kept: Sequence[int]) -> None:
+    """Write the width of a head if llama.cpp takes it from the heads of the first layer."""
+    heads = facts.array("attention.head_count")
+    if heads is None or heads[kept[0]] == heads[0]:
+        return
+    if 0 in (heads[0], heads[kept[0]]):
+        raise UnsupportedModelError(
+            f"layer {kept[0]} cannot come first: it has {heads[kept[0]]} heads, not {heads[0]}"
+        )
+    width = facts.number("embedding_length") // heads[0]
+    for key in ("attention.key_length", "attention.value_length"):
+        if f"{facts.architecture}.{key}" not in facts.metadata:
+            metadata.count(f"{facts.architecture}.{key}", width)
+
+
+def _write_patterns(
+    metadata: Metadata, facts: LayerFacts, rules: LayerRules, kept: Sequence[int]
+) -> None:
+    """Write the patterns by layer number that the cut breaks; stored arrays are cut already."""
+    lowered = _lowered_facts(facts, kept)
+    for pattern in rules.patterns:
+        before = pattern.values(facts)
+        if before is None or facts.array(pattern.key) is not None:
+            continue
+        wanted = [before[layer] for layer in kept]
+        if wanted != pattern.values(lowered):
+            metadata.flags(f"{facts.architecture}.{pattern.key}", wanted)
+
+
+# == Cuts ==========================================================================================
+
 
 CUT_LAYERS = "specrun.cut.layers"
 """The metadata key with the numbers, in the whole model, of the layers that a cut kept."""
@@ -42,7 +176,7 @@ _PART = re.compile(r"(\d{1,9})(?:(-)(\d{1,9})?)?")
 
 @dataclass(frozen=True, slots=True)
 class CutReport:
-    """What a cut wrote: the layers kept, of `source_layers`, and the parameters that are left."""
+    """The result of a cut: the layers kept, of `source_layers`, and the parameters left."""
 
     output: Path
     layers: tuple[int, ...]
@@ -63,13 +197,13 @@ def cut_layers(
     """Write `source` to `output` with only the layers `layers`, or all but `skip` ("0-3,8,10-").
 
     Raises OptionError for layers the model has not, for a cut that leaves none, and if `output`
-    exists without `force`; UnsupportedModelError for a model that would not be what it should with
+    exists without `force`; UnsupportedModelError for a model that would be of another kind with
     these layers, and for one part of a split model; FileMissingError, MalformedFileError. Nothing
     is left behind on failure.
     """
     check_target(Path(output), force=force)
     model = LayeredModel(source)
-    kept = selected_layers(model.n_layers, layers=layers, skip=skip)
+    kept = _selected_layers(model.n_layers, layers=layers, skip=skip)
     return model.write(output, kept, force=force, progress=progress)
 
 
@@ -117,7 +251,7 @@ class LayeredModel:
                 f"cannot have {count} layers: llama.cpp takes a {name} of "
                 f"{self.n_layers} layers for another kind of model than one of {count}"
             )
-        if kind := missing_kind(self._facts, rules, kept):
+        if kind := _missing_kind(self._facts, rules, kept):
             raise self._source.unsupported(
                 f"is a {name}: one of its layers with {kind} must stay, and "
                 f"{range_text(kept)} has none"
@@ -132,17 +266,17 @@ class LayeredModel:
             )
 
     def nearest(self, wanted: Collection[int]) -> tuple[int, ...]:
-        """Return the layers that can be kept, wanted ones where possible; () if none can."""
+        """Return the layers that can be kept, wanted ones if possible; () if none can."""
         if self._rules.exit_only:
             kept = list(range(len(wanted)))
         else:
             kept = []
-            # Greedy: a wanted layer is left out where it would come to a number of another part.
+            # Greedy: a wanted layer is left out if it would come to a number of another part.
             for layer in range(self.n_layers):
                 if layer in wanted and self._in_place([*kept, layer], len(kept)):
                     kept.append(layer)
         same_kind = self._rules.kind_of(self.n_layers) == self._rules.kind_of(len(kept))
-        possible = kept and same_kind and not missing_kind(self._facts, self._rules, kept)
+        possible = kept and same_kind and not _missing_kind(self._facts, self._rules, kept)
         return tuple(kept) if possible else ()
 
     def write(
@@ -159,7 +293,7 @@ class LayeredModel:
         if self._metadata is None:
             self._metadata = self._source.metadata()
         metadata = self._metadata.copy()
-        cut_metadata(metadata, self._facts, self._rules, kept)
+        _cut_metadata(metadata, self._facts, self._rules, kept)
         self._sign(metadata, kept)
         tensors = list(self._plan(kept))
         name = self._facts.architecture
@@ -188,7 +322,7 @@ class LayeredModel:
     def _in_place(self, kept: Sequence[int], index: int) -> bool:
         """Return whether layer `kept[index]` plays the part of layer `index` of the cut model."""
         before = self._rules.roles_of(self._facts, kept[index])
-        return before == self._rules.roles_of(lowered_facts(self._facts, kept), index)
+        return before == self._rules.roles_of(_lowered_facts(self._facts, kept), index)
 
     def _plan(self, kept: Sequence[int]) -> Iterator[PlannedTensor]:
         numbers = {layer: index for index, layer in enumerate(kept)}
@@ -200,7 +334,7 @@ class LayeredModel:
                 yield self._source.unchanged(tensor, f"blk.{numbers[int(match[1])]}.{match[2]}")
 
     def _sign(self, metadata: Metadata, kept: Sequence[int]) -> None:
-        """Record what was cut; a cut of a cut keeps the numbers of the whole model."""
+        """Record the cut; a cut of a cut keeps the numbers of the whole model."""
         header = self._source.header.metadata
         earlier = header.get(CUT_LAYERS)
         layers = list(kept)
@@ -246,7 +380,7 @@ def parse_layers(text: str, n_layers: int) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
-def selected_layers(
+def _selected_layers(
     n_layers: int, *, layers: str | None = None, skip: str | None = None
 ) -> tuple[int, ...]:
     """Return the layers that remain: `layers`, or all but `skip`; exactly one is given."""

@@ -1,9 +1,9 @@
 """Layer rules: the parts that llama.cpp gives to layers by their numbers, per architecture.
 
-Most architectures treat all layers alike, and state what differs one by one in the file: those can
+Most architectures treat all layers alike, and have differences one by one in the file: those can
 be cut anywhere. Some derive it from a layer's number (every fourth layer without rope), or from how
 many layers there are (Gemma 3 of 62 layers scales its attention otherwise). A cut moves layers to
-other numbers, so it is right exactly if every layer kept plays the part it played; where the part
+other numbers, so it is right exactly if every layer kept plays its earlier part; if the part
 can be written into the file instead, it is.
 
 The facts are those of the llama.cpp that llama-cpp-python 0.3.36 builds: `load_arch_hparams` and
@@ -33,7 +33,7 @@ class LayerFacts:
         return value if isinstance(value, int) else default
 
     def array(self, key: str) -> list[int] | None:
-        """Return an array of the architecture's own keys, None where the file has none."""
+        """Return an array of the architecture's own keys, None if the file has none."""
         value = self.metadata.get(f"{self.architecture}.{key}")
         return [int(item) for item in value] if isinstance(value, ArrayValue) else None
 
@@ -43,7 +43,7 @@ class Period:
     """A pattern by layer number that the file may replace by an array with one value a layer.
 
     `key` holds the array; `period_key` may hold another length than `every`. One layer of each
-    period is the exception: the last, or the first where `exception_first`. `needs` is a key
+    period is the exception: the last, or the first if `exception_first`. `needs` is a key
     without which, or with 0, there is no pattern at all.
     """
 
@@ -54,7 +54,7 @@ class Period:
     needs: str = ""
 
     def values(self, facts: LayerFacts) -> list[bool] | None:
-        """Return [n_layers] flags, False at the exceptions; None where the model has no pattern."""
+        """Return [n_layers] flags, False at the exceptions; None if the model has no pattern."""
         if self.needs and not facts.number(self.needs):
             return None
         stated = facts.array(self.key)
@@ -66,7 +66,7 @@ class Period:
 
 
 Role = Callable[[LayerFacts, int], Hashable]
-"""What llama.cpp makes of a layer because of its number; it must be the same after a cut."""
+"""llama.cpp's treatment of a layer because of its number; it must be the same after a cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class LayerRules:
     """How the layers of an architecture depend on their numbers.
 
     `patterns` can be written as arrays, `roles` cannot. `counts` are sets of layer counts that
-    llama.cpp treats as models of another kind. `exit_only` says why only layers at the end may go,
+    llama.cpp treats as models of another kind. `exit_only` is why only layers at the end may go,
     `refuse` why none may.
     """
 
@@ -89,7 +89,7 @@ class LayerRules:
         return next((index for index, counts in enumerate(self.counts) if n_layers in counts), -1)
 
     def roles_of(self, facts: LayerFacts, layer: int) -> Hashable:
-        """Return everything about a layer that its number decides and no array can say."""
+        """Return all properties of a layer that its number decides and no array can hold."""
         return tuple(role(facts, layer) for role in self.roles)
 
 
@@ -190,7 +190,7 @@ RULES: Mapping[str, LayerRules] = {
     "qwen4exp": LayerRules(
         _LINEAR_ATTENTION.patterns, exit_only="one of its layers reads a table of its own"
     ),
-    # The number of layers says which model it is.
+    # The number of layers identifies the model.
     "baichuan": LayerRules(counts=(frozenset({32}), frozenset({40}))),
     "command-r": LayerRules(counts=(frozenset(range(64, 513)),)),
     **dict.fromkeys(

@@ -1,18 +1,14 @@
-"""Padding: a model that costs as much as a larger one and says the same.
-
-The feed-forward layers get more inner units whose outputs are multiplied by zero: every evaluation
-reads and multiplies the added weights, and the result stays. Layers, attention, KV memory and
-hidden states are as before, so a small trained model can stand in for a large one where speed is
-measured.
-"""
+"""Padded models: the cost of a larger model and the output of the smaller."""
 
 from __future__ import annotations
 
 import functools
 import os
 import re
+import tempfile
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,11 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError
+from specrun.bindings.files import check_target
 from specrun.bindings.gguf import PADDED_PARAMETERS
 from specrun.convert.checkpoint import stored_as
 from specrun.convert.gguf import GGUFSource, Metadata, PlannedTensor, Progress, write_gguf
+
+# == Padded feed-forward layers ====================================================================
+#
+# The feed-forward layers get more inner units whose outputs are multiplied by zero: every
+# evaluation reads and multiplies the added weights, and the result stays. Layers, attention, KV
+# memory and hidden states are as before, so a small trained model can stand in for a large one in
+# measurements of speed.
+
 
 PADDED_FROM = "specrun.padded_from"
 """The metadata key with the file name of the model as it was before padding."""
@@ -48,7 +52,7 @@ Load = Callable[[], npt.NDArray[Any]]
 
 @dataclass(frozen=True, slots=True)
 class PadReport:
-    """What padding wrote: parameters in all and added, the feed-forward width before and after."""
+    """The result of padding: parameters in all and added, the feed-forward widths."""
 
     output: Path
     n_parameters: int
@@ -71,7 +75,7 @@ def pad_ffn(
     `source` is a GGUF model of an architecture with plain feed-forward layers (Llama, Qwen 2 and 3,
     Gemma 1 to 3, ...) in F32, F16 or BF16; Q8_0 is read too and written as F16. The feed-forward
     width becomes a multiple of 256. The added input weights are random from a fixed seed, the added
-    output weights zero; the file's metadata says so (PADDED_PARAMETERS, PADDED_FROM).
+    output weights zero; the file's metadata has both (PADDED_PARAMETERS, PADDED_FROM).
 
     Raises OptionError if `parameters` is not above the source's count, or `output` exists without
     `force`; UnsupportedModelError for other architectures and types, and for experts;
@@ -168,3 +172,46 @@ def _with_random_rows(load: Load, kind: str, name: str, new: int) -> npt.NDArray
         drawn = source.standard_normal((rows, width), dtype=np.float32) * np.float32(_SPREAD)
         padded[start : start + rows] = stored_as(drawn, kind, name)
     return padded
+
+
+# == Padded targets of any size, in a temporary file ===============================================
+
+
+_FACTORS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "G": 10**9}
+_COUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([KMBG]?)", re.IGNORECASE)
+
+
+def parse_parameters(text: str) -> int:
+    """Return the count that "400M", "1.5B" or "400000000" names."""
+    match = _COUNT.fullmatch(text.strip())
+    if match is None:
+        raise OptionError(f"{text!r} is not a number of parameters, such as 400M or 1.5B")
+    count = int(float(match[1]) * _FACTORS[match[2].upper()])
+    if count < 1:
+        raise OptionError(f"{text!r} parameters: give a positive number, such as 400M")
+    return count
+
+
+@contextmanager
+def padded_target(
+    source: Path,
+    parameters: int | None,
+    *,
+    keep: Path | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Iterator[Path]:
+    """Yield `source` widened to about `parameters` parameters, or `source` itself for None.
+
+    The file goes into a temporary folder and away with it, or to `keep` (which must not exist).
+    Free space is checked before anything is written.
+    """
+    if parameters is None:
+        yield source
+        return
+
+    progress(f"padding {source.name} to {parameters / 1e6:,.0f}M parameters")
+    if keep is not None:
+        yield pad_ffn(source, keep, parameters).output
+        return
+    with tempfile.TemporaryDirectory(prefix="specrun-bench-") as folder:
+        yield pad_ffn(source, Path(folder) / source.name, parameters).output

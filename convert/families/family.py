@@ -1,4 +1,4 @@
-"""Model families: what each must say so that its checkpoints can be converted."""
+"""Model families: the parts that each defines so that its checkpoints can be converted."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class TensorRule:
 
     Shapes are numpy's (rows first). `change` gets the sources' arrays, in their own number type,
     and returns an array of `result_shape`, which is `shape` unless given. `keep_f32` is for tensors
-    that llama.cpp reads as float32 whatever the rest is stored as; those of one dimension always
-    are. `moves_only` says that `change` puts numbers elsewhere and leaves each as it is: it then
-    gets bfloat16 as its bits, unwidened. `token_ids` are whole numbers, stored as int64 in every
-    file. A rule without sources computes its tensor.
+    that llama.cpp reads as float32 whatever type the rest is stored as; those of one dimension
+    always are. `moves_only`: `change` puts numbers elsewhere and leaves each as it is: it then gets
+    bfloat16 as its bits, unwidened. `token_ids` are whole numbers, stored as int64 in every file. A
+    rule without sources computes its tensor.
     """
 
     name: str
@@ -47,7 +47,7 @@ class TensorRule:
 
     @property
     def fixed_type(self) -> str | None:
-        """The type the tensor has in every file; None where that is chosen."""
+        """The type the tensor has in every file; None if that is chosen."""
         if self.token_ids:
             return "I64"
         return "F32" if self.keep_f32 or len(self.written_shape) == 1 else None
@@ -58,7 +58,7 @@ class Family:
     """One family: the `architectures` of config.json it serves, and llama.cpp's name for it.
 
     `describe` writes the architecture's keys from the config, `rules` yields its tensors in the
-    file's order; both raise UnsupportedModelError for what llama.cpp could not run as the
+    file's order; both raise UnsupportedModelError for models that llama.cpp could not run as the
     checkpoint means it.
     """
 

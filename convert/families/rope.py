@@ -22,14 +22,14 @@ _BASE = 10000.0
 def rope_settings(config: JsonObject, layers: str | None = None) -> tuple[JsonObject, str]:
     """Return the settings of the rotary embedding and the kind of its scaling.
 
-    `layers` picks one kind of layer ("full_attention") where the config has settings for each.
+    `layers` picks one kind of layer ("full_attention") if the config has settings for each.
     """
     # transformers 5 moved rope_theta and rope_scaling together into rope_parameters.
     rope = config.object("rope_parameters" if "rope_parameters" in config else "rope_scaling")
     if layers is not None and layers in rope:
         rope = rope.object(layers)
     kind = rope.text("rope_type", rope.text("type", "default"))
-    # "su" is what early configs of Phi-3 call LongRoPE.
+    # "su" is the name of LongRoPE in early configs of Phi-3.
     return rope, "longrope" if kind == "su" else kind
 
 
@@ -47,7 +47,7 @@ def describe_rope(
     layers: str | None = None,
     base: float = _BASE,
 ) -> None:
-    """Write the keys of a rotary embedding over whole heads; `base` where the config has none.
+    """Write the keys of a rotary embedding over whole heads; `base` if the config has none.
 
     `scalings` are the kinds that llama.cpp has for the architecture; raises UnsupportedModelError
     for another. `layers` is as in `rope_settings`.
@@ -81,8 +81,8 @@ def _describe_yarn(rope: JsonObject, metadata: Metadata, prefix: str) -> None:
     metadata.number(f"{prefix}.rope.scaling.factor", factor)
     trained = rope.count("original_max_position_embeddings")
     metadata.count(f"{prefix}.rope.scaling.original_context_length", trained)
-    # llama.cpp multiplies rotated vectors by 0.1 ln(factor) + 1 by itself; what the config wants
-    # instead is stated as a ratio to that.
+    # llama.cpp multiplies rotated vectors by 0.1 ln(factor) + 1 by itself; the config's factor
+    # is written as a ratio to that.
     usual = _yarn_magnitude(factor, 1.0)
     wanted = usual
     if "attention_factor" in rope:
@@ -113,7 +113,7 @@ def llama3_factors(config: JsonObject) -> Iterator[TensorRule]:
 
     def compute() -> Array:
         wavelength = 2 * pi * base ** (np.arange(0, width, 2, dtype=np.float64) / width)
-        # 1 where a wave fits the trained context `high` times, 0 where less than `low` times:
+        # 1 if a wave fits the trained context `high` times, 0 if less than `low` times:
         # short waves keep their frequency, long ones are divided by `factor`.
         kept = np.clip((trained / wavelength - low) / (high - low), 0.0, 1.0)
         return (1.0 / ((1.0 - kept) / factor + kept)).astype(np.float32)
@@ -145,7 +145,7 @@ def describe_longrope(config: JsonObject, metadata: Metadata, prefix: str, dimen
 
 
 def longrope_factors(config: JsonObject, dimensions: int) -> Iterator[TensorRule]:
-    """Yield the two tensors that divide the frequencies, where the config asks for LongRoPE."""
+    """Yield the two tensors that divide the frequencies, if the config has LongRoPE."""
     rope, kind = rope_settings(config)
     if kind != "longrope":
         return

@@ -72,7 +72,7 @@ def describe_decoder(
 
     `window` is a sliding window that llama.cpp does not have for the architecture: within it the
     numbers are the same, so it becomes the context length. `key_length` writes the width of heads
-    even where it follows.
+    even if it follows.
     """
     heads, width = config.count("num_attention_heads"), head_width(config)
     context = config.count("max_position_embeddings")
@@ -98,8 +98,8 @@ def interleave_halves(array: Array, heads: int) -> Array:
 
 
 def plus_one(array: Array) -> Array:
-    """Return a norm's weights as factors, where the checkpoint stores what is added to 1."""
-    # In float32: beside 1, bfloat16 keeps few of a small weight's digits.
+    """Return a norm's weights as factors, if the checkpoint stores their difference from 1."""
+    # In float32: next to 1, bfloat16 keeps few of a small weight's digits.
     return array.astype(np.float32, copy=False) + np.float32(1.0)
 
 
@@ -127,10 +127,10 @@ def decoder_rules(
 ) -> Iterator[TensorRule]:
     """Yield the tensors of a whole decoder, `between` those that come before the layers.
 
-    `tied` is what the family takes an absent tie_word_embeddings for. `bias` is that of queries,
-    keys and values, and of the output unless `output_bias` says otherwise; `interleaved` is for
+    `tied` is the family's value of an absent tie_word_embeddings. `bias` is that of queries,
+    keys and values, and of the output unless `output_bias` is given; `interleaved` is for
     architectures whose rope rotates neighbours instead of halves, `normed_heads` for norms of each
-    head's queries and keys. `names` are the norms of hidden states, `norm` what happens to norms.
+    head's queries and keys. `names` are the norms of hidden states, `norm` the change of norms.
     """
     yield from embeddings(config, tied=tied, norm=norm)
     yield from between
@@ -149,7 +149,7 @@ def embeddings(
     """Yield the rules of the embeddings, the output matrix and the last norm."""
     shape = config.count("vocab_size"), config.count("hidden_size")
     yield TensorRule("token_embd.weight", ("model.embed_tokens.weight",), shape)
-    # llama.cpp takes the embeddings where there is no output matrix.
+    # llama.cpp takes the embeddings if there is no output matrix.
     if not config.flag("tie_word_embeddings", tied):
         yield TensorRule("output.weight", ("lm_head.weight",), shape)
     yield TensorRule("output_norm.weight", ("model.norm.weight",), shape[1:], norm)

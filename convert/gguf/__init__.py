@@ -1,7 +1,6 @@
 """GGUF files as they are written: metadata, tensors, names; and as the source of another."""
 
 from specrun.convert.gguf.gguf_source import GGUFSource, require_whole
-from specrun.convert.gguf.metadata import Metadata
 from specrun.convert.gguf.model_name import (
     ModelName,
     file_name,
@@ -12,6 +11,7 @@ from specrun.convert.gguf.model_name import (
 from specrun.convert.gguf.writer import (
     STORED_TYPES,
     EarlySync,
+    Metadata,
     PlannedTensor,
     Progress,
     replace_text,

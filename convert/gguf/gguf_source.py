@@ -1,9 +1,10 @@
-"""GGUF files to make others from: metadata with its types, tensors one at a time."""
+"""GGUF files as the source of others: metadata with types, tensors one at a time."""
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import numpy.typing as npt
 from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
 from gguf.quants import dequantize
 
-from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf import GGUFHeader, TensorInfo, read_header
-from specrun.convert.checkpoint import read_array
-from specrun.convert.gguf.metadata import Metadata
-from specrun.convert.gguf.writer import STORED_TYPES, PlannedTensor
+from specrun.bindings.quantizer import quantize_rows
+from specrun.convert.checkpoint import read_array, stored_as
+from specrun.convert.gguf.writer import STORED_TYPES, Metadata, PlannedTensor, write_gguf
 from specrun.convert.names import Named
+
+# == Sources =======================================================================================
 
 
 class _MetadataReader(GGUFReader):
@@ -40,7 +43,7 @@ class GGUFSource(Named):
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
-        # First the check that cannot be made to hang or to run out of memory.
+        # First the check that cannot hang or run out of memory.
         self.header: GGUFHeader = read_header(self.path)
         self.tensors = {tensor.name: tensor for tensor in self.header.tensors}
 
@@ -94,7 +97,7 @@ class GGUFSource(Named):
         )
 
     def numbers(self, tensor: TensorInfo) -> npt.NDArray[np.float32]:
-        """Return the numbers a tensor stands for, shape in numpy's order.
+        """Return the numbers of a tensor, shape in numpy's order.
 
         Raises UnsupportedModelError for types that the gguf package cannot read.
         """
@@ -112,3 +115,58 @@ class GGUFSource(Named):
 
 def _from_q8_0(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float16]:
     return dequantize(blocks, GGMLQuantizationType.Q8_0).astype(np.float16)
+
+
+# == A file with other numbers in its tensors: metadata, names, shapes and types stay ==============
+
+
+_PLAIN = ("F32", "F16", "BF16")
+# Types that only an importance matrix makes; without one their weights are kept in more bits.
+_WITH_IMPORTANCE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
+
+
+def write_renumbered(
+    source: GGUFSource,
+    output: str | os.PathLike[str],
+    numbers: Mapping[str, npt.NDArray[np.float32]],
+    *,
+    force: bool = False,
+) -> int:
+    """Write `source` to `output` with `numbers` (float32, rows first) in its tensors; return bytes.
+
+    Each tensor keeps its type, quantized anew; those that cannot be quantized without an importance
+    matrix become Q8_0. Tensors that are not named stay as they are, bit by bit. Raises OptionError
+    if `output` exists without `force`, MalformedFileError for numbers that cannot be stored.
+    Nothing is left behind on failure.
+    """
+    planned = [
+        _planned(source, tensor, numbers.get(tensor.name)) for tensor in source.header.tensors
+    ]
+    return write_gguf(
+        output,
+        source.header.architecture,
+        source.metadata(),
+        planned,
+        force=force,
+        source=source.path,
+    )
+
+
+def _planned(
+    source: GGUFSource, tensor: TensorInfo, numbers: npt.NDArray[np.float32] | None
+) -> PlannedTensor:
+    if numbers is None:
+        return source.unchanged(tensor, tensor.name)
+    shape = tensor.shape[::-1]
+    if numbers.shape != shape:
+        raise MalformedFileError(f"{tensor.name} has the shape {shape}, not {numbers.shape}")
+    kind = "Q8_0" if tensor.type_name in _WITH_IMPORTANCE else tensor.type_name
+    load = functools.partial(_stored, numbers, kind, tensor.name)
+    return PlannedTensor(tensor.name, shape, kind, load)
+
+
+def _stored(numbers: npt.NDArray[np.float32], kind: str, name: str) -> npt.NDArray[Any]:
+    if kind in _PLAIN:
+        return stored_as(numbers, kind, name)
+    blocks = quantize_rows(np.ascontiguousarray(numbers.reshape(-1, numbers.shape[-1])), kind)
+    return blocks.reshape(*numbers.shape[:-1], -1)

@@ -16,7 +16,7 @@ from gguf import Metadata as GGUFNames
 from gguf.utility import naming_convention, size_label
 
 from specrun.convert.checkpoint import Checkpoint, JsonObject
-from specrun.convert.gguf.metadata import Metadata
+from specrun.convert.gguf.writer import Metadata
 
 _LONGEST_CARD = 1 << 16
 _MOST_BRACKETS = 500  # the parser takes time with the square of their depth
@@ -27,7 +27,7 @@ _NOT_IN_NAMES = re.compile(r"[^\w.+-]+")
 
 @dataclass(frozen=True, slots=True)
 class ModelName:
-    """A model's name, its parts where they can be told, and its card's `facts` by GGUF key."""
+    """A model's name, its parts if they can be found, and its card's `facts` by GGUF key."""
 
     name: str
     basename: str | None
@@ -72,12 +72,12 @@ def file_name(name: ModelName, encoding: str) -> str:
 
 
 def safe_file_name(name: str) -> str:
-    """Return the name of a GGUF file, with what does not belong in file names replaced."""
+    """Return the name of a GGUF file, with characters replaced that file names cannot have."""
     return f"{_NOT_IN_NAMES.sub('-', name).strip('-.') or 'model'}.gguf"
 
 
 def _card_facts(folder: Path) -> dict[str, str | list[str]]:
-    """Return what the README's front matter says; a card that cannot be read says nothing."""
+    """Return the facts of the README's front matter; none if it cannot be read."""
     card = _front_matter(folder / "README.md")
     facts: dict[str, str | list[str]] = {}
     for key in ("license", "license.name", "license.link"):
@@ -115,7 +115,7 @@ _PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")
 
 
 def loadable_name(name: str, checkpoint: Checkpoint, tokens: Collection[str]) -> str:
-    """Return `name`, changed where llama.cpp would read something wrong out of it."""
+    """Return `name`, changed if llama.cpp would read something wrong out of it."""
     named = any(mark in name.lower() for mark in _PHI3)
     has_tokens = all(token in tokens for token in _PHI3_TOKENS)
     if named and not has_tokens:

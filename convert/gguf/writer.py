@@ -1,15 +1,10 @@
-"""GGUF files written whole or not at all: the header, then one tensor or piece at a time.
-
-A file is brought to the disk while it is still being written: a system that has room keeps
-gigabytes of written data in memory until the last fsync, which then takes as long as the disk does
-while nothing else happens, behind a progress bar that says 100 %.
-"""
+"""GGUF files and their metadata, written whole or not at all."""
 
 from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +14,103 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFValueType, GGUFWriter
 
-from specrun.bindings.atomic import check_target, require_free_space, unnamed_path
 from specrun.bindings.errors import SpecrunError
+from specrun.bindings.files import check_target, require_free_space, unnamed_path
 from specrun.bindings.gguf import TENSOR_TYPES, stored_bytes
 from specrun.bindings.models.trial import is_known_file, remember_written
-from specrun.convert.gguf.metadata import Metadata
+
+# == Metadata: keys with values of stated types, in order ==========================================
+
+
+Entry = tuple[str, Any, GGUFValueType, GGUFValueType | None]
+
+
+class Metadata:
+    """GGUF keys and values in order. Setting a key again replaces it; empty lists are left out."""
+
+    def __init__(self) -> None:
+        self._entries: dict[str, tuple[Any, GGUFValueType, GGUFValueType | None]] = {}
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._entries
+
+    def __iter__(self) -> Iterator[Entry]:
+        for key, (value, kind, element) in self._entries.items():
+            yield key, value, kind, element
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        """Set all of `entries`, such as those of other metadata."""
+        for entry in entries:
+            self.raw(*entry)
+
+    def copy(self) -> Metadata:
+        """Return keys and values that can be changed apart from these."""
+        copied = Metadata()
+        copied.add(self)
+        return copied
+
+    def text(self, key: str, value: str) -> None:
+        """Set a string."""
+        self._entries[key] = value, GGUFValueType.STRING, None
+
+    def count(self, key: str, value: int) -> None:
+        """Set an unsigned 32-bit integer: counts, sizes, token ids."""
+        self._entries[key] = value, GGUFValueType.UINT32, None
+
+    def counts(self, prefix: str, **values: int) -> None:
+        """Set several counts, named in full by `prefix` and a dot before each."""
+        for key, value in values.items():
+            self.count(f"{prefix}.{key}", value)
+
+    def large_count(self, key: str, value: int) -> None:
+        """Set an unsigned 64-bit integer."""
+        self._entries[key] = value, GGUFValueType.UINT64, None
+
+    def number(self, key: str, value: float) -> None:
+        """Set a 32-bit floating-point number."""
+        self._entries[key] = value, GGUFValueType.FLOAT32, None
+
+    def flag(self, key: str, value: bool) -> None:
+        """Set a truth value."""
+        self._entries[key] = value, GGUFValueType.BOOL, None
+
+    def texts(self, key: str, values: Sequence[str]) -> None:
+        """Set an array of strings."""
+        self._array(key, values, GGUFValueType.STRING)
+
+    def integers(self, key: str, values: Sequence[int]) -> None:
+        """Set an array of signed 32-bit integers."""
+        self._array(key, values, GGUFValueType.INT32)
+
+    def numbers(self, key: str, values: Sequence[float]) -> None:
+        """Set an array of 32-bit floating-point numbers."""
+        self._array(key, values, GGUFValueType.FLOAT32)
+
+    def flags(self, key: str, values: Sequence[bool]) -> None:
+        """Set an array of truth values."""
+        self._array(key, values, GGUFValueType.BOOL)
+
+    def raw(
+        self, key: str, value: object, kind: GGUFValueType, element: GGUFValueType | None
+    ) -> None:
+        """Set a value of any GGUF type, `element` being the type of an array's elements."""
+        self._entries[key] = value, kind, element
+
+    def remove(self, key: str) -> None:
+        """Leave a key out; one that is not there is no mistake."""
+        self._entries.pop(key, None)
+
+    def _array(self, key: str, values: Sequence[Any], element: GGUFValueType) -> None:
+        if len(values):
+            self._entries[key] = values, GGUFValueType.ARRAY, element
+
+
+# == The writer: the header, then one tensor or piece at a time ====================================
+#
+# A file is brought to the disk while it is still being written. Otherwise a system with free memory
+# keeps gigabytes of written data there until the last fsync, which then takes as long as the disk
+# needs, behind a progress bar at 100 %.
+
 
 _STRETCH = 128 << 20  # bytes from one sync to the next
 
@@ -49,12 +136,12 @@ class EarlySync:
             self._running.result()
 
     def wrote(self, n_bytes: int) -> None:
-        """Count what was written."""
+        """Count the written bytes."""
         self._waiting += n_bytes
         if self._waiting < _STRETCH or (self._running is not None and not self._running.done()):
             return
         if self._running is not None:
-            self._running.result()  # raises what the sync raised
+            self._running.result()  # raises the error of the sync
         self._waiting = 0
         self._running = self._pool.submit(_sync, self._descriptor)
 
@@ -97,12 +184,12 @@ class PlannedTensor:
 
     @property
     def array_type(self) -> np.dtype[Any]:
-        """The numpy type of what `load` returns."""
+        """The numpy type of the result of `load`."""
         return np.dtype(STORED_TYPES.get(self.type_name, np.uint8))
 
     @property
     def array_shape(self) -> tuple[int, ...]:
-        """The shape of what `load` returns."""
+        """The shape of the result of `load`."""
         if self.type_name in STORED_TYPES:
             return self.shape
         return (*self.shape[:-1], stored_bytes(self.shape[-1:], self.type_name))
@@ -121,10 +208,10 @@ def write_gguf(
 ) -> int:
     """Write a GGUF file and return its size in bytes; only one tensor is in memory at a time.
 
-    `finish` gets the path of the complete file before it becomes `output`: what it raises stops
-    that. The file then needs no trial, unless `source`, the GGUF file that it was made of, does.
-    Raises OptionError if `output` exists and `force` is not given, SpecrunError if the disk is
-    full; what `PlannedTensor.load` raises passes through. Nothing is left behind on failure.
+    `finish` gets the path of the complete file before it becomes `output`: an error that it raises
+    stops that. The file then needs no trial, unless `source`, the GGUF file that it was made of,
+    does. Raises OptionError if `output` exists and `force` is not given, SpecrunError if the disk
+    is full; errors of `PlannedTensor.load` pass through. Nothing is left behind on failure.
     """
     target = Path(output)
     check_target(target, force=force)
@@ -146,7 +233,7 @@ def write_gguf(
 def _write_header(
     aside: Path, architecture: str, metadata: Metadata, tensors: Sequence[PlannedTensor]
 ) -> int:
-    """Write everything before the tensors' numbers; return what their places are a multiple of."""
+    """Write everything before the tensors' numbers; return the alignment of their places."""
     writer = GGUFWriter(aside, architecture)
     try:
         for key, value, value_type, element in metadata:
@@ -206,7 +293,7 @@ def _mistake(tensor: PlannedTensor, got: str) -> SpecrunError:
 
 
 _STRING = 8  # the number of the type
-_SEARCHED = 1 << 20  # such keys stand before the tokens, at the start of the file
+_SEARCHED = 1 << 20  # such keys come before the tokens, at the start of the file
 
 
 def replace_text(path: Path, key: str, old: str, new: str) -> None:

@@ -4,8 +4,8 @@ One layout: a matrix that joins the embedding of a token and the hidden state be
 [h, 2h] with or without `fc.bias`, then one Llama layer without input norm, `layers.0.*`, and no
 output matrix: the target's is used. `embed_tokens.weight` may be left out, the target's is then
 used. config.json is that of a Llama of one layer, with `bias` for fc. Our trainer adds
-`draft_tokens` [n], the ids of the tokens that are drafted (FR-Spec).
-Layout: SafeAILab/EAGLE, eagle/model/cnets1.py; HArmonizedSS/HASS, model/cnets_hass.py.
+`draft_tokens` [n], the ids of the tokens that are drafted (FR-Spec). Layout: SafeAILab/EAGLE,
+eagle/model/cnets1.py; HArmonizedSS/HASS, model/cnets_hass.py.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from specrun.runtime.drafters.eagle import DRAFT_TOKENS
 _LAYER = "layers.0."
 _EMBEDDING = "embed_tokens.weight"
 _JOINS, _BIAS = "fc.weight", "fc.bias"
-_EPSILON = 1e-6  # the reference's, where config.json says nothing
+_EPSILON = 1e-6  # the reference's, if config.json has none
 
 
 def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
@@ -69,7 +69,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
 
 
 def _has_bias(checkpoint: Checkpoint) -> bool:
-    """Return whether fc has a bias: what is there counts, and the config must not say otherwise."""
+    """Return whether fc has a bias: the tensors count, and the config must agree."""
     there = _BIAS in checkpoint.tensors
     if there and not checkpoint.config.flag("bias", True):
         raise checkpoint.malformed(f"has {_BIAS}, and {checkpoint.config.shown} says bias = false")

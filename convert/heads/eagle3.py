@@ -41,7 +41,7 @@ _LAYERS = ("midlayer.", "layers.0.")
 _BEGINNINGS = [(prefix, prefix + layer) for prefix in ("", "model.") for layer in _LAYERS]
 _ARCHITECTURES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
 _ARCHITECTURES |= {"Eagle3Speculator", "Eagle3DraftModel"}
-# The map from the target's tokens to the draft's, and what training compares with.
+# The map from the target's tokens to the draft's, and tensors that only training uses.
 _LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
@@ -95,13 +95,13 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
         *_fusion(names, (hidden, joined), len(layers), all_normed, each_normed),
         *_layer(config, names),
     ]
-    # A map to the same tokens says nothing.
+    # A map to the same tokens is no map.
     left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, _vocabulary_map(checkpoint))
     return HeadPlan(metadata, rules, reads, vocab_size, left_out)
 
 
 def _flat_config(config: JsonObject) -> JsonObject:
-    """Return the config with what speculators wrap brought to the top."""
+    """Return the config with the settings that speculators wrap brought to the top."""
     wrapped = config.object("transformer_layer_config")
     return JsonObject({**config.values, **wrapped.values}, config.shown)
 
@@ -118,7 +118,7 @@ def _tensor_names(checkpoint: Checkpoint) -> _TensorNames:
 
 
 def _has_setting(config: JsonObject, name: str) -> bool:
-    """Return a setting that may stand inside `eagle_config`; false where it is nowhere."""
+    """Return a setting that may lie inside `eagle_config`; false if it is nowhere."""
     return config.flag(name, config.object(_NESTED).flag(name, False))
 
 
@@ -126,7 +126,7 @@ def _target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
     """Return the layers whose inputs the head reads; raises PairError for those out of range.
 
     At the top of a config (speculators, vLLM, llama.cpp) layers are named by their inputs, inside
-    `eagle_config` (SpecForge, SGLang, ModelOpt) by their outputs, one less. Where none are named
+    `eagle_config` (SpecForge, SGLang, ModelOpt) by their outputs, one less. If none are named
     they are SafeAILab's.
     """
     nested = config.object(_NESTED)
@@ -159,7 +159,7 @@ def _vocabulary_map(checkpoint: Checkpoint) -> str:
 
 
 def _target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
-    """Return the target's token of each draft token, None where the vocabularies are the same.
+    """Return the target's token of each draft token, None if the vocabularies are the same.
 
     Raises PairError for a token that the target lacks, MalformedFileError for one that is there
     twice.
@@ -199,7 +199,7 @@ def _ends(
 def _fusion(
     names: _TensorNames, shape: tuple[int, int], n_layers: int, all_normed: bool, each_normed: bool
 ) -> Iterator[TensorRule]:
-    """Yield what makes a state of the layers' inputs."""
+    """Yield the tensors that make a state of the layers' inputs."""
     joined, own = shape[1], names.prefix
     yield TensorRule("fc.weight", (f"{own}fc.weight",), shape)
     if all_normed:

@@ -1,9 +1,11 @@
-"""Converts a head's checkpoint folder to one GGUF file for a target: planned, checked, written."""
+"""Conversion of a head's checkpoint folder to one GGUF file for a target."""
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import functools
+import io
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -12,10 +14,17 @@ import numpy as np
 import numpy.typing as npt
 from gguf.utility import size_label
 
-from specrun.bindings.atomic import check_target
-from specrun.bindings.errors import MalformedFileError
+from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError
+from specrun.bindings.files import atomic_path, check_target
 from specrun.bindings.quantizer import FILE_TYPES, quantize_rows
-from specrun.convert.checkpoint import JsonObject, SourceDigest
+from specrun.convert.checkpoint import (
+    PICKLE_ENDINGS,
+    Checkpoint,
+    JsonObject,
+    SourceDigest,
+    open_checkpoint,
+    read_json_object,
+)
 from specrun.convert.conversion import (
     AUTOMATIC_TYPE,
     ConversionPlan,
@@ -28,17 +37,85 @@ from specrun.convert.conversion import (
 from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.gguf import (
     STORED_TYPES,
+    GGUFSource,
     Metadata,
     ModelName,
     Progress,
     name_of,
     safe_file_name,
+    write_gguf,
 )
-from specrun.convert.heads.detect import kind_of, known_kind, open_head
+from specrun.convert.heads import eagle, eagle3, hydra, lookahead, medusa
+from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.heads.target_facts import TargetFacts, target_facts
+from specrun.convert.names import nearest
 from specrun.convert.quantize import HEAD_TYPE, fitting_type
-from specrun.convert.tensor_map import MappedTensor, map_rules, usual_type
-from specrun.convert.tensor_stream import TensorStream
+from specrun.convert.tensor_stream import MappedTensor, TensorStream, map_rules, usual_type
+from specrun.runtime.heads import DEPTHS_KEY, KEY, Accuracy
+
+# == Detection of the kind of head in a folder: by files, config, names of tensors =================
+
+
+# The more particular ones first: the first that recognises a checkpoint has it.
+HEAD_KINDS: tuple[HeadKind, ...] = (
+    *(lookahead.PASS, lookahead.SPACE),
+    *(medusa.KIND, hydra.KIND, eagle3.KIND, eagle.KIND),
+)
+"""All kinds of heads that can be converted."""
+
+_WEIGHTS = tuple(name for kind in HEAD_KINDS for name in kind.weights)
+
+
+def _known_kind(name: str) -> HeadKind:
+    """Return the kind of that name; raises OptionError for another."""
+    found = next((kind for kind in HEAD_KINDS if kind.name == name), None)
+    if found is None:
+        known = [kind.name for kind in HEAD_KINDS]
+        raise OptionError(f"kind is {name!r}: use one of {', '.join(known)}{nearest(name, known)}")
+    return found
+
+
+def _open_head(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
+    """Open a head's folder, with weights of any known name; raises as `open_checkpoint`."""
+    return open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
+
+
+def kind_of(checkpoint: Checkpoint) -> HeadKind:
+    """Return the kind of an opened head; raises UnsupportedModelError for an unknown one."""
+    found = _by_files_or_config(checkpoint.folder) or _by_tensors(checkpoint)
+    if found is None:
+        known = ", ".join(kind.name for kind in HEAD_KINDS)
+        first = ", ".join(list(checkpoint.tensors)[:3])
+        raise checkpoint.unsupported(f"is no head of a known layout ({known}): it has {first}, ...")
+    return found
+
+
+def detect_kind(folder: Path, *, allow_pickle: bool = False) -> HeadKind | None:
+    """Return the kind of head in a folder, None for a model or a folder that cannot be opened."""
+    try:
+        found = _by_files_or_config(folder)
+        return found or _by_tensors(_open_head(folder, allow_pickle=allow_pickle))
+    except SpecrunError:
+        return None
+
+
+def _by_files_or_config(folder: Path) -> HeadKind | None:
+    endings = (".safetensors", *PICKLE_ENDINGS)
+    for kind in HEAD_KINDS:
+        names = [f"{name}{ending}" for name in kind.weights for ending in endings]
+        if any((folder / name).is_file() for name in names):
+            return kind
+    config = read_json_object(folder / "config.json")
+    return next((kind for kind in HEAD_KINDS if kind.in_config(config)), None)
+
+
+def _by_tensors(checkpoint: Checkpoint) -> HeadKind | None:
+    names = checkpoint.tensors.keys()
+    return next((kind for kind in HEAD_KINDS if kind.in_tensors(names)), None)
+
+
+# == Conversion: planned, checked, written =========================================================
+
 
 _OUTTYPE = HEAD_TYPE.lower()
 _LONGEST_NAME = 200
@@ -61,8 +138,8 @@ def plan_head(
     for a head that does not fit the target.
     """
     wanted = known_type(outtype)
-    chosen = None if kind is None else known_kind(kind)
-    checkpoint = open_head(Path(source), allow_pickle=allow_pickle)
+    chosen = None if kind is None else _known_kind(kind)
+    checkpoint = _open_head(Path(source), allow_pickle=allow_pickle)
     chosen = chosen or kind_of(checkpoint)
     facts = target if isinstance(target, TargetFacts) else target_facts(target)
     head = chosen.plan(checkpoint, facts)
@@ -106,7 +183,7 @@ def convert_head(
     whose rows do not divide into the blocks of the type get a wider one. Names, shapes and types
     are compared with the plan before the file appears, whole or not at all.
 
-    Raises OptionError (also where `output` exists and `force` is not given), FileMissingError,
+    Raises OptionError (also if `output` exists and `force` is not given), FileMissingError,
     MalformedFileError, UnsupportedModelError, PairError; SpecrunError if the disk is full or the
     folder cannot be written.
     """
@@ -164,7 +241,7 @@ def quantized_pieces(
 
 
 def _describe_base(config: JsonObject, metadata: Metadata) -> None:
-    """Add the model that a head was trained for, where its config names it, as "owner/name"."""
+    """Add the model that a head was trained for, if its config names it, as "owner/name"."""
     base = config.any("base_model_name_or_path")
     owner, _, name = base.rstrip("/").rpartition("/") if isinstance(base, str) else ("", "", "")
     if name:
@@ -172,3 +249,56 @@ def _describe_base(config: JsonObject, metadata: Metadata) -> None:
         metadata.text("general.base_model.0.name", name[:_LONGEST_NAME])
         if owner and "/" not in owner:
             metadata.text("general.base_model.0.organization", owner[:_LONGEST_NAME])
+
+
+# == Accuracies that calibration measured, kept in the head's own file or in a CSV file ============
+
+
+def store_accuracy(
+    path: str | os.PathLike[str],
+    accuracy: Accuracy,
+    *,
+    n_positions: int,
+    progress: Progress | None = None,
+) -> int:
+    """Write accuracies into a head's file, over earlier ones; return its size in bytes.
+
+    The file is written anew in the same folder and then replaces the old one, every tensor bit by
+    bit as it was: readers in between, and an interrupt, leave the old one. Raises OptionError if
+    there is nothing to keep, and the errors of `write_gguf`.
+    """
+    head = GGUFSource(path)
+    ranks = max(map(len, accuracy), default=0)
+    if not any(accuracy[0] if accuracy else ()):
+        raise OptionError("no guess of these heads was ever right: there is nothing to keep")
+    metadata, kind = head.metadata(), head.header.architecture
+    filled = [[*row, *[0.0] * (ranks - len(row))] for row in accuracy]
+    metadata.numbers(f"{kind}.{KEY}", [share for row in filled for share in row])
+    metadata.count(f"{kind}.{DEPTHS_KEY}", len(accuracy))
+    metadata.count(f"{kind}.{KEY}_positions", n_positions)
+    tensors = [head.unchanged(tensor, tensor.name) for tensor in head.header.tensors]
+    # The place a link points to: the link itself stays.
+    place = Path(path).resolve()
+    return write_gguf(
+        place, kind, metadata, tensors, force=True, progress=progress, source=head.path
+    )
+
+
+def write_accuracy_csv(
+    path: str | os.PathLike[str], accuracy: Accuracy, alone: Accuracy = (), *, force: bool = False
+) -> None:
+    """Write accuracies for `read_accuracy_csv`, those of each head alone in a fourth column.
+
+    Raises OptionError if the file exists and `force` is not given. Nothing is left behind on
+    failure.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["head", "rank", "accuracy", "accuracy_alone"])
+    for depth, row in enumerate(accuracy):
+        for rank, share in enumerate(row):
+            measured = depth < len(alone) and rank < len(alone[depth])
+            own = f"{alone[depth][rank]:.6f}" if measured else ""
+            writer.writerow([depth, rank, f"{share:.6f}", own])
+    with atomic_path(path, force=force) as aside:
+        aside.write_text(text.getvalue(), encoding="utf-8")

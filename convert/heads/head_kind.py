@@ -1,4 +1,4 @@
-"""Kinds of heads: what each must say so that its checkpoints can be converted.
+"""Kinds of heads: the parts that each defines so that its checkpoints can be converted.
 
 A head is a small network that drafts from the target's hidden states (Medusa, Hydra, EAGLE).
 """
@@ -20,14 +20,14 @@ from specrun.runtime.language import head_kinds
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """What a head's file will hold; no number of the weights has been read.
+    """The plan of a head's file; no number of the weights has been read.
 
     `metadata` has the architecture's own keys (`medusa.head_count`); `general.*` and
     `specrun.target.*` are added for every kind. `tensors` are in the file's order: matrices get the
-    type that was asked for, vectors and `keep_f32` float32, `token_ids` int64. `hidden_size` is how
-    many numbers of a hidden state of the target the head reads (at one layer), `vocab_size` the
+    type that was chosen, vectors and `keep_f32` float32, `token_ids` int64. `hidden_size` is the
+    length of the target's hidden state that the head reads (at one layer), `vocab_size` the
     tokens of the target it was made for. `left_out` are tensors of the checkpoint that are known
-    and not wanted, by name; a name that ends in a dot stands for all that begin so.
+    and not wanted, by name; a name that ends in a dot covers all that begin so.
     """
 
     metadata: Metadata
@@ -42,11 +42,12 @@ class HeadKind:
     """A kind of head: `name`, one of `head_kinds`, is `--kind` and the file's architecture.
 
     `weights` are the names of weight files, without ending, that only this kind has; `in_config`
-    and `in_tensors` say whether a config, or the names of a checkpoint's tensors, are this kind's
-    beyond doubt. `plan` says what becomes of a checkpoint: it raises UnsupportedModelError for a
+    and `in_tensors` tell whether a config, or the names of a checkpoint's tensors, are this kind's
+    beyond doubt. `plan` makes the plan of a checkpoint: it raises UnsupportedModelError for a
     layout or a setting that the runtime could not compute as the checkpoint means it,
-    MalformedFileError for tensors that are missing or contradict each other, PairError for what
-    does not fit the target. Sizes and vocabularies are compared with the target for every kind.
+    MalformedFileError for tensors that are missing or contradict each other, PairError for a head
+    that does not fit the target. Sizes and vocabularies are compared with the target for every
+    kind.
     """
 
     name: str
@@ -105,7 +106,7 @@ def llama_layer(
     """Yield the tensors of a Llama's layer without its input norm, from `theirs` to `ours`.
 
     `sizes` are those of hidden states, keys and the feed-forward network. Queries, keys and values
-    have a bias where the checkpoint has one or `biased` says so, as Qwen 2 does.
+    have a bias if the checkpoint has one or `biased`, as Qwen 2 does.
     """
     hidden, kv_size, wide = sizes
     for name, source, shape in (

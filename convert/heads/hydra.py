@@ -3,9 +3,9 @@
 Tensors of a checkpoint, head i: residual blocks `hydra_mlp.{i}.{j}.linear.weight` and `.bias`,
 [h, (i + 2) h] in the first block of grounded heads, which also has `.res_connection.weight` and
 `.bias`, [h, h] in the others; an output matrix `hydra_lm_head.{i}.weight` [vocab, h] and `.bias`.
-Where training had dropout, it takes every other place: blocks are then j = 1, 3, ... and the output
+If training had dropout, it takes every other place: blocks are then j = 1, 3, ... and the output
 matrix is `hydra_lm_head.{i}.1.weight`. Hydra++ (`hydra_head_arch` "prefix-mlp") has a one-layer
-Llama, `prefix_embeding_layer.*` (so spelt), made from the target's config, which says its heads and
+Llama, `prefix_embeding_layer.*` (so spelt), made from the target's config, which has its heads and
 rotary embedding. Layout: zankner/Hydra, hydra/model/hydra_heads/mlp_head.py and prefix_mlp_head.py.
 
 The reference repeats one block after the first, so the later ones share their weights; some files
@@ -32,12 +32,12 @@ _PREFIX = "prefix_embeding_layer."
 _LAYER = f"{_PREFIX}layers.0."
 _EMBEDDINGS = ("input_embed_fn.", f"{_PREFIX}embed_tokens.")
 _PLAIN, _PREFIXED = "mlp", "prefix-mlp"
-_MOST_HEADS, _MOST_BLOCKS = 32, 16  # what the runtime runs
+_MOST_HEADS, _MOST_BLOCKS = 32, 16  # the runtime's limits
 
 
 @dataclass(frozen=True, slots=True)
 class _Heads:
-    """What a checkpoint holds: for each head the places j of its blocks' weights, first to last."""
+    """The heads of a checkpoint: for each the places j of its blocks' weights, first to last."""
 
     places: tuple[tuple[int, ...], ...]
     grounded: bool
@@ -87,7 +87,7 @@ def _require_known(checkpoint: Checkpoint) -> None:
 
 
 def _heads(checkpoint: Checkpoint) -> _Heads:
-    """Return the heads, from the names of the tensors and what the config says of their number."""
+    """Return the heads, from the names of the tensors and the config's number of them."""
     found: dict[int, set[int]] = {}
     grounded = False
     for name in checkpoint.tensors:
@@ -115,7 +115,7 @@ def _heads(checkpoint: Checkpoint) -> _Heads:
 def _places(
     checkpoint: Checkpoint, head: int, there: list[int], n_blocks: int, grounded: bool
 ) -> tuple[int, ...]:
-    """Return where a head's blocks have their weights; the last place serves for shared ones."""
+    """Return the places of a head's blocks' weights; the last one serves for shared ones."""
     if not there:
         raise checkpoint.malformed(f"has no tensor hydra_mlp.{head}.0.linear.weight: incomplete")
     own = 2 if grounded else 1  # how many blocks differ in the reference
@@ -127,7 +127,7 @@ def _places(
 
 
 def _output(checkpoint: Checkpoint, head: int) -> str | None:
-    """Return the name of a head's output matrix without ending, None where the target's is used."""
+    """Return the name of a head's output matrix without ending, None for the target's."""
     names = (f"hydra_lm_head.{head}", f"hydra_lm_head.{head}.1")
     return next((name for name in names if f"{name}.weight" in checkpoint.tensors), None)
 
@@ -142,7 +142,7 @@ def _head_rules(
             shape = (hidden, heads.width(head) if block == 0 else hidden)
             yield from with_bias(f"{own}.res.{block}", f"{theirs}.{place}.linear", shape, bias=True)
         if heads.grounded:
-            # The first block's input is wider than its output: a matrix stands in for the identity.
+            # The first block's input is wider than its output: a matrix replaces the identity.
             skip, shape = f"{theirs}.{places[0]}.res_connection", (hidden, heads.width(head))
             yield from with_bias(f"{own}.skip", skip, shape, bias=True)
         if output is not None:
@@ -157,7 +157,7 @@ def _has_prefix(checkpoint: Checkpoint) -> bool:
 def _prefix_rules(
     checkpoint: Checkpoint, target: TargetFacts, hidden: int, metadata: Metadata
 ) -> Iterator[TensorRule]:
-    """Yield the prefix layer's tensors; write what the target says of heads and rotation."""
+    """Yield the prefix layer's tensors; write the target's values of heads and rotation."""
     if target.architecture != "llama":
         raise checkpoint.unsupported(
             f"has a prefix layer made from a Llama's config, and {target.path} "

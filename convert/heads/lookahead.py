@@ -1,8 +1,8 @@
 """Look-ahead embeddings of PaSS and SPACE: folders that `specrun train pass` and `space` leave.
 
 PaSS: `weight` [L, h], an embedding for each of L positions behind a token. SPACE: a whole model
-with `space_mask.weight` [1, h] among its tensors, the mask token's embedding. The config says
-which, and how many positions were trained: `lookahead_kind`, `lookahead_positions`.
+with `space_mask.weight` [1, h] among its tensors, the mask token's embedding. The config names
+the kind, and the number of trained positions: `lookahead_kind`, `lookahead_positions`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from specrun.convert.heads.target_facts import TargetFacts
 
 _MASK = "space_mask.weight"
 _SOURCES = {"pass": "weight", "space": _MASK}
-_MOST_POSITIONS = 64  # what the runtime runs
+_MOST_POSITIONS = 64  # the runtime's limit
 
 
 def _planner(kind: str) -> Callable[[Checkpoint, TargetFacts], HeadPlan]:
@@ -46,7 +46,7 @@ def _planner(kind: str) -> Callable[[Checkpoint, TargetFacts], HeadPlan]:
 
 def _kind(name: str, weights: tuple[str, ...]) -> HeadKind:
     def in_config(config: JsonObject) -> bool:
-        # A model beside its mask is converted as a model, unless --kind asks for the mask.
+        # A model with its mask is converted as a model, unless --kind names the mask.
         return bool(config.any("lookahead_kind") == name)
 
     def in_tensors(names: Collection[str]) -> bool:
@@ -59,4 +59,4 @@ PASS = _kind("pass", ("lookahead_embeddings",))
 """PaSS's embeddings."""
 
 SPACE = _kind("space", ())
-"""SPACE's mask token, beside its model."""
+"""SPACE's mask token, in the folder of its model."""

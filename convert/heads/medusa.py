@@ -2,8 +2,8 @@
 
 Head i is residual blocks j = 0..L-1, x + SiLU(W x + b), and an output matrix. Tensors of a
 checkpoint: `{i}.{j}.linear.weight` [h, h], `{i}.{j}.linear.bias` [h], `{i}.{L}.weight` [vocab, h];
-with `medusa_head.` in front where they lie beside the whole model (Medusa-2). Without an output
-matrix a head uses the target's. Layout: FasterDecoding/Medusa, medusa/model/medusa_model.py.
+with `medusa_head.` in front if they are in the file of the whole model (Medusa-2). Without an
+output matrix a head uses the target's. Layout: FasterDecoding/Medusa, medusa/model/medusa_model.py.
 
 How many heads and blocks there are is read from the tensors: old configs state other numbers than
 were saved. The reference repeats one block L times, so its blocks share their weights; some files
@@ -25,7 +25,7 @@ from specrun.convert.heads.target_facts import TargetFacts
 
 _IN_A_MODEL = "medusa_head."
 _NAME = re.compile(r"(\d{1,4})\.(\d{1,4})\.(linear\.weight|linear\.bias|weight)")
-_MOST_HEADS, _MOST_BLOCKS = 32, 16  # what the runtime runs
+_MOST_HEADS, _MOST_BLOCKS = 32, 16  # the runtime's limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def _rules(heads: list[_Head], prefix: str, hidden: int, vocab_size: int) -> Ite
 
 
 def _heads(checkpoint: Checkpoint, prefix: str) -> list[_Head]:
-    """Return the heads in order; raises for gaps and for what the runtime cannot run."""
+    """Return the heads in order; raises for gaps and for heads beyond the runtime's limits."""
     found: dict[int, list[tuple[int, str]]] = {}
     for name in checkpoint.tensors:
         match = _NAME.fullmatch(name.removeprefix(prefix)) if name.startswith(prefix) else None

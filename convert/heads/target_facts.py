@@ -64,7 +64,7 @@ class TargetFacts:
         metadata.text("specrun.target.vocabulary_sha256", self.fingerprint.hex())
 
     def summary(self) -> dict[str, str | int]:
-        """Return what names and measures the target, by the names of these fields, for reports."""
+        """Return the target's names and sizes, by the names of these fields, for reports."""
         return {
             "path": str(self.path),
             "name": self.name,

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.atomic import check_target, require_writable
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.input_observer import InputObserver, InputSums
 from specrun.bindings.errors import OptionError, PairError
+from specrun.bindings.files import check_target, require_writable
 from specrun.bindings.models.model import Model
 from specrun.convert.quantize.imatrix_file import (
     ImportanceEntry,
@@ -28,7 +28,7 @@ from specrun.convert.quantize.imatrix_file import (
     read_importance,
     write_importance,
 )
-from specrun.convert.quantize.quantization_plan import n_inputs
+from specrun.convert.quantize.quantize import n_inputs
 
 ChunkProgress = Callable[[int, int], None]
 """Called with the chunks done and the chunks in all."""
@@ -65,8 +65,8 @@ class ImportanceOptions:
 
 @dataclass(frozen=True, slots=True)
 class ImportanceReport:
-    """What was measured: `chunks` now, `chunk_count` with those before; `n_partial` matrices have
-    experts that no token was sent to."""
+    """The result of a measurement: `chunks` now, `chunk_count` with those before; `n_partial`
+    matrices have experts that no token was sent to."""
 
     output: Path
     chunks: int
@@ -91,9 +91,9 @@ def measure_importance(
 ) -> ImportanceReport:
     """Evaluate `text` and write the importance matrix to `output`, as llama-imatrix does.
 
-    `dataset` names the text in the file. `in_files` are matrices to add to. `resume` goes on where
-    the file `output` ends: it must be of the same text and chunk size; without it `force` is needed
-    to replace a file. An interrupt keeps the chunks that are done.
+    `dataset` names the text in the file. `in_files` are matrices to add to. `resume` continues at
+    the end of the file `output`: it must be of the same text and chunk size; without it `force` is
+    needed to replace a file. An interrupt keeps the chunks that are done.
 
     Raises OptionError (too short a text, `output` exists, nothing to resume), PairError (a matrix
     of another model), FileMissingError, MalformedFileError, errors of loading and evaluating
@@ -135,7 +135,7 @@ def merge_importance(
 ) -> ImportanceReport:
     """Add matrices of one model up, from several texts or in the legacy format, and write the sum.
 
-    `chunk_size` is in how many tokens a chunk is counted, which legacy files do not say. Raises as
+    `chunk_size` is the number of tokens of a counted chunk, which legacy files lack. Raises as
     `measure_importance`.
     """
     if not in_files:
@@ -181,7 +181,7 @@ class _Measurement:
         done = 0
         try:
             for chunk in chunks:
-                # A chunk counts as a whole or not at all, so that `next_chunk` says where to go on.
+                # A chunk counts as a whole or not at all: a run continues at `next_chunk`.
                 self._commit(self._sums_of(chunk))
                 done += 1
                 last = done == len(chunks)
@@ -300,7 +300,7 @@ def _add_matrix(matrix: ImportanceMatrix, other: ImportanceMatrix, shown: str) -
         _add(matrix, name, entry.sums * np.float32(scale), entry.counts * scale)
     known = matrix.datasets
     matrix.datasets += tuple(dataset for dataset in other.datasets if dataset not in known)
-    # An expert sees a part of the tokens: the largest count tells how many there were.
+    # An expert sees a part of the tokens: the largest count is their number.
     tokens = max(int(entry.counts.max()) for entry in matrix.entries.values())
     matrix.chunk_count = max(matrix.chunk_count, tokens // matrix.chunk_size)
 

@@ -1,8 +1,8 @@
 """Importance matrix files of llama.cpp: GGUF, written and read, and the legacy format, read.
 
 A matrix holds, for every weight matrix of a model, the sum of squares of each of its inputs over a
-text, and how many inputs were summed. llama-quantize and llama-imatrix read what is written here,
-and the other way round.
+text, and the number of summed inputs. llama-quantize and llama-imatrix read files that are written
+here, and the other way round.
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ import numpy as np
 import numpy.typing as npt
 from gguf import GGUFValueType, GGUFWriter
 
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import FileMissingError, MalformedFileError
+from specrun.bindings.files import atomic_path, open_regular
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, TensorInfo, read_any_header
-from specrun.bindings.regular_file import open_regular
 from specrun.convert.checkpoint import read_array
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _DATASETS, _CHUNKS, _CHUNK_SIZE = "imatrix.datasets", "imatrix.chunk_count", "imatrix.chunk_size"
-# Ours, which llama.cpp passes over: where a run that was cut short goes on, and over which text.
+# Ours, which llama.cpp skips: the end of a run that was cut short, and its text.
 _NEXT_CHUNK, _TEXT_HASH = "specrun.imatrix.next_chunk", "specrun.imatrix.text_sha256"
 _MOST_ENTRIES = 1 << 18
 _LONGEST_NAME = 4096
@@ -37,14 +36,14 @@ class ImportanceEntry:
     """One weight matrix: `sums` of squares of inputs, float32 [n, width]; `counts`, int64 [n].
 
     n is the number of experts, or 1; a matrix of several slices that all see every token has one
-    count for all of them. Where the count is 0 nothing is known.
+    count for all of them. If the count is 0 nothing is known.
     """
 
     sums: npt.NDArray[np.float32]
     counts: npt.NDArray[np.int64]
 
     def means(self) -> npt.NDArray[np.float32]:
-        """Return the mean squares, flat; 1 where nothing is known, as llama-quantize has it."""
+        """Return the mean squares, flat; 1 if nothing is known, as llama-quantize has it."""
         rows = self.sums.reshape(len(self.counts), -1)
         counts = self.counts.astype(np.float32)[:, None]
         means = rows / np.maximum(counts, np.float32(1))
@@ -53,7 +52,7 @@ class ImportanceEntry:
 
 @dataclass(slots=True)
 class ImportanceMatrix:
-    """The entries by the names of the weight matrices, and where they come from.
+    """The entries by the names of the weight matrices, and their source.
 
     `chunk_size` is 0 for a legacy file, whose counts are chunks instead of tokens. `next_chunk` and
     `text_sha256` let a run go on; None and "" for files that were not made by specrun.

@@ -1,4 +1,4 @@
-"""Quantizes a GGUF model with llama.cpp's quantizer: planned, written aside, and checked."""
+"""Quantization of a GGUF model with llama.cpp's quantizer: planned, written aside, checked."""
 
 from __future__ import annotations
 
@@ -9,28 +9,142 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specrun.bindings.atomic import atomic_path, check_target, require_free_space, require_writable
-from specrun.bindings.errors import MalformedFileError, ModelError, OptionError, SpecrunError
-from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header
+from specrun.bindings.errors import (
+    MalformedFileError,
+    ModelError,
+    OptionError,
+    PairError,
+    SpecrunError,
+)
+from specrun.bindings.files import atomic_path, check_target, require_free_space, require_writable
+from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header, stored_bytes
 from specrun.bindings.models.trial import is_known_file, remember_written
 from specrun.bindings.quantizer import (
     COPY,
     FILE_TYPE_ALIASES,
     FILE_TYPES,
     TENSOR_NUMBERS,
+    TOKEN_MATRICES,
     QuantizeOptions,
     QuantizerProcess,
+    needs_importance,
 )
 from specrun.convert.gguf import Progress, require_whole
 from specrun.convert.names import nearest
 from specrun.convert.quantize.imatrix_file import ImportanceMatrix, read_importance
-from specrun.convert.quantize.quantization_plan import (
-    PLAIN,
-    PlannedType,
-    check_importance,
-    planned_types,
-    tensor_of_line,
-)
+
+# == The plan: the type of every tensor, as llama.cpp's log of a dry run names it ==================
+#
+# An importance matrix is checked against the plan: it must fit the model, and must be present if a
+# type of less than 3 bits requires one.
+
+
+# Such as "[   3/  48] blk.0.attn_k.weight - [ 4096, 1024, 1, 1], type = f16, size = ... (q4_K)".
+_LINE = re.compile(r"\[ *\d+/ *\d+\] (.+?) +- \[[\d, ]+\], type = +(\w+),(?:.*-> .* \((\w+)\))?")
+
+
+@dataclass(frozen=True, slots=True)
+class _PlannedType:
+    """A tensor and the type it will be stored in."""
+
+    tensor: TensorInfo
+    type_name: str
+
+    @property
+    def changes(self) -> bool:
+        """Whether it is stored in another type than now."""
+        return self.type_name != self.tensor.type_name
+
+    @property
+    def n_bytes(self) -> int:
+        """The size it will have."""
+        return stored_bytes(self.tensor.shape, self.type_name)
+
+
+def _planned_types(header: GGUFHeader, log: Iterable[str]) -> list[_PlannedType]:
+    """Return the type of every tensor of `header`, from the log of llama.cpp's dry run.
+
+    Raises SpecrunError if the log does not name them all.
+    """
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    planned: dict[str, _PlannedType] = {}
+    for line in log:
+        match = _LINE.match(line)
+        if match and match[1] in tensors:
+            planned[match[1]] = _PlannedType(tensors[match[1]], (match[3] or match[2]).upper())
+    missing = next((name for name in tensors if name not in planned), None)
+    if missing is not None:
+        raise SpecrunError(
+            f"llama.cpp's plan says nothing of the tensor {missing}: this is a mistake in specrun"
+        )
+    return list(planned.values())
+
+
+def _tensor_of_line(line: str, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:
+    """Return the tensor whose turn a line of llama.cpp's log reports, None for other lines."""
+    match = _LINE.match(line)
+    return tensors.get(match[1]) if match else None
+
+
+PLAIN = {"F32", "F16", "BF16"}
+"""Types that need no quantizer."""
+
+
+def _check_importance(model: Path, plan: Sequence[_PlannedType], options: QuantizeOptions) -> int:
+    """Return how many matrices get quantized without an entry in the importance matrix.
+
+    The token embedding and output matrices, which have none by default, do not count. Raises
+    OptionError if a type needs a matrix and there is none, PairError if it has entries of another
+    model or lacks one that is needed.
+    """
+    tensors = {planned.tensor.name: planned.tensor for planned in plan}
+    for name, means in options.importance.items():
+        _check_entry(model, name, tensors.get(name), means.size)
+    changed = [planned for planned in plan if planned.changes and planned.type_name not in PLAIN]
+    missing = [planned for planned in changed if planned.tensor.name not in options.importance]
+    for planned in missing:
+        if not needs_importance(planned.tensor.name, planned.type_name, options.file_type):
+            continue
+        if not options.importance:
+            raise OptionError(
+                f"{options.file_type} stores {planned.tensor.name} as {planned.type_name}, which "
+                "needs an importance "
+                "matrix: make one with specrun imatrix, and pass it with --imatrix"
+            )
+        if planned.tensor.name in TOKEN_MATRICES:
+            raise OptionError(
+                f"the importance matrix has no entry for {planned.tensor.name}, as usual, and "
+                f"{planned.type_name} needs one: "
+                "name a larger type with --token-embedding-type or --output-tensor-type"
+            )
+        raise PairError(
+            f"the importance matrix has no entry for {planned.tensor.name}, which {model} needs to "
+            f"become {planned.type_name}: was it made for another model, or from too short a text?"
+        )
+    counted = missing if options.importance else ()
+    return sum(planned.tensor.name not in TOKEN_MATRICES for planned in counted)
+
+
+def n_inputs(tensor: TensorInfo) -> int:
+    """Return how many inputs a matrix has, all matrices of a stack of experts together."""
+    return tensor.n_elements // (tensor.shape[1] if len(tensor.shape) > 1 else 1)
+
+
+def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -> None:
+    if tensor is None:
+        raise PairError(
+            f"the importance matrix is of another model: it has {name}, which {model} lacks"
+        )
+    wanted = n_inputs(tensor)
+    if size != wanted:
+        raise PairError(
+            f"the importance matrix is of another model: it has {size:,} inputs for {name}, "
+            f"where {model} has {wanted:,}"
+        )
+
+
+# == Quantization ==================================================================================
+
 
 _KEPT = {"F64", "I8", "I16", "I32", "I64"}
 _BLOCK = 32  # the smallest block of numbers that shares a scale
@@ -51,13 +165,13 @@ class TypeShare:
 
 @dataclass(frozen=True, slots=True)
 class QuantizationReport:
-    """What a quantization wrote.
+    """The result of a quantization.
 
-    `tensor_types` counts the tensors of each type, `shares` says what they weigh. `n_substituted`
-    is how many matrices llama.cpp could not store as asked, because their rows do not divide into
-    the type's blocks (256 numbers for K types), and stored as a larger type. `n_without_importance`
-    is how many matrices became smaller without an entry in the importance matrix that was given
-    (the token matrices have none by default).
+    `tensor_types` counts the tensors of each type, `shares` are their bytes. `n_substituted` is the
+    number of matrices that llama.cpp could not store in the wanted type, because their rows do not
+    divide into the type's blocks (256 numbers for K types), and stored as a larger type.
+    `n_without_importance` is how many matrices became smaller without an entry in the importance
+    matrix that was given (the token matrices have none by default).
     """
 
     output: Path
@@ -122,8 +236,8 @@ def quantize_model(
     if imatrix is not None:
         options = _with_importance(options, Path(imatrix), read_importance(imatrix))
     with QuantizerProcess(original, options) as quantizer:
-        plan = planned_types(header, quantizer.plan())
-        without = check_importance(original, plan, options)
+        plan = _planned_types(header, quantizer.plan())
+        without = _check_importance(original, plan, options)
         require_free_space(target.parent, sum(planned.n_bytes for planned in plan) + _HEADER_ROOM)
         with atomic_path(target, force=force) as aside:
             written = _write(quantizer, aside, header, plan, progress)
@@ -155,7 +269,7 @@ def known_tensor_type(typed: str) -> str:
 
 
 def _share_types(header: GGUFHeader) -> tuple[TypeShare, ...]:
-    """Return what the tensors of each type weigh, the heaviest type first."""
+    """Return the bytes of the tensors of each type, the heaviest type first."""
     shares = []
     for name in header.tensor_type_counts:
         tensors = [tensor for tensor in header.tensors if tensor.type_name == name]
@@ -230,15 +344,15 @@ def _write(
     quantizer: QuantizerProcess,
     aside: Path,
     header: GGUFHeader,
-    plan: Sequence[PlannedType],
+    plan: Sequence[_PlannedType],
     progress: Progress | None,
 ) -> GGUFHeader:
-    """Let llama.cpp write, and return the header of what it wrote, which is what was planned."""
+    """Let llama.cpp write, and return the header of its file, which agrees with the plan."""
     try:
         _follow(quantizer.write(aside), header, progress)
         written = read_header(aside)
     except (ModelError, MalformedFileError) as error:
-        # llama.cpp does not say why it could not write, and goes on after some writes that failed.
+        # llama.cpp gives no reason for a failed write, and goes on after some of them.
         if shutil.disk_usage(aside.parent).free < _HEADER_ROOM:
             raise SpecrunError(
                 f"the disk of {aside.parent} is full: nothing was written; free some space"
@@ -261,7 +375,7 @@ def _follow(log: Iterable[str], header: GGUFHeader, progress: Progress | None) -
     tensors = {tensor.name: tensor for tensor in header.tensors}
     done, total = 0, sum(tensor.n_bytes for tensor in header.tensors)
     for line in log:
-        tensor = tensor_of_line(line, tensors)
+        tensor = _tensor_of_line(line, tensors)
         if tensor is not None and progress is not None:
             done += tensor.n_bytes
             progress(done, total)

@@ -1,7 +1,7 @@
 """Quantizes heads that read a target's hidden states: Medusa, Hydra, EAGLE.
 
 llama.cpp has no such architectures, so each matrix goes through ggml's own conversion of rows.
-Matrices become the type that was asked for, Q8_0 by default; norms, other vectors and tables of
+Matrices become the type that was chosen, Q8_0 by default; norms, other vectors and tables of
 token ids stay as they are.
 """
 
@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.atomic import check_target
 from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.files import check_target
 from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header, stored_bytes
 from specrun.bindings.quantizer import COPY, FILE_TYPES, dequantize_rows, quantize_rows
 from specrun.convert.checkpoint import read_array, stored_as, widened
@@ -36,11 +36,11 @@ HEAD_ARCHITECTURES = tuple(method.head for method in _HEADS if method.head)
 """The architectures of our heads; EAGLE-3's is llama.cpp's own, which quantizes it itself."""
 
 HEAD_TYPE = "Q8_0"
-"""The file type of heads where none is asked for."""
+"""The default file type of heads."""
 
 _PLAIN = ("F32", "F16", "BF16")
 _WHOLE = ("I8", "I16", "I32", "I64")
-# What llama.cpp falls back to where rows do not divide into blocks of 256 (tensor_type_fallback).
+# llama.cpp's substitutes if rows do not divide into blocks of 256 (tensor_type_fallback).
 _NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _NARROWER |= dict.fromkeys(("IQ3_S", "IQ4_XS"), "IQ4_NL")
 _NARROWER |= dict.fromkeys(("TQ1_0", "TQ2_0", "Q2_0"), "Q4_0")

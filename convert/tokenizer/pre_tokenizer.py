@@ -75,7 +75,7 @@ def probe_hash(path: Path) -> str:
         raise MissingPackageError("this", "tokenizers", "convert") from error
     try:
         tokens = Tokenizer.from_file(str(path)).encode(PROBE).ids
-    except Exception as error:  # what the package raises has no class of its own
+    except Exception as error:  # the package's errors have no class of its own
         raise MalformedFileError(
             f"{path} is not a tokenizer ({str(error)[:200]}); get it again"
         ) from error
@@ -86,11 +86,11 @@ def pre_tokenizer_name(tokenizer: JsonObject, path: Path, chosen: str | None = N
     """Return llama.cpp's name for the splitting of `tokenizer`, the tokenizer.json at `path`.
 
     Known vocabularies are recognised by their hash, as llama.cpp does. Beyond that, GPT-2's own
-    splitting is taken where the file states exactly that. `chosen` is taken without a look at
+    splitting is taken if the file has exactly that. `chosen` is taken without a look at
     either.
 
     Raises OptionError if llama.cpp does not know `chosen`, UnsupportedModelError if nothing is
-    recognised, naming the hash and, where the file's stages are familiar, the name to choose.
+    recognised, naming the hash and, if the file's stages are familiar, the name to choose.
     """
     shape = _SHAPES.get(tuple(_stages(tokenizer.any("pre_tokenizer"))))
     if chosen is not None:
@@ -122,7 +122,7 @@ def _check_normalizer(tokenizer: JsonObject, known: tuple[str, ...]) -> None:
 
 
 def _stages(pre: Any) -> Iterator[tuple[str, str]]:  # noqa: ANN401 - any JSON value
-    """Yield the kind of each stage, and what matters of it."""
+    """Yield the kind of each stage, and its relevant settings."""
     kind = pre.get("type") if isinstance(pre, dict) else None
     if kind == "Sequence":
         stages = pre.get("pretokenizers")

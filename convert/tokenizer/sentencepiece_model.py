@@ -30,10 +30,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class SentencePieceModel:
-    """What a tokenizer.model says; `algorithm` is 1 unigram, 2 BPE, 3 word, 4 char.
+    """The content of a tokenizer.model; `algorithm` is 1 unigram, 2 BPE, 3 word, 4 char.
 
-    `special_ids` has the ids of "unknown", "bos", "eos" and "padding" where the model has these
-    tokens. `has_character_map` tells that text is rewritten (NFKC and the like) before it is split.
+    `special_ids` has the ids of "unknown", "bos", "eos" and "padding" if the model has these
+    tokens. `has_character_map`: text is rewritten (NFKC and the like) before it is split.
     """
 
     pieces: tuple[Piece, ...]
@@ -74,7 +74,7 @@ def _model(data: memoryview) -> SentencePieceModel:
     trainer, normalizer = settings[2], settings[3]
     if not pieces:
         raise ValueError("it has no pieces")
-    # Fields 40 to 43 of the trainer's settings; where they are absent, the format's usual ids.
+    # Fields 40 to 43 of the trainer's settings; if they are absent, the format's usual ids.
     usual = {"unknown": 0, "bos": 1, "eos": 2, "padding": -1}
     ids = {name: _signed(trainer.get(40 + i, usual[name])) for i, name in enumerate(usual)}
     special = {name: token for name, token in ids.items() if 0 <= token < len(pieces)}

@@ -94,7 +94,7 @@ def decide(
 # value. By induction from the end: E[p_{i+1}] = sum min(Q_{i+1}, p_i P_{i+1}) = p_i - S_i, and (p_i
 # - S_i) + (1 - p_i + S_i) h_i = p_i. So the token after it is x with probability min(Q, p_i P)(x) +
 # S_i norm((p_i P - Q)+)(x) = p_i P(x). The argument needs no fixed length: where the chain ends may
-# depend on the tokens above and on the law of the next one, as with `planning.draft_size`, though
+# depend on the tokens above and on the law of the next one, as with `planning.draft_plan`, though
 # not on the value of a draw that is then left out; and at its end any exact rule may go on.
 #
 # Degenerate cases. If p_i = 1 and S_i = 0, then P_{i+1} = Q_{i+1} and h_i is 0/0: the next token is

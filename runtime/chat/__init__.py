@@ -1,23 +1,30 @@
 """Chat: messages to prompts by a model's template; replies to reasoning, content and tool calls."""
 
-from specrun.runtime.chat.calls import (
-    ForcedCalls,
-    Reply,
-    ReplyParser,
-    ThinkTags,
-    ToolSyntax,
-    syntax_of,
-    think_tags_of,
-)
-from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
-from specrun.runtime.chat.template import (
-    ChatTemplate,
-    ChatText,
-    Message,
-    chat_text,
-    chat_tokens,
-    prompt_tokens,
-    require_room,
-    template_of,
-    too_long,
-)
+from typing import TYPE_CHECKING
+
+from specrun.bindings.faces import lazy_face
+
+if TYPE_CHECKING:
+    from specrun.runtime.chat.calls import (
+        ForcedCalls,
+        Reply,
+        ReplyParser,
+        ThinkTags,
+        ToolSyntax,
+        syntax_of,
+        think_tags_of,
+    )
+    from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
+    from specrun.runtime.chat.template import (
+        ChatTemplate,
+        ChatText,
+        Message,
+        chat_text,
+        chat_tokens,
+        prompt_tokens,
+        require_room,
+        template_of,
+        too_long,
+    )
+
+__getattr__, __dir__ = lazy_face(__name__)

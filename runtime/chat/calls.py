@@ -85,7 +85,7 @@ def _separated_object(reader: Reader) -> Reading[None]:
 
 
 def _object(reader: Reader) -> Reading[None]:
-    """Read one call: its name and arguments may come in any order, beside other keys."""
+    """Read one call: its name and arguments may come in any order, among other keys."""
     if (yield from reader.after_blank()) != "{":
         raise NotACallError
     name: str | None = None
@@ -120,7 +120,7 @@ def _object(reader: Reader) -> Reading[None]:
 def _arguments(reader: Reader, name: str) -> Reading[None]:
     """Give out the arguments whose bracket was read, as they come."""
     second = yield from reader.after_blank()
-    if second not in ('"', "}"):  # a dictionary of Python's, say: not to be begun
+    if second not in ('"', "}"):  # a dictionary of Python's, for instance: not to be begun
         raise NotACallError
     reader.back(second)
     reader.begin(name)
@@ -218,7 +218,7 @@ def _tagged_function(reader: Reader) -> Reading[None]:
 
 
 def _tag(reader: Reader) -> Reading[str]:
-    """Return what stands before the bracket that closes a tag."""
+    """Return the text before the bracket that closes a tag."""
     name = ""
     while (character := (yield from reader.next())) != ">":
         if not character or character in "\n<":
@@ -249,7 +249,7 @@ def takes_text(schema: object) -> bool:
 
 
 def _typed(value: str, schema: object, key: str) -> object:
-    """Return the argument as its schema has it: text, or what the text says in JSON."""
+    """Return the argument in the form of its schema: text, or the value of the text as JSON."""
     properties = schema.get("properties") if isinstance(schema, dict) else None
     described = properties.get(key) if isinstance(properties, dict) else None
     if takes_text(described):
@@ -275,7 +275,7 @@ _BLANK = "/[ \\n]*/"
 class CallForm:
     """The texts around calls: before and behind all, each, its name and its arguments.
 
-    The first of them begins with `mark`, where there is one; a call without one may stand behind a
+    The first of them begins with `mark`, if there is one; a call without one may follow a
     `tag`. `tagged` arguments are tags instead of a JSON object.
     """
 
@@ -291,7 +291,7 @@ class CallForm:
 
     @property
     def behind_mark(self) -> CallForm:
-        """What is left of the form behind a mark."""
+        """The rest of the form behind a mark."""
         if self.before_all:
             return replace(self, before_all=self.before_all.removeprefix(self.mark))
         # Each call has a mark of its own.
@@ -300,10 +300,10 @@ class CallForm:
 
 @dataclass(frozen=True, slots=True)
 class ForcedCalls:
-    """What has to be called: one of these tools, or several where the form has a separator.
+    """The calls that are required: one of these tools, or several if the form has a separator.
 
-    With `may_talk` nothing has to: text may stand around calls, but what begins as a call is one.
-    `control` are ids of marks that are control tokens, of which a grammar speaks by id.
+    With `may_talk` none is required: text may surround calls, but a text that begins as a call is
+    one. `control` are ids of marks that are control tokens, which a grammar names by id.
     """
 
     form: CallForm
@@ -313,9 +313,9 @@ class ForcedCalls:
     may_talk: bool = False
 
     def grammar(self, think: tuple[str, str] | None = None, *, thinking: bool = False) -> str:
-        """Return the grammar; before the calls the model may think, and has to end what it began.
+        """Return the grammar; before the calls the model may think, and must end its reasoning.
 
-        `thinking` says that the prompt opened the reasoning already.
+        `thinking`: the prompt opened the reasoning already.
         """
         rules = _Rules(self.control)
         start = self._talk(rules) if self.may_talk else self._calls(rules, self.form)
@@ -364,7 +364,7 @@ class _Rules:
         return name
 
     def text(self, text: str | None) -> str:
-        """Return a text, in which control tokens stand by their ids."""
+        """Return a text, with control tokens by their ids."""
         if not text:
             return ""
         marks = "|".join(map(re.escape, self._control)) or "(?!)"
@@ -398,7 +398,7 @@ class _Rules:
 
 
 def _tagged(rules: _Rules, schema: object) -> str:
-    """Return an argument and its closing tag: texts stand as they are, all else as JSON."""
+    """Return an argument and its closing tag: texts unchanged, all else as JSON."""
     fields, closing = schema if isinstance(schema, dict) else {}, "\n</parameter>\n"
     if not takes_text(schema):
         return f"{rules.json(fields)} {rules.text(closing)}"
@@ -429,9 +429,9 @@ class ToolSyntax:
     """How a family writes tool calls.
 
     `read` parses them; `marks` are texts that are control tokens in most vocabularies of the
-    family, which the text of an answer otherwise leaves out. `form` is how calls are forced.
-    `id_length` is how many letters and digits the family's templates want an id to have, None where
-    they do not care.
+    family, which the text of an answer otherwise leaves out. `form` is the form of forced calls.
+    `id_length` is the number of letters and digits of an id in the family's templates, None if any
+    number will do.
     """
 
     name: str
@@ -503,7 +503,7 @@ QWEN_CODER = ToolSyntax(
 
 
 def syntax_of(source: str) -> ToolSyntax | None:
-    """Return how the model of a chat template writes tool calls, None where that is not known."""
+    """Return the syntax of tool calls of a chat template's model, None if it is unknown."""
     if TOOL_CALLS in source:
         return MISTRAL_V11 if ARGS in source else MISTRAL
     if TOOL_CALL in source:
@@ -517,7 +517,7 @@ _THINK_TAGS: tuple[ThinkTags, ...] = (("<think>", "</think>"), ("[THINK]", "[/TH
 
 
 def think_tags_of(source: str) -> ThinkTags | None:
-    """Return the tags around what the model of a chat template thinks, None if it has none."""
+    """Return the tags around the reasoning of a chat template's model, None if it has none."""
     return next((tags for tags in _THINK_TAGS if tags[0] in source or tags[1] in source), None)
 
 
@@ -558,10 +558,10 @@ class ReplyParser:
     """Takes a reply's text piece by piece and returns the parts that became certain.
 
     However the text is split, the parts put together are the same. `syntax` and `tools` (the
-    schemas of the arguments by name) say what a tool call is; without a syntax all is content.
-    With `think`, what stands between these tags at the reply's beginning is reasoning; where the
-    prompt ends with the first of them, `thinking` says so. After `most_calls` calls the reply is
-    `done`, and what follows is left out.
+    schemas of the arguments by name) define a tool call; without a syntax all is content.
+    With `think`, the text between these tags at the reply's beginning is reasoning; `thinking`:
+    the prompt ends with the first of them. After `most_calls` calls the reply is `done`, and the
+    rest is left out.
     """
 
     def __init__(
@@ -579,13 +579,13 @@ class ReplyParser:
         next(self._reading)
 
     def push(self, text: str) -> list[Part]:
-        """Return what is certain with the next piece of text."""
+        """Return the parts that are certain with the next piece of text."""
         for character in text:
             self._send(character)
         return self._taken()
 
     def finish(self) -> list[Part]:
-        """Return what was held back: the text has ended."""
+        """Return the parts that were held back: the text has ended."""
         self._send("")
         return self._taken()
 
@@ -613,7 +613,7 @@ def _read_reply(
 
 
 def _read_reasoning(reader: Reader, tags: ThinkTags, thinking: bool) -> Reading[None]:
-    """Give out what stands before the closing tag, without the white space at its borders."""
+    """Give out the text before the closing tag, without the white space at its borders."""
     first, last = tags
     if not thinking and not (yield from reader.follows(first)):
         return

@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 
 @dataclass(frozen=True, slots=True)
 class Reasoning:
-    """A piece of what the model thought before it answered."""
+    """A piece of the model's reasoning before its answer."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A piece of what the model says to the user."""
+    """A piece of the model's answer to the user."""
 
     text: str
 
@@ -74,14 +74,14 @@ def _with_text(part: Part, text: str) -> Part:
 
 # == Incremental parsing: a coroutine receives the characters as they come =========================
 #
-# What is read does not depend on how the text was split, because every reading routine sees one
-# character after the other. What may be the beginning of a marker or a call is held until it is
+# The result does not depend on how the text was split, because every reading routine receives one
+# character after the other. A possible beginning of a marker or a call is held until it is
 # one; if it is none, it is given back as content.
 
 
 T = TypeVar("T")
 Reading = Generator[None, str, T]
-"""A routine that waits for characters; "" stands for the end of the text."""
+"""A routine that waits for characters; "" is the end of the text."""
 
 BLANK = " \t\r\n"
 _LITERAL = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
@@ -89,18 +89,18 @@ _OUTSIDE_STRINGS = _LITERAL | frozenset(BLANK + '{}[],:"')
 
 
 class NotACallError(Exception):
-    """What was read is no call, or has left the syntax in the middle of one."""
+    """The text is no call, or has left the syntax in the middle of one."""
 
 
 class EnoughError(Exception):
-    """There are as many calls as were asked for: nothing after them is read."""
+    """As many calls as allowed: nothing after them is read."""
 
 
 class Reader:
     """Characters of a reply, and the parts that became certain with them.
 
-    `tools` are the schemas of the arguments by the names of the tools that may be called: what
-    calls something else is content. `most_calls` None has no limit.
+    `tools` are the schemas of the arguments by the names of the tools that may be called; a call
+    of another name is content. `most_calls` None has no limit.
     """
 
     def __init__(self, tools: Mapping[str, Any], most_calls: int | None = None) -> None:
@@ -108,9 +108,9 @@ class Reader:
         self.parts: list[Part] = []
         self.n_calls = 0
         self._most = most_calls
-        self._again = ""  # what was looked at and is to be read once more
-        self._last = ""  # what was read last, unless that was looked at only
-        self._held: str | None = None  # what was read since a call may have begun
+        self._again = ""  # text that was looked at and is to be read once more
+        self._last = ""  # the text read last, unless it was looked at only
+        self._held: str | None = None  # the text since a call may have begun
         self._ended = False
 
     # -- characters --------------------------------------------------------------------------------
@@ -149,7 +149,7 @@ class Reader:
                 raise NotACallError
 
     def follows(self, text: str) -> Reading[bool]:
-        """Read `text` after white space, if it comes; what comes instead is read again."""
+        """Read `text` after white space, if it comes; any other text is read again."""
         seen, left = "", text
         while left:
             character = yield from self.next()
@@ -188,11 +188,11 @@ class Reader:
                 return start
 
     def release(self) -> None:
-        """Hold nothing any more: what was read was a marker."""
+        """Hold nothing any more: the text was a marker."""
         self._held = None
 
     def hold(self) -> None:
-        """Keep what is read from here, until it has become a call or was given back."""
+        """Keep the text from here, until it has become a call or was given back."""
         if self._held is None:
             self._held = ""
 
@@ -204,7 +204,7 @@ class Reader:
     # -- calls -------------------------------------------------------------------------------------
 
     def attempt(self, call: Callable[[Reader], Reading[None]]) -> Reading[bool]:
-        """Read what may be a call; return whether it was, having given it back if it was none."""
+        """Read a possible call; return whether it was one. If it was none, it is given back."""
         self.hold()
         try:
             yield from call(self)
@@ -230,7 +230,7 @@ class Reader:
         self.parts.append(MoreArguments(self.n_calls - 1, text))
 
     def end_call(self) -> None:
-        """Take the call for whole; raises `EnoughError` where it was the last one wanted."""
+        """Take the call for whole; raises `EnoughError` if it was the last one wanted."""
         if self.n_calls == self._most:
             raise EnoughError
 
@@ -266,7 +266,7 @@ class Reader:
     def bracketed(self, give: Callable[[str], object]) -> Reading[None]:
         """Give every character up to the bracket that closes the one which was read.
 
-        Raises `NotACallError` at what no JSON has outside strings, and at the end of the text.
+        Raises `NotACallError` at characters that JSON has only in strings, and at the text's end.
         """
         depth, in_string = 1, False
         while depth:

@@ -1,18 +1,18 @@
-"""A Jinja sandbox for untrusted templates: bounded in what they reach and in what they build.
+"""A Jinja sandbox for untrusted templates: bounded in access and in memory.
 
 Jinja's immutable sandbox keeps a template from Python's internals and from changing its arguments.
-It does not keep `"a".ljust(10**10)` or sixty doublings of a text from taking all memory, so
-everything that builds values is counted here, before it is built, against one budget per rendering.
+It does not keep `"a".ljust(10**10)` or sixty doublings of a text from taking all memory. So every
+value is counted here, before it is built, against one budget per rendering.
 
 Nor does it keep a few lists that share their elements from being compared, hashed or written for
 years, inside C code that nothing can interrupt. Comparisons, hashes, sorting and error messages
-happen in too many places to be watched one by one. So what is watched is what they are given: every
-value that a literal, an operator, a slice, a filter or a call gives, and every argument, is weighed
-as if nothing in it were shared. It may be that much heavier and deeper than the conversation, no
-more, and each of those operations takes time in proportion to the weight of what it is given (at
-most times a logarithm). What is already weighed is remembered: weighing takes as long as building.
-What takes longer or makes more of little (powers, widths, repetitions, texts sought from the end)
-is held to a bound of its own beforehand.
+happen in too many places to be watched one by one. So their operands are watched: every value of a
+literal, an operator, a slice, a filter or a call, and every argument, is weighed as if nothing in
+it were shared. It may be that much heavier and deeper than the conversation, no more, and each of
+those operations takes time in proportion to the weight of its operands (at most times a
+logarithm). Weights are remembered: weighing takes as long as building. Operations that take longer
+or make much of little (powers, widths, repetitions, texts sought from the end) have bounds of their
+own beforehand.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ _BUDGET = 128 * 1024 * 1024  # bytes, about, built in one rendering
 _MAX_WEIGHT = 16 * 1024 * 1024  # characters, about, of a value beyond the conversation's
 _MAX_DEPTH = 64  # of lists in lists beyond the conversation's: hashing one has no other limit
 _POINTER = 8
-_CONTAINER = 128  # bytes, about, of an empty one, and of what is remembered of it
+_CONTAINER = 128  # bytes, about, of an empty one, and of its remembered weight
 _PIECE = 64  # bytes, about, of a short text
 _MAX_BITS = 4096  # of a number: multiplying larger ones takes time that nothing can interrupt
-# What chat templates use; others make much out of little (batch, slice), or are for web pages.
+# The filters of chat templates; others make much out of little (batch, slice) or serve web pages.
 _FILTERS = """
     abs attr capitalize count d default dictsort e escape first float int items join last length
     list lower map max min reject rejectattr replace reverse round safe select selectattr sort
     string title trim unique upper wordcount
 """
-# Those that build text; the others hand on what is there.
+# Those that build text; the others return parts of their argument.
 _TEXT_FILTERS = frozenset(
     {"capitalize", "e", "escape", "lower", "safe", "string", "title", "tojson", "trim", "upper"}
 )
@@ -65,7 +65,7 @@ _CONTAINERS: Any = (list, tuple, dict, type({}.keys()), type({}.values()), _ITEM
 
 
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
-    """Sends what builds values through the environment, like the operators that it intercepts."""
+    """Sends operations that build values through the environment, as the intercepted operators."""
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:
         """Write a call instead of a join."""
@@ -84,7 +84,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         self._built(super().visit_Dict, node, frame)
 
     def visit_Tuple(self, node: jinja2.nodes.Tuple, frame: jinja2.compiler.Frame) -> None:
-        """Write `(a, b)`, which may be what is assigned to."""
+        """Write `(a, b)`, which may be the target of an assignment."""
         write = super().visit_Tuple
         if node.ctx == "load":
             self._built(write, node, frame)
@@ -108,7 +108,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
 
 
 class _Account(threading.local):
-    """What the rendering under way in a thread may still build, and the weights of its values.
+    """The bytes that the rendering in a thread may still build, and the weights of its values.
 
     `weights` has by id the container, which lives as long as this, its weight and its depth.
     """
@@ -152,7 +152,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         account.heaviest, account.deepest = weight + _MAX_WEIGHT, depth + _MAX_DEPTH
 
     def spend(self, size: int) -> None:
-        """Count what is about to be built; raises `SecurityError` when it is too much."""
+        """Count bytes that are about to be built; raises `SecurityError` if they are too many."""
         account = self._account
         account.left -= size
         if account.left < 0:
@@ -160,7 +160,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def built(self, value: Any) -> Any:  # noqa: ANN401 - any value
         """Return a value that is new; raises `SecurityError` when it is too much."""
-        if isinstance(value, str):  # most are, and what a text weighs is what it is to spend
+        if isinstance(value, str):  # most are, and a text's weight is the bytes that it spends
             self.spend(len(value))
             return value
         if isinstance(value, _CONTAINERS):
@@ -272,7 +272,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return self.built(super().call(context, obj, *args, **options))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # noqa: ANN401 - Jinja's signature
-        """Return what stands for `text.format`, None if `value` is something else."""
+        """Return the counted form of `text.format`, None if `value` is something else."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
@@ -295,7 +295,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         @functools.wraps(function)
         def run(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - any filter
             if is_list:
-                # What is only told one by one has not been weighed as a whole.
+                # An iterator has not been weighed as a whole.
                 args = tuple(
                     self.built(list(value)) if isinstance(value, Iterator) else value
                     for value in args
@@ -351,7 +351,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
 
 def _size(value: object) -> int:
-    """Return the bytes of a value itself, not of what it refers to."""
+    """Return the bytes of a value itself, not of the values that it refers to."""
     if isinstance(value, str):
         return len(value)
     return _POINTER * len(value) if isinstance(value, _CONTAINERS) else 0

@@ -1,7 +1,7 @@
-"""Chat messages to prompt tokens: the model's own Jinja template, rendered where it can do no harm.
+"""Chat messages to prompt tokens: the model's own Jinja template, rendered in a sandbox.
 
 Templates come from model files and are not trusted: they run in Jinja's immutable sandbox, with
-bounded output, operands and time. What users wrote is never read as control tokens.
+bounded output, operands and time. Users' texts are never read as control tokens.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ Tool = Mapping[str, Any]
 _MAX_SOURCE = 256 * 1024  # many times the longest that any model is known to have
 _MAX_OUTPUT = 16 * 1024 * 1024
 _MAX_SECONDS = 5.0
-_MAX_MESSAGE = 1000  # characters of an error message, which may show whatever the template made
-# Private-use characters: one that occurs nowhere marks the places where texts are taken apart.
+_MAX_MESSAGE = 1000  # characters of an error message, which may show any text of the template
+# Private-use characters: an unused one marks the places where texts are taken apart.
 _MARKERS = [chr(code) for code in range(0xE000, 0xE100)]
 _OUR_NAMES = frozenset(
     {"messages", "tools", "add_generation_prompt", "bos_token", "eos_token", "self"}
@@ -49,12 +49,12 @@ class ChatTemplate:
             raise TemplateError(f"bad chat template: it is longer than {_MAX_SOURCE} characters")
         try:
             self._template = self._environment.from_string(source)
-        except Exception as error:  # Jinja's own, or what Python's compiler says of deep nesting
+        except Exception as error:  # Jinja's own, or that of Python's compiler for deep nesting
             raise TemplateError(f"bad chat template: {error}. Use --chat-template-file") from error
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
-        """The variables that the template asks for, such as "tools" or "enable_thinking"."""
+        """The variables that the template reads, such as "tools" or "enable_thinking"."""
         try:
             tree = self._environment.parse(self.source)
             return frozenset(jinja2.meta.find_undeclared_variables(tree))
@@ -72,14 +72,14 @@ class ChatTemplate:
         """Return the conversation as text.
 
         `tools` are functions in OpenAI's form; `variables` are further ones that the template may
-        ask for (llama.cpp's `chat_template_kwargs`), of what JSON has. Raises `TemplateError` if
+        read (llama.cpp's `chat_template_kwargs`), of JSON's types. Raises `TemplateError` if
         the template refuses the messages, tries to leave the sandbox, or takes more than its share
         of time or text, and `OptionError` for a variable that is not the caller's to set.
         """
         values: dict[str, Any] = _allowed(variables or {}, self._environment.globals)
         values |= {**self._tokens, "add_generation_prompt": add_generation_prompt}
         values["messages"] = [dict(message) for message in messages]
-        if tools:  # templates ask whether it is there
+        if tools:  # templates test whether it is defined
             values["tools"] = [dict(tool) for tool in tools]
         try:
             return _within_time(lambda: self._collect(values))
@@ -132,7 +132,7 @@ class ChatText:
 
 
 def require_room(vocabulary: Vocabulary, texts: Iterable[str], n_ctx: int) -> None:
-    """Raise `ContextFullError` for texts whose bytes alone say that they have more tokens.
+    """Raise `ContextFullError` for texts with more tokens, by their number of bytes alone.
 
     Texts that are far too long are so refused at once: reading 15 MB as tokens takes seconds.
     """
@@ -172,9 +172,9 @@ def chat_text(
     """Return the prompt of a conversation, with its tools and further variables.
 
     The template's own texts may name control tokens; the same texts inside a message, a tool or a
-    variable are taken apart, so that `<|end|>` typed by a user stays seven characters. Raises what
-    `ChatTemplate.render` raises, `OptionError` for messages that are none, and `ContextFullError`
-    where its bytes alone say that it has more than `n_ctx` tokens.
+    variable are taken apart, so that `<|end|>` typed by a user stays seven characters. Raises as
+    `ChatTemplate.render`, `OptionError` for messages that are none, and `ContextFullError` if its
+    number of bytes alone means more than `n_ctx` tokens.
     """
     _check(messages)
     variables = variables or {}
@@ -188,7 +188,7 @@ def chat_text(
     joined = "".join(_texts_of([contents, tools, variables]))
     marker: str | None = None
     if n_ctx is not None and vocabulary.fewest_tokens(joined) > n_ctx:
-        # A template may leave texts out, so what it writes counts; taken apart they take long.
+        # A template may leave texts out, so its output counts; taken apart they take long.
         require_room(vocabulary, [rendered()], n_ctx)
     if any(special in joined for special in vocabulary.special_texts):
         used = joined + template.source
@@ -264,7 +264,7 @@ def _with_markers(value: Any, special_texts: Sequence[str], marker: str) -> Any:
 def _within_time(work: Callable[[], str]) -> str:
     """Run `work`, stopping it after a while: nested loops would otherwise run for years.
 
-    A trace function sees every line of the compiled template, and every call of what it uses; no
+    A trace function receives every line of the compiled template, and every call in it; no
     thread or signal is needed.
     """
     deadline = time.monotonic() + _MAX_SECONDS

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import cast
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.break_even import ComparedDrafter, PayingDrafter, TimedDrafter
+from specrun.runtime.drafters.break_even import TimedDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.language import Expression, Method, find_method, parse_expression
 from specrun.runtime.models.pairing import check_rollback, check_verifiable
@@ -52,13 +52,10 @@ def _timed(drafter: Drafter, pace: Pace, env: DraftEnvironment) -> Drafter:
     """Return a drafter whose rounds are timed, as far as its weights allow."""
     if not env.by_clock or pace == "counted":
         return drafter
-    if pace in ("compared", "greedy"):
-        if env.learnt is None:  # costs were given: it plans with these
-            return drafter
-        return ComparedDrafter(drafter, env.learnt, env.clock, draws=pace == "greedy")
+    if env.learnt is None and pace in ("compared", "greedy"):
+        return drafter  # costs were given: it plans with these
     # Costs that were given are not corrected: what rounds take is then this conversation's own.
-    costs = env.learnt or LiveCurve(env.known)
-    return (PayingDrafter if pace == "paying" else TimedDrafter)(drafter, costs, env.clock)
+    return TimedDrafter(drafter, env.learnt or LiveCurve(env.known), env.clock, pace)
 
 
 def load_builder(method: Method) -> Builder:

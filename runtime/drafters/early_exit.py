@@ -11,11 +11,9 @@ import numpy as np
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import I32
-from specrun.bindings.ggml.graph import GraphBuilder, Rope
-from specrun.bindings.ggml.ready_graph import Graph
-from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
-from specrun.bindings.ggml.tensor import Tensor
+from specrun.bindings.ggml.graph import Graph, GraphBuilder, Rope
+from specrun.bindings.ggml.tensor import I32, Tensor
+from specrun.bindings.ggml.weights import TargetTensors, device_for_heads
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
@@ -32,7 +30,7 @@ from specrun.runtime.heads.graphs import (
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law
-from specrun.runtime.planning.draft_size import DraftLength
+from specrun.runtime.planning import DraftPlan
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
@@ -290,7 +288,7 @@ class EarlyExitDrafter(Drafter):
         *,
         sampling: ExitSampling = "with",
         p_min: float = 0.0,
-        length: DraftLength | None = None,
+        length: DraftPlan | None = None,
         n_params: int = 0,
         name: str = "early-exit",
     ) -> None:
@@ -346,7 +344,8 @@ class EarlyExitDrafter(Drafter):
             stop=self._length,
             end_tokens=request.end_tokens,
         )
-        self._drafted = chain.tokens
+        if self._length is not None:
+            self._length.drafted(chain)
         return chain
 
     def _kept_rows(self, request: DraftRequest) -> ChainRows | None:
@@ -369,8 +368,7 @@ class EarlyExitDrafter(Drafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn how long chains pay."""
         if self._length is not None:
-            self._length.observe(self._drafted, outcome)
-        self._drafted = ()
+            self._length.observe(outcome)
 
     @property
     def native_seconds(self) -> float:
@@ -422,7 +420,7 @@ def build_early_exit(
                 n or env.most_drafted,
                 sampling=sampling,
                 p_min=p_min,
-                length=None if n is not None else env.draft_length(share),
+                length=None if n is not None else env.draft_plan(share),
                 n_params=n_params,
                 name=name,
             )

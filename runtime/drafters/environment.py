@@ -15,9 +15,8 @@ from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.language import Expression, find_method
 from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.models.names import locate_model
-from specrun.runtime.planning import CostCurve, LiveCurve, known_curve
+from specrun.runtime.planning import MOST_DRAFTED, CostCurve, DraftPlan, LiveCurve, known_curve
 from specrun.runtime.planning.curves import DraftCost
-from specrun.runtime.planning.draft_size import MOST_DRAFTED, DraftLength, TreeSize
 from specrun.runtime.round.drafter import DrafterWeights, Pace, make_all
 from specrun.runtime.round.padding import Shape
 
@@ -83,37 +82,31 @@ class DraftEnvironment:
         width = self.shape if isinstance(self.shape, int) else usual
         return max(1, min(width, self.context.n_batch) - 1)
 
-    def draft_length(
-        self, share: float, text_share: Callable[[], float] | None = None
-    ) -> DraftLength:
-        """Return where chains end for a drafter that reads `share` of the target for a token.
-
-        `text_share` is what evaluations of the target read beside its weights, the keys and values
-        of the text, as a share of these; asked for in every round, where drafters read less of it.
-        """
-        step = max(share, _LEAST_STEP)
-        learnt, known = (
-            (self._seconds(curve, text_share), self._draft_cost(curve, lambda n: n * step))
-            for curve in (self.curve, self.known)
-        )
-        # How many tokens are drawn decides which text comes: the clock must not.
-        return DraftLength(*learnt, self.most_drafted, drawn=known)
-
-    def tree_size(
+    def draft_plan(
         self,
         share: float,
         text_share: Callable[[], float] | None = None,
         *,
-        depth: int = 1,
-    ) -> TreeSize:
-        """Return how large trees are, at most `depth` deep.
+        depth: int | None = None,
+    ) -> DraftPlan:
+        """Return the plan of a drafter of chains, or of trees at most `depth` deep.
 
-        The drafter reads `share` of the target for each depth, or, where that is 1, for all of
-        them. The rest is as for `draft_length`.
+        It reads `share` of the target for a token of a chain or a depth of a tree. `text_share` is
+        what evaluations of the target read in addition to its weights, the keys and values of the
+        text, as a share of these. It is computed in every round, if drafters read less of it.
         """
-        cost = self._draft_cost(self.curve, lambda n: max(n * share, _LEAST_STEP))
-        seconds, most = self._seconds(self.curve, text_share), self.most_drafted
-        return TreeSize(seconds, cost, most, depth=depth, forgets=self.keeps_rows)
+        step = max(share, _LEAST_STEP)
+        rounds: Callable[[int], float] = lambda n: n * step  # noqa: E731
+        if depth is not None:
+            rounds = lambda n: max(n * share, _LEAST_STEP)  # noqa: E731
+        learnt, known = (
+            (self._seconds(curve, text_share), self._draft_cost(curve, rounds))
+            for curve in (self.curve, self.known)
+        )
+        # How many tokens are drawn decides which text comes: the clock must not.
+        return DraftPlan(
+            *learnt, self.most_drafted, depth=depth, drawn=known, forgets=self.keeps_rows
+        )
 
     def _draft_cost(self, curve: CostCurve, rounds: Callable[[int], float]) -> DraftCost:
         """Return what drafts take, learnt where the target's rounds are timed."""

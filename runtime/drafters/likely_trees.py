@@ -9,7 +9,6 @@ to the same drafts.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -94,49 +93,3 @@ def most_worthwhile(
         if achieved > rate:
             best, rate = count, achieved
     return best, rate
-
-
-_STEP, _FADING, _FURTHEST = 0.25, 0.95, 2.5  # for one surprise, per observation, at most
-
-
-class RecentOdds:
-    """How much better or worse than estimated things have been lately, a shift of log-odds.
-
-    Estimates by class learn slowly where classes are many and a text is short. All of them share
-    this one number, which every observation moves: a change of text shows within some tokens.
-    """
-
-    def __init__(self) -> None:
-        self._shift = 0.0
-        self._factor = 1.0  # exp(-shift), by which the odds against are multiplied
-
-    def applied(self, probability: float) -> float:
-        """Return an estimate shifted by what was seen lately; what is certain stays so."""
-        # A shift of 0 returns the very number, so that plans do not depend on rounding.
-        if not self._shift or not 0.0 < probability < 1.0:
-            return probability
-        return 1.0 / (1.0 + (1.0 / probability - 1.0) * self._factor)
-
-    def along(self, probabilities: Iterable[float], least: float) -> list[float]:
-        """Return how likely a path is down to each of its places, as far as it reaches `least`.
-
-        The estimates are of the places, each given those before it; `applied` shifts every one.
-        """
-        factor, is_shifted, path = self._factor, bool(self._shift), 1.0
-        likely: list[float] = []
-        for probability in probabilities:
-            if is_shifted and 0.0 < probability < 1.0:
-                path *= 1.0 / (1.0 + (1.0 / probability - 1.0) * factor)
-            else:
-                path *= probability
-            if path < least:
-                break
-            likely.append(path)
-        return likely
-
-    def observe(self, expected: float, came: bool) -> None:
-        """Learn whether what had the probability `expected` came."""
-        # Only surprise moves the shift: what came as often as expected lets it fade to 0.
-        shift = _FADING * self._shift + _STEP * (came - expected)
-        self._shift = max(-_FURTHEST, min(_FURTHEST, shift))
-        self._factor = math.exp(-self._shift)

@@ -14,12 +14,9 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.functions import F32
-from specrun.bindings.ggml.graph import GraphBuilder
-from specrun.bindings.ggml.ready_graph import Graph
-from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
-from specrun.bindings.ggml.tensor import Tensor
-from specrun.bindings.ggml.weights import TensorStore, load_tensors
+from specrun.bindings.ggml.graph import Graph, GraphBuilder
+from specrun.bindings.ggml.tensor import F32, Tensor
+from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
@@ -28,8 +25,7 @@ from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, rank
 from specrun.runtime.heads import HeadFile, stored_accuracy
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
-from specrun.runtime.planning import TYPICAL_ACCURACY
-from specrun.runtime.planning.draft_size import TreeSize
+from specrun.runtime.planning import TYPICAL_ACCURACY, DraftPlan
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, Owned, RoundOutcome
@@ -387,7 +383,7 @@ class MedusaDrafter(Drafter):
         heads: MedusaHead,
         topology: Topology,
         *,
-        size: TreeSize | None = None,
+        size: DraftPlan | None = None,
         together: HeadsTogether | None = None,
         name: str = "medusa",
     ) -> None:
@@ -489,7 +485,7 @@ class MedusaDrafter(Drafter):
         return DraftTree.of_points(self._pick([*chain.from_iterable(named)]), topology.parents)
 
     def _what_pays(
-        self, topology: Topology, state: npt.NDArray[np.float32], size: TreeSize
+        self, topology: Topology, state: npt.NDArray[np.float32], size: DraftPlan
     ) -> DraftTree:
         """Return those nodes of the tree that pay, by the heads' probabilities."""
         if not size.depth_to_ask():
@@ -575,7 +571,7 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
     together = None if env.meeting is None else HeadsTogether(head, env.meeting)
 
     def start() -> MedusaDrafter:
-        size = env.tree_size(share) if chosen else None
+        size = env.draft_plan(share, depth=1) if chosen else None
         return MedusaDrafter(head, topology, size=size, together=together, name=name)
 
     owned: list[Owned] = [head] if together is None else [together, head]

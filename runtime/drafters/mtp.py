@@ -9,7 +9,7 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 
-from specrun.bindings.contexts.mtp_context import MtpContext, StateBatch, check_nextn
+from specrun.bindings.contexts.context import MtpContext, StateBatch, check_nextn
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
@@ -24,7 +24,7 @@ from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.models.pairing import check_blocks
-from specrun.runtime.planning.draft_size import DraftLength
+from specrun.runtime.planning import DraftPlan
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
@@ -174,7 +174,7 @@ class MtpDrafter(StatesDrafter):
         num_draft_tokens: int = 3,
         sampling: MtpSampling = "argmax",
         p_min: float = 0.0,
-        length: DraftLength | None = None,
+        length: DraftPlan | None = None,
         n_params: int = 0,
         depth_params: float = 0.0,
         name: str = "mtp",
@@ -303,7 +303,7 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
                 num_draft_tokens=n_tokens,
                 sampling=sampling,
                 p_min=p_min,
-                length=None if n is not None else env.draft_length(share),
+                length=None if n is not None else env.draft_plan(share),
                 n_params=n_params,
                 depth_params=depth_params,
                 name=name,

@@ -21,7 +21,7 @@ from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.law import FloatArray, IdArray, Law
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, transformed_law
-from specrun.runtime.planning.draft_size import DraftLength
+from specrun.runtime.planning import DraftPlan
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees import draft_chain
@@ -291,7 +291,7 @@ class NgramDrafter(Drafter):
         num_draft_tokens: int = 5,
         sampling: NgramSampling = "with",
         p_min: float = 0.0,
-        length: DraftLength | None = None,
+        length: DraftPlan | None = None,
         name: str = "ngram",
     ) -> None:
         if num_draft_tokens < 1:
@@ -302,7 +302,6 @@ class NgramDrafter(Drafter):
         self._law = NgramLaw([*sources, self._text])
         self._sampling, self._p_min, self._length = sampling, p_min, length
         self._order = max(order, *(source.order for source in sources), 1)
-        self._drafted: Sequence[int] = ()
         self._row_memory = RowMemory()
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -338,7 +337,8 @@ class NgramDrafter(Drafter):
             stop=self._length,
             end_tokens=request.end_tokens,
         )
-        self._drafted = tree.tokens
+        if self._length is not None:
+            self._length.drafted(tree)
         if request.keep in ("nothing", "points"):
             return tree
         return NgramRows(self._row_memory, self._law, last).of(tree)
@@ -358,8 +358,7 @@ class NgramDrafter(Drafter):
         """Count what was committed; learn how far drafts pay."""
         self._text.extend(outcome.tokens[len(self._text.tokens) :])
         if self._length is not None:
-            self._length.observe(self._drafted, outcome)
-        self._drafted = ()
+            self._length.observe(outcome)
 
     def rewind(self, length: int) -> None:
         """Take back the tokens from position `length` on."""
@@ -435,7 +434,7 @@ def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart)
             num_draft_tokens=count,
             sampling=sampling,
             p_min=p_min,
-            length=env.draft_length(0.0) if n is None else None,
+            length=env.draft_plan(0.0) if n is None else None,
             name=str(expression),
         )
 

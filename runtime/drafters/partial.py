@@ -10,7 +10,7 @@ import numpy as np
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.layer_inputs import check_layer_inputs
+from specrun.bindings.contexts.rows import check_layer_inputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.runtime.drafters.draft_model import DraftModelState, DraftTreeState, plan_draft
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment

@@ -11,11 +11,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
 from specrun.runtime.heads import FloatRows, TextRows
-from specrun.runtime.planning.draft_size import DraftLength, TreeSize
+from specrun.runtime.planning import DraftPlan
 from specrun.runtime.round.drafter import Drafter, DraftRequest, Owned, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
-from specrun.runtime.trees.tree import DraftTree
+from specrun.runtime.trees.tree import ROOT, DraftTree
 
 _ROOT_ROWS = (0,)  # those of most rounds
 
@@ -31,8 +33,8 @@ class Cells(Owned, Protocol):
 class StatesDrafter(Drafter):
     """One conversation's drafter: it owns `cells` of a head that conversations share.
 
-    `state` are the rows of the text, `n_params` the parameters of the head. `length` says how long
-    chains are, `size` how many nodes dynamic trees have, where that is not fixed.
+    `state` are the rows of the text, `n_params` the parameters of the head. `length` plans chains
+    and `size` dynamic trees, if how much is drafted is not fixed.
     """
 
     def __init__(
@@ -41,12 +43,11 @@ class StatesDrafter(Drafter):
         state: TextRows[Any],
         cells: Cells,
         n_params: int,
-        length: DraftLength | None = None,
-        size: TreeSize | None = None,
+        length: DraftPlan | None = None,
+        size: DraftPlan | None = None,
     ) -> None:
         self.name, self._text_rows, self._owned = name, state, cells
         self._n_params, self._length, self._size = n_params, length, size
-        self._drafted: Sequence[int] = ()  # of the chain that `length` stopped
         self._prompt: list[int] = []
 
     @abstractmethod
@@ -81,17 +82,21 @@ class StatesDrafter(Drafter):
         start = len(tokens) - len(wanted) - (outcome.next_token is not None)
         held.learn(start, self.read_states(outcome.rows, wanted), tokens)
         if self._length is not None:
-            self._length.observe(self._drafted, outcome)
-            self._drafted = ()
+            self._length.observe(outcome)
         if self._size is not None:
             self._size.observe(outcome)
 
     def stopped(self, tree: DraftTree) -> DraftTree:
         """Note a chain that `length` stopped; return it."""
-        self._drafted = tree.tokens
-        return tree
+        return tree if self._length is None else self._length.drafted(tree)
 
-    def within_what_pays(self, request: DraftRequest, size: TreeSize) -> tuple[DraftRequest, int]:
+    def shortened(self, tokens: list[int], log_probs: FloatRows, plan: DraftPlan) -> DraftTree:
+        """Return as much of a chain as pays; its tokens were chosen, so this choice is exact."""
+        values = np.exp(np.cumsum(log_probs, dtype=np.float64)).tolist()
+        kept = plan.best(values, range(ROOT, len(tokens) - 1), len(tokens))
+        return DraftTree.chain(list(tokens[: len(kept)]))
+
+    def within_what_pays(self, request: DraftRequest, size: DraftPlan) -> tuple[DraftRequest, int]:
         """Return the request as deep as `size` asks in a round, and that depth; 0: not at all."""
         depth = size.depth_to_ask()
         return request.within(depth, request.max_nodes), depth

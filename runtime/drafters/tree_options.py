@@ -26,8 +26,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.heads import Accuracy, read_accuracy_csv
 from specrun.runtime.language import Expression, ExpressionOptions, find_method, options_of
-from specrun.runtime.planning import TYPICAL_ACCURACY, plan_medusa_tree
-from specrun.runtime.planning.draft_size import TreeSize
+from specrun.runtime.planning import TYPICAL_ACCURACY, DraftPlan, plan_medusa_tree
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.trees.eagle2 import DynamicShape
 from specrun.runtime.trees.growth import TreeSampling
@@ -108,15 +107,15 @@ class TreeOptions:
         env: DraftEnvironment,
         share: float,
         text_share: Callable[[], float] | None = None,
-    ) -> TreeSize | None:
+    ) -> DraftPlan | None:
         """Return what chooses how much of a tree is verified, with nodes=auto.
 
         `share` of the target is read for each depth of it, `text_share` beside its weights
-        (`DraftEnvironment.tree_size`).
+        (`DraftEnvironment.draft_plan`).
         """
         if self.nodes != "auto" or not isinstance(shape, DynamicShape):
             return None
-        return env.tree_size(share, text_share, depth=shape.depth)
+        return env.draft_plan(share, text_share, depth=shape.depth)
 
     def _planned(self, plan: Callable[[int, int], Topology]) -> Topology:
         if self.nodes == "auto":

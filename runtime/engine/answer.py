@@ -1,6 +1,6 @@
-"""An answer in the making: rounds of the loop, their text and events, and what was counted.
+"""An answer to a request: rounds of the loop, their text and events, and its statistics.
 
-A session's stream makes it step by step, in an engine beside others'.
+A session's stream makes it step by step; an engine interleaves the steps of several.
 """
 
 from __future__ import annotations
@@ -9,13 +9,15 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
-from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
+from specrun.runtime.acceptance import PairRule, SequentialCascade
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
-from specrun.runtime.engine.sequential import SequentialSettings, sequential_rounds, small_model
+from specrun.runtime.engine.request_options import AnswerOptions, Choice
+from specrun.runtime.engine.sequential import sequential_rounds, small_model
+from specrun.runtime.engine.streams import Mailbox
+from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
 from specrun.runtime.grammar import GrammarState
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.laws.noise import SeededNoise
@@ -23,14 +25,12 @@ from specrun.runtime.laws.samplers import FRESH, SamplerState, sequence_breakers
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.online import RejectionNotes
 from specrun.runtime.round.backend_laws import candidates_needed, sampled_on_device
-from specrun.runtime.round.drafter import Drafter
 from specrun.runtime.round.loop import (
     NOT_EVALUATED,
     Conversation,
     DecodeSettings,
     Round,
     RoundLimits,
-    Witness,
     decode_rounds,
 )
 from specrun.runtime.round.results import (
@@ -44,269 +44,86 @@ from specrun.runtime.round.results import (
     TokenEvent,
     Usage,
 )
-from specrun.runtime.round.target import Target, TargetModel
+from specrun.runtime.round.target import Target
 from specrun.runtime.round.text import TextAssembler
 from specrun.runtime.trees.tree import count_candidates
 
+if TYPE_CHECKING:
+    from specrun.runtime.engine.session import Session
+
 Stage = Literal["reading", "waiting", "masking", "round"]
-"""Why an answer in the making gave back control: a piece of its prompt was read; its tree waits for
-others to be evaluated with; its grammar has not said yet what may follow; there is a round to hand
-out."""
+"""The reason why an answer gave back control. reading: a piece of its prompt was read; waiting: a
+draft or a tree waits for an evaluation that conversations share; masking: its grammar is still
+computing which tokens may follow; round: there is a round to hand out."""
 
 Making = Generator[Stage, None, None]
-"""An answer that is being made, step by step: it knows itself whether it has begun and ended."""
+"""The generator of an answer; its state is the only record of whether it has begun and ended."""
+
+_PATIENCE = 0.02  # seconds that other conversations may wait for a grammar's answer
 
 
-_PATIENCE = 0.02  # seconds that others may wait for what a grammar says of a draft
+@dataclass(frozen=True, slots=True, eq=False)
+class Request:
+    """A prompt, and how it is to be answered; an engine's has the mailbox of its reader."""
+
+    prompt: Sequence[int]
+    params: SamplingParams
+    seed: int
+    options: AnswerOptions
+    choice: Choice
+    mailbox: Mailbox | None = None
 
 
-class Answering(Protocol):
-    """What an answer is made with: see `Session`."""
+class AnswerStatistics:
+    """The clock and the counters of an answer.
 
-    target: TargetModel
-    rule: Rule | SequentialCascade
-    vocabulary: Vocabulary
-    conversation: Conversation
-    backend_sampling: bool
-    settles: bool
-    memory_note: Callable[[], str]
-    rejections: RejectionNotes | None
+    The clock leaves out the time that a stream's consumer takes for tokens: `left` is when it was
+    given the last one, None while the answer goes on.
+    """
 
-    @property
-    def drafter(self) -> Drafter:
-        """The conversation's drafter."""
+    def __init__(self) -> None:
+        self.first_token_s: float | None = None
+        self.left: float | None = None
+        self._started = self._elsewhere = self._prompt_s = 0.0
+        self._native_before = (0.0, 0.0)
+        self._n_read = 0  # tokens of the prompt that were evaluated before the first round
+        self._graphs_before: int | None = None
+        self._counter, self._departures = RoundCounter(), Departures()
+        # Depths and candidates of the tree that was counted last, with `count_candidates` of them.
+        self._counted: tuple[tuple[int, ...], tuple[bool, ...], tuple[int, int]] = (), (), (0, 0)
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
+    def start(self, session: Session) -> None:
+        """Start the clock."""
+        self._native_before = session.native_seconds()
+        self._started = time.perf_counter()
 
-    def native_seconds(self) -> tuple[float, float]:
-        """Return the native evaluation time of target and drafter so far."""
-
-    def turn_to(self, prompt: Sequence[int]) -> int:
-        """Take a prompt that is yet to be read; return how many of its tokens are cached."""
-
-    def read_prompt(self) -> Iterator[None]:
-        """Read the prompt that was turned to; yields after each piece."""
-
-    def require_open(self) -> None:
-        """Raise `ClosedError` where it was closed."""
-
-
-@dataclass(slots=True)
-class AnswerClock:
-    """Wall time inside the runtime, without what the consumer of a stream does between tokens."""
-
-    started: float
-    native_before: tuple[float, float]
-    elsewhere: float = 0.0
-    prompt_s: float = 0.0
-    reused_before: int | None = None  # graphs, when the prompt was read
-    first_token_s: float | None = None
-    left: float | None = None  # when the consumer was given what it has now
+    def end_prompt(self, session: Session, n_read: int) -> None:
+        """Note that the prompt was read, so many tokens of it by evaluation."""
+        self._n_read, self._prompt_s = n_read, self.elapsed()
+        self._graphs_before = session.target.graphs_reused
 
     def elapsed(self) -> float:
         """Return the seconds so far."""
         now = time.perf_counter() if self.left is None else self.left
-        return now - self.started - self.elsewhere
+        return now - self._started - self._elsewhere
 
     def note_first(self, now: float) -> None:
         """Note that the consumer has the first token."""
-        self.first_token_s = now - self.started - self.elsewhere
+        self.first_token_s = now - self._started - self._elsewhere
 
     def come_back(self) -> None:
         """Note that the runtime goes on."""
         left, self.left = self.left, None
         if left is not None:
-            self.elsewhere += time.perf_counter() - left
+            self._elsewhere += time.perf_counter() - left
 
-
-class Answer:
-    """What a stream has generated so far, and the generator that goes on with it.
-
-    `make` decodes, a round at a time. What the round says is handed out token by token, as events,
-    or at once, without: of a drained stream nobody reads events.
-    """
-
-    def __init__(
-        self,
-        session: Answering,
-        prompt: list[int],
-        params: SamplingParams,
-        seed: int,
-        index: int,
-        max_tokens: int | None,
-        *,
-        logprobs: bool,
-        n_max: int | None = None,
-        n_top: int = 0,
-        witness: Witness | None = None,
-    ) -> None:
-        self._seed = seed
-        self._witness = witness
-        self._index = index
-        self._logprobs, self._n_top = logprobs or n_top > 0, n_top
-        self.session = session
-        self._prompt = prompt
-        self._params = params.effective()
-        self._max_tokens, self._n_max = max_tokens, n_max
-        # Compiled before anything is evaluated: what the compiler has against it is said at once.
-        grammar = params.grammar
-        self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
-        self._place: GrammarState | None = None  # where the text begins under it
-        self._guided: GuidedDrafter | None = None
-        self._counter = RoundCounter()
-        # Depths and candidates of the tree that was counted last, with `count_candidates` of them.
-        self._counted: tuple[tuple[int, ...], tuple[bool, ...], tuple[int, int]] = (), (), (0, 0)
-        self._departures = Departures()
-        self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
-        self._keeper = LogprobKeeper()
-        # Tokens, and the text that became certain with them: an item is handed out as a whole.
-        self._said: list[tuple[Sequence[int], str]] = []
-        # The round that is handed out, its number, its tokens' pieces, and how many items there
-        # were before it: a tuple, because they change together. None where all of it was.
-        self.spoken: tuple[Round, int, list[bytes], int] | None = None
-        self._cached = 0
-        self._finish: FinishReason = "cancelled"
-        self.clock = AnswerClock(0.0, (0.0, 0.0))
-        self._stats: SpecStats | None = None
-        self.hand_out: Callable[[], None] | None = None  # while the next round is evaluated
-
-    @property
-    def result(self) -> GenerationResult:
-        """The answer so far, complete once the stream is exhausted or closed."""
-        token_ids = [token for tokens, _ in self._said for token in tokens]
-        text = "".join(text for _, text in self._said)
-        usage = Usage(len(self._prompt), len(token_ids), self._cached)
-        stats = self._stats or self._statistics()
-        return GenerationResult(text, token_ids, self._finish, usage, stats, self._seed)
-
-    # -- making it ---------------------------------------------------------------------------------
-
-    def make(self) -> Making:
-        """Decode the answer; at every yield it says why it gives back control."""
-        session = self.session
-        try:
-            self.clock = AnswerClock(time.perf_counter(), session.native_seconds())
-            target = self._verifier()
-            self._cached = session.turn_to(self._prompt)
-            yield "reading"
-            for _ in session.read_prompt():
-                yield "reading"
-            self.clock.prompt_s = self.clock.elapsed()
-            self.clock.reused_before = session.target.graphs_reused
-            yield from self._decode(target)
-        except SpecrunError as error:
-            if self.hand_out is not None:  # what was decided before it is said
-                self.hand_out()
-            session.require_open()  # whatever it met then: that is why
-            if isinstance(error, (DecodeMemoryError, OutOfMemoryError)):
-                error.add_note(session.memory_note())
-            raise
-        finally:
-            self._conclude()
-
-    def _conclude(self) -> None:
-        self.spoken = None  # what was not handed out was not said
-        if self._finish == "cancelled":
-            # What waited for the rest of a character or a stop string was said.
-            self._said.append(((), self._assembler.finish()))
-        self._stats = self._statistics()
-        if self._place is not None:
-            self._place.close()
-        if self.session.rejections is not None:
-            self.session.rejections.end_answer(self.session.conversation.tokens)
-        try:
-            self._keeper.finish()
-        except SpecrunError:
-            # A closed context's rows are gone: nothing of them can be saved.
-            if not self.session.closed:
-                raise
-
-    def _verifier(self) -> Target:
-        """Return what verifies drafts: the target, or the one that sends what laws need."""
-        session, params = self.session, self._params
-        # Rules that weigh raw laws read whole rows; at temperature 0 any other one is exact.
-        rule = session.rule
-        by_law = not isinstance(rule, PairRule) and (rule.exact or params.is_greedy)
-        reads_rows = session.drafter.reads_logits or session.rejections is not None
-        sampled = session.backend_sampling and by_law and not reads_rows
-        whole = self._logprobs or not sampled
-        needed = None if whole else candidates_needed(params, session.vocabulary.size)
-        return sampled_on_device(session.target, needed)
-
-    def _decode(self, target: Target) -> Making:
-        session, conversation = self.session, self.session.conversation
-        end_tokens = session.vocabulary.end_of_generation
-        limits = RoundLimits(
-            n_ctx=session.target.n_positions,
-            max_nodes=session.target.max_nodes,
-            max_tokens=self._max_tokens,
-            n_max=self._n_max,
-        )
-        conversation.noise = SeededNoise.for_answer(self._seed, self._prompt, self._index)
-        rounds = self._rounds(target, limits, end_tokens)
-        # A full context counts as length, like the token limit.
-        finish: FinishReason = "length"
-        number, pieces_of, rejections = 0, session.vocabulary.pieces, session.rejections
-        for this_round in rounds:
-            if this_round is None:
-                yield "waiting" if self._guided is None or self._guided.may_draft else "masking"
-                continue
-            if self.hand_out is not None:  # the last round, if it was not evaluated on a device
-                self.hand_out()
-            tokens = this_round.new
-            pieces = pieces_of(tokens)
-            if tokens[-1] in end_tokens:
-                pieces[-1] = b""
-            if this_round.is_whole:
-                finish = "stop"
-            self._count(this_round)
-            if rejections is not None and this_round.rejected:
-                note_rejected(rejections, conversation, this_round)
-            self.spoken = this_round, number, pieces, len(self._said)
-            yield "round"
-            if self._stops and self._assembler.stopped_by is not None:
-                finish = "stop"
-                break
-            self._keeper.before_evaluation()
-            number += 1
-        self._finish = finish
-
-    def _rounds(
-        self, target: Target, limits: RoundLimits, end_tokens: frozenset[int]
-    ) -> Iterator[Round | None]:
-        session, conversation, rule = self.session, self.session.conversation, self.session.rule
-        state = self._sampler_state()
-        if isinstance(rule, SequentialCascade):
-            small = small_model(rule, session.drafter)
-            alone = SequentialSettings(rule, self._params, limits, end_tokens, state)
-            return sequential_rounds(session.target, conversation, small, alone)
-        if self._grammar is not None:
-            self._guided = GuidedDrafter(session.drafter)
-        verifying = DecodeSettings(
-            rule, self._params, limits, end_tokens, state, self._witness, self._guided
-        )
-        return decode_rounds(target, conversation, verifying)
-
-    def _sampler_state(self) -> SamplerState:
-        """Return what samplers know before the first token."""
-        if "dry" not in self._params.chain and self._grammar is None:
-            return FRESH
-        texts = self._params.dry_sequence_breakers if "dry" in self._params.chain else ()
-        if self._grammar is not None:
-            # Beside others it must not hold them up.
-            patience = _PATIENCE if self.session.settles else None
-            self._place = self._grammar.start(len(self._prompt), patience)
-        return SamplerState(sequence_breakers(self.session.vocabulary, texts), grammar=self._place)
-
-    def _count(self, this_round: Round) -> None:
+    def count(self, this_round: Round, conversation: Conversation) -> None:
+        """Count a round, as a whole or not at all, wherever Ctrl-C may come."""
         if this_round.rows is NOT_EVALUATED:
             self._counter.count_spoken(len(this_round.new))
             return
         tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.new)
         if this_round.laws:
-            conversation = self.session.conversation
             start = len(conversation.tokens) - n_new
             self._departures.count(this_round.laws, this_round.new, conversation.noise, start)
         n_nodes = len(tree.tokens)
@@ -323,13 +140,262 @@ class Answer:
         others = n_nodes - n_candidates
         self._counter.kinds[n_candidates, depth, n_accepted, n_new, others, tested] += 1
 
+    def summary(self, answer: Answer, n_tokens: int) -> SpecStats:
+        """Return the statistics of an answer that has so many tokens so far."""
+        session, counter = answer.session, self._counter
+        wall = target_s = drafter_s = 0.0
+        if self._started:
+            wall = self.elapsed()
+            times = zip(session.native_seconds(), self._native_before, strict=True)
+            target_s, drafter_s = (now - before for now, before in times)
+        reused, before = session.target.graphs_reused, self._graphs_before
+        forced, forced_accepted = answer.forced
+        return SpecStats(
+            drafter=answer.drafter.name,
+            rule=answer.rule.name,
+            exact=answer.rule.exact,
+            rounds=counter.rounds,
+            drafted=counter.drafted,
+            accepted=counter.accepted,
+            acceptance_rate=counter.acceptance_rate,
+            mean_accepted_length=counter.mean_accepted_length,
+            acceptance_by_position=tuple(counter.acceptance_by_position),
+            tokens_per_second=_rate(n_tokens, wall - self._prompt_s),
+            prompt_tokens_per_second=_rate(self._n_read, self._prompt_s),
+            time_to_first_token_s=self.first_token_s,
+            target_s=target_s,
+            drafter_s=drafter_s,
+            overhead_s=max(0.0, wall - target_s - drafter_s),
+            wall_s=wall,
+            drafting=answer.drafter.report(),
+            non_candidates=counter.non_candidates,
+            acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
+            tested_by_position=tuple(counter.tested_by_position),
+            width=session.target.width,
+            total_variation=self._departures.total_variation,
+            changed_share=self._departures.changed_share,
+            rebuilt=None
+            if reused is None or before is None
+            else max(0, counter.rounds - max(0, reused - before)),
+            forced=forced,
+            forced_accepted=forced_accepted,
+        )
+
+
+class Answer:
+    """An answer so far, and the generator that continues it.
+
+    `make` decodes, a round at a time. A round is handed out token by token, as events, or at once
+    without: nobody reads the events of a drained stream.
+    """
+
+    def __init__(self, session: Session, request: Request) -> None:
+        options, params = request.options, request.params
+        self.session, self.request = session, request
+        self.rule = request.choice.rule or session.rule
+        self.drafter = session.drafter_of(request.choice)
+        self._logprobs = options.logprobs or options.top_logprobs > 0
+        self._prompt = [*request.prompt]
+        self._params = params.effective()
+        # Compiled before anything is evaluated: the compiler's errors are raised at once.
+        grammar = params.grammar
+        self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
+        self._place: GrammarState | None = None  # where the text begins under it
+        self._guided: GuidedDrafter | None = None
+        self._tracer: Tracer | None = None
+        if options.trace:
+            self._tracer = Tracer(session.vocabulary, greedy=params.is_greedy)
+        self.traces: list[RoundTrace] = []
+        self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
+        self._keeper = LogprobKeeper()
+        # Tokens, and the text that became certain with them: an item is handed out as a whole.
+        self._said: list[tuple[Sequence[int], str]] = []
+        # The round that is handed out, its number, its tokens' pieces, and how many items there
+        # were before it: a tuple, because they change together. None: nothing is left of it.
+        self.spoken: tuple[Round, int, list[bytes], int] | None = None
+        self._cached = 0
+        self._finish: FinishReason = "cancelled"
+        self.statistics = AnswerStatistics()
+        self._stats: SpecStats | None = None  # once it has ended
+        self.hand_out: Callable[[], None] | None = None  # while the next round is evaluated
+
+    @property
+    def result(self) -> GenerationResult:
+        """The answer so far, complete once the stream is exhausted or closed."""
+        token_ids = [token for tokens, _ in self._said for token in tokens]
+        text = "".join(text for _, text in self._said)
+        usage = Usage(len(self._prompt), len(token_ids), self._cached)
+        stats = self._stats or self.statistics.summary(self, len(token_ids))
+        return GenerationResult(text, token_ids, self._finish, usage, stats, self.request.seed)
+
+    # -- making it ---------------------------------------------------------------------------------
+
+    def make(self) -> Making:
+        """Decode the answer; each yielded stage is the reason for giving back control."""
+        session, request, conversation = self.session, self.request, self.session.conversation
+        try:
+            self.drafter = session.drafter_of(request.choice)  # it may have been swapped meanwhile
+            session.turn_to_drafter(self.drafter)
+            self.rule = request.choice.rule or session.rule
+            self.statistics.start(session)
+            target = self._verifier()
+            self._cached = conversation.turn_to(session.target, self._prompt)
+            yield "reading"
+            n_read = 0
+            # In a sequential cascade the target reads the prompt when it is needed.
+            if not isinstance(self.rule, SequentialCascade):
+                # The prompt's last token is the first round's root.
+                n_read = len(self._prompt) - 1 - self._cached
+                for _ in conversation.read_prompt(session.target):
+                    yield "reading"
+            if self._tracer is not None:
+                self._tracer.begin(len(conversation.tokens), self._clocks())
+            self.statistics.end_prompt(session, n_read)
+            yield from self._decode(target)
+        except SpecrunError as error:
+            if self.hand_out is not None:  # tokens that were decided before it
+                self.hand_out()
+            session.require_open()  # its closing is the cause of whatever was raised
+            if isinstance(error, (DecodeMemoryError, OutOfMemoryError)):
+                error.add_note(session.memory_note())
+            raise
+        finally:
+            self._conclude()
+
+    def _conclude(self) -> None:
+        self.spoken = None  # tokens that were not handed out are no part of the answer
+        if self._finish == "cancelled":
+            # Text that waited for the rest of a character or a stop string is part of it.
+            self._said.append(((), self._assembler.finish()))
+        n_tokens = sum(len(tokens) for tokens, _ in self._said)
+        self._stats = self.statistics.summary(self, n_tokens)
+        if self._place is not None:
+            self._place.close()
+        if self.session.rejections is not None:
+            self.session.rejections.end_answer(self.session.conversation.tokens)
+        try:
+            self._keeper.finish()
+        except SpecrunError:
+            # A closed context's rows are gone: nothing of them can be saved.
+            if not self.session.closed:
+                raise
+
+    def _verifier(self) -> Target:
+        """Return the target that verifies drafts: whole rows, or only the best logits of them."""
+        session, params, rule = self.session, self._params, self.rule
+        # Rules that weigh raw laws read whole rows; at temperature 0 any other one is exact.
+        by_law = not isinstance(rule, PairRule) and (rule.exact or params.is_greedy)
+        reads_rows = self.drafter.reads_logits or session.rejections is not None
+        sampled = session.backend_sampling and by_law and not reads_rows
+        whole = self._logprobs or not sampled
+        needed = None if whole else candidates_needed(params, session.vocabulary.size)
+        return sampled_on_device(session.target, needed)
+
+    def _decode(self, target: Target) -> Making:
+        session, conversation = self.session, self.session.conversation
+        end_tokens = session.vocabulary.end_of_generation
+        limits = RoundLimits(
+            n_ctx=session.target.n_positions,
+            max_nodes=session.target.max_nodes,
+            max_tokens=self.request.options.max_tokens,
+            n_max=self.request.options.n_max,
+        )
+        conversation.noise = SeededNoise.for_answer(
+            self.request.seed, self._prompt, self.request.options.index
+        )
+        rounds = self._rounds(target, limits, end_tokens)
+        # A full context counts as length, like the token limit.
+        finish: FinishReason = "length"
+        number, pieces_of, rejections = 0, session.vocabulary.pieces, session.rejections
+        for this_round in rounds:
+            if this_round is None:
+                yield "waiting" if self._guided is None or self._guided.may_draft else "masking"
+                continue
+            if self.hand_out is not None:  # the last round, if it was not evaluated on a device
+                self.hand_out()
+            tokens = this_round.new
+            pieces = pieces_of(tokens)
+            if tokens[-1] in end_tokens:
+                pieces[-1] = b""
+            if this_round.is_whole:
+                finish = "stop"
+            self.statistics.count(this_round, conversation)
+            if rejections is not None and this_round.rejected:
+                note_rejected(rejections, conversation, this_round)
+            self.spoken = this_round, number, pieces, len(self._said)
+            if self._tracer is not None:
+                self._trace(self._tracer)
+            yield "round"
+            if self._stops and self._assembler.stopped_by is not None:
+                finish = "stop"
+                break
+            self._keeper.before_evaluation()
+            number += 1
+        self._finish = finish
+
+    def _rounds(
+        self, target: Target, limits: RoundLimits, end_tokens: frozenset[int]
+    ) -> Iterator[Round | None]:
+        session, conversation, rule = self.session, self.session.conversation, self.rule
+        if self._grammar is not None and not isinstance(rule, SequentialCascade):
+            self._guided = GuidedDrafter(self.drafter)
+        settings = DecodeSettings(
+            rule,
+            self._params,
+            limits,
+            end_tokens,
+            self._sampler_state(),
+            None if self._tracer is None else self._tracer.witness,
+            self._guided,
+        )
+        if isinstance(rule, SequentialCascade):
+            small = small_model(rule, self.drafter)
+            return sequential_rounds(session.target, conversation, small, settings)
+        return decode_rounds(target, conversation, settings)
+
+    def _sampler_state(self) -> SamplerState:
+        """Return the samplers' state before the first token."""
+        if "dry" not in self._params.chain and self._grammar is None:
+            return FRESH
+        texts = self._params.dry_sequence_breakers if "dry" in self._params.chain else ()
+        if self._grammar is not None:
+            # Other conversations must not wait for it.
+            patience = _PATIENCE if self.session.settles else None
+            self._place = self._grammar.start(len(self._prompt), patience)
+        return SamplerState(sequence_breakers(self.session.vocabulary, texts), grammar=self._place)
+
+    @property
+    def forced(self) -> tuple[int, int]:
+        """How many drafted tokens a grammar forced so far, and how many of them were accepted."""
+        guided = self._guided
+        return (0, 0) if guided is None else (guided.forced, guided.forced_accepted)
+
+    # -- traces ------------------------------------------------------------------------------------
+
+    def _clocks(self) -> Clocks:
+        """Return the seconds that the answer's own work has taken so far."""
+        own = self.statistics.elapsed if self.session.clock is None else self.session.clock
+        return Clocks(*self.session.native_seconds(), own())
+
+    def _trace(self, tracer: Tracer) -> None:
+        """Add the trace of the round that is to be handed out."""
+        n_tokens = len(self.session.conversation.tokens)
+        trace = tracer.trace(n_tokens, self.result.stats, self.session.cost_of, self._clocks)
+        if trace is not None:
+            self.traces.append(trace)
+
+    def take_traces(self) -> list[RoundTrace]:
+        """Return the traces that were made since the last call."""
+        traces, self.traces = self.traces, []
+        return traces
+
     # -- handing it out ----------------------------------------------------------------------------
 
     @property
     def may_wait(self) -> bool:
         """Whether a round may be handed out while a device evaluates the next one.
 
-        Not where its text decides whether there is one, nor where its rows are read.
+        Not if its text decides whether there is one, nor if its rows are read.
         """
         return (
             self.session.target.context.waits_for_device
@@ -341,6 +407,13 @@ class Answer:
     def is_at_end(self) -> bool:
         """Whether there is no round after the one that is to be handed out."""
         return self.spoken is not None and self.spoken[0].is_last
+
+    @property
+    def n_evaluated(self) -> int:
+        """How many tokens of its own the evaluation of the round had; 0 if there was none."""
+        if self.spoken is None or self.spoken[0].rows is NOT_EVALUATED:
+            return 0
+        return 1 + len(self.spoken[0].tree)
 
     def next_event(self) -> TokenEvent | None:
         """Hand out the next token of the round; None: all of them were."""
@@ -360,8 +433,9 @@ class Answer:
         token = this_round.new[index]
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
-            # Read when somebody asks: a softmax for every token would be most of the overhead.
-            event = TokenEvent(text, token, origin, number, this_round, index, self._n_top)
+            # Read on demand: a softmax for every token would be most of the overhead.
+            n_top = self.request.options.top_logprobs
+            event = TokenEvent(text, token, origin, number, this_round, index, n_top)
             if self.session.settles:
                 event.settle()
             else:
@@ -371,10 +445,10 @@ class Answer:
         said.append(((token,), text))
         if left == 1:
             self.spoken = None
-        clock = self.clock
-        clock.left = now = time.perf_counter()
-        if clock.first_token_s is None:
-            clock.note_first(now)
+        statistics = self.statistics
+        statistics.left = now = time.perf_counter()
+        if statistics.first_token_s is None:
+            statistics.note_first(now)
         return event
 
     def take_round(self) -> None:
@@ -388,61 +462,17 @@ class Answer:
         if this_round.is_last:
             text += self._held_back()
         self._said.append((this_round.new[start : start + count], text))
-        if self.clock.first_token_s is None:
-            self.clock.note_first(time.perf_counter())
-        self.clock.left = None
+        if self.statistics.first_token_s is None:
+            self.statistics.note_first(time.perf_counter())
+        self.statistics.left = None
 
     def _held_back(self) -> str:
-        """Return the text that the answer's last token carries beside its own."""
+        """Return the text that was held back until the answer's last token."""
         return self._assembler.finish() if self._assembler.stopped_by is None else ""
-
-    def _statistics(self) -> SpecStats:
-        session, counter, clock = self.session, self._counter, self.clock
-        wall = clock.elapsed() if clock.started else 0.0
-        target_s = drafter_s = 0.0
-        if clock.started:
-            times = zip(session.native_seconds(), clock.native_before, strict=True)
-            target_s, drafter_s = (now - before for now, before in times)
-        reused, before = session.target.graphs_reused, clock.reused_before
-        decoding, n_tokens = wall - clock.prompt_s, sum(len(tokens) for tokens, _ in self._said)
-        # The prompt's last token is the first round's root, not part of the prefill; in sequential
-        # cascades none of it is.
-        lazy = isinstance(session.rule, SequentialCascade)
-        evaluated = 0 if lazy else len(self._prompt) - self._cached - 1
-        return SpecStats(
-            drafter=session.drafter.name,
-            rule=session.rule.name,
-            exact=session.rule.exact,
-            rounds=counter.rounds,
-            drafted=counter.drafted,
-            accepted=counter.accepted,
-            acceptance_rate=counter.acceptance_rate,
-            mean_accepted_length=counter.mean_accepted_length,
-            acceptance_by_position=tuple(counter.acceptance_by_position),
-            tokens_per_second=_rate(n_tokens, decoding),
-            prompt_tokens_per_second=_rate(evaluated, clock.prompt_s),
-            time_to_first_token_s=clock.first_token_s,
-            target_s=target_s,
-            drafter_s=drafter_s,
-            overhead_s=max(0.0, wall - target_s - drafter_s),
-            wall_s=wall,
-            drafting=session.drafter.report(),
-            non_candidates=counter.non_candidates,
-            acceptance_given_prefix=tuple(counter.acceptance_given_prefix),
-            tested_by_position=tuple(counter.tested_by_position),
-            width=session.target.width,
-            total_variation=self._departures.total_variation,
-            changed_share=self._departures.changed_share,
-            rebuilt=None
-            if reused is None or before is None
-            else max(0, counter.rounds - max(0, reused - before)),
-            forced=0 if self._guided is None else self._guided.forced,
-            forced_accepted=0 if self._guided is None else self._guided.forced_accepted,
-        )
 
 
 def note_rejected(notes: RejectionNotes, conversation: Conversation, this_round: Round) -> None:
-    """Keep the row where a round's draft was rejected: the one that its last token came from."""
+    """Note the row of a rejected draft: the one that the round's last token came from."""
     if this_round.next_token is None or this_round.rows is NOT_EVALUATED:
         return
     notes.note(len(conversation.tokens) - 2, this_round.logits_of(len(this_round.path)))

@@ -10,14 +10,12 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.machine.placement import Placement, placing
-from specrun.bindings.models.lora import LoraFile
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.rope_scaling import RopeScaling
+from specrun.bindings.models.model import LoraFile, Model
 from specrun.bindings.models.trial import trusting_files
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
@@ -35,9 +33,6 @@ from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.round.drafter import DrafterWeights
 from specrun.runtime.round.padding import Shape
 
-if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
-    pass
-
 DEFAULT_N_CTX = 4096
 
 
@@ -45,12 +40,12 @@ DEFAULT_N_CTX = 4096
 class RuntimeOptions:
     """How models are loaded and evaluated.
 
-    `context` says how contexts are made, the target's and the draft model's; what drafting needs of
-    them (rows, sequences, states) is added to it. Its `n_ctx` 0 takes as much of the length the
-    target was trained with as there is memory for; larger values than that are cut to it, unless
-    `rope` stretches positions, which is then asked of the draft model too. `placement` says on
-    which devices models lie, of this machine and of others; without one, on every GPU of this
-    machine. `n_gpu_layers` is a count, "all" or "auto" (as many as fit, with the context, the
+    `context` has the settings of contexts, the target's and the draft model's; the needs of
+    drafting (rows, sequences, states) are added to it. Its `n_ctx` 0 takes as much of the length
+    the target was trained with as there is memory for; larger values than that are cut to it,
+    unless `rope` stretches positions, which then holds for the draft model too. `placement` has the
+    devices of models, of this machine and of others; without one, every GPU of this machine.
+    `n_gpu_layers` is a count, "all" or "auto" (as many as fit, with the context, the
     drafter and a margin: `Runtime.memory_line`). `seed` None or -1 picks one at random for every
     answer, which its result names. `accept` names the acceptance rule: exact ones, or
     "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that prompt lookup
@@ -58,13 +53,15 @@ class RuntimeOptions:
     `trust` opens files that were not seen before without trying them in another process. `shape`
     "fixed", or a width in tokens, evaluates as many tokens whatever is drafted, so that a text is
     the same to the bit with any drafter of point masses of that width; "pairs" evaluates two tokens
-    at least. `backend_sampling` "on", or
-    "auto" where a GPU has the whole target, sends only the best logits of each row to the host, in
-    answers without log-probabilities that keep a top k; one GPU was tried. `lora` are adapters
-    for the target, each a FILE or FILE:SCALE; the drafter stays as it is, and its
-    acceptance tells. `learn` True keeps what drafts got wrong in a buffer
-    (`Runtime.rejections`), "keep" in the user's state folder, a path in that file; nothing is
-    learnt before `specrun.train.online.online_drafter.OnlineDrafter` is told to.
+    at least. `backend_sampling` "on", or "auto" if a GPU has the whole target, sends only the best
+    logits of each row to the host, in answers without log-probabilities that keep a top k; one GPU
+    was tried. `lora` are adapters for the target, each a FILE or FILE:SCALE; the drafter stays as
+    it is, so its acceptance may fall. `learn` True keeps rejected drafts in a buffer
+    (`Runtime.rejections`), "keep" in the user's state folder, a path in that file; only a
+    `specrun.train.online.online_drafter.OnlineDrafter` learns from them. A request may choose
+    "none", the drafter or one of the drafters `others`, in full or by the name of its method if
+    only one has it, and another acceptance rule: any exact one if `accept` is exact, any that is
+    not if one of those is among `rules`.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
@@ -82,14 +79,16 @@ class RuntimeOptions:
     backend_sampling: BackendSampling = "off"
     lora: Sequence[str] = ()
     learn: LearnFrom = False
+    others: Sequence[str] = ()
+    rules: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class OpenModels:
     """A target and its drafter's weights, opened.
 
-    `environment` is what the drafter was built with, `fitted` what was chosen for the memory that
-    is here. `memory_note` says what everything takes.
+    The drafter was built with `environment`; `fitted` is the memory plan that was chosen.
+    `memory_note` describes the memory in use.
     """
 
     model: Model
@@ -109,10 +108,10 @@ def opening(
     clock: Callable[[], float] = time.perf_counter,
     meeting: DraftMeeting | None = None,
 ) -> Iterator[OpenModels]:
-    """Open a target and a drafter's weights, for whoever then owns them.
+    """Open a target and a drafter's weights, which the caller owns afterwards.
 
-    Closes them again if what is done with them fails: the last opened first. `clock` is what
-    drafters measure their rounds by; at a `meeting` several conversations are to draft.
+    Closes them again if the `with` block fails: the last opened first. Drafters measure their
+    rounds by `clock`; at a `meeting` several conversations draft.
     """
     rule = build_rule(options.accept)
     if options.reference is not None:
@@ -142,7 +141,7 @@ def opening(
             opened.callback(model.close)
             for text in options.lora:
                 model.add_lora(LoraFile.parse(text))
-            is_wanted(options.backend_sampling, model)  # raises for what is no choice
+            is_wanted(options.backend_sampling, model)  # raises for a wrong value
             sized = dataclasses.replace(loading.context, n_ctx=loading.context.size_for(model))
             environment = DraftEnvironment(
                 target=model,
@@ -164,7 +163,7 @@ def opening(
 
 
 def draft_file_of(drafter: str, environment: DraftEnvironment) -> Path:
-    """Return the file of the draft model of an expression; `OptionError` where none drafts."""
+    """Return the file of the draft model of an expression; `OptionError` if it has none."""
     expression = parse_expression(drafter)
     if expression.atom != "draft":
         problem = "is no draft model: give one, as in draft(small.gguf)"
@@ -205,7 +204,7 @@ def _memory_note(loading: Loading, placement: Placement) -> str:
 
 
 def parse_options(values: dict[str, Any]) -> RuntimeOptions:
-    """Return the options; those of context and placement may be given one by one beside them."""
+    """Return the options; those of context and placement may be given one by one, too."""
     own = [field.name for field in dataclasses.fields(RuntimeOptions)]
     of_context = ContextOptions.chosen_names()
     of_placement = [field.name for field in dataclasses.fields(Placement)]
@@ -223,7 +222,7 @@ def parse_options(values: dict[str, Any]) -> RuntimeOptions:
     options = RuntimeOptions(**{name: value for name, value in values.items() if name in own})
     if isinstance(options.lora, str | os.PathLike):
         raise OptionError(f"lora is {options.lora!r}: give a list of files, as ['a.gguf:0.5']")
-    random_if_unset(options.seed)  # raises for what is no seed, before a model is opened
+    random_if_unset(options.seed)  # raises for a wrong seed, before a model is opened
     chosen = {name: value for name, value in values.items() if name in of_context}
     placed = {name: value for name, value in values.items() if name in of_placement}
     return dataclasses.replace(

@@ -1,51 +1,98 @@
-"""Drafters and rules to choose from: each request says which answers it, and how much is drafted.
+"""Options of requests: how an answer is made, drafted and verified, and what an engine offers.
 
-An engine is told when it opens which drafters and rules there are to choose from: whoever asks
-opens no files. Its context has room for the largest of their trees. Drafters under rules that are
-not exact are made apart: they decide nothing by the clock, whatever the load.
+Requests open no files: an engine opens all its drafters and rules when it starts. Its context has
+room for the largest of their trees. Drafters for rules that are not exact are separate objects:
+their drafts never depend on measured time, whatever the load.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
-from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule, rule_names
 from specrun.runtime.drafters.batching import MOST_SEQUENCES
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.engine.opening import OpenModels
-from specrun.runtime.engine.session import require_as_small, require_fitting
+from specrun.runtime.engine.sequential import small_model
 from specrun.runtime.engine.slots import n_slot_sequences
 from specrun.runtime.language import parse_expression
-from specrun.runtime.laws.sampling import SamplingParams, whole_number
+from specrun.runtime.laws.sampling import SamplingParams, unknown_option, whole_number
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, Owned, close_all
 from specrun.runtime.round.loop import require_laws, require_rule
-from specrun.runtime.round.target import target_context_options
+from specrun.runtime.round.padding import Shape, open_target
+from specrun.runtime.round.target import TargetModel, target_context_options
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How one answer is made: the keywords of `Runtime.stream` and `Engine.submit`.
+
+    An answer of `max_tokens` None goes on until the model ends it or the context is full. Random
+    draws depend on seed, prompt and `index`: with one seed, indices 0, 1, ... give independent
+    answers to one prompt. With `logprobs` events have log-probabilities; without, a GPU may keep
+    whole rows to itself. With `top_logprobs` they also have those of so many most likely tokens.
+    `drafter` and `accept` are among those that were opened; None: the default ones. A round drafts
+    at most `n_max` nodes; 0: none. `trace` records every round, which changes no token but takes
+    time. Raises `OptionError` for a number that makes no sense.
+    """
+
+    max_tokens: int | None = None
+    index: int = 0
+    logprobs: bool = False
+    top_logprobs: int = 0
+    drafter: str | None = None
+    n_max: int | None = None
+    accept: str | None = None
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        for name, advice in (
+            ("max_tokens", "give a whole number of tokens from 0, or None for no limit"),
+            ("index", "give the number of the answer, from 0"),
+            ("top_logprobs", "give how many most likely tokens to tell of, 0 or more"),
+            ("n_max", "give how many tokens to draft at most, from 0"),
+        ):
+            value = getattr(self, name)
+            count = whole_number(value)
+            if value is None and name in ("max_tokens", "n_max"):
+                continue
+            if count is None or count < 0:
+                raise OptionError(f"{name} is {value!r}: {advice}")
+            object.__setattr__(self, name, count)  # an int, also if numpy's was given
+
+
+def answer_options(options: Mapping[str, Any]) -> AnswerOptions:
+    """Return the options of an answer; `OptionError` for an unknown one names the nearest."""
+    known = [field.name for field in dataclasses.fields(AnswerOptions)]
+    for name in options:
+        if name not in known:
+            raise unknown_option(name, known, "an answer")
+    return AnswerOptions(**options)
 
 
 class RuleKind(NamedTuple):
-    """What drafters are made for: rules that are exact or not, that read drafters' rows or not."""
+    """The kinds of rules that need drafters of their own: exact or not, reading rows or not."""
 
     exact: bool
     reads_rows: bool
 
     @staticmethod
-    def of(rule: Rule) -> RuleKind:
+    def of(rule: Rule | SequentialCascade) -> RuleKind:
         """Return the kind of a rule."""
         return RuleKind(rule.exact, isinstance(rule, PairRule))
 
 
 class DrafterKey(NamedTuple):
-    """Names the drafters of one expression, made for one kind of rule."""
+    """Names the drafters of one expression for one kind of rule."""
 
     expression: str
     kind: RuleKind
@@ -53,29 +100,32 @@ class DrafterKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """How an answer is drafted and verified: at most `n_max` nodes a round, None: no limit."""
+    """The drafter and the rule of an answer; None: the session's own."""
 
-    drafter: DrafterKey
-    rule: Rule
-    n_max: int | None = None
+    drafter: DrafterKey | None = None
+    rule: Rule | SequentialCascade | None = None
 
 
 class SlotDrafters:
-    """The drafters of one slot, each made when an answer first asks for it, and kept."""
+    """The drafters of one slot, each made when an answer first needs it; `own` is the default."""
 
-    def __init__(self, start: Callable[[DrafterKey], Drafter]) -> None:
-        self._start = start
+    def __init__(self, weights: Mapping[DrafterKey, DrafterWeights], own: DrafterKey) -> None:
+        self._weights, self.own = weights, own
         self.started: dict[DrafterKey, Drafter] = {}
+        self._closed = False
 
     def get(self, key: DrafterKey) -> Drafter:
-        """Return a drafter; raises what making it does."""
+        """Return a drafter; raises the errors of making one."""
         drafter = self.started.get(key)
         if drafter is None:
-            drafter = self.started[key] = self._start(key)
+            if self._closed:
+                raise ClosedError("the runtime is closed")
+            drafter = self.started[key] = self._weights[key].start()
         return drafter
 
     def close(self) -> None:
-        """Close all of them."""
+        """Close all of them; none is made any more."""
+        self._closed = True
         started, self.started = self.started, {}
         close_all([*started.values()])
 
@@ -83,71 +133,76 @@ class SlotDrafters:
 class Choices:
     """The drafters and rules of an engine, and the choice that each request makes of them.
 
-    The drafters of the first slot are made at once: they say how large their trees are, and which
-    rules they fit. It owns the weights of all but the engine's own drafter: close it before those.
+    The drafters of the first slot are made at once: the context's size and the rules that fit
+    depend on them. It owns the weights of all but the default drafter: close it before those.
     """
 
     def __init__(
         self, opened: OpenModels, slots: int, others: Sequence[str], rules: Sequence[str]
     ) -> None:
-        self._own_rule, self._environment = _parallel(opened.rule), opened.environment
+        self._single = slots == 1
+        self._own_rule, self.environment = self._allowed(opened.rule), opened.environment
         self._given = opened.weights
         self._named = rules
-        kinds = [RuleKind.of(rule) for rule in (self._own_rule, *map(_rule_of, rules))]
+        kinds = [RuleKind.of(rule) for rule in (self._own_rule, *map(self._rule_of, rules))]
         self._kinds = (*dict.fromkeys(kinds),)
         self.own = DrafterKey(opened.weights.name, self._kinds[0])
         self.own_drafter = self.own.expression
-        """The expression of the engine's own drafter now: `swap` leaves its name to requests."""
+        """The expression of the default drafter now: requests name it as it was opened."""
         names = [str(parse_expression(text)) for text in others]
         self.names = (*dict.fromkeys([self.own.expression, "none", *names]),)
-        self._weights: dict[DrafterKey, DrafterWeights] = {self.own: opened.weights}
-        self.slots = [SlotDrafters(self._start) for _ in range(slots)]
+        self.weights: dict[DrafterKey, DrafterWeights] = {self.own: opened.weights}
+        self.slots = [SlotDrafters(self.weights, self.own) for _ in range(slots)]
         try:
             for kind in self._kinds:
                 for name in self.names:
                     self._open(DrafterKey(name, kind))
             for each in self.slots:
                 each.get(self.own)
-            self.find(SamplingParams(temperature=0.0))  # raises where rule and drafter do not fit
+            own = self.slots[0].get(self.own)
+            require_fitting(self._own_rule, own, self.environment.shape)
+            self.find(SamplingParams(temperature=0.0), AnswerOptions())
         except BaseException:
             self.close()
             raise
 
-    @property
-    def environment(self) -> DraftEnvironment:
-        """What drafters are built with."""
-        return self._environment
-
     def _open(self, key: DrafterKey) -> None:
-        if key not in self._weights:
+        if key not in self.weights:
             exact, keeps_rows = key.kind
-            environment = self._environment
+            environment = self.environment
             made_for = dataclasses.replace(environment, by_clock=exact, keeps_rows=keeps_rows)
-            self._weights[key] = build_drafter(key.expression, made_for)
-        if self.slots[0].get(key).embedding_inputs is not None:
+            self.weights[key] = build_drafter(key.expression, made_for)
+        if not self._single and self.slots[0].get(key).embedding_inputs is not None:
             why = "drafts at positions that are no tokens, which a batch has alone"
-            raise OptionError(f"{key.expression} {why}: use Runtime")
+            raise OptionError(f"{key.expression} {why}: give slots=1")
 
-    def _start(self, key: DrafterKey) -> Drafter:
-        return self._weights[key].start()
+    def _rule_of(self, accept: str) -> Rule | SequentialCascade:
+        return self._allowed(build_rule(accept))
+
+    def _allowed(self, rule: Rule | SequentialCascade) -> Rule | SequentialCascade:
+        """Return the rule; raises `OptionError` if it needs a context of one conversation."""
+        if isinstance(rule, SequentialCascade) and not self._single:
+            why = "lets the small model speak alone, one conversation at a time"
+            raise OptionError(f"{rule.name} {why}: give slots=1")
+        return rule
 
     def close(self) -> None:
         """Close all drafters, then the weights of those that were opened here."""
-        weights = [each for each in self._weights.values() if each is not self._given]
+        weights = [each for each in self.weights.values() if each is not self._given]
         close_all([*self.slots, *weights])
 
     # -- swapping ----------------------------------------------------------------------------------
 
     def swap(self, drafter: str, files: Mapping[str, Path] | None) -> list[Owned]:
-        """Let another expression stand for the engine's own drafter; return what it replaced.
+        """Replace the default drafter by that of another expression; return the replaced parts.
 
-        That is to be closed once no session has it. Raises as building a drafter does, and
+        The caller closes those once no session has them. Raises as building a drafter does, and
         `OptionError` for one that needs more room or other states of the target; all then stays.
         """
-        environment = self._environment
+        environment = self.environment
         if files is not None:
             environment = dataclasses.replace(environment, default_files=files)
-        keys = [key for key in self._weights if key.expression == self.own.expression]
+        keys = [key for key in self.weights if key.expression == self.own.expression]
         with ExitStack() as opened:
             new: dict[DrafterKey, DrafterWeights] = {}
             first: dict[DrafterKey, Drafter] = {}
@@ -163,43 +218,37 @@ class Choices:
         replaced: list[Owned] = [
             slot.started.pop(key) for key in keys for slot in self.slots if key in slot.started
         ]
-        replaced += [self._weights[key] for key in keys]
-        self.own_drafter, self._environment = str(parse_expression(drafter)), environment
-        self._weights.update(new)
+        replaced += [self.weights[key] for key in keys]
+        self.own_drafter, self.environment = str(parse_expression(drafter)), environment
+        self.weights.update(new)
         self.slots[0].started.update(first)
         return replaced
 
     # -- choosing ----------------------------------------------------------------------------------
 
-    def find(
-        self,
-        params: SamplingParams,
-        drafter: str | None = None,
-        n_max: int | None = None,
-        accept: str | None = None,
-    ) -> Choice:
-        """Return what is asked for, the engine's own where it is not said.
+    def find(self, params: SamplingParams, options: AnswerOptions) -> Choice:
+        """Return the drafter and the rule of a request.
 
-        Raises `OptionError` for what there is not, and for what does not fit together.
+        Raises `OptionError` for choices that are not offered or do not fit together.
         """
-        if n_max is not None and ((whole := whole_number(n_max)) is None or whole < 0):
-            raise OptionError(f"n_max is {n_max!r}: give how many tokens to draft at most, from 0")
-        rule = self._own_rule if accept is None else _rule_of(accept)
+        rule = self._own_rule if options.accept is None else self._rule_of(options.accept)
         kind = RuleKind.of(rule)
         if kind not in self._kinds:
             like = "is exact" if kind.exact else "is not exact"
             problem = f"{rule.name} {like}, and the engine was not opened for such rules"
-            raise OptionError(f"accept is {accept!r}: {problem}: name it among its rules")
-        key = DrafterKey(self._name(drafter), kind)
-        if key.expression != "none":
+            raise OptionError(f"accept is {options.accept!r}: {problem}: name it among its rules")
+        key = DrafterKey(self._name(options.drafter), kind)
+        if key.expression != "none" or isinstance(rule, SequentialCascade):
             chosen = self.slots[0].get(key)
-            require_fitting(rule, chosen, "free")
-            require_laws(rule, chosen, params)
+            require_fitting(rule, chosen, self.environment.shape)
+            if not isinstance(rule, SequentialCascade):
+                require_laws(rule, chosen, params)
         require_rule(rule, params)
-        return Choice(key, rule, n_max)
+        own = key == self.own
+        return Choice(None if own else key, None if options.accept is None else rule)
 
     def _name(self, drafter: str | None) -> str:
-        """Return the expression that a request means: in full, or by the name of its method."""
+        """Return the expression that a request names: in full, or by its method alone."""
         if drafter is None:
             return self.own.expression
         expression = parse_expression(drafter)
@@ -213,24 +262,30 @@ class Choices:
 
     @property
     def rules(self) -> list[str]:
-        """Rules that a request may name: those that were, then others of their kinds."""
+        """Rules that a request may name: those that were opened, then others of their kinds."""
         return [*dict.fromkeys([*self._named, *filter(self._offers, rule_names())])]
 
     def _offers(self, rule: str) -> bool:
         try:
-            return RuleKind.of(_rule_of(rule)) in self._kinds
-        except OptionError:  # it verifies nothing, or needs options
+            return RuleKind.of(self._rule_of(rule)) in self._kinds
+        except OptionError:  # it needs options, or a context of one conversation
             return False
 
     # -- the context that verifies them ------------------------------------------------------------
 
+    def open_target(self, model: Model) -> TargetModel:
+        """Return the target of a single slot, which verifies any drafter's trees alone."""
+        own = self.environment
+        sizes = LargestDrafts.of([self.slots[0].get(key) for key in self.weights])
+        return open_target(model, sizes, own.context, own.shape, own.wider)
+
     def context_options(self, model: Model, slots: int, n_ctx: int) -> ContextOptions:
         """Return the settings of a context in which every slot verifies any drafter's trees."""
-        drafters = [self.slots[0].get(key) for key in self._weights]
+        drafters = [self.slots[0].get(key) for key in self.weights]
         largest = max(drafters, key=lambda each: each.max_leaves)
         sizes = LargestDrafts.of(drafters)
-        own = target_context_options(self._environment.context, sizes)
-        if slots > 1 and not model.can_branch:
+        own = target_context_options(self.environment.context, sizes)
+        if not model.can_branch:
             kind = f"{model.architecture} models keep a recurrent state"
             raise UnsupportedModelError(f"{kind}: they answer one conversation at a time (slots=1)")
         # Prompts are read one at a time: rows of hidden states for these are needed once.
@@ -252,7 +307,7 @@ class Choices:
 
 @dataclass(slots=True)
 class LargestDrafts:
-    """What a context must have that verifies the trees of any of several drafters."""
+    """The room and the states that the trees of several drafters need of one context."""
 
     max_leaves: int
     max_nodes: int
@@ -263,23 +318,51 @@ class LargestDrafts:
 
     @staticmethod
     def of(drafters: Sequence[Drafter]) -> LargestDrafts:
-        """Return what these drafters need together."""
+        """Return what these drafters need together; raises `OptionError` if that cannot be."""
+        with_inputs = [each for each in drafters if each.embedding_inputs is not None]
+        inputs = {id(each.embedding_inputs): each for each in with_inputs}
+        if len(inputs) > 1:
+            names = " and ".join(each.name for each in inputs.values())
+            raise OptionError(f"{names} draft at positions that are no tokens: open one of them")
         return LargestDrafts(
             max(each.max_leaves for each in drafters),
             max(each.max_nodes for each in drafters),
             any(each.needs_hidden_states for each in drafters),
             (*sorted({layer for each in drafters for layer in each.layer_inputs}),),
             any(each.needs_nextn_states for each in drafters),
+            next((each.embedding_inputs for each in inputs.values()), None),
         )
 
 
-def _rule_of(accept: str) -> Rule:
-    return _parallel(build_rule(accept))
+def require_as_small(drafter: Drafter, old: Drafter) -> None:
+    """Raise `OptionError` if a context made for the old drafter is too small for another."""
+    for what, new, there in (
+        ("nodes", drafter.max_nodes, old.max_nodes),
+        ("paths", drafter.max_leaves, old.max_leaves),
+    ):
+        if new > there:
+            problem = f"drafts {new} {what}, and the context has room for {there}"
+            raise OptionError(f"{drafter.name} {problem}: open a new runtime for it")
+    layers = set(drafter.layer_inputs) - set(old.layer_inputs)
+    hidden = drafter.needs_hidden_states and not old.needs_hidden_states
+    if layers or hidden or (drafter.needs_nextn_states and not old.needs_nextn_states):
+        problem = f"reads states of the target that {old.name} did not"
+        raise OptionError(f"{drafter.name} {problem}: open a new runtime for it")
 
 
-def _parallel(rule: Rule | SequentialCascade) -> Rule:
-    """Return a rule that verifies drafts; raises `OptionError` for one that verifies nothing."""
-    if isinstance(rule, SequentialCascade):
-        why = "lets the small model speak alone, one conversation at a time"
-        raise OptionError(f"{rule.name} {why}: use Runtime")
-    return rule
+def require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Shape) -> None:
+    """Raise `OptionError` if a rule needs another drafter, such as a draft model, or shape."""
+    if isinstance(rule, PairRule):
+        if rule.fallback > 0.0:
+            small_model(rule, drafter)
+        if rule.chains_only and drafter.max_leaves > 1:
+            why = "tests one token after the other"
+            problem = f"{rule.name} {why}, and {drafter.name} drafts trees: give a chain, as n=5"
+            raise OptionError(problem)
+    if not isinstance(rule, SequentialCascade):
+        require_laws(rule, drafter)
+        return
+    small_model(rule, drafter)
+    if shape != "free":
+        why = "evaluates what the target missed at once, in batches of any width"
+        raise OptionError(f"{rule.name} {why}, and the shape is {shape}: give --shape free")

@@ -1,12 +1,12 @@
-"""Decodes sequential cascades: a small model speaks, and the large one where that is not sure.
+"""Sequential cascades: a small model decides tokens, and the target those it is not sure of.
 
-Where the small model speaks the target is not evaluated, not even on the prompt: it catches up when
-it is asked, on everything that it missed in one batch. The rules are `acceptance.build`'s.
+For a token of the small model the target is not evaluated, not even on the prompt: it catches up
+when it is needed, on everything that it missed, in one batch. The rules are `acceptance.build`'s.
+This is no case of `decode_rounds`: there is no draft, and nothing to verify.
 
-All tokens of a token cascade are drawn with the same noise, keyed by their position: where both
-models agree it says what either would say alone. In a sequence cascade the small model has noise of
-its own, so that an answer of the large one is plain decoding's, and whether it is asked tells
-nothing of what it says.
+All tokens of a token cascade are drawn with the same noise, keyed by their position: if both models
+agree it is the token of either alone. In a sequence cascade the small model has noise of its own:
+an answer of the target is plain decoding's, and independent of the decision to use the target.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Protocol
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Rule, SequenceCascade, SequentialCascade, TokenCascade
 from specrun.runtime.drafters.draft_model.drafter import ModelDrafter
 from specrun.runtime.laws.noise import NoiseSource
-from specrun.runtime.laws.samplers import FRESH, SamplerState
-from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.laws.samplers import SamplerState
 from specrun.runtime.laws.transform import Logits, log_probability, penalty_window, transformed_law
 from specrun.runtime.round.drafter import Drafter
-from specrun.runtime.round.loop import NOT_EVALUATED, Conversation, Round, RoundLimits, is_whole
+from specrun.runtime.round.loop import (
+    NOT_EVALUATED,
+    Conversation,
+    DecodeSettings,
+    Round,
+    is_whole,
+)
 from specrun.runtime.round.target import CachedText, EvaluatedRows
 from specrun.runtime.trees.tree import DraftTree
 
@@ -33,14 +37,14 @@ _NOTHING = DraftTree()
 
 
 class CatchingUp(Protocol):
-    """A target that may fall behind: it evaluates what it missed when it is asked."""
+    """A target that may fall behind: it evaluates the tokens that it missed when it is needed."""
 
     def catch_up(self, text: CachedText) -> EvaluatedRows:
         """Evaluate all tokens that are not cached; row 0 is the last one's."""
 
 
 class Speaker(Protocol):
-    """A small model that speaks: the row after a text, and where its own context ends."""
+    """A small model that decides tokens: the row after a text, and the room in its context."""
 
     def row_after(self, tokens: list[int]) -> Logits:
         """Return its logits after these tokens, of which it caches all."""
@@ -52,19 +56,8 @@ class Speaker(Protocol):
         """Whether it can read these tokens, of which it may have cached a beginning."""
 
 
-@dataclass(frozen=True, slots=True)
-class SequentialSettings:
-    """How an answer is decoded: as `DecodeSettings`, with a cascade in the rule's place."""
-
-    rule: SequentialCascade
-    params: SamplingParams
-    limits: RoundLimits
-    end_tokens: frozenset[int] = frozenset()
-    state: SamplerState = FRESH
-
-
 def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> ModelDrafter:
-    """Return the drafter as a model that can speak; raises `OptionError` if it has none."""
+    """Return the drafter as a draft model; raises `OptionError` if it is none."""
     if isinstance(drafter, ModelDrafter):
         return drafter
     needed = "lets a small model of its own speak"
@@ -73,29 +66,29 @@ def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> ModelDrafte
 
 
 def sequential_rounds(
-    target: CatchingUp, conversation: Conversation, small: Speaker, settings: SequentialSettings
+    target: CatchingUp, conversation: Conversation, small: Speaker, settings: DecodeSettings
 ) -> Iterator[Round]:
     """Yield one token a round until an end token, the token limit or the end of the context.
 
     A round whose rows are `NOT_EVALUATED` is the small model's. State is consistent at
     each yield: a consumer may stop there.
     """
-    answer = _Answer(target, conversation, small, settings)
-    rule = settings.rule
+    answer, rule = _Answer(target, conversation, small, settings), settings.rule
     if isinstance(rule, TokenCascade):
         return answer.token_by_token(rule)
+    assert isinstance(rule, SequenceCascade)
     return answer.as_a_whole(rule)
 
 
 class _Answer:
-    """One answer of two models in the making."""
+    """One answer of two models."""
 
     def __init__(
         self,
         target: CatchingUp,
         conversation: Conversation,
         small: Speaker,
-        settings: SequentialSettings,
+        settings: DecodeSettings,
     ) -> None:
         self._target, self._conversation, self._small = target, conversation, small
         self._params, self._limits = settings.params, settings.limits
@@ -103,7 +96,7 @@ class _Answer:
         self._has_no_room()  # from here on the limits count
 
     def token_by_token(self, rule: TokenCascade) -> Iterator[Round]:
-        """Let the small model speak where it is sure, else ask the target."""
+        """Take tokens of the small model while it is sure, else of the target."""
         tokens, noise = self._conversation.tokens, self._conversation.noise
         over = self._has_no_room()
         while not over:
@@ -116,7 +109,7 @@ class _Answer:
             over = this_round.is_last
 
     def as_a_whole(self, rule: SequenceCascade) -> Iterator[Round]:
-        """Let the small model answer; keep that, or ask the target."""
+        """Take the small model's whole answer, or that of the target."""
         start = len(self._conversation.tokens)
         said, log_probs, whole = self._small_answer(start)
         if whole and not rule.defers(log_probs):
@@ -124,7 +117,7 @@ class _Answer:
                 yield self._spoken(token)
             return
         self._small.rewind(start)
-        # The whole answer was a draft, which is rejected: the target's first token stands for it.
+        # The whole answer was a draft that is rejected: the target's first token counts for it.
         rejected, over = DraftTree.chain(said), self._has_no_room()
         while not over:
             this_round = self._ask_target(rejected)
@@ -132,7 +125,7 @@ class _Answer:
             rejected, over = _NOTHING, this_round.is_last
 
     def _small_answer(self, start: int) -> tuple[list[int], list[float], bool]:
-        """Return what the small model says, log q of each token, and whether it came to its end."""
+        """Return the small model's answer, log q of its tokens, and whether it came to its end."""
         tokens, noise = [*self._conversation.tokens], self._conversation.noise.for_drafting(start)
         log_probs: list[float] = []
         limits, state = copy.copy(self._limits), self._state
@@ -160,13 +153,13 @@ class _Answer:
         return noise.choose(transformed_law(row, self._params, window, state))
 
     def _spoken(self, token: int) -> Round:
-        """Commit a token of the small model; the target will read it when it is asked."""
+        """Commit a token of the small model; the target will read it when it is needed."""
         is_last, whole = self._commit(token)
         outcome = self._conversation.tokens, DraftTree.chain([token]), (0,), None, NOT_EVALUATED
         return Round(*outcome, [token], False, is_last, is_whole=whole)
 
     def _ask_target(self, rejected: DraftTree) -> Round:
-        """Commit a token of the target, which reads what it missed."""
+        """Commit a token of the target, which reads the tokens that it missed."""
         conversation = self._conversation
         rows = self._target.catch_up(conversation)
         token = self._draw(rows.logits(0), conversation.noise, conversation.tokens, self._state)

@@ -1,8 +1,8 @@
 """Session files: the cache of a long prompt, kept on disk for another run.
 
-A file is llama.cpp's state of the text, followed by a line of JSON that says for which model and
-settings it holds, and by the SHA-256 of what stands before. Nothing is given to llama.cpp whose
-hash is not that, and nothing is read for another model, other settings or another version.
+A file is llama.cpp's state of the text, followed by a line of JSON with its model and settings, and
+by the SHA-256 of all before. A file with another hash, model, version or other settings is never
+given to llama.cpp.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.atomic import atomic_path, require_free_space
-from specrun.bindings.contexts.saved_sequence import load_sequence, save_sequence, sequence_bytes
+from specrun.bindings.contexts.memory import load_sequence, save_sequence, sequence_bytes
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
@@ -23,8 +22,13 @@ from specrun.bindings.errors import (
     PairError,
     UnsupportedModelError,
 )
-from specrun.bindings.kept_file import DAMAGE, json_object
-from specrun.bindings.regular_file import open_regular
+from specrun.bindings.files import (
+    DAMAGE,
+    atomic_path,
+    json_object,
+    open_regular,
+    require_free_space,
+)
 from specrun.runtime.engine.session import Session
 
 MAX_BYTES = 16 << 30
@@ -38,14 +42,14 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def save_session(session: Session, path: Path) -> int:
-    """Keep what a session has cached of its conversation; return how many tokens those are.
+    """Keep the cache of a session's conversation; return how many tokens it holds.
 
     A file that is there is replaced, whole or not at all. Raises UnsupportedModelError for a
     recurrent model, OptionError for a cache above MAX_BYTES, SpecrunError if the disk is full.
     """
     _require_kept(session)
     target, text = session.target, session.conversation
-    target.rewind(text, text.n_cached)  # what an interrupted round left goes first
+    target.rewind(text, text.n_cached)  # the rest of an interrupted round goes first
     n_bytes = sequence_bytes(target.context)
     if n_bytes > MAX_BYTES:
         amount = f"{n_bytes / 1e9:.1f} GB for {text.n_cached:,} tokens"
@@ -65,10 +69,10 @@ def save_session(session: Session, path: Path) -> int:
 def load_session(session: Session, path: Path) -> int:
     """Take a kept cache into a new session; return how many tokens it holds.
 
-    An answer then evaluates what its prompt does not share with them. A drafter that reads the
-    target's states is not shown those of a kept prompt: with it nothing is taken, and 0 returned.
-    Raises MalformedFileError for what is damaged, or of another version, and PairError for another
-    model or other settings, both named.
+    An answer then evaluates only tokens that its prompt does not share with them. A drafter that
+    reads the target's states would lack those of a kept prompt: with it nothing is taken, and 0
+    returned. Raises MalformedFileError for a damaged file or another version, and PairError for
+    another model or other settings, both named.
     """
     _require_kept(session)
     facts = _verified(path)
@@ -96,7 +100,7 @@ def _require_kept(session: Session) -> None:
 
 
 def _facts(session: Session) -> dict[str, Any]:
-    """Return what must be the same for a cache to be of use."""
+    """Return the facts that must be equal for a cache to be of use."""
     options, model = session.target.context.options, session.target.context.model
     return {
         "version": _VERSION,
@@ -120,7 +124,7 @@ def file_digest(path: Path) -> str:
 
 
 def _verified(path: Path) -> dict[str, Any]:
-    """Return what a file says of itself, if all of it is as it was written."""
+    """Return the facts in a file, if all of it is as it was written."""
     damaged = f"{path} is no session file, or it is damaged: remove it, or name another"
     try:
         opened = open_regular(path)

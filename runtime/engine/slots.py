@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.saved_sequence import copy_sequence, place_sequence
+from specrun.bindings.contexts.memory import copy_sequence, place_sequence
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.engine.trace import EvaluationCost
 from specrun.runtime.planning import CostCurve
@@ -32,8 +32,8 @@ from specrun.runtime.trees.tree import DraftTree
 # == Cells of a shared KV cache: which positions of which slots lie in the same cells ==============
 #
 # A prompt's prefix that another slot has cached is shared, not evaluated again: its cells then
-# belong to both. How many cells are in use is counted here, because llama.cpp does not tell, and
-# refuses an evaluation that finds too few.
+# belong to both. The cells in use are counted here: llama.cpp has no function for that, and refuses
+# an evaluation that finds too few.
 
 
 class Run(NamedTuple):
@@ -55,7 +55,7 @@ class SlotCells:
 
     def __init__(self) -> None:
         self._shared: list[Run] = []
-        self._own = next(self._blocks)  # the block of whatever lies behind them
+        self._own = next(self._blocks)  # the block of the positions behind them
 
     def runs(self, n_cached: int) -> list[Run]:
         """Return the runs of a slot that has cached so many positions."""
@@ -69,7 +69,7 @@ class SlotCells:
         """Note that of `n_cached` positions those from `length` on were dropped."""
         if length < n_cached:
             self._shared = [run for run in _cut(self.runs(n_cached), length) if run.start < run.end]
-            # What comes next lies in other cells than what other slots may still share.
+            # New positions lie in other cells than those that other slots may still share.
             self._own = next(self._blocks)
 
     def share(self, other: SlotCells, n_cached: int, length: int) -> None:
@@ -92,31 +92,31 @@ def _cut(runs: Iterable[Run], length: int) -> list[Run]:
 
 # == Slots =========================================================================================
 #
-# A slot has sequence ids of its own, so the trees of all slots lie side by side in one batch and
-# none sees another's tokens. What a slot evaluates waits until `SharedEvaluation.evaluate` is
-# called, then each takes its own rows.
+# Each of several slots has sequence ids of its own, so their trees lie side by side in one batch,
+# and none attends to another's tokens. A slot's tree waits until `SharedEvaluation.evaluate` is
+# called; then each slot takes its own rows. (A single slot has a context of its own.)
 #
 # The cells of every text lie in the order of its positions, as plain decoding leaves them
 # (`target`). llama.cpp puts new tokens into the first free cells, so a cell that one text drops
 # must not become free while another text has cells behind it. Dropped cells are parked: they stay
-# in use, for a sequence that no token has and none sees, and new tokens always go behind all
+# in use, for a sequence that no token has and none attends to, and new tokens always go behind all
 # others. When cells run short, `SharedEvaluation.make_room` copies the texts together and frees the
 # parked cells.
 #
-# Drafters that stop where drafting does not pay measure their rounds by `SlotClock`: an evaluation
-# of k texts and N tokens counts for a slot as an equal part of what it takes without drafts, T(k),
-# and its own drafts' part of what all of them add, T(N) - T(k). So the same drafts come to cost
-# more where many conversations draft, and are stopped there.
+# Drafters that stop if drafting does not pay measure their rounds by `SlotClock`. Of an evaluation
+# of k texts and N tokens a slot is charged an equal part of its cost without drafts, T(k), and its
+# own drafts' part of the cost that all drafts add, T(N) - T(k). So the same drafts cost more, and
+# are stopped, if many conversations draft.
 
 
 _SHORT_PROMPT = 32
-_MOST_COPIED = 7 / 8  # of the context: how much of it texts may fill that are copied together
+_MOST_COPIED = 7 / 8  # of the context: texts that fill more of it are not copied together
 _PIECES = (256, 192, 128, 96, 64)
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Tokens of a round, from position `start` on; `places` are those of the round's rows."""
+class PendingTree:
+    """The tokens of a round, from position `start` on; its rows lie at `places` among them."""
 
     tokens: list[int]
     start: int
@@ -125,7 +125,7 @@ class Asked:
 
 
 class SlotClock:
-    """Seconds that a slot's own work takes, and its part of evaluations; others' do not count."""
+    """Seconds of each slot: its own work, and its part of evaluations; others' do not count."""
 
     def __init__(self) -> None:
         self._spent: dict[object, float] = {}
@@ -133,16 +133,12 @@ class SlotClock:
         self._since = 0.0
 
     def __call__(self) -> float:
-        """Return the time of the slot whose work is being done."""
+        """Return the seconds of the slot that is worked for now."""
         return self._spent.get(self._now, 0.0) + time.perf_counter() - self._since
-
-    def spent(self, slot: object) -> float:
-        """Return the time that was counted for a slot, while nothing is being done for it."""
-        return self._spent.get(slot, 0.0)
 
     @contextmanager
     def working_for(self, slot: object) -> Iterator[None]:
-        """Count what is done meanwhile for a slot."""
+        """Charge the time of the `with` block to a slot."""
         self._now, self._since = slot, time.perf_counter()
         try:
             yield
@@ -151,14 +147,14 @@ class SlotClock:
             self._now, self._since = None, time.perf_counter()
 
     def add(self, slot: object, seconds: float) -> None:
-        """Count a part of an evaluation for a slot."""
+        """Charge seconds to a slot."""
         self._spent[slot] = self._spent.get(slot, 0.0) + seconds
 
 
 class SlotTarget(TargetModel):
-    """The target as the text of one slot sees it: its own sequences of a shared context.
+    """The target of one slot: sequences of its own in a shared context.
 
-    `evaluate` notes what is to be evaluated and returns None until the shared evaluation was made.
+    `evaluate` keeps the tree as `pending` and returns None until the shared evaluation was made.
     """
 
     def __init__(self, shared: SharedEvaluation, sequences: range) -> None:
@@ -166,8 +162,8 @@ class SlotTarget(TargetModel):
         self.text = CachedText()
         self._shared = shared
         self._cells = SlotCells()
-        self.asked: Asked | None = None
-        self._answered: EvaluatedRows | SpecrunError | None = None
+        self.pending: PendingTree | None = None
+        self._outcome: EvaluatedRows | SpecrunError | None = None
         self._native_s = 0.0
 
     @property
@@ -177,7 +173,7 @@ class SlotTarget(TargetModel):
 
     @property
     def graphs_reused(self) -> None:
-        """Nobody knows: the shapes are those of several texts."""
+        """None: the shapes of evaluations are those of several texts."""
         return None
 
     @property
@@ -187,7 +183,7 @@ class SlotTarget(TargetModel):
 
     @property
     def max_nodes(self) -> int:
-        """The most tree nodes beside the root: a share of what one evaluation takes."""
+        """The most nodes of a tree: the slot's share of the tokens that one evaluation takes."""
         return (super().max_nodes + 1) // len(self._shared.slots) - 1
 
     @property
@@ -197,8 +193,8 @@ class SlotTarget(TargetModel):
 
     @property
     def n_waiting(self) -> int:
-        """How many tokens it waits to have evaluated; 0 if it does not wait."""
-        return len(self.asked.tokens) if self.asked is not None else 0
+        """How many tokens wait to be evaluated with those of other slots."""
+        return len(self.pending.tokens) if self.pending is not None else 0
 
     @property
     def runs(self) -> list[Run]:
@@ -206,27 +202,28 @@ class SlotTarget(TargetModel):
         return self._cells.runs(self.text.n_cached)
 
     def hold(self, text: CachedText) -> None:
-        """Say whose cache this is: the slot's conversation."""
+        """Take the text whose tokens are cached here: the slot's conversation."""
         self.text = text
 
     # Only the loop evaluates in slots, and it can wait.
     def evaluate(  # type: ignore[override]
         self, text: CachedText, tree: DraftTree
     ) -> EvaluatedRows | None:
-        """Ask for the evaluation of the text's last token and a tree; then return its rows.
+        """Let the text's last token and a tree wait; after the evaluation return their rows.
 
-        Raises what the shared evaluation raised.
+        Raises the error of the shared evaluation.
         """
-        answered, self._answered = self._answered, None
-        if answered is None:
-            if self.asked is None:
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            if self.pending is None:
                 tokens, parents, places = self._in_order(text, tree)
                 shape = self._layout(parents).shape
-                self.asked = Asked(tokens, text.n_cached, shape, places or range(len(tokens)))
+                rows_at = places or range(len(tokens))
+                self.pending = PendingTree(tokens, text.n_cached, shape, rows_at)
             return None
-        if isinstance(answered, SpecrunError):
-            raise answered
-        return answered
+        if isinstance(outcome, SpecrunError):
+            raise outcome
+        return outcome
 
     def prefill_pieces(
         self, text: CachedText, end: int, learn: PromptLearner | None = None
@@ -242,14 +239,14 @@ class SlotTarget(TargetModel):
             self._native_s += self.context.native_seconds - before
             yield
 
-    def answer(self, answered: EvaluatedRows | SpecrunError, seconds: float = 0.0) -> None:
-        """Give it what it asked for, which took so much of a shared evaluation's time."""
-        self.asked, self._answered = None, answered
+    def take(self, outcome: EvaluatedRows | SpecrunError, seconds: float = 0.0) -> None:
+        """Take the rows of the pending tree, or the error, and the slot's part of the seconds."""
+        self.pending, self._outcome = None, outcome
         self._native_s += seconds
 
     def withdraw(self) -> None:
-        """Ask for nothing any more: the answer has ended."""
-        self.asked = self._answered = None
+        """Drop the pending tree: the answer has ended."""
+        self.pending = self._outcome = None
 
     def rewind(self, text: CachedText, length: int) -> None:
         """Drop everything of the text after its first `length` tokens."""
@@ -258,9 +255,7 @@ class SlotTarget(TargetModel):
         self._cells.cut(n_cached, text.n_cached)
 
     def _arranged(self, text: CachedText, tree: DraftTree) -> Arrangement | None:
-        """Return the order of a round's tokens; None if parked cells keep the text's order."""
-        if self._shared.parking is None:
-            return super()._arranged(text, tree)
+        """Return None: parked cells keep the text's order."""
         if text.n_cached < len(text.tokens) - 1:
             cached = f"of {len(text.tokens)} tokens {text.n_cached} are cached"
             raise OptionError(f"{cached}: a tree grows from the first that is not")
@@ -289,16 +284,15 @@ class SlotTarget(TargetModel):
         super()._keep_at(root, parents, path)
 
     def _park(self, sequence: int, start: int) -> None:
-        """Keep the cells of positions from `start` on in use, whatever is dropped of a sequence."""
-        if self._shared.parking is not None:
-            self.context.memory.branch(sequence, self._shared.parking, start)
+        """Keep the cells of positions from `start` on in use, also when a sequence drops them."""
+        self.context.memory.branch(sequence, self._shared.parking, start)
 
     def copied(self) -> npt.NDArray[np.uint8]:
-        """Return a copy of what is cached of the text."""
+        """Return a copy of the keys and values of the text."""
         return copy_sequence(self.context, self._first_id)
 
     def place(self, data: npt.NDArray[np.uint8], n_cached: int) -> None:
-        """Take what `copied` returned into free cells of an empty cache."""
+        """Put a copy by `copied` into free cells of an empty cache."""
         place_sequence(self.context, data, self._first_id)
         for sequence in self._all_ids[1:]:
             self.context.memory.branch(self._first_id, sequence)
@@ -306,7 +300,7 @@ class SlotTarget(TargetModel):
         self.text.n_cached = n_cached
 
     def leave_cache(self) -> None:
-        """Drop all that is cached of the text, which keeps its tokens: it is to be read again."""
+        """Drop the cache of the text, which keeps its tokens: it is to be read again."""
         n_cached = self.text.n_cached
         self.text.n_cached = 0
         self._drop(0)
@@ -325,12 +319,12 @@ class SlotTarget(TargetModel):
 
 
 class SharedEvaluation:
-    """One context of the target with slots, and the evaluation that they share.
+    """One context of the target with several slots, and the evaluation that they share.
 
     The context has `n_slots` times the sequences and output rows that one drafter's trees need, and
-    for several slots one sequence more, `parking`, for cells that were dropped and are not free
-    yet. No text is longer than `n_positions`. `n_cells_taken` counts the cells before the first of
-    those that no token has taken since the texts were last copied together.
+    one sequence more, `parking`, for cells that were dropped and are not free yet. No text is
+    longer than `n_positions`. `n_cells_taken` counts the cells before the first of those that no
+    token has taken since the texts were last copied together.
     """
 
     def __init__(
@@ -344,9 +338,9 @@ class SharedEvaluation:
         self.context, self.clock = context, clock
         self._curve = curve
         self.n_positions = min(n_positions, context.n_ctx)
-        self.longest_piece = longest_piece(curve) if n_slots > 1 else context.n_batch
+        self.longest_piece = longest_piece(curve)
         n_ids = context.options.n_sequences // n_slots
-        self.parking = n_ids * n_slots if n_slots > 1 else None
+        self.parking = n_ids * n_slots
         self.n_cells_taken = 0
         self.slots: list[SlotTarget] = []
         self._rows = Batch(context.n_batch, context.options.n_sequences)
@@ -365,31 +359,31 @@ class SharedEvaluation:
         return self.context.n_ctx - self.n_cells_used
 
     def evaluate(self, slots: Sequence[SlotTarget]) -> None:
-        """Evaluate what these slots wait for, in one batch; each then has its rows, or the error.
+        """Evaluate the pending trees of slots in one batch; each takes its rows, or the error.
 
         Rows are valid until anything else is evaluated.
         """
-        asked = [(slot, slot.asked) for slot in slots if slot.asked is not None]
-        if not asked:
+        pending = [(slot, slot.pending) for slot in slots if slot.pending is not None]
+        if not pending:
             return
-        n_tokens = sum(len(each.tokens) for _, each in asked)
+        n_tokens = sum(len(each.tokens) for _, each in pending)
         self.make_room(n_tokens)
-        self._rows.fill_shapes([(each.tokens, each.start, each.shape) for _, each in asked])
+        self._rows.fill_shapes([(each.tokens, each.start, each.shape) for _, each in pending])
         before = self.context.native_seconds
         try:
             rows = self.context.decode(self._rows)
         except SpecrunError as problem:
-            for slot, _ in asked:
-                slot.answer(problem)
+            for slot, _ in pending:
+                slot.take(problem)
             return
         self.n_cells_taken += n_tokens
-        self._last = n_tokens, len(asked)
-        parts = self._parts([len(each.tokens) for _, each in asked])
+        self._last = n_tokens, len(pending)
+        parts = self._parts([len(each.tokens) for _, each in pending])
         seconds, place = self.context.native_seconds - before, 0
-        for (slot, each), part in zip(asked, parts, strict=True):
+        for (slot, each), part in zip(pending, parts, strict=True):
             n = len(each.tokens)
             places = [place + own for own in each.places]
-            slot.answer(PlacedRows(rows, places), seconds * part)
+            slot.take(PlacedRows(rows, places), seconds * part)
             self.clock.add(slot, seconds * part)
             place += n
 
@@ -400,7 +394,7 @@ class SharedEvaluation:
         tokens then go into parked cells, and those of a text lie in another order from then on.
         """
         n_ctx = self.context.n_ctx
-        if self.parking is None or self.n_cells_taken + n_cells <= n_ctx:
+        if self.n_cells_taken + n_cells <= n_ctx:
             return
         used = sum(slot.text.n_cached for slot in self.slots)
         if used + n_cells <= n_ctx * _MOST_COPIED:
@@ -422,13 +416,13 @@ class SharedEvaluation:
         self.n_cells_taken = sum(n_cached for _, n_cached in cached)
 
     def last_cost(self, n_tokens: int) -> EvaluationCost:
-        """Return what the last evaluation was, in which a slot had so many tokens."""
+        """Return the cost of the last evaluation, in which a slot had so many tokens."""
         together, texts = self._last
         curve = self._curve
         return EvaluationCost(n_tokens, together, texts, curve.seconds(together), curve.seconds(1))
 
     def _parts(self, counts: Sequence[int]) -> list[float]:
-        """Return which part of an evaluation each slot's tokens count for."""
+        """Return the part of an evaluation's cost that each slot's tokens are charged."""
         k, n_tokens = len(counts), sum(counts)
         whole, plain = self._curve.seconds(n_tokens), self._curve.seconds(k)
         # Noise and padding can make more tokens cheaper.
@@ -438,32 +432,26 @@ class SharedEvaluation:
 
 
 def n_slot_sequences(n_own: int, n_slots: int) -> int:
-    """Return how many sequences a context has whose slots have `n_own` each: one more is parking's.
-
-    A single slot needs none: no other text has cells behind those that it drops.
-    """
-    return n_own * n_slots + (n_slots > 1)
+    """Return how many sequences a context of several slots has: `n_own` each, and parking's."""
+    return n_own * n_slots + 1
 
 
 def longest_piece(curve: CostCurve) -> int:
-    """Return how many tokens of a prompt are read at once where others may wait.
+    """Return how many tokens of a prompt are read at once while others may wait.
 
-    As many as take no longer than two short prompts: whoever asks something short while a long
-    prompt is being read waits for one piece of it, and is to wait little longer than alone.
+    As many as take no longer than two short prompts: a short request that comes while a long prompt
+    is read waits for one piece of it, and should wait little longer than alone.
     """
     most = 2.0 * curve.seconds(_SHORT_PROMPT)
     return next((n for n in _PIECES if curve.seconds(n) <= most), _SHORT_PROMPT)
 
 
-def longest_prefix(
-    slots: Sequence[SlotTarget], prompt: Sequence[int]
-) -> tuple[SlotTarget | None, int]:
-    """Return the slot whose cache begins like the prompt for longest, and for how many tokens."""
-    best: SlotTarget | None = None
+def longest_prefix(texts: Sequence[CachedText], prompt: Sequence[int]) -> tuple[int | None, int]:
+    """Return which text's cache begins like the prompt for longest, and for how many tokens."""
+    best: int | None = None
     most = 0
-    for slot in slots:
-        text = slot.text
+    for index, text in enumerate(texts):
         length = min(common_prefix(text.tokens, prompt), text.n_cached, len(prompt) - 1)
         if length > most:
-            best, most = slot, length
+            best, most = index, length
     return best, most

@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING
 from specrun.runtime.engine.trace import RoundTrace
 from specrun.runtime.round.results import GenerationResult, TokenEvent
 
-if TYPE_CHECKING:  # whoever awaits has imported it
+if TYPE_CHECKING:  # code that awaits has imported it
     import asyncio
 
 
 class EngineStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
     """An answer that an engine is making: its tokens as they come, then `result`.
 
-    One reader, in whatever thread or event loop. `cancel()`, or dropping the stream, frees its slot
-    within a round; the result then says "cancelled". Reading raises what ended the answer, such as
-    `ContextFullError` or, where the engine was closed, `ClosedError`.
+    One reader, in any thread or event loop. `cancel()`, or dropping the stream, frees its slot
+    within a round; the result then says "cancelled". Reading raises the error that ended the
+    answer, such as `ContextFullError` or, if the engine was closed, `ClosedError`.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self._line = _Line()
+        self._mailbox = Mailbox()
 
     @property
-    def listener(self) -> _Line:
-        """What the engine tells."""
-        return self._line
+    def listener(self) -> Mailbox:
+        """The mailbox that the engine puts tokens into."""
+        return self._mailbox
 
     def __iter__(self) -> EngineStream:
         return self
 
     def __next__(self) -> TokenEvent:
-        event = self._line.next()
+        event = self._mailbox.next()
         if event is None:
             raise StopIteration
         return event
@@ -44,62 +44,62 @@ class EngineStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
         return self
 
     async def __anext__(self) -> TokenEvent:
-        while not self._line.ready():
-            await self._line.news()
-        event = self._line.next()
+        while not self._mailbox.ready():
+            await self._mailbox.news()
+        event = self._mailbox.next()
         if event is None:
             raise StopAsyncIteration
         return event
 
     async def rounds(self) -> AsyncIterator[list[TokenEvent]]:
-        """Yield the tokens of each round at once; several rounds where the reader is slower.
+        """Yield the tokens of each round at once; of several rounds if the reader is slower.
 
-        Ends with the answer, however it ended: `wait` says how.
+        Ends with the answer, however it ended: `wait` returns or raises that.
         """
-        line = self._line
-        while line.ended is None or line.ready_tokens():
-            if events := line.take_all():
+        mailbox = self._mailbox
+        while mailbox.ended is None or mailbox.ready_tokens():
+            if events := mailbox.take_all():
                 yield events
             else:
-                await line.news()
+                await mailbox.news()
 
     def take_traces(self) -> list[RoundTrace]:
-        """Return what traces there are since the last call, if the answer was asked for with them.
+        """Return the traces of rounds since the last call, if the answer has traces.
 
         A round's is there when its first token can be read.
         """
-        return self._line.take_traces()
+        return self._mailbox.take_traces()
 
     def cancel(self) -> None:
         """Ask for no more tokens; those that were made already can still be read."""
-        self._line.cancelled = True
+        self._mailbox.cancelled = True
 
     close = cancel
 
     @property
     def done(self) -> bool:
         """Whether the answer has ended; tokens of it may be unread."""
-        return self._line.ended is not None
+        return self._mailbox.ended is not None
 
     @property
     def result(self) -> GenerationResult:
-        """The whole answer: waits for its end. Raises what ended it otherwise."""
-        return self._line.wait()
+        """The whole answer: waits for its end. Raises the error that ended it."""
+        return self._mailbox.wait()
 
     async def wait(self) -> GenerationResult:
         """Return the whole answer without blocking the event loop."""
         while not self.done:
-            await self._line.news(for_the_end=True)
-        return self._line.wait()
+            await self._mailbox.news(for_the_end=True)
+        return self._mailbox.wait()
 
     def __del__(self) -> None:
-        self._line.cancelled = True
+        self._mailbox.cancelled = True
 
 
-class _Line:
-    """What lies between the engine's thread and the reader: tokens, and how the answer ended.
+class Mailbox:
+    """Tokens on their way from the engine's thread to the reader, and the answer's end.
 
-    The engine holds it and not the stream, so that a stream nobody holds any more ends its answer.
+    The engine holds it and not the stream, so that a stream that was dropped ends its answer.
     """
 
     def __init__(self) -> None:
@@ -112,19 +112,15 @@ class _Line:
 
     # -- the engine's side -------------------------------------------------------------------------
 
-    def say(self, events: Sequence[TokenEvent]) -> None:
-        """Take the tokens of a round."""
+    def say(self, events: Sequence[TokenEvent], traces: Sequence[RoundTrace] = ()) -> None:
+        """Take the tokens of a round, and the traces that were made of it."""
         with self._changed:
+            self._traces.extend(traces)
             self._events.extend(events)
             self._wake()
 
-    def trace(self, trace: RoundTrace) -> None:
-        """Take the trace of a round, before its tokens."""
-        with self._changed:
-            self._traces.append(trace)
-
     def end(self, result: GenerationResult | BaseException) -> None:
-        """Take the whole answer, or why there is none."""
+        """Take the whole answer, or the error that ended it; nothing comes after it."""
         with self._changed:
             self.ended = result
             self._wake()
@@ -146,7 +142,7 @@ class _Line:
         return bool(self._events)
 
     def next(self) -> TokenEvent | None:
-        """Wait for the next token and return it; None at the end. Raises what ended the answer."""
+        """Wait for the next token and return it; None at the end. Raises an error that ended it."""
         with self._changed:
             self._changed.wait_for(self.ready)
             if self._events:
@@ -156,20 +152,20 @@ class _Line:
             return None
 
     def take_all(self) -> list[TokenEvent]:
-        """Return the tokens that lie ready, whole rounds of them."""
+        """Return the tokens that are there, of whole rounds."""
         with self._changed:
             events = list(self._events)
             self._events.clear()
         return events
 
     def take_traces(self) -> list[RoundTrace]:
-        """Return the traces that nobody has taken."""
+        """Return the traces since the last call."""
         with self._changed:
             traces, self._traces = self._traces, []
         return traces
 
     def wait(self) -> GenerationResult:
-        """Wait for the end and return the answer. Raises what ended it otherwise."""
+        """Wait for the end and return the answer. Raises the error that ended it."""
         with self._changed:
             self._changed.wait_for(lambda: self.ended is not None)
         if isinstance(self.ended, BaseException):
@@ -178,7 +174,7 @@ class _Line:
         return self.ended
 
     async def news(self, *, for_the_end: bool = False) -> None:
-        """Return when there is something to read or, if that is all that counts, at some news."""
+        """Return when there is something to read; `for_the_end`: at any change."""
         import asyncio
 
         loop = asyncio.get_running_loop()

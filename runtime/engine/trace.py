@@ -1,7 +1,7 @@
-"""Traces of rounds: the draft tree, both laws, what was kept and where the time went.
+"""Traces of rounds: the draft tree, both distributions, the accepted path and the times.
 
-They are made only for answers that ask for them. What a trace says of laws is read where the
-acceptance rule has read them, before anything is committed, so it changes neither draft nor text.
+They are made only for requests with `trace`. Distributions are read after the acceptance rule has
+read them and before anything is committed, so a trace changes neither draft nor text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.tree import ROOT, DraftTree
 
 BEST = 6
-"""How many tokens of a law a trace names: what a person reads at a glance."""
+"""How many tokens of a distribution a trace names: as many as one reads at a glance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,10 @@ class NamedToken:
 class TracedNode:
     """A node of the draft tree. `parent` -1 is the last committed token.
 
-    `target` is the probability that the target's law gives the token after its parent, `model` what
-    it has before sampling settings, `draft` that of the drafter's law: None where the token was
-    proposed as a point mass. One that is no `candidate` was evaluated and could not be accepted: it
-    has none of them.
+    `target` is the token's probability after its parent in the target's distribution, `model` that
+    before sampling settings, `draft` that in the drafter's: None if the token was proposed as a
+    point mass. A node that is no `candidate` was evaluated and could not be accepted: it has none
+    of them.
     """
 
     token: int
@@ -61,8 +61,8 @@ class TracedNode:
 class TracedLaws:
     """The most likely tokens after a node (-1: after the last committed token), best first.
 
-    `target` is the law by the settings of sampling: what acceptance reads. `model` is before them.
-    `draft` is the law that drafts were drawn from; empty where the drafter tells none.
+    `target` is the distribution by the settings of sampling, which acceptance reads; `model` is
+    before them. `draft` is the one that drafts were drawn from; empty if the drafter has none.
     """
 
     node: int
@@ -75,8 +75,8 @@ class TracedLaws:
 class RoundSeconds:
     """Seconds of one round: native evaluation of target and drafter, Python, and waiting.
 
-    With several conversations `target` is a share of the common evaluation, and `waiting` is what
-    was done for the others. Making the trace is in none of them.
+    With several conversations `target` is a share of the common evaluation, and `waiting` the time
+    of work for the others. Making the trace is in none of them.
     """
 
     target: float
@@ -103,12 +103,11 @@ class EvaluationCost:
 class RoundTrace:
     """One round. `path` are the accepted nodes from the root down.
 
-    `drafter` is who proposed the tree: of `auto`, the drafter that it chose.
-
-    `next_token` is the target's own token after them: None where an end token was accepted.
-    `recovered` says that it took the place of rejected drafts; otherwise it came for nothing.
-    `position` is where the round's first token stands, counted from the prompt's first. `tokens` to
-    `acceptance_by_depth` are of the whole answer so far, this round included.
+    `drafter` proposed the tree: of `auto`, the drafter that it chose. `next_token` is the target's
+    own token after the path: None if an end token was accepted. If `recovered`, it took the place
+    of rejected drafts; otherwise it came for nothing. `position` is the index of the round's first
+    token, counted from the prompt's first. `tokens` to `acceptance_by_depth` are of the whole
+    answer so far, this round included.
     """
 
     number: int
@@ -134,7 +133,7 @@ class RoundTrace:
 
 @dataclass(slots=True)
 class _Seen:
-    """What was seen of a round where it was decided."""
+    """A round at the moment of its decision."""
 
     nodes: tuple[TracedNode, ...]
     laws: tuple[TracedLaws, ...]
@@ -154,26 +153,26 @@ class Clocks:
 
 
 class Tracer:
-    """Traces the rounds of one answer: `witness` sees each decided, `trace` then tells it."""
+    """Traces the rounds of one answer: `witness` reads a decided round, `trace` then returns it."""
 
     def __init__(self, vocabulary: Vocabulary, *, greedy: bool) -> None:
         self._vocabulary = vocabulary
         self._greedy = greedy
         self._texts: dict[int, str] = {}
         self._seen: _Seen | None = None
-        self._spent = 0.0  # on seeing, which counts for nobody
+        self._spent = 0.0  # on reading, which counts for no part of the round
         self._number = 0
         self._length = self._tokens = 0
         self._before = Clocks(0.0, 0.0, 0.0)
 
     def begin(self, n_prompt: int, now: Clocks) -> None:
-        """Take the time where the first round begins: the prompt's tokens have been read."""
+        """Take the time when the first round begins: the prompt's tokens have been read."""
         self._length, self._before = n_prompt, now
 
     def witness(
         self, tree: DraftTree, rows: EvaluatedRows, law_at: LawAt, accepted: Acceptance
     ) -> None:
-        """Note what the target and the drafter say of a round's tree."""
+        """Note both distributions of a round's tree, and the accepted path."""
         started = time.perf_counter()
         try:
             self._seen = self._read(tree, rows, law_at, accepted)
@@ -186,7 +185,7 @@ class Tracer:
     ) -> _Seen:
         path, candidate = accepted.path, tree.is_candidate
         end = path[-1] if path else ROOT
-        # What the target would say below a rejected leaf explains nothing that was decided.
+        # The distribution below a rejected leaf explains no decision.
         places = sorted({end, *compress(tree.parents, candidate)})
         target = {place: law_at(place) for place in places}
         model = {place: _softmax(rows.logits(place + 1)) for place in places}
@@ -222,8 +221,8 @@ class Tracer:
     ) -> RoundTrace | None:
         """Return the trace of the round after which the text has `n_tokens` tokens.
 
-        None where nothing was seen. `stats` are the answer's so far; `cost_of` says what the
-        evaluation was in which it had so many tokens.
+        None if nothing was read. `stats` are the answer's so far; `cost_of` returns the cost of the
+        evaluation in which it had so many tokens.
         """
         seen, self._seen = self._seen, None
         start, self._length = self._length, n_tokens
@@ -231,7 +230,7 @@ class Tracer:
         self._tokens += n_new
         told = None
         if seen is not None:
-            # An accepted token that ends the answer cuts what was accepted below it.
+            # An accepted token that ends the answer cuts the path below it.
             ended = n_new <= len(seen.path)
             told = RoundTrace(
                 number=self._number,
@@ -280,7 +279,7 @@ def _drafter_of(stats: SpecStats) -> str:
 
 
 def _draft_law(tree: DraftTree, place: int) -> Law | None:
-    """Return the law that drafts after a node were drawn from, or what the drafter says there."""
+    """Return the distribution that drafts after a node were drawn from, or the drafter's row."""
     # Of several draws, the first is from the law itself: see `loop.law_pairs`.
     draws = tree.draws.get(place, ())
     law = next((draw.law for draw in draws if draw.law is not None), None)

@@ -18,11 +18,11 @@ from specrun.bindings.errors import (
     PairError,
     UnsupportedModelError,
 )
+from specrun.bindings.files import open_regular
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.model_checks import check_types
 from specrun.bindings.models.trial import require_tried_head
-from specrun.bindings.regular_file import open_regular
 
 # == Head files ====================================================================================
 #

@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
-from specrun.bindings.ggml.functions import F32, I32, I64
 from specrun.bindings.ggml.graph import Rope
+from specrun.bindings.ggml.tensor import F32, I32, I64
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.heads.file import HeadFile
 from specrun.runtime.heads.states import FloatRows

@@ -8,7 +8,9 @@ from specrun.runtime.laws.noise import NoiseSource, SeededNoise
 from specrun.runtime.laws.sampling import (
     DEFAULT_ORDER,
     RANDOM_SEED,
+    SETTINGS,
     SamplingParams,
+    Setting,
     random_if_unset,
     read_sampler_letters,
     read_samplers,

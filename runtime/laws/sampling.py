@@ -13,7 +13,7 @@ import operator
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.grammar.grammar import Grammar
@@ -126,24 +126,66 @@ def random_if_unset(seed: object) -> int:
     return secrets.randbits(32) if number == RANDOM_SEED else number
 
 
-_OFF: dict[str, dict[str, Any]] = {
-    "penalties": {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0},
-    "dry": {"dry_multiplier": 0.0},
-    "top_n_sigma": {"top_n_sigma": -1.0},
-    "top_k": {"top_k": 0},
-    "typ_p": {"typical_p": 1.0},
-    "top_p": {"top_p": 1.0},
-    "min_p": {"min_p": 0.0},
-    "xtc": {"xtc_probability": 0.0},
-    "temperature": {"temperature": 1.0, "dynatemp_range": 0.0},
-}
-"""The settings with which each sampler does nothing."""
-
 COLDEST = 1e-30
 """Below this temperature dividing would overflow, and the law is a point mass anyway."""
 
 _PLAIN = ("penalties", "top_k", "top_p", "min_p", "temperature")
 _CUTS = ("top_n_sigma", "top_k", "top_p", "min_p")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting of sampling, as every face of the program has it: declared beside its field.
+
+    `flags` and `help` are those of the command line. The environment variable is SPECRUN_ and
+    `variable`, by default the field's name. `/set` of a chat also takes `names`. Requests over HTTP
+    have it as any of `fields`, by default the field's name. With the value `off` its `sampler` does
+    nothing. Numbers lie between `least` and `most`; `above` excludes `least`, and `wanted` is the
+    range in errors.
+    """
+
+    default: Any
+    flags: str
+    help: str
+    least: float | None = None
+    most: float | None = None
+    above: bool = False
+    wanted: str = ""
+    sampler: str = ""
+    off: float | None = None
+    variable: str = ""
+    names: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Literal["count", "number", "other"]:
+        """Whether it is a whole number, a number, or anything else."""
+        if isinstance(self.default, int):
+            return "count"
+        return "number" if isinstance(self.default, float) else "other"
+
+    def problem(self, value: Any) -> str:  # noqa: ANN401 - a value of any field
+        """Return what a number has to be instead of `value`, "" if it may be that."""
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if self.kind == "count":
+            if not is_number or isinstance(value, float):
+                return "a whole number"
+        elif not (is_number and math.isfinite(value)):
+            return "a finite number"
+        least = -math.inf if self.least is None else self.least
+        most = math.inf if self.most is None else self.most
+        if least <= value <= most and not (self.above and value == least):
+            return ""
+        between = f"between {self.least} and {self.most}"
+        return self.wanted or (f"{self.least} or more" if self.most is None else between)
+
+
+def _setting(default: Any, flags: str, help: str, **more: Any) -> Any:  # noqa: ANN401
+    """Declare a field of `SamplingParams`."""
+    metadata = {"setting": Setting(default, flags, help, **more)}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 class _WorkedOut:
@@ -202,37 +244,193 @@ class SamplingParams(_WorkedOut):
     Out-of-range values raise `OptionError`.
     """
 
-    temperature: float = 0.8
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repeat_last_n: int = 64
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    seed: int | None = None
-    stop: tuple[str, ...] = ()
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_lr: float = 0.1
-    mirostat_ent: float = 5.0
-    dynatemp_range: float = 0.0
-    dynatemp_exp: float = 1.0
-    samplers: tuple[str, ...] = DEFAULT_ORDER
+    temperature: float = _setting(
+        0.8,
+        "--temp, --temperature N",
+        "Temperature; 0: always the most likely token.",
+        least=0,
+        wanted="0 (greedy) or more",
+        sampler="temperature",
+        off=1.0,
+        variable="temp",
+    )
+    top_k: int = _setting(
+        40,
+        "--top-k N",
+        "Keep the K most likely tokens; 0: all.",
+        least=0,
+        wanted="0 (off) or more",
+        sampler="top_k",
+        off=0,
+    )
+    top_p: float = _setting(
+        0.95,
+        "--top-p N",
+        "Keep the most likely tokens with this much probability together; 1: all.",
+        least=0,
+        most=1,
+        sampler="top_p",
+        off=1.0,
+    )
+    min_p: float = _setting(
+        0.05,
+        "--min-p N",
+        "Keep tokens with this share of the most likely one's probability; 0: all.",
+        least=0,
+        most=1,
+        sampler="min_p",
+        off=0.0,
+    )
+    repeat_penalty: float = _setting(
+        1.0,
+        "--repeat-penalty N",
+        "Divide the logits of recent tokens; 1: off.",
+        least=0,
+        above=True,
+        wanted="above 0 (1 is off)",
+        sampler="penalties",
+        off=1.0,
+        fields=("repeat_penalty", "repetition_penalty"),
+    )
+    presence_penalty: float = _setting(
+        0.0,
+        "--presence-penalty N",
+        "Subtract from the logits of recent tokens.",
+        sampler="penalties",
+        off=0.0,
+    )
+    frequency_penalty: float = _setting(
+        0.0,
+        "--frequency-penalty N",
+        "Subtract from the logits of recent tokens, once an occurrence.",
+        sampler="penalties",
+        off=0.0,
+    )
+    repeat_last_n: int = _setting(
+        64,
+        "--repeat-last-n N",
+        "How many recent tokens penalties look at; 0: none, -1: all.",
+        least=-1,
+        wanted="-1 (all), 0 (off) or a count",
+    )
+    logit_bias: Mapping[int, float] = _setting(
+        {},
+        "-l, --logit-bias",
+        "Add to a token's logit, as in 15043+1 or 15043-inf; repeatable.",
+    )
+    seed: int | None = _setting(
+        None, "-s, --seed N", "Seed of the random numbers; -1: another one for every answer."
+    )
+    stop: tuple[str, ...] = _setting(
+        (),
+        "-r, --reverse-prompt, --stop TEXT",
+        "A text that ends the answer and is left out; repeatable.",
+        variable="reverse_prompt",
+    )
+    typical_p: float = _setting(
+        1.0,
+        "--typical, --typical-p N",
+        "Keep the tokens of the most typical surprise with this much probability; 1: all.",
+        least=0,
+        most=1,
+        sampler="typ_p",
+        off=1.0,
+        names=("typ_p",),
+        fields=("typical_p", "typ_p"),
+    )
+    top_n_sigma: float = _setting(
+        -1.0,
+        "--top-nsigma, --top-n-sigma N",
+        "Keep logits within N standard deviations of the highest; 0 or less: all.",
+        sampler="top_n_sigma",
+        off=-1.0,
+    )
+    xtc_probability: float = _setting(
+        0.0,
+        "--xtc-probability N",
+        "Chance to leave out all likely tokens but the least likely of them; 0: off.",
+        least=0,
+        most=1,
+        sampler="xtc",
+        off=0.0,
+    )
+    xtc_threshold: float = _setting(
+        0.1,
+        "--xtc-threshold N",
+        "The probability from which a token is likely, for XTC; over 0.5: off.",
+        least=0,
+        most=1,
+    )
+    dry_multiplier: float = _setting(
+        0.0,
+        "--dry-multiplier N",
+        "Penalise tokens that go on with a repetition, by N * base^(its length - the allowed one); "
+        "0: off.",
+        sampler="dry",
+        off=0.0,
+    )
+    dry_base: float = _setting(1.75, "--dry-base N", "The base of DRY's penalty.", least=1)
+    dry_allowed_length: int = _setting(
+        2, "--dry-allowed-length N", "How long a repetition costs nothing.", least=0
+    )
+    dry_penalty_last_n: int = _setting(
+        64,
+        "--dry-penalty-last-n N",
+        "How many recent tokens DRY looks at; 0: none, -1: all.",
+        least=-1,
+        wanted="-1 (all), 0 (off) or a count",
+    )
+    dry_sequence_breakers: tuple[str, ...] = _setting(
+        ("\n", ":", '"', "*"),
+        "--dry-sequence-breaker TEXT",
+        "A text that ends a repetition, in place of the usual ones; repeatable; none: no text.",
+        variable="dry_sequence_breaker",
+    )
+    mirostat: int = _setting(
+        0,
+        "--mirostat N",
+        "Steer the surprise of the text, in place of all samplers but temperature: version 1 or 2; "
+        "0: off.",
+        least=0,
+        most=2,
+        wanted="0 (off), 1 or 2",
+    )
+    mirostat_lr: float = _setting(
+        0.1, "--mirostat-lr N", "Mirostat's learning rate.", fields=("mirostat_eta",)
+    )
+    mirostat_ent: float = _setting(
+        5.0,
+        "--mirostat-ent N",
+        "The surprise that mirostat aims at, in bits a token.",
+        fields=("mirostat_tau",),
+    )
+    dynatemp_range: float = _setting(
+        0.0,
+        "--dynatemp-range N",
+        "How far the temperature moves with the entropy of the distribution; 0: off.",
+        least=0,
+        sampler="temperature",
+        off=0.0,
+    )
+    dynatemp_exp: float = _setting(
+        1.0,
+        "--dynatemp-exp N",
+        "The power of the normalised entropy by which it moves.",
+        least=0,
+        fields=("dynatemp_exponent",),
+    )
+    samplers: tuple[str, ...] = _setting(
+        DEFAULT_ORDER,
+        "--samplers",
+        "The samplers to apply, in order; logit biases always come first.",
+        names=("sampler_seq", "sampling_seq"),
+    )
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
-        self._require_numbers()
-        self._require_ranges()
+        for name, setting in SETTINGS.items():
+            wanted = "" if setting.kind == "other" else setting.problem(getattr(self, name))
+            self._require(not wanted, name, wanted)
         self._take_texts("stop")
         self._take_texts("dry_sequence_breakers")
         self._require_bias()
@@ -247,30 +445,6 @@ class SamplingParams(_WorkedOut):
         self._require(are_names, "samplers", "a list of samplers' names")
         self._set("samplers", sampler_names(map(str, samplers)))
         self._work_out()
-
-    def _require_numbers(self) -> None:
-        for name, default in _NUMBERS.items():
-            value = getattr(self, name)
-            if isinstance(default, int):
-                is_whole = isinstance(value, int) and not isinstance(value, bool)
-                self._require(is_whole, name, "a whole number")
-            else:
-                is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                self._require(is_number and math.isfinite(value), name, "a finite number")
-
-    def _require_ranges(self) -> None:
-        for name in ("temperature", "dynatemp_range", "dynatemp_exp"):
-            wanted = "0 (greedy) or more" if name == "temperature" else "0 or more"
-            self._require(getattr(self, name) >= 0.0, name, wanted)
-        for name in ("top_p", "min_p", "typical_p", "xtc_probability", "xtc_threshold"):
-            self._require(0.0 <= getattr(self, name) <= 1.0, name, "between 0 and 1")
-        self._require(self.top_k >= 0, "top_k", "0 (off) or more")
-        self._require(self.repeat_penalty > 0.0, "repeat_penalty", "above 0 (1 is off)")
-        for name in ("repeat_last_n", "dry_penalty_last_n"):
-            self._require(getattr(self, name) >= -1, name, "-1 (all), 0 (off) or a count")
-        self._require(self.dry_base >= 1.0, "dry_base", "1 or more")
-        self._require(self.dry_allowed_length >= 0, "dry_allowed_length", "0 or more")
-        self._require(self.mirostat in (0, 1, 2), "mirostat", "0 (off), 1 or 2")
 
     def _take_texts(self, name: str) -> None:
         """Make a tuple of what may be a text or any iterable of texts."""
@@ -376,8 +550,21 @@ class SamplingParams(_WorkedOut):
         return SamplingParams.from_dict({**self.to_dict(), **changes})
 
 
-_NUMBERS = {
-    entry.name: entry.default
+def _completed(name: str, setting: Setting) -> Setting:
+    return dataclasses.replace(
+        setting, variable=setting.variable or name, fields=setting.fields or (name,)
+    )
+
+
+SETTINGS: dict[str, Setting] = {
+    entry.name: _completed(entry.name, entry.metadata["setting"])
     for entry in dataclasses.fields(SamplingParams)
-    if isinstance(entry.default, int | float)
+    if entry.metadata
 }
+"""The settings of sampling by the names of `SamplingParams`, but for the grammar."""
+
+_OFF = {
+    sampler: {name: known.off for name, known in SETTINGS.items() if known.sampler == sampler}
+    for sampler in DEFAULT_ORDER
+}
+"""The settings with which each sampler does nothing."""

@@ -1,27 +1,40 @@
-"""The memory plan: what models, caches and heads take of each device, and what fits.
+"""The memory plan: bytes of models, caches and heads on each device, and the most that fits.
 
-`shape` reads weights from headers, `count` counts cells and takes compute buffers from llama.cpp
-without allocating them, `plan` adds up the parts of a runtime by device, and `fit` chooses the
-layers and the context that fit.
+`shape` sums weights by layer from headers, `count` gets cells and compute buffers from llama.cpp,
+which counts them without allocating them, `plan` adds up the parts of a runtime by device, and
+`fit` chooses the layers and the context that fit.
 """
 
-from specrun.runtime.memory.count import AskedCounts, Counts, parts_of
-from specrun.runtime.memory.fit import (
-    Fitted,
-    LayerCount,
-    Loading,
-    WayOut,
-    Wish,
-    choose_plan,
-    fit_here,
-    layers_here,
-    noting_plan,
-    parse_layer_count,
-    plan_in_use,
-    refusal,
-    resolve_gpu_layers,
-    size_text,
-    ways_out,
-)
-from specrun.runtime.memory.plan import MemoryPlan, PlanRequest, PlanRow, PlanSettings, count_plan
-from specrun.runtime.memory.shape import MemoryDevice, card
+from typing import TYPE_CHECKING
+
+from specrun.bindings.faces import lazy_face
+
+if TYPE_CHECKING:
+    from specrun.runtime.memory.count import AskedCounts, parts_of
+    from specrun.runtime.memory.fit import (
+        Fitted,
+        LayerCount,
+        Loading,
+        WayOut,
+        Wish,
+        choose_plan,
+        fit_here,
+        layers_here,
+        noting_plan,
+        parse_layer_count,
+        plan_in_use,
+        refusal,
+        resolve_gpu_layers,
+        size_text,
+        ways_out,
+    )
+    from specrun.runtime.memory.plan import (
+        MemoryPlan,
+        PlanRequest,
+        PlanRow,
+        PlanSettings,
+        count_plan,
+    )
+    from specrun.runtime.memory.shape import MemoryDevice, card
+
+__getattr__, __dir__ = lazy_face(__name__)

@@ -1,4 +1,4 @@
-"""Parts of a runtime that take memory; cells by headers, compute buffers counted by llama.cpp."""
+"""Parts of a runtime that take memory, and their bytes as llama.cpp counts them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Protocol
 
-from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context import Context, MtpContext
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.mtp_context import MtpContext
 from specrun.bindings.gguf import GGUFHeader, read_header
-from specrun.bindings.gguf.types import BLOCK_SIZES, stored_bytes
 from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import Breakdown, CountedModel, memory_breakdown
@@ -25,113 +23,16 @@ from specrun.runtime.language import (
     options_of,
     parse_expression,
 )
-from specrun.runtime.memory.shape import HOST, PROCESSOR, ModelShape
-
-# == Cells of a context: keys and values of each position, and recurrent states, by layer ==========
-#
-# The cache is unified and holds sliding windows whole (`Context`), so it grows by the same bytes
-# with every position, in steps of 256; states do not grow.
-
-
-STEP = 256
-"""llama.cpp rounds contexts up to multiples of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """Bytes that each layer keeps for `STEP` positions, and whatever the length is (`fixed`)."""
-
-    per_step: tuple[int, ...]
-    fixed: tuple[int, ...]
-
-    def of_layers(self, n_ctx: int) -> tuple[int, ...]:
-        """Return the bytes of each layer at a context of so many tokens."""
-        steps = -(-n_ctx // STEP)
-        pairs = zip(self.per_step, self.fixed, strict=True)
-        return tuple(steps * growing + kept for growing, kept in pairs)
-
-    def total(self, n_ctx: int) -> int:
-        """Return the bytes of all layers."""
-        return sum(self.of_layers(n_ctx))
-
-
-def count_cells(
-    model: ModelShape,
-    options: ContextOptions,
-    *,
-    n_rollback: int = 0,
-    nextn: bool = False,
-    flash: bool = True,
-) -> Cells:
-    """Return the cells of a context of a model, of its NextN blocks alone if `nextn`.
-
-    `n_rollback` more states are kept for every sequence. Without `flash` attention values are
-    stored transposed, all layers' as wide as the widest.
-    """
-    trunk = model.n_layers - model.n_nextn
-    layers = range(trunk, model.n_layers) if nextn else range(trunk)
-    widest = max((layer.values for layer in model.layers), default=0)
-    growing, kept = [0] * model.n_layers, [0] * model.n_layers
-    for number in layers:
-        layer = model.layers[number]
-        if layer.keys:
-            values = layer.values if flash or not layer.values else widest
-            growing[number] = _stored(layer.keys, options.cache_type_k) + _stored(
-                values, options.cache_type_v
-            )
-        rows = options.n_sequences * (1 + n_rollback)
-        kept[number] = sum(PROCESSOR.padded(4 * size * rows) for size in layer.state)
-    return Cells(tuple(growing), tuple(kept))
-
-
-def widened_cells(model: ModelShape, options: ContextOptions, n_ctx: int) -> int:
-    """Return the bytes of F16 copies of one layer's keys and values that are of another type.
-
-    The largest layer's: a copy lives no longer than its layer is computed.
-    """
-    if options.flash_attention == "off":
-        return 0
-    wide = (options.cache_type_k != "f16", options.cache_type_v != "f16")
-    numbers = max(
-        (wide[0] * layer.keys + wide[1] * layer.values for layer in model.layers), default=0
-    )
-    return 2 * numbers * -(-n_ctx // STEP) * STEP
-
-
-def spread_cells(n_layers: int, per_step: int, fixed: int) -> Cells:
-    """Return cells of which only the sum is known, spread evenly over the layers."""
-
-    def parts(n_bytes: int) -> tuple[int, ...]:
-        share, rest = divmod(n_bytes, max(1, n_layers))
-        return tuple(share + (number < rest) for number in range(n_layers))
-
-    return Cells(parts(per_step), parts(fixed))
-
-
-def _stored(numbers: int, cache_type: str) -> int:
-    """Return the bytes of `STEP` rows of so many numbers; blocks cut short count as whole."""
-    kind = cache_type.upper()
-    block = BLOCK_SIZES[kind]
-    return STEP * stored_bytes((-(-numbers // block) * block,), kind) if numbers else 0
-
-
-def cells_by_place(cells: Sequence[int], places: Sequence[int], *, offload: bool) -> dict[int, int]:
-    """Return bytes by place: cells lie with their layers, or all here without `offload`."""
-    found: dict[int, int] = {}
-    for n_bytes, place in zip(cells, places, strict=False):
-        where = place if offload else HOST
-        found[where] = found.get(where, 0) + n_bytes
-    return found
-
+from specrun.runtime.memory.shape import ModelShape
 
 # == Parts of a runtime that take memory, by drafter expression ====================================
 #
-# What each needs of a context (rows, states) is what its drafters usually ask for.
+# The rows and states that each needs of a context are those of its usual drafters.
 
 
 TARGET, DRAFT, BLOCKS, HEADS = "target", "draft model", "NextN blocks", "heads"
 
-_ROWS = 16  # the widest round where nothing is said
+_ROWS = 16  # the widest round if the expression names no size
 _STATE_ROWS = 64  # with hidden states every token of a piece of a prompt has a row
 _RECURRENT_LENGTH = {"mtp": 3, "draft": 5}
 _SPARE_CELLS = 64  # nodes of a tree, behind the text
@@ -140,16 +41,17 @@ _SPARE_CELLS = 64  # nodes of a tree, behind the text
 _GRAPHS, _ATTENDING_GRAPHS = 2, 6
 _ATTENDING = 8  # rows that attend at once
 _NODES = 32  # rows of the widest graph of a head
-_STEP = 256
+STEP = 256
+"""llama.cpp rounds contexts up to multiples of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelPart:
     """A model with a context of its own; `context.n_ctx` is set by the plan.
 
-    `nextn` is whether it has a context over its NextN blocks besides, or alone if there is no
-    trunk. `drafts` models lie where drafts are to lie. The plan's context is that of each of
-    `n_texts` conversations; where it is `shared`, of all of them together.
+    `nextn`: it has a context over its NextN blocks too, or alone without a trunk. `drafts`:
+    it lies on the devices of drafts. The plan's context is that of each of `n_texts` conversations;
+    if it is `shared`, of all of them together.
     """
 
     title: str
@@ -161,8 +63,23 @@ class ModelPart:
     n_texts: int = 1
     shared: bool = False
 
+    def with_cache(self, keys: str, values: str) -> ModelPart:
+        """Return the same with keys and values of other types."""
+        context = dataclasses.replace(self.context, cache_type_k=keys, cache_type_v=values)
+        return dataclasses.replace(self, context=context)
+
+    @property
+    def alone(self) -> bool:
+        """Whether its file holds NextN blocks without a trunk."""
+        return self.nextn and (self.model.nextn.alone or not self.model.trunk)
+
+    @property
+    def contexts(self) -> list[bool]:
+        """Its contexts: False for one of the trunk, True for one of the NextN blocks."""
+        return [*([] if self.alone else [False]), *([True] if self.nextn else [])]
+
     def n_ctx(self, n_ctx: int) -> int:
-        """Return the tokens of its context when the plan's has so many."""
+        """Return the tokens of its context if the plan's has so many."""
         if self.shared:
             return n_ctx
         stretched = self.context.rope.stretches
@@ -173,8 +90,8 @@ class ModelPart:
 class HeadPart:
     """Heads: bytes of `weights`, of keys and values per `cell`, of graphs, and of those per cell.
 
-    `output` are the bytes of the target's output matrix, which is loaded again where the heads are
-    not computed where it lies; 0 for heads that have one of their own.
+    `output` are the bytes of the target's output matrix, which is loaded again if the heads are
+    computed on another device; 0 for heads that have their own.
     """
 
     title: str
@@ -186,7 +103,7 @@ class HeadPart:
     n_texts: int = 1
 
     def cells(self, n_ctx: int) -> int:
-        """Return the bytes of its cells beside a context of so many tokens."""
+        """Return the bytes of its cells for a context of so many tokens."""
         return self.n_texts * self.cell * self._n_cells(n_ctx)
 
     def compute(self, n_ctx: int) -> int:
@@ -194,7 +111,7 @@ class HeadPart:
         return self.n_texts * (self.graphs + self.graph_cell * self._n_cells(n_ctx))
 
     def _n_cells(self, n_ctx: int) -> int:
-        return -(-(n_ctx + _SPARE_CELLS) // _STEP) * _STEP + 1
+        return -(-(n_ctx + _SPARE_CELLS) // STEP) * STEP + 1
 
 
 Part = ModelPart | HeadPart
@@ -209,7 +126,7 @@ def parts_of(
 ) -> list[Part]:
     """Return the parts of a runtime, the target first; raises as reading their files does.
 
-    `files` are what the demo's expressions name without a path. Of an engine for `n_texts`
+    `files` are the demo's files, by expressions without a path. Of an engine for `n_texts`
     conversations a context that is given is shared by all; one that is chosen is for each.
     """
     expressions = list(_leaves(parse_expression(drafter)))
@@ -298,38 +215,27 @@ def _heads(header: GGUFHeader, target: ModelShape) -> HeadPart:
     return HeadPart(HEADS, weights, cell, graphs, graph_cell, output)
 
 
-# == Counts by llama.cpp: compute buffers, and cells that no header gives ==========================
+# == Counts by llama.cpp ===========================================================================
 #
 # `AskedCounts` opens models without their weights on the CPU (`CountedModel`): the graphs there
-# take what they take on a card, but for what passes from one to the other. `DeviceCounts` asks the
-# devices that are here.
+# take as much as on a card, but for the copies between the two. `asked_on_devices` counts on the
+# devices of this machine.
 
 
 _CPU_ONLY = Placement(devices=("none",))
 
 
-class Counts(Protocol):
-    """Where a plan has its numbers from."""
-
-    def compute(self, part: ModelPart, n_ctx: int, *, nextn: bool = False) -> int:
-        """Return the bytes of the compute buffers of a context, all on one device."""
-
-    def cells(self, part: ModelPart, *, nextn: bool = False) -> Cells:
-        """Return the cells of a part's context, layer by layer."""
-
-
 class AskedCounts:
-    """Counts for `Counts`, asked of llama.cpp once each. A context manager: it keeps models open.
+    """Bytes of weights, cells and compute buffers, each counted once by llama.cpp.
 
-    Raises as `Model` does for files that cannot be loaded, and `UnsupportedModelError` where
-    llama.cpp does not tell what it allocates.
+    A context manager: it keeps models open. Raises as `Model` does for files that cannot be loaded,
+    and `UnsupportedModelError` if this llama.cpp does not export what it allocates.
     """
 
     def __init__(self) -> None:
         self._opened = ExitStack()
         self._models: dict[tuple[object, bool], CountedModel] = {}
         self._found: dict[tuple[object, ...], Breakdown] = {}
-        self._cells: dict[tuple[object, ...], Cells] = {}
 
     def __enter__(self) -> AskedCounts:
         return self
@@ -338,38 +244,43 @@ class AskedCounts:
         self.close()
 
     def close(self) -> None:
-        """Close the models; what was asked stays known."""
+        """Close the models; the counts are kept."""
         self._opened.close()
         self._models.clear()
 
+    def weights(self, part: ModelPart) -> int:
+        """Return the bytes of all weights in this machine's memory."""
+        return self._ask(part, STEP, nextn=part.alone).weights
+
     def compute(self, part: ModelPart, n_ctx: int, *, nextn: bool = False) -> int:
-        """See `Counts`."""
+        """Return the bytes of the compute buffers of a context, all on one device."""
         return self._ask(part, n_ctx, nextn=nextn).compute
 
-    def cells(self, part: ModelPart, *, nextn: bool = False) -> Cells:
-        """See `Counts`; spread evenly where llama.cpp counts otherwise than the header does."""
-        key = part.model.path, part.context, part.n_rollback, nextn
-        known = self._cells.get(key)
-        if known is None:
-            first, second = (self._ask(part, n * STEP, nextn=nextn).cells for n in (1, 2))
-            flash = part.context.flash_attention != "off"
-            counted = count_cells(
-                part.model, part.context, n_rollback=part.n_rollback, nextn=nextn, flash=flash
-            )
-            if (counted.total(STEP), counted.total(2 * STEP)) == (first, second):
-                known = counted
-            else:
-                known = spread_cells(part.model.n_layers, second - first, 2 * first - second)
-            self._cells[key] = known
-        return known
+    def cells(self, part: ModelPart, n_ctx: int, *, nextn: bool = False) -> list[int]:
+        """Return the bytes of the cells of each layer, of the NextN blocks alone if `nextn`.
+
+        The cache is unified and holds sliding windows whole (`Context`), so it grows by the same
+        bytes in every step; recurrent states do not grow. Both are counted at two lengths, and
+        shared out by the layers' widths.
+        """
+        first, second = (self._ask(part, n * STEP, nextn=nextn).cells for n in (1, 2))
+        growing, states = second - first, 2 * first - second
+        model = part.model
+        layers = model.blocks if nextn else model.trunk
+        steps = -(-n_ctx // STEP)
+        keys = _shared_out(steps * growing, [model.keys[layer] for layer in layers])
+        kept = _shared_out(states, [model.states[layer] for layer in layers])
+        found = [0] * model.n_layers
+        found[layers.start : layers.stop] = map(int.__add__, keys, kept)
+        return found
 
     def _ask(self, part: ModelPart, n_ctx: int, *, nextn: bool) -> Breakdown:
         options = dataclasses.replace(part.context, n_ctx=n_ctx, n_rollback=part.n_rollback)
-        key = part.model.path, options, nextn
+        key = part.model.path, part.nextn, options, nextn
         if key not in self._found:
             with placing(_CPU_ONLY):
-                model = self._model(part)
-                self._found[key] = sum_of(asked_breakdown(model, options, nextn=nextn))
+                found = asked_breakdown(self._model(part), options, nextn=nextn)
+            self._found[key] = sum(found.values(), Breakdown())
         return self._found[key]
 
     def _model(self, part: ModelPart) -> CountedModel:
@@ -381,28 +292,28 @@ class AskedCounts:
         return model
 
 
-def sum_of(found: Mapping[str, Breakdown]) -> Breakdown:
-    """Return the sum over all devices."""
-    return sum(found.values(), Breakdown())
+def _shared_out(n_bytes: int, widths: Sequence[int]) -> list[int]:
+    """Return shares of a sum in proportion to widths, equal ones if all widths are 0."""
+    ends = [0, *accumulate(widths if any(widths) else [1] * len(widths))]
+    return [n_bytes * b // ends[-1] - n_bytes * a // ends[-1] for a, b in pairwise(ends)]
 
 
 def asked_breakdown(
-    model: CountedModel, options: object, *, nextn: bool = False
+    model: CountedModel, options: ContextOptions, *, nextn: bool = False
 ) -> dict[str, Breakdown]:
-    """Return what a context of a model would take, by device name (`HOST_NAME`: the CPU)."""
-    with (MtpContext if nextn else Context)(model, options) as context:  # type: ignore[arg-type]
+    """Return the bytes that a context of a model would take, by device name (`HOST_NAME`: CPU)."""
+    with (MtpContext if nextn else Context)(model, options) as context:
         return memory_breakdown(context)
 
 
 def asked_on_devices(part: ModelPart, n_ctx: int, n_gpu_layers: int) -> dict[str, Breakdown]:
-    """Return what a part takes on the devices in force (`placing`), asked of llama.cpp."""
+    """Return the bytes that a part takes on the devices in force (`placing`), by device name."""
     options = dataclasses.replace(part.context, n_ctx=n_ctx, n_rollback=part.n_rollback)
     found: dict[str, Breakdown] = {HOST_NAME: Breakdown()}
     with CountedModel(
         part.model.path, n_gpu_layers=n_gpu_layers, load_nextn=part.nextn, drafts=part.drafts
     ) as model:
-        alone = part.model.n_nextn == part.model.n_layers or model.nextn.alone
-        for nextn in [*([] if alone else [False]), *([True] if part.nextn else [])]:
+        for nextn in part.contexts:
             for name, counts in asked_breakdown(model, options, nextn=nextn).items():
                 known = found.get(name, Breakdown())
                 # A second context shares the weights.

@@ -21,7 +21,6 @@ from specrun.runtime.memory.count import (
     STEP,
     TARGET,
     AskedCounts,
-    Counts,
     ModelPart,
     asked_on_devices,
     parts_of,
@@ -32,8 +31,8 @@ from specrun.runtime.memory.shape import HOST, memory_device, this_machine
 # == The choice of layers and context by memory, and ways out if nothing fits ======================
 #
 # Layers go before context: all layers on devices with as much context as fits, at least `LEAST_CTX`
-# of the trained tokens; where they do not fit so, as many layers as do, and then what is left is
-# context. Draft models stay on their devices while a layer of the target can give way.
+# of the trained tokens; otherwise as many layers as fit, and the rest of the memory is context.
+# Draft models stay on their devices while a layer of the target can give way.
 
 
 LEAST_CTX = 4096
@@ -42,12 +41,12 @@ LEAST_CTX = 4096
 _MOST_WAYS = 3
 
 _Count = Callable[[int, int, int], MemoryPlan]
-"""Counts a plan of so much context, layers of the target on devices, and of drafts."""
+"""AskedCounts a plan of so much context, layers of the target on devices, and of drafts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What was asked for; None is to be chosen, `n_ctx` up to `most_ctx`. -1 layers are all."""
+    """The user's settings; None is to be chosen, `n_ctx` up to `most_ctx`. -1 layers are all."""
 
     n_ctx: int | None
     n_gpu_layers: int | None
@@ -57,16 +56,16 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class WayOut:
-    """Other settings that fit, with what to write for them."""
+    """Other settings that fit, with the options that set them."""
 
     options: str
     plan: MemoryPlan
 
 
-def choose_plan(request: PlanRequest, wish: Wish, counts: Counts) -> MemoryPlan:
+def choose_plan(request: PlanRequest, wish: Wish, counts: AskedCounts) -> MemoryPlan:
     """Return the plan with the most layers on devices, then the most context, that fits.
 
-    Where nothing fits, the plan that comes nearest, which does not `fit`.
+    If none fits, the nearest one, which does not `fit`.
     """
     least = wish.n_ctx or min(LEAST_CTX, wish.most_ctx)
     n_layers = request.target.model.n_layers + 1
@@ -106,7 +105,7 @@ def _draft_choices(request: PlanRequest, wish: Wish) -> list[int]:
 
 
 def _longest(least: int, most: int, count: _Count, layers: int, drafts: int) -> int:
-    """Return the longest context that fits, where the least does."""
+    """Return the longest context that fits, if the least does."""
     if count(most, layers, drafts).fits:
         return most
     steps = _largest(
@@ -116,9 +115,9 @@ def _longest(least: int, most: int, count: _Count, layers: int, drafts: int) -> 
 
 
 def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:
-    """Return the largest number of a range that fits, first - 1 where none does.
+    """Return the largest number of a range that fits, first - 1 if none does.
 
-    What fits is taken to be a beginning of the range.
+    The numbers that fit are taken to be a beginning of the range.
     """
     low, high = first - 1, last
     while low < high:
@@ -130,7 +129,7 @@ def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def ways_out(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
+def ways_out(plan: MemoryPlan, counts: AskedCounts) -> list[WayOut]:
     """Return up to three ways to make a plan fit, each counted anew: it fits.
 
     A smaller context; keys and values of q8_0, with less context if that is needed; fewer layers on
@@ -151,7 +150,7 @@ def ways_out(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
     less = shorter(request)
     if less is not None:
         found.append(WayOut(f"-c {less.settings.n_ctx}", less))
-    if can_quantize(request):
+    if can_quantize(request, counts):
         small = request.with_cache("q8_0")
         whole = count_plan(small, settings, counts)
         option = "-ctk q8_0 -ctv q8_0"
@@ -169,14 +168,14 @@ def ways_out(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
     return found
 
 
-def _combined(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
+def _combined(plan: MemoryPlan, counts: AskedCounts) -> list[WayOut]:
     """Return fewer layers together with less cache, which leaves more of them on devices."""
     variants: list[tuple[str, MemoryPlan]] = []
     n_ctx = min(LEAST_CTX, plan.settings.n_ctx)
     if n_ctx < plan.settings.n_ctx:
         settings = replace(plan.settings, n_ctx=n_ctx)
         variants.append((f"-c {n_ctx}", replace(plan, settings=settings)))
-    if can_quantize(plan.request):
+    if can_quantize(plan.request, counts):
         small = plan.request.with_cache("q8_0")
         variants.append(("-ctk q8_0 -ctv q8_0", replace(plan, request=small)))
     found = []
@@ -187,16 +186,20 @@ def _combined(plan: MemoryPlan, counts: Counts) -> list[WayOut]:
     return found
 
 
-def can_quantize(request: PlanRequest) -> bool:
-    """Whether q8_0 would make keys and values smaller, and llama.cpp takes it for them."""
-    context, layers = request.target.context, request.target.model.layers
-    types = context.cache_type_k, context.cache_type_v
-    wide = any(kind in ("f32", "f16", "bf16") for kind in types)
-    blocks = all(layer.keys % 32 == 0 and layer.values % 32 == 0 for layer in layers)
-    return wide and blocks and context.flash_attention != "off"
+def can_quantize(request: PlanRequest, counts: AskedCounts) -> bool:
+    """Whether q8_0 would make keys and values smaller, and llama.cpp accepts it for them."""
+    context = request.target.context
+    wide = {"f32", "f16", "bf16"} & {context.cache_type_k, context.cache_type_v}
+    if not wide or context.flash_attention == "off":
+        return False
+    try:
+        counts.cells(request.target.with_cache("q8_0", "q8_0"), STEP)
+    except SpecrunError:
+        return False
+    return True
 
 
-def _fewer_layers(plan: MemoryPlan, counts: Counts) -> MemoryPlan | None:
+def _fewer_layers(plan: MemoryPlan, counts: AskedCounts) -> MemoryPlan | None:
     request, settings = plan.request, plan.settings
     layers = plan.layers_on_devices
     most = _largest(
@@ -209,7 +212,7 @@ def _fewer_layers(plan: MemoryPlan, counts: Counts) -> MemoryPlan | None:
     return count_plan(request, replace(settings, n_gpu_layers=most), counts)
 
 
-# == Texts of memory plans: the chosen plan, refusals, and what takes less =========================
+# == Texts of memory plans: the chosen plan, refusals, and smaller choices =========================
 
 
 def size_text(n_bytes: int) -> str:
@@ -222,7 +225,7 @@ def size_text(n_bytes: int) -> str:
 
 
 def plan_line(plan: MemoryPlan, *, chose_context: bool, chose_layers: bool) -> str:
-    """Return what was chosen and why, in a line."""
+    """Return the chosen settings and the reason, in a line."""
     request, settings = plan.request, plan.settings
     context = f"{settings.n_ctx:,} tokens of context"
     target = request.target
@@ -274,7 +277,7 @@ def _trained(plan: MemoryPlan) -> int:
 
 
 def refusal(plan: MemoryPlan, place: int, ways: Sequence[WayOut]) -> str:
-    """Return why a plan cannot be had on a device, with both numbers and what could be."""
+    """Return why a plan does not fit on a device, with both numbers and the ways out."""
     device = plan.request.devices[place]
     needed, settings = size_text(plan.total(place)), plan.settings
     problem = (
@@ -288,12 +291,12 @@ def refusal(plan: MemoryPlan, place: int, ways: Sequence[WayOut]) -> str:
 
 
 def ways_text(ways: Sequence[WayOut], place: int) -> str:
-    """Return the options that fit, with what each takes."""
+    """Return the options that fit, with the bytes of each."""
     return "; ".join(f"{way.options} ({size_text(way.plan.total(place))})" for way in ways)
 
 
-def alternatives(plan: MemoryPlan, counts: Counts) -> str:
-    """Return what a plan takes by place and part, and what half of each would."""
+def alternatives(plan: MemoryPlan, counts: AskedCounts) -> str:
+    """Return the bytes of a plan by place and part, and those of halved settings."""
     request, settings = plan.request, plan.settings
     places = [(HOST, "this machine"), *((n, d.name) for n, d in enumerate(request.devices))]
     lines = []
@@ -307,7 +310,7 @@ def alternatives(plan: MemoryPlan, counts: Counts) -> str:
     half = max(256, settings.n_ctx // 512 * 256)
     if half < settings.n_ctx:
         ways.append((f"-c {half}", count_plan(request, replace(settings, n_ctx=half), counts)))
-    if can_quantize(request):
+    if can_quantize(request, counts):
         small = count_plan(request.with_cache("q8_0"), settings, counts)
         ways.append(("-ctk q8_0 -ctv q8_0", small))
     if request.devices and plan.layers_on_devices > 0:
@@ -343,11 +346,11 @@ def parse_layer_count(text: str) -> LayerCount:
 
 
 def resolve_gpu_layers(wanted: LayerCount, path: Path, *, drafts: bool = False) -> int:
-    """Return llama.cpp's n_gpu_layers (-1: all) for a file, of a target or of what `drafts`.
+    """Return llama.cpp's n_gpu_layers (-1: all) for a file of a target, or of a drafting model.
 
     "auto" gives every layer if the weights fit into three quarters of the free memory of the
     devices that are to be used (`placing`), otherwise the share that fits. 0 without a device,
-    whatever was asked for.
+    for any setting.
     """
     placed = resolve_placement(current_placement(drafts=drafts))
     if wanted == "all":
@@ -370,8 +373,8 @@ def resolve_gpu_layers(wanted: LayerCount, path: Path, *, drafts: bool = False) 
 
 # == The devices of this machine: -ngl auto and -c 0 ===============================================
 #
-# The plan is chosen with graphs counted on the CPU, then llama.cpp is asked what its devices would
-# allocate; where that is more, the plan is made anew with as much less.
+# The plan is chosen with graphs counted on the CPU. Then llama.cpp counts its devices; if that is
+# more, the next plan gets as much less.
 
 
 logger = logging.getLogger("specrun.memory")
@@ -381,7 +384,7 @@ _MOST_CORRECTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How a runtime is to be loaded: what a plan needs to know. `files` are the demo's.
+    """The settings of a runtime that a plan depends on. `files` are the demo's.
 
     Several conversations share a context that is given; one that is chosen is for each of them.
     """
@@ -402,7 +405,7 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A plan that was chosen, and what it says for users in a line."""
+    """A plan that was chosen, and a line about it for users."""
 
     plan: MemoryPlan
     line: str
@@ -422,9 +425,9 @@ class Fitted:
 def fit_here(loading: Loading) -> Fitted | None:
     """Choose layers and context for the devices in force (`placing`); None: nothing to choose.
 
-    Raises `OutOfMemoryError`, with the numbers and ways out, where layers that were asked for need
-    more than is free on a device. Files that cannot be read, and a llama.cpp that does not tell
-    what it allocates, are left to those who open them: None.
+    Raises `OutOfMemoryError`, with the numbers and ways out, if the given layers need more than is
+    free on a device. Returns None for files that cannot be read (opening them fails later), and
+    if llama.cpp does not export its counts.
     """
     devices, target, draft = _devices_in_force()
     if not devices and not loading.leaves_context:
@@ -445,7 +448,7 @@ def fit_here(loading: Loading) -> Fitted | None:
         return Fitted(plan, "")
     line = plan_line(plan, chose_context=context, chose_layers=layers)
     logger.info("%s", line)
-    # That all of it fits without a device is what anybody expects.
+    # A plan without devices in which everything fits is the expected case.
     expected = not devices and plan.fits and plan.settings.n_ctx >= wish.most_ctx
     return Fitted(plan, "" if expected else line)
 
@@ -458,10 +461,10 @@ def layers_here(
     drafter: str = "none",
     n_gpu_layers_draft: LayerCount = "auto",
 ) -> tuple[int, LayerCount]:
-    """Return n_gpu_layers (-1: all) of a target and of what drafts, as a `Runtime` takes them.
+    """Return n_gpu_layers (-1: all) of a target and of drafts, as a `Runtime` chooses them.
 
-    For what measures models that a runtime will use. Without a plan, the latter is what was asked
-    for. Raises as `fit_here`.
+    For measurements of models that a runtime will use. Without a plan, the latter is the given
+    value. Raises as `fit_here`.
     """
     loading = Loading(target, drafter, context, n_gpu_layers, n_gpu_layers_draft, {})
     found = fit_here(loading)
@@ -471,9 +474,9 @@ def layers_here(
 
 
 def plan_in_use(loading: Loading) -> str:
-    """Return what a runtime takes, with what else would take less; "" where it cannot be counted.
+    """Return the bytes of a runtime and of smaller settings; "" if they cannot be counted.
 
-    For what ran out of memory: how much a device would have given is not known then.
+    For errors of memory: the free memory of the device is not known then.
     """
     try:
         devices, target, draft = _devices_in_force()
@@ -569,10 +572,10 @@ def _wish(loading: Loading, request: PlanRequest) -> Wish:
     )
 
 
-def _confirmed(plan: MemoryPlan, wish: Wish, counts: Counts) -> MemoryPlan:
-    """Return a plan with what llama.cpp counts on its devices in place of what was estimated.
+def _confirmed(plan: MemoryPlan, wish: Wish, counts: AskedCounts) -> MemoryPlan:
+    """Return a plan with llama.cpp's counts on its devices in place of the estimates.
 
-    Where that is more than fits, and something is left to choose, another plan.
+    If they do not fit, and a setting is left to choose, another plan.
     """
     request = plan.request
     for _ in range(_MOST_CORRECTIONS):
@@ -617,10 +620,10 @@ def _asked(plan: MemoryPlan) -> MemoryPlan:
     return replace(plan, rows=tuple(rows))
 
 
-def _require_room(plan: MemoryPlan, devices: Sequence[Device], counts: Counts) -> None:
-    """Raise where a card of this machine has less than what would lie on it."""
+def _require_room(plan: MemoryPlan, devices: Sequence[Device], counts: AskedCounts) -> None:
+    """Raise if a card of this machine has less memory than a plan needs there."""
     for place, device in enumerate(plan.request.devices):
         needed = plan.total(place)
-        # What shares this machine's memory may get more than it says is free.
+        # A device that shares this machine's memory may get more than it reports as free.
         if devices[place].kind == "gpu" and device.free and needed > device.free:
             raise OutOfMemoryError(refusal(plan, place, ways_out(plan, counts)))

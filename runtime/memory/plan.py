@@ -1,8 +1,8 @@
-"""The memory plan: what each part of a runtime takes of each device, row by row.
+"""The memory plan: bytes of each part of a runtime on each device, row by row.
 
-`count_plan` is a pure function of headers, settings and counts (`Counts`). Weights and cells are
-exact; compute buffers are those of the whole model in one place, taken for every device that layers
-lie on; where a card also computes with this machine's weights, it needs room for the largest.
+Weights are summed by layer from the header; llama.cpp counts cells and compute buffers of the whole
+model on one device (`AskedCounts`). Every device with layers gets the whole compute buffer. A card
+that also computes with this machine's weights needs room for the largest.
 """
 
 from __future__ import annotations
@@ -11,22 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from specrun.runtime.memory.count import (
-    TARGET,
-    Counts,
-    HeadPart,
-    ModelPart,
-    Part,
-    cells_by_place,
-    widened_cells,
-)
+from specrun.runtime.memory.count import TARGET, AskedCounts, HeadPart, ModelPart, Part
 from specrun.runtime.memory.shape import (
     HOST,
     MemoryDevice,
-    PlacedTensor,
-    largest_weight,
+    Weights,
     layer_places,
-    place_tensors,
+    weights_by_place,
 )
 
 Kind = Literal["weights", "keys and values", "compute", "output rows"]
@@ -35,7 +26,7 @@ _ROWS_TO_OFFLOAD = 32  # ggml's CUDA backend takes weights over for so many toke
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """What a plan is for: context and layers on devices (-1: all), of target and of drafts."""
+    """Settings of a plan: context and layers on devices (-1: all), of target and of drafts."""
 
     n_ctx: int
     n_gpu_layers: int
@@ -53,10 +44,10 @@ class PlanRow:
 
 @dataclass(frozen=True, slots=True)
 class PlanRequest:
-    """Parts and where they may lie: devices by number, for the target and for what drafts.
+    """Parts and their possible places: devices by number, for the target and for drafts.
 
     `shares` are the devices' of the target; none: by their free memory. `overrides` are pairs of a
-    pattern and a place. `host` is this machine's memory, None where it does not matter.
+    pattern and a place. `host` is this machine's memory, None if it does not matter.
     """
 
     parts: tuple[Part, ...]
@@ -81,21 +72,16 @@ class PlanRequest:
 
     def with_cache(self, cache_type: str) -> PlanRequest:
         """Return the same with keys and values of another type."""
-        parts = tuple(
-            part
-            if isinstance(part, HeadPart)
-            else replace(
-                part,
-                context=replace(part.context, cache_type_k=cache_type, cache_type_v=cache_type),
-            )
+        parts = (
+            part if isinstance(part, HeadPart) else part.with_cache(cache_type, cache_type)
             for part in self.parts
         )
-        return replace(self, parts=parts)
+        return replace(self, parts=tuple(parts))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """What was counted, and for which settings."""
+    """The counted rows, with their settings."""
 
     request: PlanRequest
     settings: PlanSettings
@@ -114,7 +100,7 @@ class MemoryPlan:
 
     @property
     def excess(self) -> int:
-        """The most bytes by which a budget is overdrawn; 0 where everything fits."""
+        """The most bytes by which a budget is overdrawn; 0 if everything fits."""
         host = self.request.host
         here = 0 if host is None else self.total(HOST) - host.budget
         return max(0, here, self.excess_on_devices)
@@ -139,61 +125,52 @@ class MemoryPlan:
         return self.n_layers if wanted < 0 else min(wanted, self.n_layers)
 
 
-def count_plan(request: PlanRequest, settings: PlanSettings, counts: Counts) -> MemoryPlan:
-    """Count what all parts take with these settings."""
+def count_plan(request: PlanRequest, settings: PlanSettings, counts: AskedCounts) -> MemoryPlan:
+    """Count the bytes of all parts with these settings."""
     rows: list[PlanRow] = []
     output_place = HOST
     for part in request.parts:
         if isinstance(part, HeadPart):
             rows += _head_rows(request, part, settings.n_ctx, output_place)
             continue
-        counted, places = _model_rows(request, part, settings, counts, rows)
-        rows += counted
+        places = _places(request, part, settings, rows)
+        rows += _model_rows(request, part, places, part.n_ctx(settings.n_ctx), counts)
         if part.title == TARGET:
             output_place = places[-1]
     return MemoryPlan(request, settings, tuple(rows), request.target.model.n_layers + 1)
 
 
 def _model_rows(
-    request: PlanRequest,
-    part: ModelPart,
-    settings: PlanSettings,
-    counts: Counts,
-    before: Sequence[PlanRow],
-) -> tuple[list[PlanRow], tuple[int, ...]]:
-    n_ctx, model = part.n_ctx(settings.n_ctx), part.model
-    places = _places(request, part, settings, before)
-    rules = [device.rules for device in request.devices]
+    request: PlanRequest, part: ModelPart, places: Sequence[int], n_ctx: int, counts: AskedCounts
+) -> list[PlanRow]:
     overrides = () if part.drafts else request.overrides
-    tensors = place_tensors(model, places, rules, overrides, load_nextn=part.nextn)
-    alone = _is_alone(part)
+    weights = weights_by_place(part.model, places, overrides, load_nextn=part.nextn)
     cells: dict[int, int] = {}
     whole = 0
-    for nextn in [*([] if alone else [False]), *([True] if part.nextn else [])]:
-        of_layers = counts.cells(part, nextn=nextn).of_layers(n_ctx)
-        own = cells_by_place(of_layers, places, offload=part.context.offload_kv)
-        cells = {place: cells.get(place, 0) + own.get(place, 0) for place in {*cells, *own}}
+    for nextn in part.contexts:
+        of_layers = counts.cells(part, n_ctx, nextn=nextn)
+        for place, n_bytes in zip(places, of_layers, strict=False):
+            own = place if part.context.offload_kv else HOST
+            cells[own] = cells.get(own, 0) + n_bytes
         whole += counts.compute(part, n_ctx, nextn=nextn)
-    rows = [
-        PlanRow(part.title, "weights", _sums(tensors)),
+    by_place = weights.by_place
+    if places[-1] == HOST:  # some models have a second copy of their embeddings there
+        here = (HOST,) * len(places)
+        listed = weights_by_place(part.model, here, load_nextn=part.nextn).by_place[HOST]
+        by_place[HOST] = by_place.get(HOST, 0) + counts.weights(part) - listed
+    compute = _compute(request, part, places, weights, whole, n_ctx, counts)
+    return [
+        PlanRow(part.title, "weights", by_place),
         PlanRow(part.title, "keys and values", cells),
-        PlanRow(part.title, "compute", _compute(request, part, places, tensors, whole, n_ctx)),
+        PlanRow(part.title, "compute", compute),
         PlanRow(part.title, "output rows", {HOST: _output_bytes(part)}),
     ]
-    return rows, places
-
-
-def _is_alone(part: ModelPart) -> bool:
-    """Whether a file holds NextN blocks without a trunk."""
-    return not any(tensor.name == "blk.0.attn_norm.weight" for tensor in part.model.tensors) and (
-        part.nextn
-    )
 
 
 def _places(
     request: PlanRequest, part: ModelPart, settings: PlanSettings, before: Sequence[PlanRow]
 ) -> tuple[int, ...]:
-    """Return where layers and output lie, in the plan's numbers of devices."""
+    """Return the places of layers and output, in the plan's numbers of devices."""
     mine = request.draft_places if part.drafts else request.target_places
     wanted = settings.n_gpu_layers_draft if part.drafts else settings.n_gpu_layers
     shares = () if part.drafts else request.shares
@@ -209,39 +186,47 @@ def _places(
     return tuple(HOST if place == HOST else mine[place] for place in found)
 
 
-def _sums(tensors: Sequence[PlacedTensor]) -> dict[int, int]:
-    found: dict[int, int] = {}
-    for tensor in tensors:
-        found[tensor.place] = found.get(tensor.place, 0) + tensor.n_bytes
-    return found
-
-
 def _compute(
     request: PlanRequest,
     part: ModelPart,
     places: Sequence[int],
-    tensors: Sequence[PlacedTensor],
+    weights: Weights,
     whole: int,
     n_ctx: int,
+    counts: AskedCounts,
 ) -> dict[int, int]:
-    """Return compute buffers by place: graphs, what passes to them, weights that are taken over."""
+    """Return compute buffers by place: graphs, their inputs, weights that are copied to a card."""
     context = part.context
     tokens = min(context.n_ubatch, context.n_batch, n_ctx)
     mask = 2 if context.flash_attention != "off" else 4
     inputs = tokens * (n_ctx * mask + 2 * 4 * part.model.n_embd)
-    used = {place for place in places if place != HOST}
-    rest = {tensor.place for tensor in tensors if not tensor.name.startswith("token_embd.")}
-    found = {HOST: whole if HOST in rest else inputs}
+    found = {HOST: whole if weights.computes_here else inputs}
     mine = request.draft_places if part.drafts else request.target_places
     for place in mine:
-        rules = request.devices[place].rules
-        takes = rules.takes_weights and place == mine[0]
-        with_output = context.n_outputs >= _ROWS_TO_OFFLOAD
-        copied = largest_weight(tensors, with_output=with_output) if takes else 0
-        if place in used or copied:
-            widened = widened_cells(part.model, context, n_ctx) if rules.widens_cells else 0
+        device = request.devices[place]
+        copied = 0
+        if device.takes_weights and place == mine[0]:
+            with_output = context.n_outputs >= _ROWS_TO_OFFLOAD
+            copied = weights.largest if with_output else weights.largest_layer
+        if place in places or copied:
+            widened = _widened_cells(part, n_ctx, counts) if device.widens_cells else 0
             found[place] = whole + copied + widened
     return found
+
+
+def _widened_cells(part: ModelPart, n_ctx: int, counts: AskedCounts) -> int:
+    """Return the bytes of F16 copies of one layer's keys and values that are of another type.
+
+    The largest layer's: a copy lives no longer than its layer is computed.
+    """
+    types = part.context.cache_type_k, part.context.cache_type_v
+    if part.context.flash_attention == "off" or types == ("f16", "f16"):
+        return 0
+    f16 = part.with_cache("f16", "f16")
+    # F32 takes as much more than F16 as a copy in F16.
+    wider = part.with_cache(*("f16" if kind == "f16" else "f32" for kind in types))
+    pairs = zip(counts.cells(wider, n_ctx), counts.cells(f16, n_ctx), strict=True)
+    return max(more - less for more, less in pairs)
 
 
 def _output_bytes(part: ModelPart) -> int:

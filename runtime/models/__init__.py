@@ -1,34 +1,41 @@
 """Models on this disk and on the hub: their names, stores, downloads, and which fit each other."""
 
-from specrun.runtime.models.hub import (
-    HUB_PREFIX,
-    HubName,
-    Progress,
-    fetch_model,
-    is_offline,
-    without_hub,
-)
-from specrun.runtime.models.names import (
-    ModelEntry,
-    catalogue,
-    could_draft,
-    is_hub_name,
-    locate_model,
-    looks_like_path,
-    matching,
-)
-from specrun.runtime.models.packaged import (
-    PackagedModel,
-    fetch_packaged,
-    find_packaged,
-    is_there,
-    shipped_heads,
-)
-from specrun.runtime.models.pairing import (
-    check_blocks,
-    check_draftable,
-    check_pair,
-    check_rollback,
-    check_same_vocabulary,
-)
-from specrun.runtime.models.stores import StoredModel, StoredModels, stored_models
+from typing import TYPE_CHECKING
+
+from specrun.bindings.faces import lazy_face
+
+if TYPE_CHECKING:
+    from specrun.runtime.models.hub import (
+        HUB_PREFIX,
+        HubName,
+        Progress,
+        fetch_model,
+        is_offline,
+        without_hub,
+    )
+    from specrun.runtime.models.names import (
+        ModelEntry,
+        catalogue,
+        could_draft,
+        is_hub_name,
+        locate_model,
+        looks_like_path,
+        matching,
+    )
+    from specrun.runtime.models.packaged import (
+        PackagedModel,
+        fetch_packaged,
+        find_packaged,
+        is_there,
+        shipped_heads,
+    )
+    from specrun.runtime.models.pairing import (
+        check_blocks,
+        check_draftable,
+        check_pair,
+        check_rollback,
+        check_same_vocabulary,
+    )
+    from specrun.runtime.models.stores import StoredModel, StoredModels, stored_models
+
+__getattr__, __dir__ = lazy_face(__name__)

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, cast
 
-from specrun.bindings.atomic import atomic_path, require_free_space
 from specrun.bindings.errors import (
     FileMissingError,
     HubError,
@@ -26,6 +25,7 @@ from specrun.bindings.errors import (
     OptionError,
     SpecrunError,
 )
+from specrun.bindings.files import atomic_path, require_free_space
 
 # == Hub repositories: names, `OWNER/REPO[:QUANT]`, and llama.cpp's choice of files ================
 #
@@ -35,7 +35,7 @@ from specrun.bindings.errors import (
 
 
 HUB_PREFIX = "hf:"
-"""What begins the name of a model that may be fetched from the hub, as in hf:OWNER/REPO:Q8_0."""
+"""The beginning of names that the hub may have, as in hf:OWNER/REPO:Q8_0."""
 
 _NAME = re.compile(r"([\w.-]+)/([\w.-]+)(?::([\w.-]+))?", re.ASCII)
 _PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf")
@@ -49,7 +49,7 @@ _NEVER_MODELS = ("mmproj", "imatrix")
 
 @dataclass(frozen=True, slots=True)
 class HubName:
-    """A repository of the hub, and the quantization that is asked for; "": the usual one."""
+    """A repository of the hub, and the wanted quantization; "": the usual one."""
 
     owner: str
     repo: str
@@ -78,8 +78,8 @@ class HubName:
 def choose_files(names: Sequence[str], tag: str) -> tuple[str, ...]:
     """Return the files of a listing that are its model with this tag, "": its usual one.
 
-    The first file is the one to open; there are others where the model is split. A tag may also be
-    the whole name of a file. Heads are chosen where a repository has nothing else. Without such a
+    The first file is the one to open; a model that is split has others. A tag may also be the
+    whole name of a file. Heads are chosen if a repository has nothing else. Without such a
     file the answer is empty.
     """
     models = [name for name in names if is_model_file(name)]
@@ -163,7 +163,7 @@ def hub_folder() -> Path:
 
 
 def hub_folders() -> list[Path]:
-    """Return the folders that may hold repositories: llama.cpp's own, where one is set, and the
+    """Return the folders that may hold repositories: llama.cpp's own, if one is set, and the
     hub's."""
     environment = os.environ
     hub = [environment.get("HF_HUB_CACHE", ""), environment.get("HUGGINGFACE_HUB_CACHE", "")]
@@ -190,13 +190,13 @@ class CachedRepo:
 
     @property
     def repo_id(self) -> str:
-        """OWNER/REPO; "" where the folder is called otherwise."""
+        """OWNER/REPO; "" if the folder has another kind of name."""
         kind, _, rest = self.folder.name.partition("--")
         owner, dashes, repo = rest.partition("--")
         return f"{owner}/{repo}" if kind == "models" and dashes and owner and repo else ""
 
     def blob(self, etag: str) -> Path:
-        """Return where the file with this hash lies."""
+        """Return the path of the file with this hash."""
         return self.folder / "blobs" / etag
 
     def lock(self, etag: str) -> Path:
@@ -208,7 +208,7 @@ class CachedRepo:
         return self.folder / "snapshots" / commit
 
     def main(self) -> str | None:
-        """Return the commit that was fetched last, None where there is none."""
+        """Return the commit that was fetched last, None if there is none."""
         try:
             commit = (self.folder / "refs" / MAIN).read_text("ascii").strip()
         except (OSError, ValueError):
@@ -229,13 +229,13 @@ class CachedRepo:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and path.samefile(blob):
             return path
-        path.unlink(missing_ok=True)  # a link that leads nowhere, or to what was damaged
+        path.unlink(missing_ok=True)  # a link to nothing, or to a damaged file
         try:
             path.symlink_to(os.path.relpath(blob, path.parent))
         except OSError:
             if sys.platform != "win32":
                 raise
-            blob.replace(path)  # where links are forbidden, huggingface_hub moves it, too
+            blob.replace(path)  # huggingface_hub moves it, too, if links are forbidden
         return path
 
     def files(self, commit: str) -> list[str]:
@@ -266,13 +266,13 @@ def find_cached(name: HubName) -> Path | None:
 
 # == Downloads =====================================================================================
 #
-# A file gets its name in the cache only when it is whole and its hash is the hub's. What an
-# interrupted download left lies in `blobs/ETAG.incomplete`; the next one goes on behind it.
+# A file gets its name in the cache only when it is whole and its hash is the hub's. The part of an
+# interrupted download is `blobs/ETAG.incomplete`; the next download appends to it.
 # huggingface_hub (listing, access, transfer) is imported when something is fetched, never before.
 
 
 Progress = Callable[[str, int, int], None]
-"""Told what is under way, the bytes that are done and the bytes in all."""
+"""Receives the current step, the bytes that are done and the bytes in all."""
 
 _LISTING_SECONDS = 20.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -293,7 +293,7 @@ class HubFile:
     etag: str
 
     def matches(self, path: Path, progress: Callable[[int], None]) -> bool:
-        """Whether a file has the hash; `progress` is told how many bytes were read."""
+        """Whether a file has the hash; `progress` receives the number of bytes read."""
         is_large = len(self.etag) == 64
         digest = hashlib.sha256() if is_large else hashlib.sha1(usedforsecurity=False)
         if not is_large:
@@ -321,7 +321,7 @@ def without_hub() -> Iterator[None]:
 
 
 def is_offline() -> bool:
-    """Whether the hub may not be asked: within `without_hub`, or by HF_HUB_OFFLINE."""
+    """Whether the hub is not to be used: within `without_hub`, or by HF_HUB_OFFLINE."""
     names = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     forbidden = any(os.environ.get(name, "").lower() in _YES for name in names)
     return forbidden or _asks_nobody.get()
@@ -335,12 +335,12 @@ def fetch_model(
 ) -> Path:
     """Return the file of a model of the hub, fetched if the cache lacks it: its first part.
 
-    Offline (`is_offline`), and where the hub cannot be reached, the cache's copy is taken; of the
-    latter `warn` is told.
+    Offline (`is_offline`), and if the hub cannot be reached, the cache's copy is taken; `warn`
+    receives the latter.
 
-    Raises FileMissingError if there is no such repository or file, or none in the cache where only
-    that may be asked, HubError if the hub cannot be reached or refuses, MalformedFileError if what
-    it sent has another hash than it said, and SpecrunError if the disk is full.
+    Raises FileMissingError if there is no such repository or file, or none in the cache if only
+    the cache may be used, HubError if the hub cannot be reached or refuses, MalformedFileError if
+    the file has another hash than the hub's, and SpecrunError if the disk is full.
     """
     if is_offline():
         cached = find_cached(name)
@@ -361,7 +361,7 @@ def fetch_model(
 
 
 def _listing(name: HubName) -> tuple[str, list[HubFile]]:
-    """Ask the hub for the newest commit of a repository and the GGUF files in it."""
+    """Return the newest commit of a repository on the hub and the GGUF files in it."""
     hub = _hub()
     api = hub.HfApi(endpoint=_endpoint(), token=hub.get_token() or False)
     told = api.model_info(name.repo_id, files_metadata=True, timeout=_LISTING_SECONDS)
@@ -398,7 +398,7 @@ def _chosen(name: HubName, listed: list[HubFile]) -> list[HubFile]:
 
 
 def _fetch(name: HubName, commit: str, files: list[HubFile], progress: Progress) -> Path:
-    """Fetch what is missing of a model's files; they get their names when all are there."""
+    """Fetch the missing files of a model; they get their names when all are complete."""
     repo = CachedRepo.of(name)
     with _full_disk_named(repo.folder):
         repo.blob("").mkdir(parents=True, exist_ok=True)
@@ -422,7 +422,7 @@ def _fetch_file(
     shown: str,
     progress: Progress,
 ) -> None:
-    """Fetch a file's blob, from where an interrupted download ended."""
+    """Fetch a file's blob, from the end of an interrupted download."""
     from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
     lock, partial = repo.lock(file.etag), _partial(repo, file)
@@ -454,7 +454,7 @@ def _fetch_file(
 def _transfer(
     name: HubName, commit: str, file: HubFile, opened: BinaryIO, progress: Callable[[int], None]
 ) -> None:
-    """Append the rest of a file to what is there; a connection that breaks is taken up again."""
+    """Append the rest of a file to its part; a broken connection is opened again."""
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
     from huggingface_hub.utils.tqdm import silent_tqdm
@@ -473,7 +473,7 @@ def _transfer(
 
 
 class _Counted:
-    """A file that tells how long it is after each write, at most ten times a second."""
+    """A file that reports its length after each write, at most ten times a second."""
 
     def __init__(self, file: BinaryIO, progress: Callable[[int], None]) -> None:
         self._file, self._progress, self._told = file, progress, 0.0
@@ -492,7 +492,7 @@ def _partial(repo: CachedRepo, file: HubFile) -> Path:
 
 
 def _is_there(repo: CachedRepo, file: HubFile) -> bool:
-    """Whether a blob is whole, by its size: what is not is fetched again."""
+    """Whether a blob is whole, by its size; others are fetched again."""
     return _size(repo.blob(file.etag)) == file.size
 
 
@@ -511,7 +511,7 @@ def _hub() -> Any:  # noqa: ANN401 - a module
         raise MissingPackageError("fetching models", "huggingface_hub") from error
     # Its warnings are about attempts that it repeats by itself.
     hub_logging.set_verbosity(logging.ERROR)
-    # An interrupt loses what is not written yet, and progress is told when it is: 10 MB at a time.
+    # An interrupt loses unwritten bytes, and progress counts written ones: 10 MB at a time.
     constants.DOWNLOAD_CHUNK_SIZE = CHUNK_BYTES
     return huggingface_hub
 
@@ -535,7 +535,7 @@ def _full_disk_named(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _reported(name: HubName) -> Iterator[None]:
-    """Raise what huggingface_hub raises as a sentence that says what to do."""
+    """Raise huggingface_hub's errors as sentences with an advice."""
     _hub()
     from httpx2 import HTTPError
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
@@ -559,7 +559,7 @@ def _reported(name: HubName) -> Iterator[None]:
             raise
         problem = f"the hub did not send the whole of {name}"
         raise HubError(f"{problem}; the same command goes on where it ended") from error
-    except (ValueError, TypeError, KeyError) as error:  # what should be JSON is something else
+    except (ValueError, TypeError, KeyError) as error:  # no JSON, or another object
         raise HubError(f"the hub's answer about {name.repo_id} cannot be read") from error
 
 

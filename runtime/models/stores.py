@@ -1,7 +1,7 @@
 """Model stores: the GGUF files that the hub, llama.cpp, ollama and LM Studio keep on this disk.
 
-Everything is read only, from names and links alone; `names` reads the headers. What is broken
-(links that lead nowhere, manifests that are no JSON) is reported as a problem and left where it is.
+Everything is read only, from names and links alone; `names` reads the headers. Broken entries
+(links to nothing, manifests that are no JSON) are reported as problems and not changed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OLLAMA_HOST, _OLLAMA_NAMESPACE = "registry.ollama.ai", "library"
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model in a store: the name that opens it, other ways to say it, and its files in order."""
+    """A model in a store: the name that opens it, its aliases, and its files in order."""
 
     name: str
     store: str
@@ -50,14 +50,14 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True)
 class StoredModels:
-    """What was found, and what is broken in the stores, a sentence each."""
+    """The models that were found, and the broken entries of the stores, a sentence each."""
 
     models: tuple[StoredModel, ...]
     problems: tuple[str, ...]
 
 
 def stored_models() -> StoredModels:
-    """Return every model of the stores, and what is broken in them."""
+    """Return every model of the stores, and their broken entries."""
     found: list[StoredModel] = []
     problems: list[str] = []
     for scan in _STORES:
@@ -90,7 +90,7 @@ def _hub_models() -> Iterator[StoredModel | str]:
 def _repo_models(repo: CachedRepo) -> Iterator[StoredModel | str]:
     """Yield the models of a repository, those of the commit that was fetched last first.
 
-    A file that did not change from commit to commit is one blob, and told once.
+    A file that did not change from commit to commit is one blob, and reported once.
     """
     main = repo.main()
     commits = [folder.name for folder in _folders(repo.folder / "snapshots")]
@@ -113,7 +113,7 @@ def _repo_models(repo: CachedRepo) -> Iterator[StoredModel | str]:
 def _named_models(
     repo_id: str, store: str, folder: Path, names: list[str], *, newest: bool = True
 ) -> Iterator[StoredModel | str]:
-    """Yield the models among the files of a repository, named as -hf names them where it can."""
+    """Yield the models among the files of a repository, by their names for -hf if possible."""
     weights = [name for name in names if is_weights_file(name)]
     for first in filter(is_first_part, weights):
         parts = parts_of(first, weights)
@@ -187,7 +187,7 @@ def _ollama_model(folder: Path, manifest: Path) -> Iterator[StoredModel | str]:
 
 
 def _model_digest(manifest: Path) -> str | None:
-    """Return the SHA-256 of a manifest's model, "" where it has none, None where it is broken."""
+    """Return the SHA-256 of a manifest's model, "" if it has none, None if it is broken."""
     try:
         if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
             return None
@@ -207,7 +207,7 @@ def _ollama_folders() -> list[Path]:
         return [Path(given).expanduser()]
     homes = [Path.home()]
     if sys.platform == "linux":
-        homes.append(Path("/usr/share/ollama"))  # where its service keeps them
+        homes.append(Path("/usr/share/ollama"))  # the home of its service
     return [home / ".ollama" / "models" for home in homes]
 
 
@@ -237,7 +237,7 @@ def _studio_home() -> Path:
 
 
 def _folders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, none where it is not there."""
+    """Return the folders in a folder, none if it does not exist."""
     try:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except (FileNotFoundError, NotADirectoryError):

@@ -1,13 +1,26 @@
 """How much to draft: cost curves, trees that pay for them, accounts, theory and stored plans."""
 
+from specrun.runtime.planning.acceptance import MatchAcceptance
 from specrun.runtime.planning.account import ASKING, START, Account
-from specrun.runtime.planning.curves import STALL, CostCurve, LiveCurve, RoundCosts, lower_median
+from specrun.runtime.planning.curves import (
+    STALL,
+    TYPICAL_CPU,
+    TYPICAL_GPU,
+    CostCurve,
+    DraftCost,
+    LiveCurve,
+    RoundCosts,
+    lower_median,
+    typical_curve,
+)
+from specrun.runtime.planning.draft_plan import MOST_DRAFTED, DraftPlan
 from specrun.runtime.planning.measure import (
     MEASURED_SIZES,
     EvaluationTimes,
     measure_cost_curve,
     measure_target_costs,
     sized_to_measure,
+    target_curve,
 )
 from specrun.runtime.planning.optimal_trees import (
     MAX_PLANNED_DEPTH,
@@ -19,38 +32,31 @@ from specrun.runtime.planning.optimal_trees import (
     plan_medusa_tree,
     typical_acceptance,
 )
-from specrun.runtime.planning.plans import (
-    ACCEPTED,
-    TYPICAL_CPU,
-    TYPICAL_GPU,
-    Candidate,
-    DrafterAlpha,
-    PlanKind,
-    ShapeTrial,
-    TunedSetting,
-    TuneOptions,
-    TuneResult,
-    WeightType,
+from specrun.runtime.planning.profile import (
+    ANY,
+    Choice,
+    Profile,
+    StoredPlan,
     describe_file,
     describe_settings,
     known_curve,
+    known_profile_file,
     load_curve,
     load_plans,
+    load_profile,
     measured_acceptance,
-    measured_or_typical,
-    plan_file,
-    same_model,
+    profile_file,
     save_curve,
     save_plans,
+    save_profile,
     tuned_plan,
-    typical_curve,
-    weight_types,
     write_json,
 )
 from specrun.runtime.planning.theory import (
     BestLengths,
     ChainInputs,
     ChainRow,
+    ChainTheory,
     MemoryTraffic,
     acceptance_probability,
     best_lengths,

@@ -5,10 +5,8 @@ Time is counted in rounds of plain decoding, one a token. Drafting may lose some
 
     n (1 + share) + start  rounds of plain decoding
 
-where only rounds are drafted for that fit what is left, if they cost what they are expected to.
-What drafting saved, up to `_SAVINGS` rounds, it may lose again. A drafter with a model that may
-lose nothing more rests, and is tried again after so many tokens, then after twice as many
-(`TryingAccount`).
+if only rounds are drafted that fit what is left, and cost what they are expected to. What drafting
+saved, up to `_SAVINGS` rounds, it may lose again.
 """
 
 from __future__ import annotations
@@ -29,11 +27,20 @@ _REST = 40  # tokens
 
 
 class Account:
-    """What may be lost: a share of the tokens, at most so much at a time, and what was saved."""
+    """What may be lost: a share of the tokens, at most so much at a time, and what was saved.
 
-    def __init__(self, share: float, most: float = math.inf, start: float = START) -> None:
+    With `rest` a round may be lost again after so many tokens without any room, then after twice as
+    many: nothing is learnt meanwhile, and the text may have become easy, but a small share of the
+    tokens alone would take hundreds of them. Once drafting has saved more than it lost, rests are
+    short again.
+    """
+
+    def __init__(
+        self, share: float, most: float = math.inf, start: float = START, *, rest: int | None = None
+    ) -> None:
         self._share, self._most = share, most
         self._spare, self._saved = min(start, most), 0.0
+        self._first_rest, self._rest, self._waited = rest, rest, 0
 
     @property
     def room(self) -> float:
@@ -45,9 +52,19 @@ class Account:
         """How many of these were saved by drafting."""
         return self._saved
 
+    def tokens_until(self, room: float) -> int:
+        """Return how many tokens without a draft allow so much room."""
+        return max(0, math.ceil((room - self.room) / self._share))
+
     def allow(self, tokens: int) -> None:
         """Count tokens, drafted or not: each allows a share of a round."""
         self._spare = min(self._most, self._spare + self._share * tokens)
+        if self._rest is None:
+            return
+        self._waited = 0 if self.room > 0.0 else self._waited + tokens
+        if self._waited >= self._rest:
+            self._rest, self._waited = 2 * self._rest, 0
+            self.grant(LOST_ANEW)
 
     def grant(self, rounds: float) -> None:
         """Let at least so many rounds be lost from now on: something new may pay."""
@@ -59,36 +76,8 @@ class Account:
         if self._saved < 0.0:  # savings are lost first
             self._spare += self._saved
             self._saved = 0.0
-
-
-class TryingAccount(Account):
-    """Lets a round be lost again after a rest, which is twice as long each time that was in vain.
-
-    Nothing is learnt while a drafter rests, and the text may have become easy: a small share of the
-    tokens alone would let it rest for hundreds of them. Once drafting has saved more than it lost,
-    rests are short again.
-    """
-
-    def __init__(self, share: float, most: float, start: float) -> None:
-        super().__init__(share, most, start)
-        self._rest, self._waited = _REST, 0
-
-    def allow(self, tokens: int) -> None:
-        """Count tokens, drafted or not."""
-        super().allow(tokens)
-        if self.room > 0.0:
-            self._waited = 0
-            return
-        self._waited += tokens
-        if self._waited >= self._rest:
-            self._rest, self._waited = 2 * self._rest, 0
-            self.grant(LOST_ANEW)
-
-    def lose(self, rounds: float) -> None:
-        """Count rounds that were lost to drafting or, below 0, saved by it."""
-        super().lose(rounds)
-        if self.saved > 0.0:
-            self._rest = _REST
+        elif self._saved > 0.0:
+            self._rest = self._first_rest
 
 
 def account_of_model() -> Account:
@@ -97,4 +86,4 @@ def account_of_model() -> Account:
     It may lose more at first than others, for those chances have to be learnt; what a text may lose
     anew (`LOST_ANEW`) is granted when it begins.
     """
-    return TryingAccount(_LOST, _LOST_FIRST, _LOST_FIRST)
+    return Account(_LOST, _LOST_FIRST, _LOST_FIRST, rest=_REST)

@@ -8,7 +8,8 @@ import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.trees import Topology
@@ -17,6 +18,9 @@ from specrun.runtime.trees import Topology
 
 
 _WORTH_PADDING = 0.05  # of the time of a batch: what padding must save at the least
+
+Source = Literal["typical", "measured", "learnt"]
+"""Where a curve comes from: machines of a kind, this one, or the rounds that are being decoded."""
 
 
 class _Times(dict[int, float]):
@@ -37,13 +41,14 @@ class CostCurve:
     `reused` is the time when the evaluation before had the same shape, so that llama.cpp reuses its
     graph; `rebuilt` the time after one of another shape. `spread` is by which share the median of
     the repetitions of a size lay above the least, which is what counts; empty where nothing was
-    repeated.
+    repeated. `source` says where the curve comes from.
     """
 
     sizes: tuple[int, ...]
     reused: tuple[float, ...]
     rebuilt: tuple[float, ...]
     spread: tuple[float, ...] = ()
+    source: Source = field(default="measured", compare=False)
 
     def __post_init__(self) -> None:
         if not len(self.sizes) == len(self.reused) == len(self.rebuilt) > 0:
@@ -61,6 +66,10 @@ class CostCurve:
     def flat(seconds: Sequence[float]) -> CostCurve:
         """Return the curve of these times for 1, 2, 3, ... tokens, rebuilding for nothing."""
         return CostCurve(tuple(range(1, len(seconds) + 1)), tuple(seconds), tuple(seconds))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the times as a mapping, ready for JSON."""
+        return {name: getattr(self, name) for name in ("sizes", "reused", "rebuilt", "spread")}
 
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
         """Return the time of n tokens, on straight lines between what was measured and beyond."""
@@ -107,7 +116,7 @@ class CostCurve:
             from_above = [*itertools.accumulate(reversed(times[1:]), min)]
             return (times[0], *reversed(from_above))
 
-        return CostCurve(self.sizes, least(self.reused), least(self.rebuilt), self.spread)
+        return replace(self, reused=least(self.reused), rebuilt=least(self.rebuilt))
 
 
 def _seconds(sizes: tuple[int, ...], times: tuple[float, ...], n: int) -> float:
@@ -122,6 +131,21 @@ def _seconds(sizes: tuple[int, ...], times: tuple[float, ...], n: int) -> float:
     (a, b), (low, high) = sizes[above - 1 : above + 1], times[above - 1 : above + 1]
     # Noise can make a segment fall: without the floor, times beyond it would go to 0 and below.
     return max(low + (high - low) * (n - a) / (b - a), min(times))
+
+
+# Relative to one token. CPU: a 400M F16 Llama on two AVX-512 cores; quantized models are steeper
+# still. GPU: what a memory-bound 7B shows on current cards, which pay little for rows until the
+# matrix kernels change.
+_SIZES = (1, 2, 4, 6, 8, 16, 32, 64)
+_CPU_TIMES = (1.0, 1.37, 1.64, 1.85, 2.65, 3.3, 5.8, 10.8)
+_GPU_TIMES = (1.0, 1.06, 1.1, 1.14, 1.18, 1.3, 1.45, 1.8)
+TYPICAL_CPU = CostCurve(_SIZES, _CPU_TIMES, _CPU_TIMES, source="typical")
+TYPICAL_GPU = CostCurve(_SIZES, _GPU_TIMES, _GPU_TIMES, source="typical")
+
+
+def typical_curve(n_gpu_layers: int) -> CostCurve:
+    """Return a curve, relative to one token, for `n_gpu_layers` (-1: all) of a target on a GPU."""
+    return TYPICAL_GPU if n_gpu_layers != 0 else TYPICAL_CPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +237,7 @@ class LiveCurve(CostCurve):
     """
 
     def __init__(self, start: CostCurve) -> None:
-        super().__init__(start.sizes, start.reused, start.rebuilt, start.spread)
+        super().__init__(start.sizes, start.reused, start.rebuilt, start.spread, "learnt")
         # The fields of a frozen dataclass cannot be assigned to, and this is none of them.
         object.__setattr__(self, "_learnt", _Learnt(start))
 

@@ -30,6 +30,7 @@ from specrun.runtime.memory import layers_here
 from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.models.pairing import check_draftable
 from specrun.runtime.planning.curves import CostCurve
+from specrun.runtime.planning.profile import load_curve, save_curve
 
 MEASURED_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64)
 _LARGEST = max(MEASURED_SIZES)
@@ -194,6 +195,35 @@ def _tokens(context: Context, start: int, n: int) -> list[int]:
     # Steps of a prime spread over the whole vocabulary, and do not repeat within it.
     tokens: list[int] = (np.arange(start, start + n) * 7919 % size).tolist()
     return tokens
+
+
+def target_curve(
+    target: Path,
+    context: ContextOptions,
+    *,
+    n_gpu_layers: LayerCount,
+    seconds: float,
+    use_mmap: bool = True,
+    again: bool = False,
+    progress: Callable[[float], None] = lambda _: None,
+) -> CostCurve:
+    """Return the curve of a model file with these settings: the stored one, or a new one, stored.
+
+    With `again` it is measured in any case.
+    """
+    layers, _ = layers_here(target, context, n_gpu_layers)
+    curve = None if again else load_curve(target, context, layers)
+    if curve is None:
+        curve = measure_target_costs(
+            target,
+            context,
+            n_gpu_layers=n_gpu_layers,
+            seconds=seconds,
+            use_mmap=use_mmap,
+            progress=progress,
+        )
+        save_curve(curve, target, context, layers)
+    return curve
 
 
 def measure_target_costs(

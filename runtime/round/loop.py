@@ -157,11 +157,12 @@ rows, its law after any node, and what was accepted (which an end token may cut 
 class DecodeSettings:
     """How an answer is decoded: acceptance rule, sampling, limits, and the tokens that end it.
 
-    `limits` are good for one answer. `state` is what samplers start from. `witness` decides
-    nothing: it is for traces. `drafter` drafts for this answer in place of the conversation's.
+    `limits` are good for one answer. `state` is the samplers' first. `witness` decides nothing: it
+    is for traces. `drafter` drafts for this answer in place of the conversation's. A rule that
+    verifies nothing is for `engine.sequential`.
     """
 
-    rule: Rule
+    rule: Rule | SequentialCascade
     params: SamplingParams
     limits: RoundLimits
     end_tokens: frozenset[int] = frozenset()
@@ -176,7 +177,7 @@ class DecodeSettings:
 
     def __post_init__(self) -> None:
         # Once an answer: what kind of rule it is costs as much to ask as to propose nothing.
-        rule = self.rule
+        rule = None if isinstance(self.rule, SequentialCascade) else self.rule
         kinds = (None, rule) if isinstance(rule, PairRule) else (rule, None)
         for name, value in zip(("token_rule", "pair_rule"), kinds, strict=True):
             object.__setattr__(self, name, value)

@@ -75,7 +75,7 @@ class DynamicShape:
 
 
 class NodeChoice(Protocol):
-    """Chooses the nodes that are kept in each round (`planning.draft_size`)."""
+    """Chooses the nodes that are kept in each round (`planning.draft_plan`)."""
 
     def best(self, values: Sequence[float], parents: Sequence[int], most: int) -> list[int]:
         """Return at most `most` nodes, rising, of paths with these probabilities."""

@@ -14,6 +14,7 @@ from specrun.runtime.tuning.acceptance import (
     measure_dynamic_acceptance,
     require_law,
 )
+from specrun.runtime.tuning.default_drafter import EDITED, QUESTIONS, drafter_for, workload_of
 from specrun.runtime.tuning.heads import (
     HeadCalibration,
     HeadCalibrationOptions,
@@ -22,18 +23,19 @@ from specrun.runtime.tuning.heads import (
     features_along,
     guess_kinds,
 )
-from specrun.runtime.tuning.profile import (
-    ANY,
-    EDITED,
-    QUESTIONS,
-    Choice,
-    Profile,
-    drafter_for,
-    known_profile_file,
-    load_profile,
-    profile_file,
-    save_profile,
-    workload_of,
+from specrun.runtime.tuning.results import (
+    ACCEPTED,
+    Candidate,
+    DrafterAlpha,
+    PlanKind,
+    ShapeTrial,
+    TunedSetting,
+    TuneOptions,
+    TuneResult,
+    WeightType,
+    keep_plans,
+    same_model,
+    weight_types,
 )
 from specrun.runtime.tuning.tree_plan import (
     dynamic_round_seconds,

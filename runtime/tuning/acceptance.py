@@ -27,7 +27,7 @@ from specrun.runtime.laws.law import FloatArray, Law
 from specrun.runtime.laws.noise import NoiseSource, SeededNoise
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, transformed_law
-from specrun.runtime.planning import CostCurve, DrafterAlpha, RoundCosts, chain_theory
+from specrun.runtime.planning import CostCurve, RoundCosts, chain_theory
 from specrun.runtime.planning.theory import MemoryTraffic, bytes_ratio, multiplications
 from specrun.runtime.round.drafter import Drafter, DraftRequest
 from specrun.runtime.trees import (
@@ -39,6 +39,7 @@ from specrun.runtime.trees import (
     proposal_scheme,
 )
 from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.tuning.results import DrafterAlpha
 
 # == Acceptance by rank ============================================================================
 #

@@ -30,8 +30,8 @@ from specrun.runtime.models.pairing import check_draftable
 from specrun.runtime.planning import (
     CostCurve,
     HeadPlan,
+    known_curve,
     measure_cost_curve,
-    measured_or_typical,
     plan_medusa_tree,
 )
 from specrun.runtime.planning.measure import MEASURED_SIZES, sized_to_measure
@@ -295,8 +295,7 @@ class HeadCalibration:
     """What was measured at `n_positions`: `accuracy` along paths, `alone` for each depth by itself.
 
     `n_reached[k]` and `n_asked[k]` are the numbers of positions behind their rows k. `plan` is the
-    tree that follows on this machine, `curve` the target's costs and `is_measured` whether they are
-    this machine's.
+    tree that follows on this machine, `curve` the target's costs, this machine's or typical ones.
     """
 
     accuracy: Accuracy
@@ -306,7 +305,6 @@ class HeadCalibration:
     n_positions: int
     plan: HeadPlan | None
     curve: CostCurve
-    is_measured: bool
 
 
 def calibrated_layers(options: HeadCalibrationOptions) -> int:
@@ -338,7 +336,7 @@ def calibrate_heads(
         guesses = open_guesses(options.heads, target, ranks=options.ranks, **sizes)
         try:
             texts = list(texts_of(target))
-            curve, is_measured = _curve(options, target, context, layers, progress)
+            curve = _curve(options, target, context, layers, progress)
             texts = _written(options, target, context, texts, progress)
             counts = _count(target, context, guesses, texts, options, progress)
             # An evaluation of few tokens is bound by reading weights: a depth costs its share of
@@ -353,7 +351,7 @@ def calibrate_heads(
     plan = plan_medusa_tree(accuracy, curve, depth_seconds) if any(accuracy[0]) else None
     progress("done", 1.0)
     behind = (counts.n_reached, counts.n_asked, counts.n_positions)
-    return HeadCalibration(accuracy, counts.alone, *behind, plan, curve, is_measured)
+    return HeadCalibration(accuracy, counts.alone, *behind, plan, curve)
 
 
 def features_along(
@@ -385,16 +383,16 @@ def _curve(
     context: ContextOptions,
     layers: int,
     progress: Progress,
-) -> tuple[CostCurve, bool]:
-    """Return the target's cost curve, and whether it was measured on this machine."""
+) -> CostCurve:
+    """Return the target's cost curve, measured now if there is time for it."""
     if options.seconds <= 0.0:
-        return measured_or_typical(options.target, options.context, layers)
+        return known_curve(options.target, options.context, layers)
 
     def report(done: float) -> None:
         progress("measuring the target", 0.3 * done)
 
     with Context(target, dataclasses.replace(context, n_outputs=max(MEASURED_SIZES))) as wide:
-        return measure_cost_curve(wide, seconds=options.seconds, progress=report), True
+        return measure_cost_curve(wide, seconds=options.seconds, progress=report)
 
 
 def _written(

@@ -27,19 +27,7 @@ from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.memory import layers_here
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.models.pairing import check_draftable, check_pair
-from specrun.runtime.planning import (
-    Candidate,
-    CostCurve,
-    DrafterAlpha,
-    PlanKind,
-    RoundCosts,
-    ShapeTrial,
-    TunedSetting,
-    TuneOptions,
-    TuneResult,
-    chain_theory,
-    measure_cost_curve,
-)
+from specrun.runtime.planning import CostCurve, RoundCosts, chain_theory, measure_cost_curve
 from specrun.runtime.planning.measure import MEASURED_SIZES, sized_to_measure
 from specrun.runtime.planning.theory import memory_traffic, multiplications
 from specrun.runtime.round.drafter import DrafterWeights, NoDrafter
@@ -56,6 +44,15 @@ from specrun.runtime.tuning.acceptance import (
     measure_alpha,
     measure_dynamic_acceptance,
     require_law,
+)
+from specrun.runtime.tuning.results import (
+    Candidate,
+    DrafterAlpha,
+    PlanKind,
+    ShapeTrial,
+    TunedSetting,
+    TuneOptions,
+    TuneResult,
 )
 from specrun.runtime.tuning.tree_plan import TreePlan, plan_dynamic_tree, plan_tree
 

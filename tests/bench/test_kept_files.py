@@ -18,27 +18,31 @@ from typing import Any
 import pytest
 
 from specrun.bench.accelerate import training
-from specrun.bench.accelerate.hours import TrainingPlan
 from specrun.bench.accelerate.record import Contender, LeftOut, Record, Sweep
-from specrun.bench.accelerate.training import TrainingOrder
+from specrun.bench.accelerate.training import TrainingOrder, TrainingPlan
 from specrun.bench.diagnosis.work import Work
-from specrun.bindings import kept_file
+from specrun.bindings import files as files_module
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.machine.devices import describe_machine
 from specrun.bindings.models.model import Model
 from specrun.runtime.online import BufferKey, learn_folder, open_rejections
 from specrun.runtime.planning import (
+    ANY,
+    Choice,
     CostCurve,
+    Profile,
+    StoredPlan,
     describe_file,
     describe_settings,
     load_curve,
     load_plans,
+    load_profile,
     measured_acceptance,
-    plan_file,
+    profile,
     save_curve,
+    save_plans,
+    save_profile,
     write_json,
 )
-from specrun.runtime.tuning import ANY, Choice, Profile, load_profile, save_profile
 
 CONTEXT = ContextOptions(n_ctx=256, n_threads=1)
 SETTINGS = describe_settings(CONTEXT, 0, 0)
@@ -56,7 +60,7 @@ class Kept:
 def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(kept_file, "_warned", set())
+    monkeypatch.setattr(files_module, "_warned", set())
 
 
 def a_curve(target: Path, _draft: Path) -> Kept:
@@ -66,24 +70,14 @@ def a_curve(target: Path, _draft: Path) -> Kept:
 
 
 def _plan(target: Path, draft: Path) -> Path:
-    plan = {
-        "temperature": 0.5,
-        "options": "n=3",
-        "alternatives": ["n=3", "tree=2x1"],
-        "predicted": 100.0,
-        "measured": 99.0,
-        "plain": None,
-        "width": 8,
-        "acceptance": {"argmax": [0.6, 0.2], "with": [0.5]},
-    }
-    about = {"machine": describe_machine(), "settings": SETTINGS, "format": 2}
-    files = {"target": describe_file(target), "draft": describe_file(draft)}
-    return write_json(plan_file(target, draft), {**about, **files, "plans": [plan]})
+    acceptance = {"argmax": (0.6, 0.2), "with": (0.5,)}
+    plan = StoredPlan(0.5, "n=3", ("n=3", "tree=2x1"), 100.0, 99.0, None, 8, acceptance)
+    return save_plans(target, draft, SETTINGS, [plan])
 
 
 def a_plan(target: Path, draft: Path) -> Kept:
     def read() -> object:
-        return load_plans(target, draft, SETTINGS, warn=kept_file.logger.warning)
+        return load_plans(target, draft, SETTINGS, warn=files_module.logger.warning)
 
     return Kept(_plan(target, draft), read)
 
@@ -103,11 +97,11 @@ def a_profile(target: Path, draft: Path) -> Kept:
     )
     choices = (Choice(0.0, ANY, f'draft("{draft}", n=2)', 1.5, ""),)
     files = {str(draft): describe_file(draft)}
-    kept = Profile(describe_file(target), SETTINGS, choices, files, record=record.to_dict())
+    kept = Profile(SETTINGS, choices, files, record=record.to_dict())
     path = save_profile(kept, target)
 
     def read() -> object:
-        warn = kept_file.logger.warning
+        warn = files_module.logger.warning
         profile = load_profile(target, SETTINGS, warn=warn)
         if profile is None:
             return None
@@ -166,7 +160,7 @@ def kept(request: pytest.FixtureRequest, tiny_model: Path, tiny_drafter: Path) -
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     found = [record.getMessage() for record in caplog.records if record.levelno > logging.INFO]
     caplog.clear()
-    kept_file._warned.clear()
+    files_module._warned.clear()
     return found
 
 
@@ -273,3 +267,44 @@ def test_what_was_kept_of_rejected_drafts_may_be_junk(
             assert str(path) in said
             assert path.with_suffix(".damaged").read_bytes() == content
             assert not path.exists()
+
+
+# -- parts of one profile --------------------------------------------------------------------------
+
+
+def test_all_parts_of_a_profile_lie_in_one_file_and_leave_each_other_alone(
+    tiny_model: Path, tiny_drafter: Path
+) -> None:
+    kept = [make(tiny_model, tiny_drafter) for make in (a_curve, a_plan, a_profile)]
+    assert len({each.path for each in kept}) == 1
+    save_curve(CostCurve.flat([0.5]), tiny_model, CONTEXT, 3)
+    assert all(each.read() for each in kept)
+    # Of another machine nothing is kept.
+    content = json.loads(kept[0].path.read_text())
+    kept[0].path.write_text(json.dumps({**content, "machine": "another"}))
+    save_curve(CostCurve.flat([0.5]), tiny_model, CONTEXT, 0)
+    assert load_curve(tiny_model, CONTEXT, 0) == CostCurve.flat([0.5])
+    assert not kept[1].read()
+    assert not kept[2].read()
+
+
+def test_files_of_earlier_versions_are_left_out_with_one_line(
+    tiny_model: Path, tiny_drafter: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    older = [profile._older_file("curves", tiny_model)]
+    older.append(profile._older_file("plans", tiny_model, tiny_drafter))
+    for path in older:
+        write_json(path, {"format": 2})
+    told: list[str] = []
+    for _ in range(2):
+        assert load_curve(tiny_model, CONTEXT, 0) is None
+    assert load_plans(tiny_model, tiny_drafter, SETTINGS, warn=told.append) == []
+    (line,) = warnings(caplog)
+    for said, path in zip((line, *told), older, strict=True):
+        assert f"{path} was written by another version of specrun; run specrun tune" in said
+    a_curve(tiny_model, tiny_drafter)
+    a_plan(tiny_model, tiny_drafter)
+    assert load_curve(tiny_model, CONTEXT, 0)
+    assert load_plans(tiny_model, tiny_drafter, SETTINGS, warn=told.append)
+    assert warnings(caplog) == []
+    assert len(told) == 1

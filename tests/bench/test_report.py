@@ -12,8 +12,14 @@ import pytest
 
 from specrun.bench.drafters.comparison import DrafterResult, TargetFacts, TextComparison
 from specrun.bench.plots import check_plot_file, plot_drafters
-from specrun.bench.report import CONSTANT_COLUMNS, drafters_table
-from specrun.bench.table import Table, to_csv, to_json, to_markdown
+from specrun.bench.report import (
+    CONSTANT_COLUMNS,
+    Table,
+    drafters_table,
+    to_csv,
+    to_json,
+    to_markdown,
+)
 from specrun.bench.timing import Ratio, ratio_of, spread_of
 from specrun.bindings.errors import OptionError
 

@@ -9,8 +9,7 @@ import pytest
 from click.testing import Result
 from support.commands import results_of, run
 
-from specrun.bench.drafters.corpus import Entry
-from specrun.bench.drafters.documentation import documentation_store, store_description
+from specrun.bench.drafters.corpus import Entry, documentation_store, store_description
 from specrun.bench.drafters.prompts import Conversation, demo_workload
 from specrun.bench.report import literature_note
 from specrun.bindings.models.model import Model
@@ -85,9 +84,9 @@ def test_what_the_literature_says_stands_beside() -> None:
 def small_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
     """The real thing takes seconds to read."""
     known = [("f", QUESTIONS[0]["answer"]), ("g", "Something else that is documented here.")]
-    monkeypatch.setattr("specrun.bench.drafters.documentation._of_files", lambda: iter(known))
+    monkeypatch.setattr("specrun.bench.drafters.corpus._of_files", lambda: iter(known))
     monkeypatch.setattr(
-        "specrun.bench.drafters.documentation.native_entries",
+        "specrun.bench.drafters.corpus.native_entries",
         lambda: iter([("h", "class", None, None)]),
     )
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bindings.atomic import atomic_path, require_free_space
 from specrun.bindings.errors import FileMissingError, OptionError, SpecrunError
+from specrun.bindings.files import atomic_path, require_free_space
 
 
 def names(folder: Path) -> list[str]:

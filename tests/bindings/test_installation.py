@@ -9,7 +9,7 @@ import pytest
 
 from specrun.bindings import installation
 from specrun.bindings.errors import MissingPackageError
-from specrun.bindings.machine.backends import describe_backends
+from specrun.bindings.machine.devices import describe_backends
 
 METADATA = [
     "numpy>=2.0",
@@ -22,8 +22,8 @@ METADATA = [
 @pytest.fixture
 def wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "source_folder", lambda: None)
-    monkeypatch.setattr("specrun.bindings.machine.backends.source_folder", lambda: None)
-    monkeypatch.setattr(installation.importlib.metadata, "requires", lambda _: METADATA)
+    monkeypatch.setattr("specrun.bindings.machine.devices.source_folder", lambda: None)
+    monkeypatch.setattr("importlib.metadata.requires", lambda _: METADATA)
     monkeypatch.setattr(sys, "executable", "/env/bin/python")
     monkeypatch.setattr(sys, "prefix", "/env")
 

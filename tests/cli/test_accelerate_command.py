@@ -13,7 +13,7 @@ import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
 from specrun.bench.accelerate.accelerate import _Finder
-from specrun.bindings import atomic
+from specrun.bindings import files
 from specrun.runtime.planning import CostCurve
 
 from .conftest import ENDLESS, Models, Run
@@ -145,7 +145,7 @@ def test_a_full_disk_is_a_sentence(
     def fail(_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic, "_sync_file", fail)
+    monkeypatch.setattr(files, "_sync_file", fail)
     result = run("accelerate", models.target)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "the disk is full" in result.stderr

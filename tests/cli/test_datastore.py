@@ -180,7 +180,7 @@ def test_ctrl_c_in_a_real_process_leaves_nothing(models, tmp_path: Path):
 
 
 def test_a_reference_implies_prompt_lookup_only_where_nothing_else_drafts():
-    from specrun.cli.options.drafter_choice import drafter_expression
+    from specrun.cli.options.drafting import drafter_expression
     from specrun.cli.options.model import DraftSettings
 
     def chosen(**values: object) -> str:

@@ -10,8 +10,8 @@ import subprocess
 import pytest
 
 from specrun.bindings.threads import available_cores, find_processors
-from specrun.cli.doctor import command as diagnosis
-from specrun.cli.doctor.command import interpret
+from specrun.cli import doctor as diagnosis
+from specrun.cli.doctor import interpret
 
 from .conftest import Run
 

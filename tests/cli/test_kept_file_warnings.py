@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bindings import kept_file
+from specrun.bindings import files
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime.planning import CostCurve, save_curve
 
@@ -18,7 +18,7 @@ def test_a_junk_curve_ends_no_answer(
     run: Run, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, junk: str
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(kept_file, "_warned", set())
+    monkeypatch.setattr(files, "_warned", set())
     curve = CostCurve((1, 77777), (0.01, 0.5), (0.01, 0.5), (0.0, 0.0))
     path = save_curve(curve, models.target, ContextOptions(n_ctx=256, n_threads=1), 0)
     path.write_text(path.read_text().replace("77777", junk))

@@ -12,8 +12,8 @@ import pytest
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.gguf import read_header
+from specrun.convert.checkpoint.checkpoint import read_safetensors
 from specrun.convert.checkpoint.json_file import read_small_file
-from specrun.convert.checkpoint.safetensors_file import read_safetensors
 from specrun.convert.quantize.imatrix_file import read_importance
 from specrun.runtime import Runtime
 from specrun.runtime.drafters.combinators import read_choice_logs

@@ -9,8 +9,13 @@ import pytest
 from support.tiny_mamba import write_tiny_mamba
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.runtime.planning import describe_file, describe_settings
-from specrun.runtime.tuning import ANY, Choice, Profile, save_profile
+from specrun.runtime.planning import (
+    ANY,
+    Choice,
+    Profile,
+    describe_settings,
+    save_profile,
+)
 
 from .conftest import Models, Run
 
@@ -31,7 +36,7 @@ def profile(models: Models) -> Path:
         Choice(0.8, ANY, "none", 1.0, "the curve is steep"),
     )
     settings = describe_settings(CONTEXT, "auto", "auto")
-    return save_profile(Profile(describe_file(models.long), settings, choices), models.long)
+    return save_profile(Profile(settings, choices), models.long)
 
 
 def test_generate_drafts_by_the_profile_and_says_so(
@@ -87,7 +92,7 @@ def test_a_server_drafts_by_the_profile_says_so_and_takes_auto_without_one(
 ) -> None:
     pytest.importorskip("starlette")
     # What it says before it answers is all that is asked for.
-    monkeypatch.setattr("specrun.cli.serve.http.server.run_server", lambda *all: all[-1]())
+    monkeypatch.setattr("specrun.cli.serve.server.run_server", lambda *all: all[-1]())
     asked = ("serve", "-m", models.long, "--port", 0, "-np", 1, "-c", 512)
     result = run(*asked, "--temp", 0)
     assert result.exit_code == 0, result.stderr

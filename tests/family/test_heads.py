@@ -14,8 +14,7 @@ from family.heads import KINDS, learnt_entries, make_heads, parse_plan
 from specrun.bench.drafters.corpus import Entry
 from specrun.bindings.errors import OptionError
 from specrun.convert import convert_checkpoint
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.medusa import MedusaRecipe
+from specrun.train.heads import EagleRecipe, MedusaRecipe
 
 ENTRIES = [Entry(name, "function", None, answers[0]) for name, answers in ANSWERS.items()]
 

@@ -17,11 +17,10 @@ from family.llama import (
 )
 from family.tokenizer import save_folder, train_tokenizer
 from specrun.bench.drafters.corpus import Entry
-from specrun.train.heads.attention import rope_angles, rotate
-from specrun.train.target.target_shape import ModelShape
-from specrun.train.trainer.optimizer_step import Muon, orthogonalize
-from specrun.train.trainer.run_checkpoint import load_state
-from specrun.train.trainer.trainer import train_learner
+from specrun.train.heads.layers import rope_angles, rotate
+from specrun.train.target.shape import ModelShape
+from specrun.train.trainer.optimizer import Muon, orthogonalize
+from specrun.train.trainer.trainer import load_state, train_learner
 
 SHAPE = ModelShape(vocab_size=300, hidden=64, n_layers=2, feed_forward=128, n_heads=2, n_kv_heads=2)
 ENTRIES = [

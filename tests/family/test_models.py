@@ -10,7 +10,7 @@ from family.demo_card import ModelFacts, Scores, draw_questions, model_card
 from family.llama import Llama
 from family.models import SHIPPED, make_family, parse_plan
 from specrun.bench.drafters.corpus import Entry, build_corpus
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
 
 SMALL = ModelShape(
     vocab_size=1024, hidden=256, n_layers=1, feed_forward=256, n_heads=4, n_kv_heads=4

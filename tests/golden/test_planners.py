@@ -6,12 +6,11 @@ import random
 from typing import Any
 
 import numpy as np
-from support.simulated_machine import draft_cost
+from support.simulated_machine import draft_cost, end_chain
 
 from golden.record import check
 from specrun.runtime.drafters.combinators import ArmChooser, ArmForecast
-from specrun.runtime.planning import TYPICAL_CPU, TYPICAL_GPU, CostCurve
-from specrun.runtime.planning.draft_size import DraftLength
+from specrun.runtime.planning import TYPICAL_CPU, TYPICAL_GPU, CostCurve, DraftPlan
 
 STEEP = CostCurve.flat([1.0, 1.45, 1.9, 2.3, 3.0])
 CURVES = {"CPU": TYPICAL_CPU, "GPU": TYPICAL_GPU, "steep": STEEP}
@@ -60,7 +59,7 @@ def test_lengths_and_sizes() -> None:
     for name, curve in CURVES.items():
         for alpha in (0.1, 0.5, 0.9):
             source, lengths = random.Random(f"{name}{alpha}"), []
-            length = DraftLength(curve.seconds, draft_cost(0.05 * curve.seconds(1)), 8)
+            length = DraftPlan(curve.seconds, draft_cost(0.05 * curve.seconds(1)), 8)
             for _ in range(200):
                 length.start(points=True)
                 drafted = 0
@@ -72,7 +71,7 @@ def test_lengths_and_sizes() -> None:
                 accepted = 0
                 while accepted < drafted and source.random() < alpha:
                     accepted += 1
-                length.learn(accepted)
+                end_chain(length, drafted, accepted)
                 lengths.append(drafted)
             found[f"{name}, {alpha}"] = "".join(map(str, lengths))
     check("lengths", found)

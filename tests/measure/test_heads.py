@@ -15,7 +15,7 @@ from support.commands import run_measure as run
 from measure.heads.measure import CopyProbe, HeadsOptions, measure_heads
 from measure.heads.random_heads import write_eagle, write_hydra, write_medusa, write_target
 from measure.tables import heads_table
-from specrun.bench.table import to_markdown
+from specrun.bench.report import to_markdown
 from specrun.bench.timing import Spread
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header

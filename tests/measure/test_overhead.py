@@ -9,7 +9,7 @@ from support.commands import results_of, run_measure
 
 from measure.overhead.overhead import DeviceResult, OverheadOptions, OverheadResult
 from measure.tables import overhead_table
-from specrun.bench.table import Table
+from specrun.bench.report import Table
 from specrun.bench.timing import spread_of
 from specrun.bindings.errors import OptionError
 

@@ -9,13 +9,12 @@ import pytest
 
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.data_file import Chat
-from specrun.train.data.file_tokens import FileTokens
-from specrun.train.data.own_answers import AnswerSettings
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target.file_shape import file_shape
+from specrun.train.data import AnswerSettings
+from specrun.train.data.documents import Chat
+from specrun.train.data.tokens import FileTokens
+from specrun.train.heads import EagleRecipe, HeadRun
+from specrun.train.target.file_target import file_shape
+from specrun.train.trainer import train
 
 pytestmark = pytest.mark.real
 
@@ -45,7 +44,7 @@ def test_a_head_is_trained_and_the_text_stays(published: Path, tmp_path: Path) -
         tokens_per_batch=256, learning_rate=1e-3, held_out=0.2, measures=1,
         device="cpu", precision="float32", n_threads=1,
     )  # fmt: skip
-    report = train_head(EagleRecipe(law_tokens=8192), run)
+    report = train(EagleRecipe(law_tokens=8192), run)
     assert all(0 < loss < 20 for loss in report.result.curves.losses)
     convert_head(report.output, tmp_path / "head.gguf", target=published)
     texts = {}

@@ -13,7 +13,7 @@ from support.enumeration import PROMPT, Propose, branching_tree, chain
 from support.scripted import LawTable, ScriptedDrafter, conversation_of
 from support.tiny_models import F32
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.rows import Candidates, Rows

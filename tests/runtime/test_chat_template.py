@@ -20,9 +20,8 @@ from support.tiny_models import TEMPLATE
 from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.convert.random_model import RandomLlama, synthetic_vocabulary, write_random_llama
 from specrun.convert.tokenizer import BytePairVocabulary
-from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 from specrun.runtime.chat import ChatTemplate, chat_text, chat_tokens
 from specrun.runtime.chat import sandbox as sandbox_module
 from specrun.runtime.chat import template as template_module

@@ -26,7 +26,7 @@ from support.enumeration import (
 from support.scripted import LawTable
 from support.wrong_drafts import WRONG_DRAFTERS, DropsDuplicates, falsely_stated
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,

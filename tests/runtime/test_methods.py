@@ -22,9 +22,9 @@ from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.cli.convert.options import KINDS, MODEL
+from specrun.cli.convert import KINDS, MODEL
 from specrun.cli.train.command import train
-from specrun.convert.heads.detect import HEAD_KINDS
+from specrun.convert.heads.head_conversion import HEAD_KINDS
 from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.quantize import HEAD_ARCHITECTURES
 from specrun.runtime import Runtime, SamplingParams, language

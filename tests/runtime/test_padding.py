@@ -159,6 +159,7 @@ def test_texts_are_the_same_with_a_measured_curve_that_pads(tmp_path: Path, draf
     files = [tmp_path / name for name in ("a.gguf", "b.gguf")]
     for path in files:
         write_random_llama(path, RandomLlama(vocab_size=64, layers=2, scale=4.0))
+    files[1].write_bytes(files[1].read_bytes() + b"\0")  # another file, with a curve of its own
     draft = tmp_path / "draft.gguf"
     write_random_llama(draft, RandomLlama(vocab_size=64, layers=1, scale=4.0))
     sizes = tuple(range(1, 33))

@@ -9,9 +9,8 @@ from support.tiny_models import F32
 
 from specrun.bindings.errors import PairError, UnsupportedModelError
 from specrun.bindings.models.model import Model
-from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.convert.random_model import RandomLlama, synthetic_vocabulary, write_random_llama
 from specrun.convert.tokenizer import NORMAL, BytePairVocabulary
-from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.language import quoted
 from specrun.runtime.models import check_draftable, check_pair

@@ -16,15 +16,15 @@ from support.interrupts import Interrupted, sampled_points
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import SequenceCascade, TokenCascade, build_rule
-from specrun.runtime.engine.sequential import SequentialSettings, sequential_rounds
+from specrun.runtime.engine.sequential import sequential_rounds
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import SeededNoise, transformed_law
 from specrun.runtime.round import NoDrafter
-from specrun.runtime.round.loop import RoundLimits
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits
 
 SIZE, LENGTH = 4, 3
 END = frozenset({2})
@@ -75,7 +75,7 @@ def rounds_of(rule, noise, seed: int, params=PLAIN, room: int = 64):
     target, conversation = CountingTarget(targets), conversation_of(NoDrafter(), PROMPT, noise)
     conversation.n_cached = 0
     limits = RoundLimits(n_ctx=64, max_nodes=32, max_tokens=LENGTH)
-    settings = SequentialSettings(rule, params, limits, END)
+    settings = DecodeSettings(rule, params, limits, END)
     speaker = TableSpeaker(drafts, room)
     rounds = list(sequential_rounds(target, conversation, speaker, settings))
     return conversation.tokens[len(PROMPT) :], target, rounds

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import AcceptanceRule
 from specrun.runtime.laws import Law, SamplingParams, SeededNoise
 from specrun.runtime.laws.samplers import FRESH, SamplerState

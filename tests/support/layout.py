@@ -231,7 +231,7 @@ def _edges(sources: Sequence[Source], package: str, floors: Sequence[Floor]) -> 
         f"{source.module}.{alias.asname or alias.name}": f"{node.module}.{alias.name}"
         for source in inside.values()
         if source.parts[-1] == "__init__"
-        for node in source.tree.body
+        for node in ast.walk(source.tree)
         if isinstance(node, ast.ImportFrom)
         for alias in node.names
     }

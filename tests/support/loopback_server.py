@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from specrun.cli.serve.app import create_app
-from specrun.cli.serve.http.server import server_of
+from specrun.cli.serve.server import server_of
 from specrun.cli.serve.settings import ServeSettings
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.round import Drafter
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds

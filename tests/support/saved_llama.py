@@ -7,7 +7,7 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 from family.llama import Llama
-from specrun.train.target.target_shape import target_shape
+from specrun.train.target.shape import target_shape
 
 __all__ = ["load_folder"]
 

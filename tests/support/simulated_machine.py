@@ -12,8 +12,10 @@ from specrun.bench.accelerate.record import PLAIN
 from specrun.bench.accelerate.search import CutFound, FoundDrafter
 from specrun.bench.diagnosis.work import Work
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.runtime.planning import CostCurve, expected_tokens
+from specrun.runtime.planning import CostCurve, DraftPlan, expected_tokens
 from specrun.runtime.planning.curves import DraftCost
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import DraftTree
 
 FLAT = CostCurve.flat([0.010, 0.0104, 0.0106, 0.0108, 0.011, 0.0112, 0.0115, 0.012])
 STEEP = CostCurve.flat([0.010 * times for times in (1.0, 1.7, 1.8, 2.0, 2.2, 2.6, 3.0, 3.5, 4.0)])
@@ -131,3 +133,10 @@ def draft_cost(step: float, *, of_any_depth: bool = False) -> DraftCost:
     Or for a draft `of_any_depth`.
     """
     return DraftCost(lambda depth: step if of_any_depth else depth * step, lambda: 1.0)
+
+
+def end_chain(plan: DraftPlan, drafted: int, accepted: int) -> None:
+    """End a round of a plan whose first tokens, of so many, were accepted."""
+    tree = plan.drafted(DraftTree.chain([1] * drafted))
+    text = [0, *([1] * accepted), 2]
+    plan.observe(RoundOutcome(text, tree, tuple(range(accepted)), 2, None))  # type: ignore[arg-type]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from specrun.convert.random_model import synthetic_vocabulary
 from specrun.convert.tokenizer import CONTROL
-from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 
 Tensors = dict[str, npt.NDArray[Any]]
 CONTROLS = ("<|user|>", "<|end|>")

@@ -9,9 +9,9 @@ from pathlib import Path
 from family.conversations import encode, turn
 from family.llama import Llama, LlamaLearner
 from family.tokenizer import save_folder, train_tokenizer
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.data.corpus import TokenCorpus
+from specrun.train.data.tokens import TokenSequence
+from specrun.train.target.shape import ModelShape
 from specrun.train.trainer.settings import TrainerSettings
 from specrun.train.trainer.trainer import train_learner
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
-from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
+from specrun.convert.random_model import synthetic_vocabulary
 
 Tensors = dict[str, np.ndarray]
 _EPS = 1e-5

@@ -10,8 +10,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from specrun.convert import convert_checkpoint
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetTokenizer
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer
 from support.tiny_tokenizers import byte_level
 
 TEMPLATE = (

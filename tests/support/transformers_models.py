@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
-from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
+from specrun.convert.random_model import synthetic_vocabulary
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")

@@ -11,8 +11,8 @@ from tokenizers import Tokenizer
 
 from family.tokenizer import END, token_id
 from specrun.bench.drafters.corpus import QUESTION, Entry, canonical_question
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenCorpus
+from specrun.train.data.corpus import TokenCorpus
+from specrun.train.data.tokens import TokenSequence
 
 Message = dict[str, str]
 Conversation = list[Message]

@@ -10,7 +10,7 @@ from pathlib import Path
 from family.conversations import sample_entries
 from specrun.bench.drafters.corpus import Entry, canonical_question
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
 from specrun.train.trainer.model_folder import write_text
 
 N_QUESTIONS = 200

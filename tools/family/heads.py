@@ -26,24 +26,22 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert import convert_checkpoint
-from specrun.convert.heads.head_accuracy import store_accuracy
-from specrun.convert.heads.head_conversion import convert_head
+from specrun.convert.heads.head_conversion import convert_head, store_accuracy
 from specrun.runtime.chat import prompt_tokens
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
 from specrun.runtime.tuning import CalibrationText, HeadCalibrationOptions, calibrate_heads
-from specrun.train.distillation.drafter_run import DrafterRun
-from specrun.train.distillation.learner import DistillationLoss
-from specrun.train.distillation.train_drafter import train_drafter
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.parallel.learner import PassRecipe
-from specrun.train.parallel.training import EMBEDDINGS, train_pass
+from specrun.train.distillation import DistillationLoss, DrafterRecipe
+from specrun.train.heads import (
+    Eagle3Recipe,
+    EagleRecipe,
+    HeadRecipe,
+    HeadRun,
+    MedusaRecipe,
+)
+from specrun.train.lookahead import EMBEDDINGS, PassRecipe
 from specrun.train.target.from_gguf import folder_from_gguf
-from specrun.train.trainer.listener import NobodyListens, TrainingStatus
+from specrun.train.trainer import TrainingRun, TrainingStatus, train
+from specrun.train.trainer.learner import NobodyListens
 from specrun.train.trainer.model_folder import write_json, write_text
 
 logger = logging.getLogger(__name__)
@@ -181,15 +179,15 @@ def train_stage(plan: Plan, kind: str, target: Path, data: Path) -> None:
         # Medusa and EAGLE read the same states, which are computed once; EAGLE-3 reads others.
         features = None if kind == "eagle3" else plan.work / "states"
         run = HeadRun(**settings, cache="yes", features=features)
-        train_head(RECIPES[kind], run, LoggedRun(kind))
+        train(RECIPES[kind], run, LoggedRun(kind))
         return
     if kind == PASS:
-        train_pass(LOOKAHEAD, HeadRun(**settings), LoggedRun(kind))
+        train(LOOKAHEAD, HeadRun(**settings), LoggedRun(kind))
         return
     start = folder_stage(plan, "drafter-start", demo_drafters()["draft"])
     loss = DistillationLoss(on_policy=0.25)
-    distilled = DrafterRun(**settings, draft=start, loss=loss, longest_answer=96)
-    report = train_drafter(distilled, LoggedRun(kind))
+    distilled = DrafterRecipe(draft=start, loss=loss, longest_answer=96)
+    report = train(distilled, TrainingRun(**settings), LoggedRun(kind))
     gain = report.acceptance
     logger.info("drafter: alpha %.4f before, %.4f after", gain.before.rate, gain.after.rate)
 

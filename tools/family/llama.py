@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specrun.train.data.token_corpus import TokenBatch
-from specrun.train.heads.attention import DecoderLayer, RMSNorm
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.data.corpus import TokenBatch
+from specrun.train.heads.layers import DecoderLayer, RMSNorm
+from specrun.train.target.shape import ModelShape
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 
 

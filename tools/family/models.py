@@ -40,12 +40,11 @@ from family.tokenizer import (
     train_tokenizer,
 )
 from specrun.bench.drafters.corpus import Entry, build_corpus
-from specrun.bindings.atomic import atomic_path
+from specrun.bindings.files import atomic_path
 from specrun.convert import convert_checkpoint, quantize_model
-from specrun.train.target.target_shape import ModelShape
-from specrun.train.trainer.listener import TrainingStatus
+from specrun.train.target.shape import ModelShape
+from specrun.train.trainer import TrainingStatus, usable_device
 from specrun.train.trainer.model_folder import write_json, write_text
-from specrun.train.trainer.precision import usable_device
 from specrun.train.trainer.settings import TrainerSettings
 from specrun.train.trainer.trainer import train_learner
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
+from specrun.cli.options.group import LazyCommand, LazyGroup
 
 _COMMANDS = (
     LazyCommand("measure.commands.components", "overhead", "Python's share of a round, by part."),

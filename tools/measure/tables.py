@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from measure.lookup import LookupResult
 from measure.overhead.overhead import DeviceResult, OverheadResult
 from measure.replay.replay import FIRST, ReplayResult
-from specrun.bench.report import extremes
-from specrun.bench.table import Table
+from specrun.bench.report import Table, extremes
 from specrun.bench.timing import Spread
 
 if TYPE_CHECKING:  # at run time they would need the packages that convert

@@ -1,6 +1,6 @@
 """Jacobi trajectories of a target, collected by the runtime that decodes with them (`jacobi(n=N)`).
 
-Each prompt is answered greedily. What every round drafted is an iterate: a guess of the next n
+Each prompt is answered greedily. The draft of every round is an iterate: a guess of the next n
 tokens, made by the target from the guess before. The answer itself is the fixed point that all of
 them come to (Kou et al. 2024, section 3.2.1). Here the block slides with the text, as in decoding,
 so that what is learnt is what will be met. Kept as JSON Lines and written as they come: an
@@ -10,7 +10,7 @@ interrupted run asks only what is left.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +20,6 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import MalformedFileError, ModelError
-from specrun.bindings.kept_file import DAMAGE
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.drafters.lookahead import JacobiDrafter
@@ -29,10 +27,8 @@ from specrun.runtime.engine import Session
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree
-from specrun.train.data.data_file import Document
-from specrun.train.data.target_tokens import TargetTokenizer
+from specrun.train.data.store import Progress, Record, kept_records
 
-Progress = Callable[[int, int], None]
 GREEDY = SamplingParams(temperature=0.0, seed=0)
 
 
@@ -74,19 +70,6 @@ class _NotedJacobi(JacobiDrafter):
         return tree
 
 
-def prompts_of(
-    documents: Sequence[Document], tokenizer: TargetTokenizer, max_length: int
-) -> list[list[int]]:
-    """Return the prompts that leave room for an answer; raises ModelError where there is none."""
-    found = map(tokenizer.prompt, documents)
-    prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
-    if not prompts:
-        raise ModelError(
-            f"the data ask nothing that {tokenizer.path.name} could answer: give prompts or chats"
-        )
-    return prompts
-
-
 def collect_trajectories(
     target: AbstractContextManager[Path],
     prompts: Sequence[Sequence[int]],
@@ -101,30 +84,33 @@ def collect_trajectories(
 ) -> list[Trajectory]:
     """Return the trajectory of every prompt, of answers of at most `longest` tokens.
 
-    `target` yields the GGUF file that answers, and is entered only where one is missing in `store`.
+    `target` yields the GGUF file that answers, and is entered only if one is missing in `store`.
     `identity` names its weights: others are asked again. Raises MalformedFileError for a damaged
     store.
     """
-    known = _read(store)
     keys = [json.dumps([identity, block, longest, list(p)], sort_keys=True) for p in prompts]
-    missing = [number for number, key in enumerate(keys) if key not in known]
-    if missing:
-        with target as path, store.open("a", encoding="utf-8") as file:
-            options = ContextOptions(
-                n_ctx=max_length + block + 1, n_threads=n_threads, n_threads_batch=n_threads
-            )
-            with Model(path) as model, _jacobi_session(model, block, options) as session:
-                for done, number in enumerate(missing, len(keys) - len(missing) + 1):
-                    prompt = list(prompts[number])
-                    room = min(longest, max_length - len(prompt))
-                    record = _asked(session, prompt, room)
-                    known[keys[number]] = record
-                    file.write(json.dumps({"key": keys[number], **record}) + "\n")
-                    file.flush()
-                    if progress is not None:
-                        progress(done, len(keys))
-    pairs = zip(prompts, keys, strict=True)
-    return [_trajectory(prompt, known[key], block) for prompt, key in pairs]
+
+    def made(missing: list[int]) -> Generator[tuple[int, Record]]:
+        options = ContextOptions(
+            n_ctx=max_length + block + 1, n_threads=n_threads, n_threads_batch=n_threads
+        )
+        with (
+            target as path,
+            Model(path) as model,
+            _jacobi_session(model, block, options) as session,
+        ):
+            for number in missing:
+                prompt = list(prompts[number])
+                room = min(longest, max_length - len(prompt))
+                yield number, _asked(session, prompt, room)
+
+    records = kept_records(store, keys, made, _fields, what="trajectory", progress=progress)
+    pairs = zip(prompts, records, strict=True)
+    return [_trajectory(prompt, record, block) for prompt, record in pairs]
+
+
+def _fields(record: Record) -> Record:
+    return {name: record[name] for name in ("answer", "starts", "iterates")}
 
 
 def _jacobi_session(model: Model, block: int, options: ContextOptions) -> Session:
@@ -148,26 +134,3 @@ def _trajectory(prompt: Sequence[int], record: Mapping[str, Any], block: int) ->
     ids = np.array([*prompt, *record["answer"]], np.int32)
     iterates = np.array(record["iterates"], np.int32).reshape(-1, block)
     return Trajectory(ids, len(prompt), np.array(record["starts"], np.int32), iterates)
-
-
-def _read(store: Path) -> dict[str, dict[str, Any]]:
-    """Return what is known, by key; a last line that was cut off is cut away."""
-    if not store.exists():
-        return {}
-    data = store.read_bytes()
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) != len(data):
-        with store.open("r+b") as file:
-            file.truncate(len(whole))
-    found: dict[str, dict[str, Any]] = {}
-    for number, line in enumerate(whole.splitlines(), 1):
-        try:
-            record = json.loads(line)
-            found[str(record.pop("key"))] = {name: record[name] for name in _FIELDS}
-        except DAMAGE as error:
-            problem = f"line {number} of {store} is no trajectory: remove it"
-            raise MalformedFileError(problem) from error
-    return found
-
-
-_FIELDS = ("answer", "starts", "iterates")

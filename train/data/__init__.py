@@ -1,1 +1,5 @@
-"""Training data: files of texts and chats, token ids with loss masks, the target's own answers."""
+"""Training data: documents, prompts and answers, as a target's tokens."""
+
+from specrun.train.data.answers import AnswerSettings
+from specrun.train.data.documents import Answered
+from specrun.train.data.prompts import built_in_prompts, most_prompts, own_prompts

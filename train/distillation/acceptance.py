@@ -1,4 +1,4 @@
-"""The acceptance rate alpha of a pair of models on texts, measured: what distillation is to raise.
+"""The acceptance rate alpha of a pair of models on texts, measured. Distillation raises it.
 
 Leviathan et al. 2023: a token drawn from Q is accepted with probability sum min(P, Q) = 1 - TV(P,
 Q) (theorem 3.5; for one pair of laws `specrun.runtime.planning.theory.acceptance_probability`), and
@@ -57,7 +57,7 @@ def acceptance_at(target_logits: Tensor, draft_logits: Tensor, temperature: floa
     n_shared = min(target_logits.shape[-1], draft_logits.shape[-1])
     if temperature == 0.0:
         return (target_logits.argmax(-1) == draft_logits.argmax(-1)).double()
-    # Cut after the softmax: what a model gives to ids the other lacks is lost, not spread over the
+    # Cut after the softmax: the mass of ids that the other lacks is lost, not spread over the
     # rest. In float64, as sums of small differences are compared.
     target, draft = (
         torch.softmax(logits.double() / temperature, -1)[..., :n_shared]
@@ -86,7 +86,7 @@ def acceptance_gain(
         raise OptionError("acceptance before and after was measured on different texts")
     first, second = mean_acceptance(before), mean_acceptance(after)
     gain = second.rate - first.rate
-    # Residuals of the paired difference: what makes a text easy raises both rates, and cancels.
+    # Residuals of the paired difference: an easy text raises both rates, and cancels.
     differences = [
         new.accepted - old.accepted - gain * old.n_positions
         for old, new in zip(before, after, strict=True)

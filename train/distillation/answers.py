@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specrun.bindings.kept_file import DAMAGE
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, plan_batches
+from specrun.bindings.files import DAMAGE
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, plan_batches
+from specrun.train.data.tokens import TokenSequence
 from specrun.train.target.hf_model import HFModel
 from specrun.train.target.sampling import answers_as_they_end, in_order, uniform_numbers
 from specrun.train.trainer.model_folder import write_text
@@ -38,7 +38,7 @@ from specrun.train.trainer.model_folder import write_text
 class AnswerSettings:
     """How answers are sampled: `temperature`, most tokens `n_longest`, of a text `max_length`.
 
-    `end_ids` end an answer; tokens from `vocab_size` on are never said.
+    `end_ids` end an answer; tokens from `vocab_size` on are never sampled.
     """
 
     temperature: float
@@ -49,7 +49,7 @@ class AnswerSettings:
 
 
 def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
-    """Return where a new answer begins in a text with marks `learnt`; `uniform` in [0, 1) chooses.
+    """Return the start of a new answer in a text with marks `learnt`; `uniform` in [0, 1) chooses.
 
     Of several answers one is chosen. A text that is learnt from its first token on is cut in its
     first half, and one of which nothing is to be learnt, a prompt, is continued at its end.
@@ -201,7 +201,7 @@ def _digest(stated: list[Any]) -> str:
 
 
 def _write(path: Path, texts: Sequence[TokenSequence]) -> None:
-    """Keep a batch: of each text its tokens, and where what is to be learnt begins."""
+    """Keep a batch: of each text its tokens, and the first that is learnt."""
     kept = [
         [int(np.argmax(text.learnt)) if text.learnt.any() else len(text), text.ids.tolist()]
         for text in texts
@@ -210,7 +210,7 @@ def _write(path: Path, texts: Sequence[TokenSequence]) -> None:
 
 
 def _read(path: Path, n_texts: int) -> list[TokenSequence] | None:
-    """Return a batch that was kept, None where there is none or not a whole one."""
+    """Return a batch that was kept, None if there is none or not a whole one."""
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
         texts = [TokenSequence.of(ids, int(start)) for start, ids in kept]

@@ -1,16 +1,10 @@
-"""Existing drafters' right guesses by position: SpecInfer's boosting trains on the rest.
-
-Miao et al. 2023, "SpecInfer", section 3 (collective boost-tuning): drafters of one tree need not be
-good alone, they should cover together what the target says. They are trained one after the other,
-each on what those before it miss. There samples are dropped whose next tokens a drafter generates
-as the target does; here positions are, so that a text of which a drafter knows the easy half still
-teaches the other half.
-"""
+"""Existing drafters beside which a new one learns, and vocabularies that must be the same."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,13 +15,79 @@ from torch import Tensor
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, PairError
 from specrun.bindings.models.model import Model
-from specrun.train.distillation.vocabularies import (
-    ModelVocabulary,
-    check_same_vocabulary,
-    gguf_vocabulary,
-)
+from specrun.convert.checkpoint import open_checkpoint
+from specrun.convert.tokenizer import UNUSED, read_vocabulary
+
+# == Vocabularies of target and drafter ============================================================
+
+
+# As for drafting: embeddings are rounded up to different numbers of rows within a family.
+_MAX_SIZE_DIFFERENCE = 128
+
+
+@dataclass(frozen=True, slots=True)
+class ModelVocabulary:
+    """A model's vocabulary by id; `is_used` says whether an id stands for a token at all."""
+
+    path: Path
+    size: int
+    text: Callable[[int], str]
+    is_used: Callable[[int], bool]
+
+
+def folder_vocabulary(folder: Path) -> ModelVocabulary:
+    """Return the vocabulary of a Hugging Face folder, as a GGUF file of it would state them.
+
+    Raises FileMissingError, MalformedFileError or UnsupportedModelError, as converting the folder
+    would.
+    """
+    vocabulary = read_vocabulary(open_checkpoint(folder))
+    tokens, types = vocabulary.tokens, vocabulary.types
+    return ModelVocabulary(
+        folder, len(tokens), lambda token: tokens[token], lambda token: types[token] != UNUSED
+    )
+
+
+def gguf_vocabulary(model: Model) -> ModelVocabulary:
+    """Return the vocabulary of an open GGUF model."""
+    return ModelVocabulary(
+        model.path, model.vocabulary.size, model.vocabulary.text, lambda _token: True
+    )
+
+
+def check_same_vocabulary(target: ModelVocabulary, draft: ModelVocabulary) -> int:
+    """Return how many ids both models have; raise PairError with the first token that differs.
+
+    Ids that stand for no token in one of them may be anything in the other, and one may have up to
+    128 more of them.
+    """
+    pair = f"{draft.path} cannot draft for {target.path}"
+    n_shared = min(target.size, draft.size)
+    for token in range(n_shared):
+        ours, theirs = target.text(token), draft.text(token)
+        if ours != theirs and target.is_used(token) and draft.is_used(token):
+            raise PairError(
+                f"{pair}: token {token} is {ours!r} for the target and {theirs!r} for the drafter. "
+                "Use a drafter of the same model family"
+            )
+    if abs(target.size - draft.size) > _MAX_SIZE_DIFFERENCE:
+        raise PairError(
+            f"{pair}: the target has {target.size} tokens, the drafter {draft.size}; "
+            f"at most {_MAX_SIZE_DIFFERENCE} may be missing. Use a drafter of the same model family"
+        )
+    return n_shared
+
+
+# == Existing drafters' right guesses by position: SpecInfer's boosting trains on the rest =========
+#
+# Miao et al. 2023, "SpecInfer", section 3 (collective boost-tuning): drafters of one tree need not
+# be good alone, they should cover together what the target says. They are trained one after the
+# other, each on what those before it miss. There samples are dropped whose next tokens a drafter
+# generates as the target does; here positions are, so that a text of which a drafter knows the easy
+# half still teaches the other half.
+
 
 _ROWS_AT_ONCE = 64  # 32 MB of logits with a vocabulary of 128k tokens
 
@@ -49,7 +109,7 @@ class ExistingDrafters(contextlib.ExitStack[None]):
         self._contexts: list[Context] = []
         rows = _ROWS_AT_ONCE
         options = ContextOptions(n_ctx=n_ctx, n_batch=rows, n_outputs=rows, n_threads=n_threads)
-        with contextlib.ExitStack() as opening:  # closes what was opened if one of them fails
+        with contextlib.ExitStack() as opening:  # closes the opened ones if one of them fails
             for path in paths:
                 model = opening.enter_context(Model(path))
                 check_same_vocabulary(target, gguf_vocabulary(model))
@@ -83,5 +143,5 @@ def covered_positions(target_top: Tensor, drafter_tops: TopTokens) -> Tensor:
 
 
 def position_weights(covered: Tensor, covered_weight: float) -> Tensor:
-    """Return what each position counts in the loss: `covered_weight` where a drafter is right."""
+    """Return each position's weight in the loss: `covered_weight` if a drafter is right."""
     return torch.where(covered, covered_weight, 1.0)

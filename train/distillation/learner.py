@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, logaddexp
 
 from specrun.bindings.errors import OptionError
-from specrun.train.data.token_corpus import TokenBatch
+from specrun.train.data.corpus import TokenBatch
 from specrun.train.distillation.acceptance import (
     MeasuredAcceptance,
     TextAcceptance,
@@ -89,6 +89,13 @@ DIVERGENCES: Mapping[str, Divergence] = MappingProxyType(
 """The divergences by the names users give them."""
 
 
+def check_divergence(name: str) -> None:
+    """Raise OptionError for a divergence that is not known."""
+    if name not in DIVERGENCES:
+        known = ", ".join(DIVERGENCES)
+        raise OptionError(f"the divergence is {name!r}: use one of {known}")
+
+
 # Positions whose laws are compared at once when measuring: 1 GB of float64 with 128k tokens.
 _ROWS_AT_ONCE = 512
 
@@ -107,9 +114,7 @@ class DistillationLoss:
     covered_weight: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.divergence not in DIVERGENCES:
-            known = ", ".join(DIVERGENCES)
-            raise OptionError(f"the divergence is {self.divergence!r}: use one of {known}")
+        check_divergence(self.divergence)
         if not 0.0 < self.temperature <= 100.0:
             raise OptionError(
                 f"the laws' temperature is {self.temperature:g}: give a number above 0 (at 0 "
@@ -150,10 +155,6 @@ class DistillationLearner(Learner):
         self._drafters = drafters
         # What other drafters say along texts that do not change, by the texts' numbers.
         self._tops: dict[int, Any] = {}
-
-    def learning(self, on: bool) -> None:
-        """Leave the drafter in evaluation mode: its own dropout would not resume exactly."""
-        self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the divergence of the drafter's laws from the target's over the batch's answers."""

@@ -1,1 +1,8 @@
-"""Heads in torch, named and laid out as the upstream projects' checkpoints."""
+"""Heads that read the target's hidden states: Medusa, Hydra, EAGLE and EAGLE-3."""
+
+from specrun.train.heads.eagle import EagleInputs, EagleRecipe, EagleStart
+from specrun.train.heads.eagle3 import Eagle3Recipe
+from specrun.train.heads.earlier_head import read_earlier_head
+from specrun.train.heads.hydra import HydraRecipe
+from specrun.train.heads.medusa import Medusa2Recipe, MedusaRecipe
+from specrun.train.heads.run import HeadRecipe, HeadRun, ModelRecipe, TargetRecipe

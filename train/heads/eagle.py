@@ -8,7 +8,7 @@ trained on its own predictions, chains of that depth below every position, as HA
 2024) does.
 
 A head starts `fitted`: `fc` as the linear map of least squares from what it reads to the state
-that it has to predict, and a layer that adds nothing yet. docs/train.md has what that was worth.
+that it has to predict, and a layer that adds nothing yet. docs/train.md has the gain.
 
 Tensors are named as in SafeAILab/EAGLE's `cnets`: `fc`, and one layer without an input norm. Token
 embedding and output matrix are the target's: neither is part of the head.
@@ -32,28 +32,30 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.eagle import DRAFT_TOKENS, FEWEST
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing, draft_marks
-from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
-from specrun.train.heads.earlier_head import EarlierHead
-from specrun.train.heads.law_tokens import (
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing, draft_marks
+from specrun.train.heads.chains import (
+    MEASURED_DEPTH,
+    ChainLearner,
+    ChainRecipe,
     LawTokens,
     always_compared,
     check_law_tokens,
     frequent_tokens,
 )
-from specrun.train.heads.learner import best_tokens, rows_at
-from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
-from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
-from specrun.train.target.features import Features, FeatureSource
+from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.heads.layers import Attention, FeedForward, KeysValues, RMSNorm, added_at
+from specrun.train.heads.learner import HeadLearner, best_tokens, law_cross_entropy, rows_at
+from specrun.train.heads.run import HeadFiles
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 
 EagleInputs = Literal["both", "features", "tokens"]
 EagleStart = Literal["fitted", "random"]
 _ROWS_A_NUMBER = 64  # of least squares: a bound on its work, for each number that is read
-_RIDGE = 1e-4  # of the mean square of what is read
-_FITTED_RATE = 0.1  # of the learning rate: what starts at its best would be shaken out of it
+_RIDGE = 1e-4  # of the mean square of the input
+_FITTED_RATE = 0.1  # of the learning rate: a higher one would destroy the fit
 
 
 class _Layer(nn.Module):
@@ -77,14 +79,14 @@ class _Layer(nn.Module):
 class EagleHead(nn.Module):
     """Predicts the next final hidden state from the one before and the token in between.
 
-    `inputs` says what of the two it reads.
+    `inputs` chooses which of the two it reads.
     """
 
     def __init__(self, shape: ModelShape, inputs: EagleInputs = "both") -> None:
         super().__init__()
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=True)
         self.layers = nn.ModuleList([_Layer(shape)])
-        # Embeddings stand first: the columns of what is not read are 0, and nothing reaches them.
+        # Embeddings come first: the columns of the unread part are 0, and nothing reaches them.
         unread = {"features": slice(0, shape.hidden), "tokens": slice(shape.hidden, None)}
         self._unread = unread.get(inputs)
         if self._unread is not None:
@@ -133,7 +135,7 @@ class EagleHead(nn.Module):
 class EagleRecipe(ChainRecipe):
     """`token_weight` is w, `noise` the largest noise on a state; 1 of `steps` is EAGLE's own.
 
-    `inputs` says what the head reads: "both" are features and shifted tokens, EAGLE's own.
+    `inputs` are read by the head: "both" are features and shifted tokens, EAGLE's own.
     Laws are compared among `law_tokens` tokens, 0 for all: three quarters of them those that are
     said most often, the others drawn anew at each step. Laws of all tokens are most of a step's
     work if targets are narrow. The head will draft the `draft_tokens` said most often alone, 0 for
@@ -185,14 +187,14 @@ class EagleRecipe(ChainRecipe):
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return what chains keep, their attention to the text included, and the target's laws."""
+        """Return the bytes of chains, their attention to the text included, and of laws."""
         vocab = self.tokens_of_law(shape.vocab_size)
         chains = self.chain_numbers(shape, vocab, longest, recompute=recompute)
         return 4 * tokens * (chains + vocab)
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> Learner:
+    ) -> HeadLearner:
         """Return a random head; `start` fits it."""
         vocab = target.output.shape[0]
         count = self.tokens_of_law(vocab)
@@ -290,7 +292,7 @@ class EagleLearner(ChainLearner):
         return torch.cat((embeddings, rows_at(states, marks), ones, rows_at(states, marks, 1)), 1)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
-        """Yield the loss of states and tokens, and where chains are trained, of all their steps."""
+        """Yield the loss of states and tokens, of all steps if chains are trained."""
         states = self._source.features(batch).final
         uniform = 2 * torch.rand(states.shape, generator=noise, device=self.device) - 1
         # Only what the head reads is shaken, not the states that it has to predict.
@@ -308,7 +310,7 @@ class EagleLearner(ChainLearner):
             tokens = law_cross_entropy(compared.logits(predicted), laws[numbers])
             return distance + self.recipe.token_weight * tokens
 
-        # The last state has no next token beside it.
+        # The last state has no next token.
         yield from self.chain_losses(batch, shaken[:, :-1], loss, step)
 
     def _compared(self, noise: torch.Generator) -> TargetMatrices:

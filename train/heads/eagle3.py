@@ -30,21 +30,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.bindings.errors import ModelError, OptionError
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, choosing
-from specrun.train.heads.attention import Attention, FeedForward, KeysValues, RMSNorm, added_at
-from specrun.train.heads.earlier_head import EarlierHead
-from specrun.train.heads.law_tokens import (
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing
+from specrun.train.heads.chains import (
+    MEASURED_DEPTH,
+    ChainLearner,
+    ChainRecipe,
     LawTokens,
     always_compared,
     check_law_tokens,
     frequent_tokens,
 )
-from specrun.train.heads.learner import best_tokens
-from specrun.train.heads.recipe import HeadFiles, law_cross_entropy
-from specrun.train.heads.unrolled import MEASURED_DEPTH, ChainLearner, ChainRecipe
-from specrun.train.target.features import Features, FeatureSource
+from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.heads.layers import Attention, FeedForward, KeysValues, RMSNorm, added_at
+from specrun.train.heads.learner import HeadLearner, best_tokens, law_cross_entropy
+from specrun.train.heads.run import HeadFiles
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 from specrun.train.trainer.settings import MatrixOptimizer, TrainingDefaults
 
@@ -187,7 +189,7 @@ class Eagle3Recipe(ChainRecipe):
     def going_on(self, head: EarlierHead) -> Eagle3Recipe:
         """Return the recipe with the layers and as many draft tokens as the head's, all compared.
 
-        Which of these are said most its file does not tell.
+        Its file does not contain which of these are the most frequent.
         """
         if self.layers not in (None, head.taps):
             raise OptionError(
@@ -199,7 +201,7 @@ class Eagle3Recipe(ChainRecipe):
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return what chains keep, and the target's logits and laws."""
+        """Return the bytes of chains, and of the target's logits and laws."""
         drafted = min(self.law_tokens or self.draft_tokens, self.draft_tokens, shape.vocab_size)
         chains = self.chain_numbers(shape, drafted, longest, recompute=recompute)
         return 4 * tokens * (chains + drafted + 2 * shape.vocab_size)
@@ -211,7 +213,7 @@ class Eagle3Recipe(ChainRecipe):
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> Learner:
+    ) -> HeadLearner:
         """Return a head whose output matrix starts as the target's rows."""
         by_count = frequent_tokens(corpus, target.output.shape[0], self.draft_tokens)
         drafted = by_count.sort().values
@@ -219,7 +221,7 @@ class Eagle3Recipe(ChainRecipe):
         if 0 < self.law_tokens < len(drafted):
             most = by_count[: always_compared(self.law_tokens)]
             often = torch.searchsorted(drafted, most.sort().values)
-        # Where memory is estimated there are no states to measure, and only shapes count.
+        # When memory is estimated there are no states to measure, and only shapes count.
         scale = 1.0 if target.output.is_meta else tap_scale(source, corpus, target.output.device)
         return Eagle3Learner(self, shape, target, source, drafted, scale, often)
 
@@ -291,7 +293,7 @@ class Eagle3Learner(ChainLearner):
             self._law_tokens = LawTokens(often, size, count, self.device)
 
     def groups(self) -> list[ParameterGroup]:
-        """Return all weights; where Muon trains those between states, these and the rest."""
+        """Return all weights; if Muon trains those between states, these and the rest."""
         if self.recipe.optimizer == "adamw":
             return super().groups()
         hidden: list[nn.Parameter] = []
@@ -342,7 +344,7 @@ class Eagle3Learner(ChainLearner):
             drafted = drafted & is_compared[places.clamp(min=0)]
 
         def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
-            """The mean cross-entropy over rows [n, h], zero where the choice cannot be drafted."""
+            """The mean cross-entropy over rows [n, h], zero if the choice cannot be drafted."""
             counted = drafted[numbers]
             # A sum times 0, as a number alone has no gradient.
             if not counted.any():
@@ -384,5 +386,5 @@ class Eagle3Learner(ChainLearner):
         return states
 
     def best(self, states: Tensor) -> Tensor:
-        """Return the target's ids of the best draft tokens: what cannot be drafted is missed."""
+        """Return the target's ids of the best draft tokens: others are missed."""
         return self.head.draft_tokens[best_tokens(self.head.logits(states))]

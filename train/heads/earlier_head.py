@@ -1,4 +1,4 @@
-"""An EAGLE head's GGUF file, read back as what a trainer learns on from (`--from HEAD.gguf`).
+"""An EAGLE head's GGUF file, read back so that a trainer learns on from it (`--from`).
 
 What is quantized becomes the numbers it stands for, names become upstream's, and in EAGLE-3's files
 rows of queries and keys go back to Hugging Face's order. A head that has what ours lack (an
@@ -24,7 +24,7 @@ from specrun.convert.heads.target_facts import TargetFacts
 from specrun.runtime.drafters.eagle import DRAFT_TOKENS, VOCABULARY_MAP
 from specrun.runtime.heads import TARGET_VOCABULARY
 from specrun.train.target.from_gguf import in_halves
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
 
 _LAYER = {
     "attn_q": "self_attn.q_proj",
@@ -95,7 +95,7 @@ def read_earlier_head(
 ) -> EarlierHead:
     """Return the head of a file, to go on with as a `kind` ("eagle", "eagle3") for a target.
 
-    Raises UnsupportedModelError for other kinds and what no head of ours has, PairError for one
+    Raises UnsupportedModelError for other kinds and unknown parts, PairError for one
     that was made for another target, and what reading a GGUF file raises.
     """
     file = GGUFSource(path)

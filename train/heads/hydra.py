@@ -21,19 +21,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.heads.attention import DecoderLayer, RMSNorm
-from specrun.train.heads.learner import HeadLearner, best_tokens, rows_at, shifted
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
+from specrun.train.heads.layers import DecoderLayer, RMSNorm
+from specrun.train.heads.learner import (
+    HeadLearner,
+    best_tokens,
+    law_cross_entropy,
+    rows_at,
+    shifted,
+    token_cross_entropy,
+)
 from specrun.train.heads.medusa import ResidualBlock
-from specrun.train.heads.recipe import HeadFiles, HeadRecipe, law_cross_entropy, token_cross_entropy
-from specrun.train.target.features import Features, FeatureSource
+from specrun.train.heads.run import HeadFiles, HeadRecipe
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart
 from specrun.train.trainer.settings import TrainingDefaults
 
 PAPER_NOISE = 75.0
-"""The alpha of the noise that Hydra's paper tries on what heads read; its own trainer's is 0."""
+"""The alpha of the noise that Hydra's paper tries on the heads' inputs; its own trainer's is 0."""
 
 
 class _GroundedBlock(nn.Module):
@@ -103,7 +110,7 @@ class HydraHeads(nn.Module):
         self.hydra_lm_head = nn.ModuleList(outputs)
 
     def prefixed(self, states: Tensor) -> Tensor:
-        """Return what heads read of the states [B, T, h]."""
+        """Return the heads' inputs of the states [B, T, h]."""
         if self.prefix_embeding_layer is None:
             return states
         found: Tensor = self.prefix_embeding_layer(states)
@@ -162,7 +169,7 @@ class HydraRecipe(HeadRecipe):
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return what one head keeps until its gradient is taken; of Hydra++ all heads together.
+        """Return the bytes that one head keeps for its gradient; of Hydra++ all heads together.
 
         Of tokens: the target's law and the logarithm of the head's own for the one loss, the latter
         for the other. In passing the logits and two gradients.
@@ -186,7 +193,7 @@ class HydraRecipe(HeadRecipe):
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> Learner:
+    ) -> HeadLearner:
         """Return heads that start as the target's own output."""
         return HydraLearner(self, shape, target, source)
 
@@ -206,6 +213,8 @@ class HydraRecipe(HeadRecipe):
 
 class HydraLearner(HeadLearner):
     """Trains Hydra heads on given states and the target's embeddings."""
+
+    has_dropout = True
 
     def __init__(
         self, recipe: HydraRecipe, shape: ModelShape, target: TargetMatrices, source: FeatureSource
@@ -282,7 +291,7 @@ class HydraLearner(HeadLearner):
         return self.heads.logits(head, rows_at(read, marks), torch.cat(followers, -1))
 
     def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterator[Tensor]:
-        """Yield the best tokens of heads that know the text's tokens before theirs."""
+        """Yield the best tokens of heads that read the text's tokens before theirs."""
         read = self.heads.prefixed(found.final)
         for head in range(self.recipe.heads):
             yield best_tokens(self._logits(head, read, batch.ids, start))
@@ -303,7 +312,7 @@ def shaken(states: Tensor, valid: Tensor, alpha: float, noise: torch.Generator) 
 
 @contextmanager
 def _drawn_from(noise: torch.Generator, head: int) -> Iterator[None]:
-    """Let dropout, which draws from torch's own source, draw what `noise` decides."""
+    """Seed torch's own source, from which dropout draws, by `noise`."""
     # Torch's own source is put back afterwards; devices are named, as all would be by default.
     with torch.random.fork_rng(devices=[noise.device] if noise.device.type == "cuda" else []):
         torch.manual_seed(noise.initial_seed() + head)

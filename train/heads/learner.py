@@ -1,8 +1,4 @@
-"""The learner of any head over a frozen target, and how often heads guess what the target says.
-
-Heads are measured by depth, among their first 1 and 5 tokens, and in chains: the target is taken to
-choose greedily at every position of a held-out text.
-"""
+"""Learners of heads over a frozen target: their losses, and their agreement with the target."""
 
 from __future__ import annotations
 
@@ -11,13 +7,41 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specrun.train.data.token_corpus import TokenBatch, draft_marks
-from specrun.train.heads.recipe import divergence_from_law, token_cross_entropy
-from specrun.train.target.features import Features, FeatureSource
-from specrun.train.target.hf_model import TargetMatrices
+from specrun.train.data.corpus import TokenBatch, draft_marks
+from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.target.hf_model import HFModel, TargetMatrices
+from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner
+
+# == Losses over rows [n, vocab] or [n, width]: each is the mean over rows =========================
+
+
+def token_cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean of -log q(token)."""
+    return F.cross_entropy(logits.float(), tokens)
+
+
+def law_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
+    """Return the mean of -sum p log q, for laws p [n, vocab]."""
+    found: Tensor = -(law * logits.float().log_softmax(-1)).sum(-1).mean()
+    return found
+
+
+def divergence_from_law(logits: Tensor, law: Tensor) -> Tensor:
+    """Return the mean Kullback-Leibler divergence of q from p, sum p log(p / q); 0 log 0 is 0."""
+    # KL = H(p, q) - H(p): the gradient is the cross-entropy's, but the value is 0 if q = p.
+    entropy: Tensor = torch.special.entr(law).sum(-1).mean()
+    return law_cross_entropy(logits, law) - entropy
+
+
+# == Learners and their measures ===================================================================
+#
+# Heads are measured by depth, among their first 1 and 5 tokens, and in chains: the target is taken
+# to choose greedily at every position of a held-out text.
+
 
 _RANKS = 5
 
@@ -41,14 +65,14 @@ def rows_at(rows: Tensor, marks: Tensor, ahead: int = 0) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """What is learnt at a batch's positions: the text's tokens, or a model's own law.
+    """The labels of a batch's positions: the text's tokens, or a model's own law.
 
     The law is the one that `matrices` make of `states` [B, T, h]; without states it is the tokens.
     """
 
     batch: TokenBatch
-    states: Tensor | None
-    matrices: TargetMatrices | None
+    states: Tensor | None = None
+    matrices: TargetMatrices | None = None
 
     def loss(self, logits: Tensor, marks: Tensor, ahead: int) -> Tensor:
         """Return the mean loss of `logits` [P, vocab] at marks t for tokens at t + 1 + ahead."""
@@ -56,6 +80,33 @@ class Lesson:
             return token_cross_entropy(logits, rows_at(self.batch.ids, marks, 1 + ahead))
         # A token's law is made of the state one before it: `ahead` here, 1 + `ahead` above.
         return divergence_from_law(logits, self.matrices.law(rows_at(self.states, marks, ahead)))
+
+
+@dataclass(frozen=True, slots=True)
+class FormerModel:
+    """A model as it was before its training: its states, and the matrices that make its laws."""
+
+    source: FeatureSource
+    matrices: TargetMatrices
+
+    def lesson(self, batch: TokenBatch) -> Lesson:
+        """Return the laws that the model had along a batch."""
+        return Lesson(batch, self.source.features(batch).final, self.matrices)
+
+
+def text_loss(model: HFModel, batches: Sequence[TokenBatch]) -> float:
+    """Return the mean cross-entropy of a model's own tokens, over all that are learnt."""
+    losses, count = 0.0, 0
+    for batch in batches:
+        # The state at t predicts the token at t + 1.
+        marks = batch.learnt[:, 1:]
+        number = int(marks.sum())
+        if number:
+            states, _ = model.hidden_states(batch.ids)
+            logits = model.logits(rows_at(states, marks))
+            losses += number * token_cross_entropy(logits, rows_at(batch.ids, marks, 1)).item()
+            count += number
+    return losses / max(1, count)
 
 
 class HeadLearner(Learner):
@@ -74,12 +125,19 @@ class HeadLearner(Learner):
         self.depth = depth
         self._target, self._source = target, source
 
+    def go_on_from(self, head: EarlierHead) -> None:
+        """Begin as this head; its draft tokens become the learner's.
+
+        Raises PairError where its sizes are not the target's.
+        """
+        raise NotImplementedError  # recipes of such heads raise before a run begins
+
     @abstractmethod
     def drafts(self, batch: TokenBatch, found: Features, start: Tensor) -> Iterable[Tensor]:
         """Yield the best tokens [P, 5] at each depth, of drafts made at the P marks `start`."""
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return how often drafts agree with what the target would say, by depth.
+        """Return how often drafts agree with the target's choice, by depth.
 
         Of chains that is n-alpha: at depth n + 1, n of the states they read were predicted.
         """
@@ -93,7 +151,7 @@ class HeadLearner(Learner):
             drafted, chosen, counted = [], [], []
             for depth, tokens in enumerate(self.drafts(batch, found, start)):
                 drafted.append(tokens)
-                # The state after the drafted tokens' predecessor is what the target chooses from.
+                # The target chooses from the state after the drafted tokens' predecessor.
                 ahead = shifted(found.final, depth + 1, places)[start]
                 chosen.append(self._target.logits(ahead).argmax(-1))
                 counted.append(shifted(draft_marks(batch.learnt, depth), 0, places)[start])
@@ -127,7 +185,7 @@ class Agreement:
             self._count[depth] += int(marks.sum())
             self._first[depth] += int((best[:, 0] & marks).sum())
             self._five[depth] += int((best.any(-1) & marks).sum())
-            # A chain ends at its first wrong token: what agrees after it would not be accepted.
+            # A chain ends at its first wrong token: later ones would not be accepted.
             right = right & best[:, 0] & marks
             lengths = lengths + right
         every = iter(lengths.tolist())
@@ -135,10 +193,10 @@ class Agreement:
             self._decode([next(every) if marked else None for marked in row])
 
     def _decode(self, lengths: Sequence[int | None]) -> None:
-        """Count the rounds that a text takes, of which each goes on where the one before ended.
+        """Count the rounds that a text takes; each begins at the end of the one before.
 
-        `lengths` are of each position how many tokens of its chain are right, None where none is
-        made. The mean over all positions would be more: what is easy takes few rounds.
+        `lengths` are of each position how many tokens of its chain are right, None if none is
+        made. The mean over all positions would be more: easy texts take few rounds.
         """
         place = 0
         while place < len(lengths):

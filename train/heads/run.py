@@ -1,37 +1,53 @@
-"""A training run of heads: what is given, its texts, and what a resumed run must share.
+"""Training of heads and models for a target, from data to files.
 
-Texts are the data's, or for self-distillation the data's prompts with the target's own answers.
+Texts are the data's, or for self-distillation the data's prompts with the target's own answers. A
+recipe either reads the frozen target's states (Medusa, Hydra, EAGLE) or trains through the target's
+layers in torch (Medusa-2, PaSS, SPACE).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from specrun.bindings.errors import OptionError
+from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.language import method_of_head
-from specrun.train.data.data_file import Document, PlainText, read_documents
-from specrun.train.data.own_answers import AnswerSettings, answer_prompts
-from specrun.train.data.own_prompts import own_prompts
-from specrun.train.data.prompts import read_prompts, usual_prompts
-from specrun.train.data.target_tokens import TargetTokens, TokenSequence
-from specrun.train.data.token_corpus import TokenCorpus, corpus_of, encode_corpus
-from specrun.train.target.feature_cache import FeatureCache
-from specrun.train.target.head_target import is_file_target, open_head_target
-from specrun.train.target.target_shape import source_digest, source_identity
-from specrun.train.trainer.listener import RunListener
-from specrun.train.trainer.memory import MemoryNeed
-from specrun.train.trainer.model_folder import model_card, table_lines, training_lines
-from specrun.train.trainer.run import StartedRun, TrainingReport, TrainingRun
-from specrun.train.trainer.settings import TrainerSettings
-
-CachePolicy = Literal["auto", "yes", "no"]
+from specrun.train.data.answers import AnswerSettings, answer_prompts
+from specrun.train.data.corpus import TokenCorpus, corpus_of, encode_corpus
+from specrun.train.data.documents import Document, PlainText, read_documents
+from specrun.train.data.prompts import own_prompts, read_prompts, usual_prompts
+from specrun.train.data.tokens import TokenSequence
+from specrun.train.heads.earlier_head import EarlierHead
+from specrun.train.heads.learner import FormerModel, HeadLearner
+from specrun.train.heads.states import CACHED, CachePolicy, RunStates, states_root
+from specrun.train.target.head_target import HeadTarget, is_file_target, open_head_target
+from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
+from specrun.train.target.shape import ModelShape, source_digest, source_identity
+from specrun.train.target.states import CachePlace, FeatureCache, FeatureSource, ModelFeatures
+from specrun.train.trainer.learner import Learner, RunListener
+from specrun.train.trainer.memory import MemoryNeed, free_memory, trained_bytes
+from specrun.train.trainer.model_folder import (
+    copy_tokenizer,
+    model_card,
+    table_lines,
+    training_lines,
+    write_json,
+    write_text,
+    write_weights,
+)
+from specrun.train.trainer.run import Training, TrainingReport, TrainingRun
+from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +55,7 @@ class HeadRun(TrainingRun):
     """A run that trains heads for a `target`, a Hugging Face folder or a GGUF file.
 
     With `teacher`, a folder's GGUF file, states and laws are llama.cpp's. `cache` says whether
-    the target's states are kept on disk, in `features` or, where that is None, in the run's own
+    the target's states are kept on disk, in `features` or, if that is None, in the run's own
     folder until it ends. `own_answers` lets the target answer prompts itself: those of the data,
     of a file of `prompts`, or where there is neither, `n_prompts` of the built-in ones; and those
     that it writes itself in `n_own_prompts` tries. `earlier` is the GGUF file of a head that is
@@ -82,21 +98,116 @@ class HeadRun(TrainingRun):
             )
 
 
-class StartedHeadRun(StartedRun):
-    """A started run of heads: its target is known, and a teacher fits the target."""
+@dataclass(frozen=True, slots=True)
+class HeadFiles:
+    """A trained head as upstream's tools read it: its config.json, and tensors by name."""
 
-    def __init__(self, run: HeadRun, weights_name: str, listener: RunListener | None) -> None:
-        super().__init__(run, weights_name, listener, (run.target,))
-        self.run = run
-        self.target = open_head_target(
-            run.target, run.teacher, device=self.device, n_threads=run.n_threads
-        )
-        self.shape, self.tokenizer = self.target.shape, self.target.tokens
-        if self.target.caution:
-            self.listener.note(self.target.caution)
+    config: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
 
 
-# What most runs leave alone is left out, as in the checkpoints of versions that did not know it.
+@dataclass(frozen=True, slots=True)
+class TargetRecipe(ABC):
+    """A kind of head or model that is trained for a target.
+
+    Resumed runs must share the fields of a recipe.
+    """
+
+    kind: ClassVar[str]
+    files_name: ClassVar[str] = "model.safetensors"
+    """The file of weights that a finished run leaves."""
+
+    @abstractmethod
+    def defaults(self, shape: ModelShape) -> TrainingDefaults:
+        """Return how such heads are trained."""
+
+    @abstractmethod
+    def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
+        """Return the trained head's files."""
+
+    def shown(self) -> dict[str, Any]:
+        """Return the settings as the model card names them."""
+        return dataclasses.asdict(self)
+
+    @abstractmethod
+    def training(self, run: HeadRun, listener: RunListener | None) -> TargetTraining:
+        """Return the training of a run, begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRecipe(TargetRecipe):
+    """A kind of head that reads the states of a frozen target."""
+
+    def taps(self, shape: ModelShape) -> tuple[int, ...]:
+        """Return the layers whose inputs the head reads, none by default."""
+        return ()
+
+    @abstractmethod
+    def learner(
+        self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
+    ) -> HeadLearner:
+        """Return a new head to train."""
+
+    def learning_on(
+        self, path: Path, shape: ModelShape, source: Path
+    ) -> tuple[HeadRecipe, EarlierHead]:
+        """Return the head in a file to learn on from, and the recipe with the settings that follow.
+
+        `source` are the target's weights. Raises OptionError for kinds that begin anew.
+        """
+        kind = f"{self.kind} heads begin anew"
+        raise OptionError(f"{kind}: only those of EAGLE learn on from another")
+
+    def activation_bytes(
+        self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
+    ) -> int:
+        """Return roughly the bytes that a step of `tokens` tokens keeps for its gradients.
+
+        Sequences have at most `longest` tokens; `recompute` as of Learner. By default: logits,
+        their softmax, the target's law and two gradients for every token, and a layer's states.
+        """
+        return 4 * tokens * (5 * shape.vocab_size + 24 * shape.hidden + 6 * shape.feed_forward)
+
+    @property
+    def smaller(self) -> str:
+        """Advice that makes the head itself smaller, for users whose memory is too small."""
+        return "use a smaller target"
+
+    def training(self, run: HeadRun, listener: RunListener | None) -> HeadTraining:
+        """Return the training of a run, begun."""
+        return HeadTraining(self, run, listener)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelRecipe(TargetRecipe):
+    """A recipe that trains through the target's own layers, in torch."""
+
+    changes_model: ClassVar[bool] = True
+    """Whether the model learns too: the folder of a run is then a whole model again."""
+    through_layers: ClassVar[str]
+    """The reason for errors if torch does not compute the target."""
+
+    @property
+    @abstractmethod
+    def learns_earlier_law(self) -> bool:
+        """Whether the law that the model had before is learnt."""
+
+    @abstractmethod
+    def learner(
+        self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
+    ) -> Learner:
+        """Return the learner for so many steps; with `former`, that model's laws are learnt."""
+
+    @abstractmethod
+    def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
+        """Return the memory of the model and of a step."""
+
+    def training(self, run: HeadRun, listener: RunListener | None) -> ModelTraining:
+        """Return the training of a run, begun."""
+        return ModelTraining(self, run, listener)
+
+
+# Defaults are left out, as in the checkpoints of versions without these settings.
 _UNSAID = {
     "eagle inputs": "both",
     "eagle law_tokens": 0,
@@ -110,105 +221,326 @@ _UNSAID = {
 }
 
 
-def head_identity(kind: str, recipe: Any, run: HeadRun, corpus: TokenCorpus) -> dict[str, Any]:  # noqa: ANN401
-    """Return what resumed runs must share, `recipe` being a dataclass of plain values."""
-    fields = json.loads(json.dumps(dataclasses.asdict(recipe)))  # lists for tuples, as stored
-    named = {f"{kind} {name}": value for name, value in fields.items()}
-    named = {name: value for name, value in named.items() if _UNSAID.get(name) != value}
-    data, target = corpus.digest[:16], source_digest(run.source)
-    begun = {} if run.earlier is None else {"from": source_digest(run.earlier)}
-    return {"kind": kind, **named, "data": data, "target": target, **begun}
+class TargetTraining(Training[TrainingReport]):
+    """A run of heads, begun: its target is known, and a teacher fits the target."""
 
+    run: HeadRun
 
-def read_corpus(
-    started: StartedHeadRun,
-    need: Callable[[TokenCorpus], MemoryNeed],
-    kept: Callable[[TokenCorpus], FeatureCache | None] = lambda _texts: None,
-) -> TokenCorpus:
-    """Return the data's texts, or the data's prompts with the target's own answers.
-
-    As answers may take hours, it is first required that there is the memory that texts as long as
-    theirs may become `need`. `kept` says where states of such texts stay as they are answered.
-    """
-    run = started.run
-    documents = _documents(run, started.tokenizer)
-    if run.own_answers is None:
-        corpus = encode_corpus(
-            documents,
-            started.tokenizer,
-            max_length=run.max_length,
-            held_out=run.held_out,
-            seed=run.seed,
+    def __init__(self, recipe: TargetRecipe, run: HeadRun, listener: RunListener | None) -> None:
+        super().__init__(run, recipe.files_name, listener, (run.target,))
+        self.kind, self.files_name = recipe.kind, recipe.files_name
+        self.target = open_head_target(
+            run.target, run.teacher, device=self.device, n_threads=run.n_threads
         )
-    else:
-        longest = _longest_texts(run, documents)
-        started.require_memory(need(longest), ", with answers as long as they may be")
-        started.open_output()
-        corpus = _answered_corpus(started, run.own_answers, documents, kept(longest))
-    started.note_texts(corpus)
-    return corpus
+        self.shape, self.tokenizer = self.target.shape, self.target.tokens
+        if self.target.caution:
+            self.listener.note(self.target.caution)
+        self.source: FeatureSource | None = None
+
+    @abstractmethod
+    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
+        """Return the memory that is needed."""
+
+    def texts(self) -> TokenCorpus:
+        """Return the data's texts, or the data's prompts with the target's own answers.
+
+        As answers may take hours, it is first required that there is memory for texts as long as
+        theirs may become.
+        """
+        run, documents = self.run, self._documents()
+        if run.own_answers is None:
+            corpus = encode_corpus(
+                documents,
+                self.tokenizer,
+                max_length=run.max_length,
+                held_out=run.held_out,
+                seed=run.seed,
+            )
+        else:
+            longest = _longest_texts(run, documents)
+            need = self.need(longest, self.settings(longest))
+            self.require_memory(need, ", with answers as long as they may be")
+            self.open_output()
+            corpus = self._answered(run.own_answers, documents, self._states_kept(longest))
+        self.note_texts(corpus)
+        return corpus
+
+    def _documents(self) -> list[Document]:
+        """Return the data, or the prompts that the target is to answer."""
+        run = self.run
+        if run.data:
+            return read_documents(run.data, need_answers=not run.own_answers)
+        if run.prompts is not None:
+            return read_prompts(run.prompts)
+        return usual_prompts(run.n_prompts, self.tokenizer)
+
+    def _states_kept(self, longest: TokenCorpus) -> FeatureCache | None:
+        """Return the cache for states of such texts as they are answered, none by default."""
+        return None
+
+    def _answered(
+        self, settings: AnswerSettings, documents: Sequence[Document], kept: FeatureCache | None
+    ) -> TokenCorpus:
+        """Let the target answer the documents' prompts, and those that it writes before."""
+        run, listener = self.run, self.listener
+        folder = run.state_path.parent
+        folder.mkdir(exist_ok=True)
+        # An interrupted run goes on with stored answers only if the same weights wrote them.
+        identity = source_identity(run.source)
+        if run.n_own_prompts:
+            own = own_prompts(
+                self.target.answerer(folder, self.precision, listener.note),
+                self.tokenizer,
+                run.n_own_prompts,
+                folder / "prompts.jsonl",
+                identity=identity,
+                seed=settings.seed,
+                parallel=settings.parallel,
+                n_threads=run.n_threads,
+                progress=lambda done, total: listener.stage("the target asks", done, total),
+            )
+            listener.note(f"{len(own):,} prompts of the target's own")
+            documents = [*documents, *own]
+        answered = answer_prompts(
+            self.target.answerer(folder, self.precision, listener.note, kept),
+            self.tokenizer,
+            documents,
+            folder / "answers.jsonl",
+            settings,
+            identity=identity,
+            max_length=run.max_length,
+            n_threads=run.n_threads,
+            progress=lambda done, total: listener.stage("the target answers", done, total),
+        )
+        return corpus_of(answered, held_out=run.held_out, seed=run.seed)
+
+    def _identity_of(self, recipe: TargetRecipe, corpus: TokenCorpus) -> dict[str, Any]:
+        """Return the facts that resumed runs must share: the recipe, data and weights."""
+        fields = json.loads(json.dumps(dataclasses.asdict(recipe)))  # lists for tuples, as stored
+        named = {f"{self.kind} {name}": value for name, value in fields.items()}
+        named = {name: value for name, value in named.items() if _UNSAID.get(name) != value}
+        data, target = corpus.digest[:16], source_digest(self.run.source)
+        begun = {} if self.run.earlier is None else {"from": source_digest(self.run.earlier)}
+        return {"kind": self.kind, **named, "data": data, "target": target, **begun}
+
+    def _states_of(self, taps: tuple[int, ...], precision: torch.dtype) -> RunStates:
+        """Return the run's choice of states; a torch target computes them in `precision`."""
+        run = self.run
+        place = CachePlace.of(
+            states_root(run.features, run.state_path),
+            taps,
+            precision=self.target.computed_in(precision),
+            identity=source_identity(run.source),
+        )
+        named, before = run.features is not None, self.earlier.identity.get(CACHED)
+        return RunStates(
+            place, self.shape.hidden, run.cache, named, run.source.is_file(), before, self.listener
+        )
+
+    def _write(self, files: HeadFiles, card: str) -> None:
+        """Write all files of a head, the weights last: a folder with weights is a whole one."""
+        run, base = self.run, self.run.target.resolve().name
+        write_json(run.output / "config.json", {**files.config, "base_model_name_or_path": base})
+        write_text(run.output / "README.md", card)
+        write_weights(run.output / self.files_name, files.tensors)
 
 
-def _documents(run: HeadRun, tokens: TargetTokens) -> list[Document]:
-    """Return the data, or the prompts that the target is to answer."""
-    if run.data:
-        return read_documents(run.data, need_answers=not run.own_answers)
-    if run.prompts is not None:
-        return read_prompts(run.prompts)
-    return usual_prompts(run.n_prompts, tokens)
+class HeadTraining(TargetTraining):
+    """A run of heads that read a frozen target's states, begun."""
+
+    def __init__(self, recipe: HeadRecipe, run: HeadRun, listener: RunListener | None) -> None:
+        super().__init__(recipe, run, listener)
+        self.recipe, self._earlier_head = recipe, None
+        if run.earlier is not None:
+            begun = recipe.learning_on(run.earlier, self.shape, run.source)
+            self.recipe, self._earlier_head = begun
+        taps = self.recipe.taps(self.shape)
+        self.target.check_taps(taps)
+        self.states = self._states_of(taps, self.precision)
+        self._cached: bool | None = None
+        self._recompute = True
+
+    def defaults(self) -> TrainingDefaults:
+        """Return how such heads are trained."""
+        return self.recipe.defaults(self.shape)
+
+    def _states_kept(self, longest: TokenCorpus) -> FeatureCache | None:
+        if not self.target.leaves_states:
+            return None
+        return self.states.while_answering(self.settings(longest), longest)
+
+    def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
+        """Return the facts that resumed runs must share, with the choice of cached states."""
+        # Before memory is estimated: with cached states only the target's matrices are in it.
+        self._cached = self.states.kept(settings, corpus)
+        return {**self._identity_of(self.recipe, corpus), CACHED: self._cached}
+
+    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
+        """Return the memory; if it is over half of the free one, steps compute parts again."""
+        cached = self._cached
+        if cached is None:  # before answers: how much room the disk must have is not known yet
+            cached = self.states.pay(settings, corpus)
+        known = (self.recipe, self.target, self.shape, corpus, settings, cached)
+        need = functools.partial(head_memory, *known)
+        ample = need(recompute=False)
+        self._recompute = ample.total > free_memory(self.device) / 2  # others may want some too
+        return need(recompute=True) if self._recompute else ample
+
+    def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> HeadLearner:
+        """Return the head as it begins: new, fitted to its texts, or an earlier one."""
+        run = self.run
+        torch.manual_seed(run.seed)
+        matrices, source = self._opened_states(corpus)
+        self.source = source
+        torch.manual_seed(run.seed)  # heads start alike, whatever computing states has drawn
+        learner = self.recipe.learner(self.shape, matrices, source, corpus)
+        learner.recompute = self._recompute
+        if self._earlier_head is not None:  # a resumed run has its draft tokens from there, too
+            learner.go_on_from(self._earlier_head)
+        elif not run.resume:
+            learner.start(corpus)
+        self.shape = dataclasses.replace(self.shape, vocab_size=matrices.output.shape[0])
+        return learner
+
+    def _opened_states(self, corpus: TokenCorpus) -> tuple[TargetMatrices, FeatureSource]:
+        """Return the target's matrices and the source of its states, computed now if cached."""
+        target, device, precision = self.target, self.device, self.precision
+        opened = target.states(self.states.place.taps, corpus.longest, device, precision)
+        if not self._cached:
+            source = self.resources.enter_context(opened)
+            return target.matrices(device, precision), source
+        with opened as source:
+            kept = self.states.filled(corpus, source, device)
+            del source
+        # The model that computed the states is out of memory now.
+        return target.matrices(device, precision), kept
+
+    def finished(
+        self,
+        learner: HeadLearner,
+        corpus: TokenCorpus,
+        settings: TrainerSettings,
+        report: TrainingReport,
+    ) -> TrainingReport:
+        """Write the head's folder."""
+        settled, by = self.recipe.shown(), self.target.computed_by
+        card = head_card(self.kind, self.run, corpus, report, settings, settled, by)
+        self._write(self.recipe.files(learner, self.shape), card)
+        self.states.remove(self.source)
+        return report
+
+
+class ModelTraining(TargetTraining):
+    """A run that trains through the target's layers, begun; the target's own folder stays."""
+
+    def __init__(self, recipe: ModelRecipe, run: HeadRun, listener: RunListener | None) -> None:
+        run.require_folder(recipe.through_layers)
+        super().__init__(recipe, run, listener)
+        self.recipe = recipe
+        self.states = self._states_of((), torch.float32)  # as the untrained model computes
+
+    def defaults(self) -> TrainingDefaults:
+        """Return how such models are trained."""
+        return self.recipe.defaults(self.shape)
+
+    def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
+        """Return the facts that resumed runs must share; room for states is checked too."""
+        if self.recipe.learns_earlier_law:
+            kept = self.states.room(corpus)
+            self.listener.note(f"the model's states are kept on disk as they were: {kept}")
+        return self._identity_of(self.recipe, corpus)
+
+    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
+        """Return the memory of the model and of a step."""
+        return self.recipe.need(self.run, self.shape, corpus)
+
+    def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> Learner:
+        """Return the learner of the model, which is loaded; its states as it was are kept."""
+        model = load_hf_model(self.run.target, self.device)
+        self._model, former = model, None
+        if self.recipe.learns_earlier_law:
+            self.source = self.states.filled(corpus, ModelFeatures(model), self.device)
+            # A copy of the output matrix as it was; the embedding makes no laws and is never read.
+            matrices = dataclasses.replace(model.matrices, output=model.output.detach().clone())
+            former = FormerModel(self.source, matrices)
+        torch.manual_seed(self.run.seed)
+        return self.recipe.learner(self.shape, model, settings.steps, former)
+
+    def finished(
+        self,
+        learner: Learner,
+        corpus: TokenCorpus,
+        settings: TrainerSettings,
+        report: TrainingReport,
+    ) -> TrainingReport:
+        """Write the folder: if the model has learnt too, all of it."""
+        run, files = self.run, self.recipe.files(learner, self.shape)
+        card = head_card(self.kind, run, corpus, report, settings, self.recipe.shown())
+        if self.recipe.changes_model:
+            copy_tokenizer(run.target, run.output)
+            config = json.loads((run.target / "config.json").read_text(encoding="utf-8"))
+            model = stored_tensors(run.target, self._model)
+            files = HeadFiles({**config, **files.config}, {**model, **files.tensors})
+        self._write(files, card)
+        self.states.remove(self.source)
+        return report
+
+
+def head_memory(
+    recipe: HeadRecipe,
+    source: HeadTarget,
+    shape: ModelShape,
+    corpus: TokenCorpus,
+    settings: TrainerSettings,
+    cached: bool,
+    *,
+    recompute: bool,
+) -> MemoryNeed:
+    """Return the memory of a run at its largest, from shapes alone: nothing is loaded."""
+    meta = torch.device("meta")
+    matrix = torch.empty(shape.vocab_size, shape.hidden, device=meta)
+    with meta:
+        matrices, states = TargetMatrices(matrix, matrix, None), _NoFeatures(recipe.taps(shape))
+        head = recipe.learner(shape, matrices, states, corpus)
+    size = 2 if settings.precision == torch.bfloat16 else 4
+    target = source.weight_bytes(size)
+    tokens = min(max(settings.tokens_per_batch, corpus.longest), corpus.n_tokens)
+    read = {"target's matrices": size * 2 * matrix.numel()}
+    frozen = read if cached else {"target": target}
+    step = recipe.activation_bytes(shape, tokens, corpus.longest, recompute=recompute)
+    remedies = {
+        "target": "use a --teacher (a quantized GGUF file of the target) or a smaller target",
+        "target's matrices": "use a smaller target",
+        "head": recipe.smaller,
+        "a step": "lower --batch-tokens or --max-length",
+    }
+    training = {**frozen, "head": trained_bytes(head.module), "a step": step}
+    # Cached states were computed by the whole target, which was alone in memory then.
+    needs = (MemoryNeed(training, remedies), MemoryNeed({"target": target}, remedies))
+    return max(needs, key=lambda need: need.total)
+
+
+class _NoFeatures:
+    """A placeholder for states, if only shapes matter."""
+
+    def __init__(self, taps: tuple[int, ...]) -> None:
+        self.taps = taps
+
+    def features(self, batch: Any) -> Any:  # noqa: ANN401 - never called
+        raise NotImplementedError
 
 
 def _longest_texts(run: HeadRun, documents: Sequence[Document]) -> TokenCorpus:
-    """Return a corpus of as many texts as ask something, each as long as texts may be."""
-    # Plain texts ask nothing, so that the target answers none of them.
+    """Return a corpus of as many texts as have a question, each as long as texts may be."""
+    # Plain texts have no question, so the target answers none of them.
     asking = sum(not isinstance(document, PlainText) for document in documents)
     asking += run.n_own_prompts
     longest = TokenSequence(np.zeros(run.max_length, np.int32), np.ones(run.max_length, np.bool_))
     return corpus_of([longest] * max(1, asking), held_out=run.held_out, seed=run.seed)
 
 
-def _answered_corpus(
-    started: StartedHeadRun,
-    settings: AnswerSettings,
-    documents: Sequence[Document],
-    kept: FeatureCache | None,
-) -> TokenCorpus:
-    """Let the target answer the documents' prompts, and those that it writes before."""
-    run, listener = started.run, started.listener
-    folder = run.state_path.parent
-    folder.mkdir(exist_ok=True)
-    # An interrupted run goes on with stored answers only if the same weights wrote them.
-    identity = source_identity(run.source)
-    if run.n_own_prompts:
-        own = own_prompts(
-            started.target.answerer(folder, started.precision, listener.note),
-            started.tokenizer,
-            run.n_own_prompts,
-            folder / "prompts.jsonl",
-            identity=identity,
-            seed=settings.seed,
-            parallel=settings.parallel,
-            n_threads=run.n_threads,
-            progress=lambda done, total: listener.stage("the target asks", done, total),
-        )
-        listener.note(f"{len(own):,} prompts of the target's own")
-        documents = [*documents, *own]
-    answered = answer_prompts(
-        started.target.answerer(folder, started.precision, listener.note, kept),
-        started.tokenizer,
-        documents,
-        folder / "answers.jsonl",
-        settings,
-        identity=identity,
-        max_length=run.max_length,
-        n_threads=run.n_threads,
-        progress=lambda done, total: listener.stage("the target answers", done, total),
-    )
-    return corpus_of(answered, held_out=run.held_out, seed=run.seed)
-
-
 def _data_text(run: HeadRun) -> str:
-    """Return what a card says of where the texts come from."""
+    """Return the origin of the texts, for the card."""
     if run.data:
         given = ", ".join(path.name for path in run.data)
     else:
@@ -278,10 +610,27 @@ def head_card(
 
 
 def _card_commands(kind: str) -> list[str]:
-    """Return how heads of a kind are converted and used, nothing for what is no head."""
+    """Return the commands that convert and use heads of a kind; none for models."""
     if (method := method_of_head(kind)) is None:
         return []
     return [
         "specrun convert FOLDER --target TARGET.gguf -o head.gguf",
         f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"',
     ]
+
+
+def stored_tensors(target: Path, model: HFModel) -> dict[str, Tensor]:
+    """Return a trained model's tensors under the names that the files of `target` have."""
+    stored = set(open_checkpoint(target).tensors)
+    named: dict[str, Any] = dict(model.module.state_dict())
+    if not stored <= named.keys():  # files of another generation of transformers
+        stored = {name for name in named if not _is_tied_copy(name, named)}
+    return {name: named[name] for name in stored}
+
+
+def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:
+    # Tied weights share memory: they are stored once, as the embedding.
+    pointer = named[name].data_ptr()
+    return name == "lm_head.weight" and any(
+        other != name and array.data_ptr() == pointer for other, array in named.items()
+    )

@@ -1,157 +1,132 @@
-"""A run's states of its target: from torch, from a GGUF teacher, or from a cache on disk."""
+"""States of a run's target: computed anew at each step, or once and kept on disk."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from specrun.bindings.errors import SpecrunError
-from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.heads.run import HeadRun, StartedHeadRun
-from specrun.train.target.feature_cache import (
+from specrun.train.data.corpus import TokenCorpus
+from specrun.train.target.states import (
     CachedFeatures,
     CachePlace,
     FeatureCache,
+    FeatureSource,
     cache_bytes,
     check_cache_space,
     fill_cache,
     opened_cache,
     remove_caches,
 )
-from specrun.train.target.features import FeatureSource
-from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape, source_identity
+from specrun.train.trainer.learner import RunListener
 from specrun.train.trainer.settings import TrainerSettings
+
+CachePolicy = Literal["auto", "yes", "no"]
 
 CACHED = "cached states"
 """Of a run's identity: states from disk are float16, so that losses of other runs differ."""
 
 
-def states_place(
-    started: StartedHeadRun, taps: tuple[int, ...], precision: torch.dtype
-) -> CachePlace:
-    """Return where a run keeps states: a torch target computes them in `precision`."""
-    run = started.run
-    root = run.features or _private_folder(run)
-    computed_in = started.target.computed_in(precision)
-    identity = source_identity(run.source)
-    return CachePlace.of(root, taps, precision=computed_in, identity=identity)
+@dataclass(frozen=True, slots=True)
+class RunStates:
+    """The choice of a run between computing states of width `hidden` and keeping them in `place`.
 
-
-def _private_folder(run: HeadRun) -> Path:
-    return run.state_path.parent / "features"
-
-
-def remove_private_states(run: HeadRun, source: FeatureSource | None) -> None:
-    """Delete the states that a run or its earlier attempts kept; a named folder stays."""
-    if run.features is not None:
-        return
-    if isinstance(source, CachedFeatures):
-        source.close()
-    remove_caches(_private_folder(run))
-
-
-def room_for_states(place: CachePlace, corpus: TokenCorpus, shape: ModelShape) -> str:
-    """Return how much is kept, as a text; raise SpecrunError unless what is missing has room."""
-    size = cache_bytes(corpus, shape.hidden, len(place.taps))
-    missing = place.missing_bytes(corpus, shape.hidden)
-    # Before hours of evaluation, not when the disk is full.
-    check_cache_space(place.folder, missing)
-    there = "" if missing == size else f", of which {(size - missing) / 2**20:,.1f} are there"
-    return f"{size / 2**20:,.1f} MiB in {place.root}{there}"
-
-
-def may_cache(run: HeadRun, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
-    """Return whether states are kept where there is room: must be, or are read more than once."""
-    read = settings.steps * settings.tokens_per_batch / max(1, corpus.n_tokens)
-    # llama.cpp would have to be asked again by every measure, and stay in memory beside torch.
-    pays = read > 1.5 or run.source.is_file()
-    return _must_cache(run) or (run.cache != "no" and pays)
-
-
-def _must_cache(run: HeadRun) -> bool:
-    return run.cache == "yes" or run.features is not None
-
-
-def wants_cache(
-    started: StartedHeadRun, settings: TrainerSettings, place: CachePlace, corpus: TokenCorpus
-) -> bool:
-    """Return whether states are kept on disk, as asked for or needed, or as `may_cache` finds.
-
-    A resumed run that is left the choice does as before, whatever the disk has room for now.
+    `policy` and a `named` folder are the user's choice. `from_file` says whether llama.cpp computes
+    the states, `before` whether an interrupted run kept them; None: nothing is resumed.
     """
-    run, shape = started.run, started.shape
-    if not _may_keep(started, settings, corpus):
-        return False
-    must = _must_cache(run) or started.earlier.identity.get(CACHED) is True
-    try:
-        kept = room_for_states(place, corpus, shape)
-    except SpecrunError:
-        if must:
-            raise
-        size = cache_bytes(corpus, shape.hidden, len(place.taps))
-        much = f"{size / 2**30:.2f} GiB on disk, too much"
-        started.listener.note(f"the target's states would take {much}: computed at each step")
-        return False
-    started.listener.note(f"the target's states are computed once and kept on disk: {kept}")
-    return True
+
+    place: CachePlace
+    hidden: int
+    policy: CachePolicy
+    named: bool
+    from_file: bool
+    before: bool | None
+    listener: RunListener
+
+    def pay(self, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
+        """Return whether states are kept if the disk has room: must be, or are read often."""
+        read = settings.steps * settings.tokens_per_batch / max(1, corpus.n_tokens)
+        # Every measure would have to run llama.cpp again, which would stay in memory beside torch.
+        pays = read > 1.5 or self.from_file
+        return self._must or (self.policy != "no" and pays)
+
+    def kept(self, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
+        """Return whether states are kept on disk, and inform the listener.
+
+        A resumed run that is left the choice does as before, whatever room the disk has now.
+        """
+        if not self._may(settings, corpus):
+            return False
+        try:
+            there = self.room(corpus)
+        except SpecrunError:
+            if self._must or self.before is True:
+                raise
+            size = cache_bytes(corpus, self.hidden, len(self.place.taps))
+            much = f"{size / 2**30:.2f} GiB on disk, too much"
+            self.listener.note(f"the target's states would take {much}: computed at each step")
+            return False
+        self.listener.note(f"the target's states are computed once and kept on disk: {there}")
+        return True
+
+    def while_answering(
+        self, settings: TrainerSettings, longest: TokenCorpus
+    ) -> FeatureCache | None:
+        """Return the cache for the states of answers as they are computed, None without one.
+
+        There must be room for texts as long as the `longest`.
+        """
+        if not self._may(settings, longest):
+            return None
+        try:
+            size = cache_bytes(longest, self.hidden, len(self.place.taps))
+            check_cache_space(self.place.folder, size)
+        except SpecrunError:
+            return None
+        return opened_cache(self.place)
+
+    def room(self, corpus: TokenCorpus) -> str:
+        """Return how much is kept, as a text; raise SpecrunError if the disk is too small."""
+        size = cache_bytes(corpus, self.hidden, len(self.place.taps))
+        missing = self.place.missing_bytes(corpus, self.hidden)
+        # Before hours of evaluation, not when the disk is full.
+        check_cache_space(self.place.folder, missing)
+        there = "" if missing == size else f", of which {(size - missing) / 2**20:,.1f} are there"
+        return f"{size / 2**20:,.1f} MiB in {self.place.root}{there}"
+
+    def filled(
+        self, corpus: TokenCorpus, source: FeatureSource, device: torch.device
+    ) -> CachedFeatures:
+        """Compute the states that are missing on disk, and return all of them."""
+
+        def tell(done: int, total: int) -> None:
+            self.listener.stage("computing the target's states", done, total)
+
+        return fill_cache(self.place, corpus, source, device, tell)
+
+    def remove(self, source: FeatureSource | None) -> None:
+        """Delete the states that the run or its earlier attempts kept; a named folder stays."""
+        if self.named:
+            return
+        if isinstance(source, CachedFeatures):
+            source.close()
+        remove_caches(self.place.root)
+
+    @property
+    def _must(self) -> bool:
+        return self.policy == "yes" or self.named
+
+    def _may(self, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
+        """Return whether states are kept, as far as that does not depend on the disk."""
+        # States from disk are rounded to float16: a run that changed over would not go on exactly.
+        if self.policy == "no" or (self.before is False and not self._must):
+            return False
+        return self.before is True or self.pay(settings, corpus)
 
 
-def _may_keep(started: StartedHeadRun, settings: TrainerSettings, corpus: TokenCorpus) -> bool:
-    """Return whether states are kept, as far as that does not depend on the disk."""
-    # States from disk are rounded to float16: a run that changed over would not go on exactly.
-    before = started.earlier.identity.get(CACHED)
-    if started.run.cache == "no" or (before is False and not _must_cache(started.run)):
-        return False
-    return before is True or may_cache(started.run, settings, corpus)
-
-
-def kept_while_answering(
-    started: StartedHeadRun, settings: TrainerSettings, place: CachePlace, longest: TokenCorpus
-) -> FeatureCache | None:
-    """Return where the target leaves the states of what it says, None where it leaves none.
-
-    There must be room for texts as long as the `longest`.
-    """
-    if not started.target.leaves_states or not _may_keep(started, settings, longest):
-        return None
-    try:
-        check_cache_space(place.folder, cache_bytes(longest, started.shape.hidden, len(place.taps)))
-    except SpecrunError:
-        return None
-    return opened_cache(place)
-
-
-def filled_cache(
-    started: StartedHeadRun,
-    place: CachePlace,
-    corpus: TokenCorpus,
-    source: FeatureSource,
-    device: torch.device,
-) -> CachedFeatures:
-    """Compute the states that are missing on disk and tell the listener how far that is."""
-
-    def tell(done: int, total: int) -> None:
-        started.listener.stage("computing the target's states", done, total)
-
-    return fill_cache(place, corpus, source, device, tell)
-
-
-@contextmanager
-def opened_states(
-    started: StartedHeadRun, place: CachePlace, corpus: TokenCorpus, cached: bool
-) -> Iterator[tuple[TargetMatrices, FeatureSource]]:
-    """Yield the target's matrices and the source of its states, computed before where `cached`."""
-    target, device, precision = started.target, started.device, started.precision
-    kept = None
-    with target.states(place.taps, corpus.longest, device, precision) as source:
-        if cached:
-            kept = filled_cache(started, place, corpus, source, device)
-        else:
-            yield target.matrices(device, precision), source
-        del source
-    if kept is not None:  # what computed the states is out of memory now
-        yield target.matrices(device, precision), kept
+def states_root(named: Path | None, state_path: Path) -> Path:
+    """Return the folder of a run's caches: the named one, or one beside its checkpoint."""
+    return named or state_path.parent / "features"

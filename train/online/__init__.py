@@ -1,1 +1,10 @@
-"""Online speculative decoding (Liu et al. 2023): a drafter learns from its rejected drafts."""
+"""Online learning (Liu et al. 2023): a drafter learns where its drafts were rejected."""
+
+from specrun.train.online.learner import OnlineRecipe, OnlineReport
+from specrun.train.online.online_drafter import (
+    Learning,
+    OnlineDrafter,
+    OnlineSettings,
+    OnlineUpdate,
+    open_online_drafter,
+)

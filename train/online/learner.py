@@ -1,14 +1,11 @@
-"""A drafter that learns the target's laws where its drafts were rejected (Liu et al. 2023).
-
-Of a law only the most likely tokens are known by name, and the mass of all others together. So both
-laws are compared as laws over these K + 1 outcomes, by the divergences of distillation: none of
-them is larger there than between the whole laws.
-"""
+"""A drafter that learns the target's laws where its drafts were rejected (Liu et al. 2023)."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,23 +13,38 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specrun.bindings.errors import OptionError
-from specrun.runtime.online import RejectedAnswer
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
+from specrun.bindings.errors import FileMissingError, OptionError, PairError, UnsupportedModelError
+from specrun.bindings.models.model import Model
+from specrun.convert.gguf import GGUFSource
+from specrun.convert.gguf.gguf_source import write_renumbered
+from specrun.runtime.online import BufferKey, RejectedAnswer, RejectionBuffer, load_rejections
+from specrun.train.data.corpus import TokenBatch, TokenCorpus
+from specrun.train.data.tokens import TokenSequence
 from specrun.train.distillation.acceptance import (
     MeasuredAcceptance,
     TextAcceptance,
     mean_acceptance,
 )
-from specrun.train.distillation.learner import DIVERGENCES
-from specrun.train.target.hf_model import HFModel
-from specrun.train.trainer.learner import Learner, LossPart
+from specrun.train.distillation.learner import DIVERGENCES, check_divergence
+from specrun.train.target.from_gguf import gguf_numbers, llama_config, load_llama_file
+from specrun.train.target.hf_model import HFModel, load_hf_model, read_config, write_model_folder
+from specrun.train.target.shape import source_digest
+from specrun.train.trainer.learner import Learner, LossPart, RunListener
 from specrun.train.trainer.memory import MemoryNeed, trained_bytes
+from specrun.train.trainer.model_folder import model_card, table_lines, training_lines
+from specrun.train.trainer.run import Training, TrainingReport, TrainingRun
+from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
+
+# == Laws over kept tokens =========================================================================
+#
+# Of a law only the most likely tokens are known by name, and the mass of all others together. So
+# both laws are compared as laws over these K + 1 outcomes, by the divergences of distillation: none
+# of them is larger there than between the whole laws.
+
 
 _NOTHING = -30.0  # the log-probability of a token that the drafter lacks
 _PAPER_RATE, _PAPER_WIDTH = 3e-5, 4096
-_ROWS_PER_PLACE = 6  # of whole laws: logits, logarithms, what others have, and gradients
+_ROWS_PER_PLACE = 6  # of whole laws: logits, logarithms, the others' mass, and gradients
 _HELD_OUT = 10  # one text in so many is measured on
 
 
@@ -53,7 +65,7 @@ def usual_rate(config: Mapping[str, Any]) -> float:
 def coarse_log_probs(log_probs: Tensor, ids: Tensor) -> Tensor:
     """Return log-probabilities [n, K + 1] of the tokens `ids` [n, K] and of all others together.
 
-    `log_probs` [n, V] are whole laws. Where K is V there are no others: [n, K].
+    `log_probs` [n, V] are whole laws. If K is V there are no others: [n, K].
     """
     missing = int(ids.max()) + 1 - log_probs.shape[-1] if ids.numel() else 0
     if missing > 0:  # of vocabularies rounded up to different sizes
@@ -103,7 +115,7 @@ def online_corpus(
 def online_memory(
     learner: OnlineLearner, places: Sequence[AnswerPlaces], tokens_per_batch: int
 ) -> MemoryNeed:
-    """Return what an update needs at its widest step."""
+    """Return the memory of an update at its widest step."""
     draft, config = learner.draft, learner.draft.config
     hidden, layers = (int(config[name]) for name in ("hidden_size", "num_hidden_layers"))
     inner = int(config.get("intermediate_size") or 4 * hidden)
@@ -122,16 +134,10 @@ class OnlineLearner(Learner):
     """`draft` learns by `divergence` from the places of texts, known by their numbers."""
 
     def __init__(self, draft: HFModel, places: Sequence[AnswerPlaces], divergence: str) -> None:
-        if divergence not in DIVERGENCES:
-            known = ", ".join(DIVERGENCES)
-            raise OptionError(f"the divergence is {divergence!r}: use one of {known}")
+        check_divergence(divergence)
         self.module = draft.module.requires_grad_()
         self.device = draft.device
         self.draft, self._places, self._divergence = draft, places, divergence
-
-    def learning(self, on: bool) -> None:
-        """Leave the drafter in evaluation mode: its own dropout would not resume exactly."""
-        self.module.eval()
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the mean divergence of the drafter's laws from the kept ones."""
@@ -152,7 +158,7 @@ class OnlineLearner(Learner):
         return target, coarse_log_probs(torch.log_softmax(logits, -1), ids), counts
 
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
-        """Return alpha where drafts had been rejected, on texts that are not learnt."""
+        """Return alpha at rejected places, on texts that are not learnt."""
         return {"alpha": self.acceptance(batches).rate}
 
     def acceptance(self, batches: Sequence[TokenBatch]) -> MeasuredAcceptance:
@@ -172,3 +178,229 @@ class OnlineLearner(Learner):
             for part, count in zip(torch.split(found, counts), counts, strict=True):
                 texts.append(TextAcceptance(float(part.sum()), count))
         return texts
+
+
+# == A drafter's GGUF file in torch and back =======================================================
+#
+# Only plain Llamas can be read back from GGUF; of any other architecture the Hugging Face folder
+# that the file was converted from is what learns.
+
+
+def check_drafter(path: Path) -> None:
+    """Raise UnsupportedModelError, with advice, unless a drafter's file can learn."""
+    try:
+        llama_config(GGUFSource(path))
+    except UnsupportedModelError as error:
+        advice = "train its Hugging Face folder: specrun train drafter --online BUFFER --draft DIR"
+        raise UnsupportedModelError(f"{error}; {advice}") from error
+
+
+def load_drafter(path: Path, device: torch.device) -> HFModel:
+    """Return the model in a GGUF file, float32; raises as `check_drafter` and `load_llama_file`."""
+    check_drafter(path)
+    return load_llama_file(path, device)
+
+
+def write_drafter(draft: HFModel, source: Path, output: Path) -> int:
+    """Write a drafter in the form of `source`, each tensor in its type; return the bytes.
+
+    The file appears whole or not at all.
+    """
+    file = GGUFSource(source)
+    weights = dict(draft.module.state_dict())
+    return write_renumbered(file, output, gguf_numbers(file, weights), force=True)
+
+
+# == A run from files to files =====================================================================
+#
+# The learning of `specrun chat --learn` between answers, as a training run: with a checkpoint,
+# curves, and as many steps as wanted. The target is not needed: the buffer has its laws.
+
+
+GGUF_NAME, WEIGHTS_NAME = "drafter.gguf", "model.safetensors"
+"""Files of a finished run: of a GGUF file one of the same form, of a folder a folder."""
+
+_MOST_MISSING = 128  # tokens by which vocabularies of a family may differ
+_ALL = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class OnlineReport(TrainingReport):
+    """`before` and `after`: alpha at the rejected places of texts that were not learnt.
+
+    `n_places` is how many rejected drafts there were in all; `gguf` is the file that was written,
+    where the drafter is one.
+    """
+
+    before: MeasuredAcceptance
+    after: MeasuredAcceptance
+    n_places: int
+    gguf: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnlineRecipe:
+    """A drafter, `draft`, a GGUF file or a Hugging Face folder, that learns from a `buffer`.
+
+    The run's `target` is only the name of the model that the buffer tells of, and its `data` are
+    none. A GGUF file is also written as `gguf`, if that is given.
+    """
+
+    draft: Path
+    buffer: Path
+    divergence: str = "forward-kl"
+    gguf: Path | None = None
+
+    def training(self, run: TrainingRun, listener: RunListener | None) -> OnlineTraining:
+        """Return the training of a run, begun."""
+        return OnlineTraining(self, run, listener)
+
+
+class OnlineTraining(Training[OnlineReport]):
+    """A run that lets a drafter learn from a buffer, begun.
+
+    Raises as `load_rejections`, PairError for a drafter of another vocabulary than the buffer's,
+    UnsupportedModelError for a GGUF file that cannot be read back.
+    """
+
+    advice = "lower --batch-tokens, or use a smaller drafter"
+
+    def __init__(
+        self, recipe: OnlineRecipe, run: TrainingRun, listener: RunListener | None
+    ) -> None:
+        is_file = recipe.draft.is_file()
+        holds = GGUF_NAME if is_file else WEIGHTS_NAME
+        super().__init__(run, holds, listener, () if is_file else (recipe.draft,))
+        self.recipe, self._is_file = recipe, is_file
+
+    def texts(self) -> TokenCorpus:
+        """Return the buffer's answers; the drafter is loaded."""
+        draft = self.recipe.draft
+        self._buffer = RejectionBuffer(most_bytes=_ALL)
+        self._key = load_rejections(self.recipe.buffer, None, self._buffer)
+        _check_vocabulary(draft, self._key)
+        answers = list(self._buffer)
+        corpus, self._places = online_corpus(answers, max_length=self.run.max_length)
+        rejected = f"{self._buffer.n_places:,} rejected drafts"
+        self.listener.note(f"{len(corpus.sequences):,} answers of {self._key.name} with {rejected}")
+        load = load_drafter if self._is_file else load_hf_model
+        self._draft = load(draft, self.device)
+        self._learner = OnlineLearner(self._draft, self._places, self.recipe.divergence)
+        return corpus
+
+    def defaults(self) -> TrainingDefaults:
+        """Return a rate for the drafter's width."""
+        rate = usual_rate(self._draft.config)
+        return TrainingDefaults(rate, betas=(0.9, 0.95), clip_norm=1.0)
+
+    def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
+        """Return the facts that a resumed run must share: loss, texts, laws and drafter."""
+        return {
+            "kind": "online drafter",
+            "divergence": self.recipe.divergence,
+            "data": corpus.digest[:16],
+            "laws": _laws_digest(self._buffer),
+            "drafter": source_digest(self.recipe.draft),
+        }
+
+    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
+        """Return the memory of the drafter and of a step."""
+        return online_memory(self._learner, self._places, self.run.tokens_per_batch)
+
+    def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> OnlineLearner:
+        """Return the learner; the drafter is measured as it begins."""
+        self._before = self._acceptance(corpus)
+        rate = f"{self._before.rate:.4f}"
+        self.listener.note(f"before: alpha {rate} where drafts were rejected")
+        return self._learner
+
+    def _acceptance(self, corpus: TokenCorpus) -> MeasuredAcceptance:
+        held_out = corpus.held_out_batches(self.run.tokens_per_batch, self.device)
+        return self._learner.acceptance(held_out)
+
+    def finished(
+        self,
+        learner: OnlineLearner,
+        corpus: TokenCorpus,
+        settings: TrainerSettings,
+        report: TrainingReport,
+    ) -> OnlineReport:
+        """Measure the drafter again, and write it in the form that it had."""
+        recipe, run, draft = self.recipe, self.run, self._draft
+        whole = report.extended(
+            OnlineReport,
+            before=self._before,
+            after=self._acceptance(corpus),
+            n_places=self._buffer.n_places,
+            gguf=run.output / GGUF_NAME if self._is_file else None,
+        )
+        card = _card(recipe, run, whole, self._key)
+        if whole.gguf is None:
+            write_model_folder(draft, recipe.draft, run.output, card)
+            return whole
+        (run.output / "README.md").write_text(card, encoding="utf-8")
+        write_drafter(draft, recipe.draft, whole.gguf)
+        if recipe.gguf is not None:
+            write_drafter(draft, recipe.draft, recipe.gguf)
+        return whole
+
+
+def _check_vocabulary(draft: Path, key: BufferKey) -> None:
+    """Raise PairError if the buffer's token ids mean nothing to the drafter."""
+    if not draft.exists():
+        raise FileMissingError(f"there is no file or folder {draft}")
+    fingerprint: str | None = None
+    if draft.is_file():
+        with Model(draft, vocab_only=True) as model:
+            size, fingerprint = model.vocabulary.size, model.vocabulary.fingerprint.hex()
+    else:
+        size = int(read_config(draft).get("vocab_size", 0))
+    same_size = size == key.n_tokens
+    if abs(size - key.n_tokens) > _MOST_MISSING or (
+        same_size and fingerprint not in (None, key.vocabulary)
+    ):
+        raise PairError(
+            f"{draft} has another vocabulary ({size} tokens) than {key.name} ({key.n_tokens}), "
+            "whose rejected drafts these are: give a drafter of the same family"
+        )
+
+
+def _laws_digest(buffer: RejectionBuffer) -> str:
+    found = hashlib.sha256()
+    for answer in buffer:
+        found.update(answer.laws.ids.tobytes() + answer.laws.log_probs.tobytes())
+    return found.hexdigest()[:16]
+
+
+def _card(recipe: OnlineRecipe, run: TrainingRun, report: OnlineReport, key: BufferKey) -> str:
+    draft, losses = recipe.draft.resolve().name, report.result.curves.losses
+    settings: dict[str, Any] = {
+        "divergence": recipe.divergence,
+        "tokens per batch": run.tokens_per_batch,
+        "longest text": run.max_length,
+        "seed": run.seed,
+    }
+    texts = "the texts learnt" if report.measured_on_training else "texts that were not learnt"
+    fell = f"{recipe.divergence} {losses[0]:.4f} at first, {losses[-1]:.4f} at last."
+    rates = f"{report.before.rate:.4f} | {report.after.rate:.4f}"
+    return model_card(
+        f"{draft}, which learnt from what {key.name} rejected",
+        tags="draft-model, online-speculative-decoding",
+        base_model=draft,
+        made="Made by `specrun train drafter --online` (online speculative decoding, Liu et al. "
+        f"2023): {report.n_trained:,} parameters. Verification keeps the target's own tokens or "
+        "distribution whatever it drafts.",
+        sections={
+            "Data": [
+                f"{report.n_places:,} rejected drafts of {key.name} (hash {key.model[:12]}). They "
+                "are of a user's own texts."
+            ],
+            "Training": training_lines(report, fell, settings),
+            "Acceptance rate": [
+                f"Alpha at temperature 1 at rejected places of {texts}:",
+                "",
+                *table_lines("| | before | after |", {"alpha": rates}),
+            ],
+        },
+        commands=(f"specrun chat -m {key.name} -md {GGUF_NAME}",),
+    )

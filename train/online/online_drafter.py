@@ -29,8 +29,15 @@ from specrun.runtime.models import check_pair
 from specrun.runtime.online import RejectionStore
 from specrun.runtime.planning import describe_file
 from specrun.train.distillation.acceptance import MeasuredAcceptance, acceptance_gain
-from specrun.train.online.drafter_file import check_drafter, load_drafter, write_drafter
-from specrun.train.online.learner import OnlineLearner, online_corpus, online_memory, usual_rate
+from specrun.train.online.learner import (
+    OnlineLearner,
+    check_drafter,
+    load_drafter,
+    online_corpus,
+    online_memory,
+    usual_rate,
+    write_drafter,
+)
 from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.memory import require_memory
 from specrun.train.trainer.settings import TrainerSettings
@@ -57,9 +64,9 @@ class OnlineSettings:
 
 @dataclass(frozen=True, slots=True)
 class OnlineUpdate:
-    """What an update did: alpha at rejected places of held-out texts, and whether it is in use.
+    """The result of an update: alpha at rejected places of held-out texts, and whether it is used.
 
-    `measured_on_training` says that there were too few texts to hold any out.
+    `measured_on_training`: there were too few texts to hold any out.
     """
 
     before: MeasuredAcceptance
@@ -73,11 +80,11 @@ class OnlineUpdate:
 
 
 class Learning(Protocol):
-    """What a drafter learns in: a `Runtime`, or an `Engine`, which goes on answering meanwhile."""
+    """A `Runtime`, or an `Engine`, which goes on answering while its drafter learns."""
 
     @property
     def rejections(self) -> RejectionStore | None:
-        """What drafts got wrong."""
+        """The rejected drafts."""
 
     @property
     def model(self) -> Model:
@@ -96,7 +103,7 @@ class Learning(Protocol):
         """Whether it was closed."""
 
     def require_idle(self) -> None:
-        """Raise `BusyError` where nothing can be learnt now."""
+        """Raise `BusyError` if nothing can be learnt now."""
 
     def swap_drafter(self, drafter: str, files: Mapping[str, Path] | None = None) -> None:
         """Draft with another expression from the next answer on."""
@@ -127,7 +134,7 @@ class OnlineDrafter:
         self._source = runtime.draft_file
         check_drafter(self._source)
         with Model(self._source, vocab_only=True) as model:
-            check_pair(runtime.model, model)  # what is passed on as text has other token ids
+            check_pair(runtime.model, model)  # drafters that pass texts have other token ids
         self._temporary = None
         if folder is None:
             self._temporary = tempfile.TemporaryDirectory(
@@ -187,7 +194,7 @@ class OnlineDrafter:
             if gain.gain > -gain.error:
                 path = self._swap_in(draft)
         finally:
-            # Ctrl-C as well: what is in use is what goes on learning.
+            # Also after Ctrl-C: the drafter in use goes on learning.
             if not self.runtime.closed and self.runtime.draft_file == in_use:
                 learner.load_state(kept)
         store.save()
@@ -205,7 +212,7 @@ class OnlineDrafter:
         return update
 
     def close(self) -> None:
-        """Delete the files that nobody asked to keep."""
+        """Delete the files that are not to be kept."""
         if self._temporary is not None:
             self._temporary.cleanup()
 

@@ -1,6 +1,6 @@
 """A GGUF file of a Llama, read back as a Hugging Face folder: weights to train against.
 
-What is quantized becomes the float32 numbers it stands for, so the folder computes what the file
+Quantized weights become the float32 numbers of their codes, so the folder computes what the file
 computes, not what the original did: heads and drafters trained with it fit the file that will be
 run.
 """
@@ -25,7 +25,7 @@ from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.tokenizer import CONTROL, USER_DEFINED
 from specrun.train.target.hf_model import HFModel, load_hf_model
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
 from specrun.train.trainer.model_folder import write_json, write_weights
 
 _KEY = "tokenizer.ggml."
@@ -131,7 +131,7 @@ def folder_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[s
 def model_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
     """Write config.json and model.safetensors of a plain Llama of any tokenizer; return `folder`.
 
-    What learns from token ids needs no more of it. Raises as `folder_from_gguf`.
+    A learner of token ids needs no more. Raises as `folder_from_gguf`.
     """
     file = GGUFSource(source)
     config = llama_config(file)
@@ -153,7 +153,7 @@ def llama_file_bytes(path: Path, number_size: int) -> int:
     file = GGUFSource(path)
     llama_config(file)
     for name in file.tensors:
-        _name(name, file)  # raises for what no plain Llama has, before anything is loaded
+        _name(name, file)  # raises for tensors that no plain Llama has, before anything is loaded
     return number_size * sum(math.prod(tensor.shape) for tensor in file.tensors.values())
 
 
@@ -258,7 +258,7 @@ def in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.f
 
 
 def _in_pairs(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
-    """Return the rows of each head in llama.cpp's order: what `in_halves` turned, turned back."""
+    """Return the rows of each head in llama.cpp's order: the inverse of `in_halves`."""
     rows, width = matrix.shape
     halves = matrix.reshape(n_heads, 2, rows // n_heads // 2, width)
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows, width))

@@ -7,7 +7,6 @@ Llama, too. What trains does not know which of them it has.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
@@ -17,36 +16,30 @@ import torch
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
-from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.memory import resolve_gpu_layers
-from specrun.train.data.asking import Answerer, FileAnswerer
-from specrun.train.data.file_tokens import FileTokens
-from specrun.train.data.own_answers import converted_answerer
-from specrun.train.data.target_tokens import TargetTokenizer, TargetTokens
-from specrun.train.target.feature_cache import FeatureCache
-from specrun.train.target.features import FeatureSource, ModelFeatures
-from specrun.train.target.file_shape import (
+from specrun.train.data.answers import Answerer, FileAnswerer, converted_answerer
+from specrun.train.data.tokens import FileTokens, TargetTokenizer, TargetTokens
+from specrun.train.target.file_target import (
+    LogitProbe,
+    TeacherFeatures,
     check_file_target,
     check_taps,
+    check_teacher,
     expert_count,
     file_shape,
+    teacher_matrices,
 )
 from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
 from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
-from specrun.train.target.target_shape import ModelShape, target_shape
-from specrun.train.target.teacher import (
-    LogitProbe,
-    TeacherFeatures,
-    check_teacher,
-    teacher_matrices,
-)
-from specrun.train.target.torch_answers import TorchAnswerer
+from specrun.train.target.sampling import TorchAnswerer
+from specrun.train.target.shape import ModelShape, checkpoint_size, target_shape
+from specrun.train.target.states import FeatureCache, FeatureSource, ModelFeatures
 from specrun.train.trainer.memory import free_memory
-from specrun.train.trainer.precision import dtype_name
+from specrun.train.trainer.settings import dtype_name
 
 
 class HeadTarget(ABC):
-    """What training asks of a target.
+    """The interface of a target for training.
 
     `path` is where its weights lie, `caution` what users should know before they train heads for
     it, or "", `computed_by` the library that computes its states, and `leaves_states` says whether
@@ -67,7 +60,7 @@ class HeadTarget(ABC):
 
     @abstractmethod
     def computed_in(self, precision: torch.dtype) -> str:
-        """Return what names the arithmetic of its states, where training is in `precision`."""
+        """Return a name for the arithmetic of its states, if training is in `precision`."""
 
     @abstractmethod
     def weight_bytes(self, number_size: int) -> int:
@@ -81,16 +74,16 @@ class HeadTarget(ABC):
         note: Callable[[str], None],
         kept: FeatureCache | None = None,
     ) -> AbstractContextManager[Answerer]:
-        """Return what opens it for answers; a file that these need lies in `place` for a while.
+        """Return a context that opens it for answers; `place` holds a temporary file for them.
 
-        Where it leaves states, those of prompts and answers stay in `kept`.
+        If it leaves states, those of prompts and answers stay in `kept`.
         """
 
     @abstractmethod
     def states(
         self, taps: tuple[int, ...], longest: int, device: torch.device, precision: torch.dtype
     ) -> AbstractContextManager[FeatureSource]:
-        """Return what opens the source of states of sequences of up to `longest` tokens."""
+        """Return a context with the source of states of sequences of up to `longest` tokens."""
 
     @abstractmethod
     def matrices(self, device: torch.device, precision: torch.dtype) -> TargetMatrices:
@@ -160,8 +153,7 @@ class FolderTarget(TorchTarget):
 
     def weight_bytes(self, number_size: int) -> int:
         """Return those of all tensors in torch."""
-        tensors = open_checkpoint(self.path).tensors.values()
-        return number_size * sum(math.prod(tensor.shape) for tensor in tensors)
+        return number_size * checkpoint_size(self.path)
 
     def answerer(
         self,
@@ -170,7 +162,7 @@ class FolderTarget(TorchTarget):
         note: Callable[[str], None],
         kept: FeatureCache | None = None,
     ) -> AbstractContextManager[Answerer]:
-        """Let torch answer where it is faster; llama.cpp reads a GGUF file."""
+        """Let torch answer if it is faster, otherwise llama.cpp a converted GGUF file."""
         if not _torch_is_faster(self._device):
             return converted_answerer(self.path, place, note)
         return super().answerer(place, precision, note, kept)
@@ -298,7 +290,7 @@ def _torch_is_faster(device: torch.device) -> bool:
 
 
 def _fits_as_llama(path: Path, device: torch.device) -> bool:
-    """Return whether torch can read a file back, and has memory for it beside what is trained."""
+    """Return whether torch can read a file back, with memory left for the training."""
     size = 4 if device.type == "cpu" else 2
     try:
         return 2 * llama_file_bytes(path, size) <= free_memory(device)

@@ -6,6 +6,8 @@ Neither the network nor code from the folder is used.
 from __future__ import annotations
 
 import json
+import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,10 +23,13 @@ from specrun.bindings.errors import (
     ModelError,
     OutOfMemoryError,
 )
-from specrun.train.data.target_tokens import first_line, require_folder
+from specrun.bindings.files import require_free_space, sync_folder
+from specrun.train.data.tokens import first_line, require_folder
+from specrun.train.trainer.model_folder import copy_tokenizer, write_json, write_text
+from specrun.train.trainer.settings import dtype_name
 
 _PROBE_TOKENS = 8
-_SUMMING = 1e-4  # of the largest logit: what the order of a sum may change
+_SUMMING = 1e-4  # of the largest logit: the order of a sum may change so much
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -86,7 +91,7 @@ class HFModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie."""
+        """The device of the weights."""
         return self.output.device
 
     @property
@@ -127,7 +132,7 @@ def load_hf_model(
 ) -> HFModel:
     """Return the model of a folder, frozen.
 
-    Raises ModelError where transformers cannot read it, and where its logits are not its output
+    Raises ModelError if transformers cannot read it, and where its logits are not its output
     matrix (and a soft cap) times its final states; OutOfMemoryError.
     """
     config = read_config(folder)
@@ -193,7 +198,7 @@ def _check_logits(found: HFModel, folder: Path) -> None:
     finally:
         hook.remove()
     finite = own[own.isfinite()].abs()
-    if not finite.numel():  # nothing to compare; the first loss will say so
+    if not finite.numel():  # nothing to compare; the first loss shows it
         return
     # The same product of the same states: what is done afterwards, in the precision of the weights,
     # may differ.
@@ -208,3 +213,46 @@ def _check_logits(found: HFModel, folder: Path) -> None:
 
 def _kind(found: HFModel, folder: Path) -> str:
     return f"{folder} is a model of the type {found.config.get('model_type')!r}, which"
+
+
+_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def write_model_folder(found: HFModel, source: Path, output: Path, card: str) -> None:
+    """Write a trained model into `output`; config and tokenizer are those of the folder `source`.
+
+    Weights are written in the numbers they were trained in. Files are written aside and renamed,
+    weights last, so that an interrupted call leaves either the old model or none that loads half.
+    """
+    parameters = list(found.module.parameters())
+    require_free_space(output, sum(each.numel() * each.element_size() for each in parameters))
+    with _aside(output) as aside:
+        with quiet_transformers():
+            found.model.save_pretrained(aside)
+        copy_tokenizer(source, aside)
+        # As published: transformers writes the fields of its own version. Only the numbers' type
+        # is another now.
+        config = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        config.pop("dtype", None)
+        write_json(
+            aside / "config.json", {**config, "torch_dtype": dtype_name(parameters[0].dtype)}
+        )
+        write_text(aside / "README.md", card)
+        written = sorted(
+            aside.iterdir(), key=lambda path: (path.suffix == ".safetensors", path.name in _WEIGHTS)
+        )
+        for path in written:
+            # By a rename each file is the old one or the new one, whole.
+            path.replace(output / path.name)
+    sync_folder(output)
+
+
+@contextmanager
+def _aside(output: Path) -> Iterator[Path]:
+    """Yield a hidden folder within `output`, which is gone afterwards."""
+    folder = output / f".{secrets.token_hex(8)}.partial"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

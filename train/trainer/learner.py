@@ -1,16 +1,18 @@
-"""The learner that a trainer trains: parameters, losses of a batch, and held-out measures."""
+"""The learner that a trainer trains, and the listeners that follow its progress."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
+from specrun.train.data.corpus import TokenBatch, TokenCorpus
+
+# == The learner ===================================================================================
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,18 +43,18 @@ class Learner(ABC):
     """Something to train on batches of token sequences."""
 
     module: nn.Module
-    """Its parameters and buffers are what checkpoints hold."""
+    """Checkpoints hold its parameters and buffers."""
 
     device: torch.device
 
     recompute: bool = True
-    """Whether large parts of what gradients need are computed again, not kept: same numbers."""
+    """Whether activations are computed again for gradients, not kept: same numbers."""
 
     n_updates: int = 0
-    """How many updates of the weights the training has; its trainer says it."""
+    """The number of updates of the training, set by its trainer."""
 
     def groups(self) -> list[ParameterGroup]:
-        """Return what is trained: by default all of `module` that wants gradients."""
+        """Return the trained parameters: by default all of `module` that require gradients."""
         return [ParameterGroup([each for each in self.module.parameters() if each.requires_grad])]
 
     @property
@@ -60,13 +62,13 @@ class Learner(ABC):
         """How many parameters are trained."""
         return sum(each.numel() for each in self.module.parameters() if each.requires_grad)
 
-    def learning(self, on: bool) -> None:
-        """Switch to learning, or to being measured: by default torch's training mode, with dropout.
+    has_dropout: ClassVar[bool] = False
+    """Whether the module has dropout, and decides what that draws from torch's own source. All
+    others stay in evaluation mode: the dropout of a model would not resume exactly."""
 
-        Dropout draws from torch's own source: who has some decides what it draws, or stays in
-        evaluation mode.
-        """
-        self.module.train(on)
+    def learning(self, on: bool) -> None:
+        """Switch to learning, or to being measured."""
+        self.module.train(on and self.has_dropout)
 
     def start(self, corpus: TokenCorpus) -> None:  # noqa: B027 - most learners are made ready
         """Begin with better numbers than those it was made with, found in the texts to be learnt.
@@ -88,9 +90,60 @@ class Learner(ABC):
         """Return measures of held-out batches by name, such as {"head 1 top-1": 0.71}."""
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold; by default the module's own."""
+        """Return the state for a checkpoint; by default the module's own."""
         return self.module.state_dict()
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from a state that `state` returned."""
         self.module.load_state_dict(state)
+
+
+# == Listeners of a training run, its status and its result ========================================
+
+
+@dataclass(slots=True)
+class Curves:
+    """Curves of a run: losses of all steps, parts by name, and (step, measures)."""
+
+    losses: list[float] = field(default_factory=list)
+    parts: dict[str, list[float]] = field(default_factory=dict)
+    measures: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingStatus:
+    """The progress of a run; `loss` is smoothed, `measures` are the latest, times in seconds."""
+
+    step: int
+    steps: int
+    loss: float
+    measures: dict[str, float]
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingResult:
+    """A finished run: all curves, earlier parts too, and its tokens and seconds."""
+
+    curves: Curves
+    tokens: int
+    seconds: float
+    resumed_at: int
+
+
+class RunListener(Protocol):
+    """A listener of a run; subclasses override the methods that they need."""
+
+    def note(self, text: str) -> None:
+        """Receive a fact in a sentence."""
+
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Receive the progress of work before the training."""
+
+    def status(self, status: TrainingStatus) -> None:
+        """Receive the progress of the training."""
+
+
+class NobodyListens(RunListener):
+    """A listener that shows nothing."""

@@ -1,35 +1,41 @@
-"""Estimates of the memory that a training run needs, checked before its first step."""
+"""Memory and faults: estimates before the first step, and the errors that end a training."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import nn
 
-from specrun.bindings.errors import OutOfMemoryError
+from specrun.bindings.errors import OutOfMemoryError, SpecrunError
+
+# == Estimates of memory ===========================================================================
+
 
 _GIB = 2**30
-_SLACK = 1.15  # what allocators lose
+_SLACK = 1.15  # the losses of allocators
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes needed, by what for; `remedies` say by the same names what makes a part smaller."""
+    """Bytes needed, by purpose; `remedies` are advice by the same names to make a part smaller."""
 
     parts: Mapping[str, int]
     remedies: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def total(self) -> int:
-        """All bytes, with what allocators lose."""
+        """All bytes, with the losses of allocators."""
         return int(sum(self.parts.values()) * _SLACK)
 
     def remedy(self, free: int) -> str:
-        """Return what to do about the largest parts until the others fit into `free`."""
+        """Return advice about the largest parts, until the others fit into `free`."""
         found: list[str] = []
         left = self.total
         for name, size in sorted(self.parts.items(), key=lambda part: -part[1]):
@@ -70,7 +76,7 @@ def free_memory(device: torch.device) -> int:
 def require_memory(
     need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = ""
 ) -> None:
-    """Raise OutOfMemoryError with both numbers and a remedy unless `need` fits into what is free.
+    """Raise OutOfMemoryError with both numbers and a remedy unless `need` is free.
 
     `advice` is for needs that name no remedies.
     """
@@ -81,3 +87,66 @@ def require_memory(
         raise OutOfMemoryError(
             f"training needs about {need} {where} and {free / _GIB:.2f} GiB are free: {what}"
         )
+
+
+# == Faults that end a training early ==============================================================
+#
+# `held_interrupt` lets Ctrl-C wait for a moment, for changes that must be made whole.
+
+
+_ANEW = "train anew, with --force or into another folder, with a lower"
+# Texts of a plain RuntimeError of torch: the CPU's allocator, the system, cuBLAS, Apple's GPUs.
+_NO_MEMORY = (
+    "can't allocate memory",
+    "cannot allocate memory",
+    "cublas_status_alloc_failed",
+    "out of memory",
+)
+
+
+def is_allocation_failure(error: BaseException) -> bool:
+    """Return whether an exception means that there was no memory, on any device."""
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _NO_MEMORY)
+
+
+def not_a_number(what: str, step: int, value: float, kept: str) -> SpecrunError:
+    """Return the error of a loss or gradient from which nothing can be learnt."""
+    return SpecrunError(
+        f"the {what} at step {step} is {value}, not a number to learn from: training stopped and "
+        f"{kept}; {_ANEW} --learning-rate (a resumed run keeps its own)"
+    )
+
+
+def too_little_memory(step: int, device: torch.device, kept: str) -> OutOfMemoryError:
+    """Return the error of a step, or a measure, that found no memory after `step` steps."""
+    where = "RAM" if device.type == "cpu" else f"memory of {device}"
+    return OutOfMemoryError(
+        f"the {where} does not suffice after step {step}: training stopped and {kept}; "
+        f"{_ANEW} --batch-tokens or --max-length (a resumed run keeps its own, and needs more "
+        "memory free)"
+    )
+
+
+@contextmanager
+def held_interrupt() -> Iterator[None]:
+    """Hold Ctrl-C back until the block ends; its handler then receives it at once.
+
+    Only Python's main thread receives signals: in another there is nothing to hold. Keep the
+    block short, for nothing else can stop it.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    # None: a handler that was not set from Python, and could not be put back.
+    if threading.current_thread() is not threading.main_thread() or before is None:
+        yield
+        return
+    came = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            signal.raise_signal(signal.SIGINT)

@@ -14,7 +14,7 @@ from typing import Any
 from safetensors.torch import save_file
 from torch import Tensor
 
-from specrun.bindings.atomic import atomic_path
+from specrun.bindings.files import atomic_path
 from specrun.train.trainer.run import TrainingReport
 
 _TOKENIZER_FILES = (
@@ -30,7 +30,7 @@ _TOKENIZER_FILES = (
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy what a Hugging Face folder says of its tokens, chat template and generation."""
+    """Copy the files of tokens, chat template and generation of a Hugging Face folder."""
     for pattern in _TOKENIZER_FILES:
         for path in filter(Path.is_file, source.glob(pattern)):
             shutil.copyfile(path, folder / path.name)
@@ -50,7 +50,7 @@ def write_json(path: Path, value: object) -> None:
 def write_weights(path: Path, tensors: Mapping[str, Tensor], **about: str) -> None:
     """Write tensors as safetensors, as Hugging Face tools read them, whole or not at all.
 
-    `about` is what the file's metadata say besides.
+    `about` is added to the file's metadata.
     """
     stored = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     with atomic_path(path, force=True) as aside:
@@ -77,7 +77,7 @@ def model_card(
 
 
 def training_lines(report: TrainingReport, losses: str, settings: Mapping[str, Any]) -> list[str]:
-    """Return a card's lines on how long was trained; `losses` says how the loss fell."""
+    """Return a card's lines on the length of a training; `losses` is a text about the loss."""
     result = report.result
     spent = f"{result.tokens:,} tokens, {result.seconds:,.0f} s on {report.device}"
     table = table_lines("| setting | |", settings)

@@ -1,4 +1,4 @@
-"""Training runs of heads and drafters: what they are given, their folder, their start and report.
+"""Training runs: `train` makes a run of any recipe, from files to files.
 
 The folder of a run holds the finished model (config.json, weights, README.md) and `training/` with
 the checkpoint and whatever else is needed only while the run goes on.
@@ -6,28 +6,43 @@ the checkpoint and whatever else is needed only while the run goes on.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
 
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.train.data.token_corpus import TokenCorpus
-from specrun.train.trainer.learner import Learner
-from specrun.train.trainer.listener import NobodyListens, RunListener, TrainingResult
+from specrun.train.data.corpus import TokenCorpus
+from specrun.train.trainer.learner import Learner, NobodyListens, RunListener, TrainingResult
 from specrun.train.trainer.memory import MemoryNeed, require_memory
-from specrun.train.trainer.precision import device_name, usable_device, usable_precision
-from specrun.train.trainer.run_checkpoint import check_checkpoint, check_same_run, earlier_run
-from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
-from specrun.train.trainer.trainer import train_learner
+from specrun.train.trainer.settings import (
+    TrainerSettings,
+    TrainingDefaults,
+    device_name,
+    usable_device,
+    usable_precision,
+)
+from specrun.train.trainer.trainer import (
+    check_checkpoint,
+    check_same_run,
+    earlier_run,
+    train_learner,
+)
+
+Run_contra = TypeVar("Run_contra", bound="TrainingRun", contravariant=True)
+Report_co = TypeVar("Report_co", bound="TrainingReport", covariant=True)
+LongerReport = TypeVar("LongerReport", bound="TrainingReport")
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingRun:
-    """What to train on, for how long, and where to write it.
+    """The target, the data, the length and the output folder of a training.
 
     `target` is a Hugging Face folder, `data` files of text or JSON Lines. `steps` overrules
     `epochs`; `learning_rate` None is the usual one. `warmup` is a share of the steps, `measures`
@@ -69,7 +84,7 @@ class TrainingRun:
     def trainer_settings(
         self, usual: TrainingDefaults, corpus: TokenCorpus, precision: torch.dtype
     ) -> TrainerSettings:
-        """Return the trainer's settings for this corpus; `usual` fills in what was not given."""
+        """Return the trainer's settings for this corpus; `usual` fills in the rest."""
         per_epoch = len(corpus.training_batches(0, self.seed, self.tokens_per_batch))
         steps = self.steps if self.steps is not None else self.epochs * per_epoch
         return TrainerSettings(
@@ -89,7 +104,7 @@ class TrainingRun:
 
 
 def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) -> None:
-    """Raise OptionError where the folder has something that a run would overwrite.
+    """Raise OptionError if the folder has something that a run would overwrite.
 
     `holds` names the file that a finished run leaves, `reads` the folders of the models that the
     run reads: none of them is written into, whatever else is said. Raises FileMissingError where
@@ -116,7 +131,7 @@ def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) ->
 
 
 def open_output(run: TrainingRun, *, holds: str) -> None:
-    """Make the folder, without an earlier run's checkpoint where that is overwritten.
+    """Make the folder, without an earlier run's checkpoint if that is overwritten.
 
     Raises as `check_output`, and SpecrunError where the folder cannot be made.
     """
@@ -133,9 +148,9 @@ def open_output(run: TrainingRun, *, holds: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
-    """What was made: the folder, how the run went, and how much was trained on what.
+    """The report of a run: its folder, its result, and the numbers of parameters and texts.
 
-    `n_held_out` is 0 where there were too few texts to hold any out.
+    `n_held_out` is 0 if there were too few texts to hold any out.
     """
 
     output: Path
@@ -151,13 +166,23 @@ class TrainingReport:
         """Whether the measures are of the training texts."""
         return self.n_held_out == 0
 
+    def extended(self, kind: type[LongerReport], **more: Any) -> LongerReport:  # noqa: ANN401
+        """Return the report with `more`, as a `kind` of report that has these fields."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return kind(**own, **more)
 
-class StartedRun:
-    """A run whose folder may be written, with its device and precision.
 
-    `weights_name` is the file that a finished run leaves; `reads` are the folders of the models
-    that it reads. A resumed run goes on in the precision of its checkpoint.
+class Training(ABC, Generic[Report_co]):
+    """A run under way: its folder may be written, its device and precision are known.
+
+    A kind of training defines its texts, the learner, and the files that are written at the end;
+    `train` calls these methods in the order in which they are listed here. `weights_name` is the
+    file that a finished run leaves, `reads` are the folders of the models that it reads. A
+    resumed run goes on in the precision of its checkpoint.
     """
+
+    advice: ClassVar[str] = ""
+    """Advice to users whose memory is too small, for needs that name no remedies."""
 
     def __init__(
         self,
@@ -169,53 +194,107 @@ class StartedRun:
         check_output(run, holds=weights_name, reads=reads)
         if run.n_threads:
             torch.set_num_threads(run.n_threads)
+        self.run = run
         self.listener = listener or NobodyListens()
         self.device = usable_device(run.device)
         self.earlier = earlier_run(run.state_path, resume=run.resume)
         self.precision = usable_precision(run.precision, self.device, self.earlier.precision)
-        self._run, self._weights_name = run, weights_name
+        self.resources = contextlib.ExitStack()
+        """Closed at the end of the run: models that are read until then."""
+        self._weights_name = weights_name
 
-    def settings(self, usual: TrainingDefaults, corpus: TokenCorpus) -> TrainerSettings:
+    @abstractmethod
+    def texts(self) -> TokenCorpus:
+        """Return the texts to learn, answered if they are to be: may take hours."""
+
+    @abstractmethod
+    def defaults(self) -> TrainingDefaults:
+        """Return how such models are trained."""
+
+    @abstractmethod
+    def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
+        """Return the facts that a resumed run must share, in addition to trainer's settings."""
+
+    def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed | None:
+        """Return the memory that is needed; None: it was required before, with the texts."""
+        return None
+
+    @abstractmethod
+    def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> Learner:
+        """Return the learner, its models loaded, as it is before its first step."""
+
+    @abstractmethod
+    def finished(
+        self,
+        learner: Any,  # noqa: ANN401 - the one that `learner` returned
+        corpus: TokenCorpus,
+        settings: TrainerSettings,
+        report: TrainingReport,
+    ) -> Report_co:
+        """Measure the trained model, write its folder, and return the whole report."""
+
+    def settings(self, corpus: TokenCorpus) -> TrainerSettings:
         """Return the trainer's settings for a corpus."""
-        return self._run.trainer_settings(usual, corpus, self.precision)
+        return self.run.trainer_settings(self.defaults(), corpus, self.precision)
 
     def note_texts(self, corpus: TokenCorpus) -> None:
-        """Tell the listener how much there is to learn from."""
+        """Inform the listener of the number of texts."""
         aside = f"{len(corpus.held_out):,} held out"
         if corpus.measured_on_training:
             aside = "none held out: measures are of the training texts"
         sizes = f"{len(corpus.training):,} sequences of {corpus.n_tokens:,} tokens"
         self.listener.note(f"{sizes} to train on, {aside}")
 
-    def require_memory(self, need: MemoryNeed, note: str = "", *, advice: str = "") -> None:
-        """Tell the listener what is needed; raise OutOfMemoryError where there is less."""
+    def require_memory(self, need: MemoryNeed, note: str = "") -> None:
+        """Inform the listener of the need; raise OutOfMemoryError if there is less."""
         self.listener.note(f"memory: about {need}{note}")
-        require_memory(need, self.device, advice=advice)
-
-    def check_same(self, settings: TrainerSettings, identity: Mapping[str, Any]) -> None:
-        """Raise OptionError where a resumed run differs from its checkpoint."""
-        wanted = {**settings.identity, **identity}
-        check_same_run(self._run.state_path, self.earlier, wanted)
+        require_memory(need, self.device, advice=self.advice)
 
     def open_output(self) -> None:
         """Make the run's folder."""
-        open_output(self._run, holds=self._weights_name)
+        open_output(self.run, holds=self._weights_name)
 
-    def train(
-        self,
-        learner: Learner,
-        corpus: TokenCorpus,
-        settings: TrainerSettings,
-        identity: dict[str, Any],
-    ) -> TrainingReport:
-        """Train the learner and return the report; the finished model is still to be written."""
-        path, resume = self._run.state_path, self._run.resume
-        tell = self.listener.status
+
+class Recipe(Protocol[Run_contra, Report_co]):
+    """A kind of model to train and its settings: its loss, its texts, and its files."""
+
+    def training(self, run: Run_contra, listener: RunListener | None) -> Training[Report_co]:
+        """Return the training of a run, begun."""
+
+
+def train(
+    recipe: Recipe[Run_contra, Report_co], run: Run_contra, listener: RunListener | None = None
+) -> Report_co:
+    """Train a recipe's model from files to files.
+
+    Ctrl-C keeps a checkpoint. Raises OptionError, FileMissingError and MalformedFileError for what
+    was given, PairError for models that do not fit each other, OutOfMemoryError with an estimate
+    before weights are loaded, SpecrunError where the disk is too small or the loss is not a number,
+    and as reading data and models does.
+    """
+    training = recipe.training(run, listener)
+    with training.resources:
+        corpus = training.texts()
+        settings = training.settings(corpus)
+        identity = training.identity(corpus, settings)
+        wanted = {**settings.identity, **identity}
+        check_same_run(run.state_path, training.earlier, wanted)
+        need = training.need(corpus, settings)
+        if need is not None:
+            training.require_memory(need)
+        training.open_output()
+        learner = training.learner(corpus, settings)
         result = train_learner(
-            learner, corpus, settings, path, resume=resume, identity=identity, report=tell
+            learner,
+            corpus,
+            settings,
+            run.state_path,
+            resume=run.resume,
+            identity=identity,
+            report=training.listener.status,
         )
-        return TrainingReport(
-            self._run.output,
+        report = TrainingReport(
+            run.output,
             result,
             n_trained=learner.n_trained,
             n_sequences=len(corpus.training),
@@ -223,3 +302,4 @@ class StartedRun:
             precision=settings.precision_name,
             device=device_name(learner.device),
         )
+        return training.finished(learner, corpus, settings, report)

@@ -1,23 +1,148 @@
-"""The trainer's settings: steps, learning rate and its schedule, optimizer, precision."""
+"""Settings of a training: steps, learning rate, optimizer, precision and device."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
 
 from specrun.bindings.errors import OptionError
-from specrun.train.trainer.precision import dtype_name
+
+# == Precision and device: bfloat16 is tried by computing, not by reading flags ====================
+#
+# A virtual machine may advertise bfloat16 instructions that end the process when they are used, so
+# the trial runs in a process of its own.
+
+
+PRECISIONS = ("auto", "float32", "bfloat16")
+_SECONDS = 60
+_WORTHWHILE = 1.2  # times the speed of float32
+
+# Prints how many times faster bfloat16 is, for products as training makes them, forward and
+# backward: with rows of weights. Without bfloat16 instructions (AVX-512 of 2019) `rows @ weight` is
+# 1.6 times as fast in bfloat16, and the products of layers .75 times.
+_TRIAL = """
+import sys, time, torch
+device = torch.device(sys.argv[1])
+threads, n_rows, width, repeats = map(int, sys.argv[2:])
+torch.set_num_threads(threads)
+def wait():
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+def seconds(dtype):
+    weight = torch.randn(width, width, device=device, requires_grad=True)
+    rows = torch.randn(n_rows, width, device=device)
+    best = 1e9
+    for _ in range(6):
+        wait()
+        started = time.perf_counter()
+        for _ in range(repeats):
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                products = torch.nn.functional.linear(rows, weight)
+                loss = torch.nn.functional.silu(products).float().square().mean()
+            loss.backward()
+        if not bool(torch.isfinite(weight.grad).all()):
+            sys.exit(1)
+        wait()
+        best = min(best, time.perf_counter() - started)
+    return best
+print(seconds(torch.float32) / seconds(torch.bfloat16))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSize:
+    """Timed products: `repeats` of [rows, width] x [width, width], forward and backward."""
+
+    rows: int
+    width: int
+    repeats: int
+
+
+def trial_size(device_type: str) -> TrialSize:
+    """Return products that a device computes for longer than it takes to launch and to cast them.
+
+    On a CPU two billion operations are tens of milliseconds; a GPU has done them before its next
+    kernel is launched, and would seem as fast in float32 as in bfloat16.
+    """
+    return TrialSize(512, 1024, 1) if device_type == "cpu" else TrialSize(4096, 4096, 4)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type of numbers in files and options, such as "float32"."""
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.cache
+def bfloat16_gain(device: str, n_threads: int) -> float | None:
+    """Return how much faster bfloat16 products are; None if they fail or take too long."""
+    size = dataclasses.astuple(trial_size(torch.device(device).type))
+    command = [sys.executable, "-c", _TRIAL, device, str(n_threads), *map(str, size)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
+        return float(done.stdout) if done.returncode == 0 else None
+    except (subprocess.TimeoutExpired, ValueError, OSError):
+        return None
+
+
+def runs_faster_in_bfloat16(device: torch.device) -> bool:
+    """Return whether mixed precision with bfloat16 works on `device` and is worth having."""
+    gain = bfloat16_gain(str(device), torch.get_num_threads())
+    return gain is not None and gain >= _WORTHWHILE
+
+
+def usable_precision(wanted: str, device: torch.device, earlier: str | None = None) -> torch.dtype:
+    """Return the precision of products: "auto" is bfloat16 where it works and is faster.
+
+    A resumed run goes on in its `earlier` one if it is left the choice: a second trial on a busy
+    machine may fall differently, and the losses would part. Raises OptionError if bfloat16 is asked
+    for, or was computed in before, and fails on this machine.
+    """
+    if wanted == "auto" and earlier in PRECISIONS:
+        wanted = earlier
+    if wanted == "float32":
+        return torch.float32
+    if wanted == "bfloat16":
+        if bfloat16_gain(str(device), torch.get_num_threads()) is None:
+            raise OptionError(f"bfloat16 was tried on {device} and failed: use --precision float32")
+        return torch.bfloat16
+    if wanted != "auto":
+        raise OptionError(f"precision {wanted!r}: use one of {', '.join(PRECISIONS)}")
+    return torch.bfloat16 if runs_faster_in_bfloat16(device) else torch.float32
+
+
+def usable_device(wanted: str) -> torch.device:
+    """Return the device to train on: "auto" is the first GPU that torch sees, else the CPU."""
+    if wanted == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(wanted)
+        torch.zeros(1, device=device)
+    except Exception as error:  # torch names an unknown or absent device in several ways
+        raise OptionError(f"torch cannot compute on {wanted!r}: use auto, cpu or cuda") from error
+    return device
+
+
+def device_name(device: torch.device) -> str:
+    """Return the name of the very GPU that computes, "CPU" for the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+
+
+# == Steps, learning rate and optimizer ============================================================
+
 
 MatrixOptimizer = Literal["adamw", "muon"]
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingDefaults:
-    """How a kind of model is trained where the user says nothing else."""
+    """Defaults of the training of a kind of model."""
 
     learning_rate: float
     betas: tuple[float, float] = (0.9, 0.95)
@@ -69,7 +194,7 @@ class TrainerSettings:
             raise OptionError(f"{share}: give a share above 0, at most 1")
 
     def rate_factor(self, step: int) -> float:
-        """Return what the peak learning rate is multiplied by at a step, counted from 0."""
+        """Return the factor of the peak learning rate at a step, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         if self.decay is not None:
@@ -86,7 +211,7 @@ class TrainerSettings:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint's run and a resumed one must have in common.
+        """The settings that a checkpoint's run and a resumed one must share.
 
         Not how often it is saved, nor its precision, nor the end of a plateau, which may be put off
         while it lasts. What most runs leave alone is left out there, as in the checkpoints of

@@ -12,20 +12,185 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from specrun.bindings.errors import OutOfMemoryError
-from specrun.train.data.token_corpus import EpochTexts, TokenBatch
-from specrun.train.trainer.faults import held_interrupt, is_allocation_failure, too_little_memory
-from specrun.train.trainer.learner import Learner
-from specrun.train.trainer.listener import Curves, TrainingResult, TrainingStatus
-from specrun.train.trainer.optimizer_step import OptimizerStep, PartValues
-from specrun.train.trainer.run_checkpoint import Place, check_checkpoint, load_run, save_run
-from specrun.train.trainer.settings import TrainerSettings
+from specrun.bindings.errors import (
+    FileMissingError,
+    MalformedFileError,
+    OptionError,
+    OutOfMemoryError,
+)
+from specrun.bindings.files import atomic_path
+from specrun.train.data.corpus import EpochTexts, TokenBatch
+from specrun.train.trainer.learner import Curves, Learner, TrainingResult, TrainingStatus
+from specrun.train.trainer.memory import held_interrupt, is_allocation_failure, too_little_memory
+from specrun.train.trainer.optimizer import OptimizerStep, PartValues
+from specrun.train.trainer.settings import TrainerSettings, dtype_name
+
+# == The checkpoint: parameters, optimizer, curves and place in the data, whole or not at all ======
+
+
+# Raised if a run would go on differently: 2 counts answers' first tokens, 3 has taps' size.
+_FORMAT = 3
+# Names in checkpoints of earlier versions, by which unfinished runs can still be resumed.
+_FORMER_NAMES = {
+    "eagle word_weight": "eagle token_weight",
+    "hydra word_weight": "hydra token_weight",
+    "eagle3 draft_words": "eagle3 draft_tokens",
+    "same first word": "same first token",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Steps done, and the next batch `index` of `epoch`; replaced whole: Ctrl-C cannot split it."""
+
+    step: int = 0
+    epoch: int = 0
+    index: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """The `identity` that a resumed run must share, and the precision it last computed in.
+
+    Empty where nothing is resumed; `precision` is None if a checkpoint does not tell.
+    """
+
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    precision: str | None = None
+
+
+def check_checkpoint(path: Path, *, resume: bool) -> None:
+    """Raise where there is no checkpoint to resume, or if one would be overwritten."""
+    if resume and not path.exists():
+        raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
+    if not resume and path.exists():
+        ways = "go on with --resume, or choose another folder"
+        raise OptionError(f"{path} holds an earlier run: {ways}")
+
+
+def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
+    """Return the checkpoint's facts about its run if `resume` is given; no weights are read.
+
+    Raises MalformedFileError if it is damaged or of another version.
+    """
+    if not resume:
+        return EarlierRun()
+    state = _checked(path, peek_state)
+    return EarlierRun(dict(state["identity"]), state.get("precision"))
+
+
+def check_same_run(path: Path, earlier: EarlierRun, identity: Mapping[str, Any]) -> None:
+    """Raise OptionError if a resumed run differs from its checkpoint: before long work."""
+    if earlier.identity:
+        _check_same(earlier.identity, identity, path)
+
+
+def save_run(
+    path: Path,
+    identity: dict[str, Any],
+    learner: Learner,
+    optimizer: OptimizerStep,
+    place: Place,
+    curves: Curves,
+    *,
+    precision: torch.dtype = torch.float32,
+) -> None:
+    """Replace the checkpoint; a resumed run must share `identity` with this one.
+
+    `precision` need not be the same, but a run that is left the choice goes on in it.
+    """
+    state = {
+        "format": _FORMAT,
+        "identity": identity,
+        "precision": dtype_name(precision),
+        "learner": learner.state(),
+        **optimizer.state(),
+        "place": dataclasses.asdict(place),
+        "curves": dataclasses.asdict(curves),
+    }
+    save_state(path, state)
+
+
+def load_run(
+    path: Path, identity: dict[str, Any], learner: Learner, optimizer: OptimizerStep
+) -> tuple[Place, Curves]:
+    """Load learner and optimizer from a checkpoint; return its place and the curves up to it.
+
+    Raises MalformedFileError if it is damaged or of another version, OptionError where
+    `identity` differs.
+    """
+    state = _checked(path, load_state)
+    _check_same(state["identity"], identity, path)
+    learner.load_state(state["learner"])
+    optimizer.load_state(state)
+    stored = state["curves"]
+    measures = [(int(step), _renamed(values)) for step, values in stored["measures"]]
+    curves = Curves(
+        list(stored["losses"]), {k: list(v) for k, v in stored["parts"].items()}, measures
+    )
+    return Place(**state["place"]), curves
+
+
+def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {_FORMER_NAMES.get(name, name): value for name, value in values.items()}
+
+
+def _checked(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        state = read(path)
+        found = state["format"] == _FORMAT
+        if found and "identity" in state:
+            state["identity"] = _renamed(state["identity"])
+    except Exception as error:  # torch raises many kinds for a damaged file
+        raise MalformedFileError(
+            f"{path} is not a checkpoint of specrun: begin anew without --resume"
+        ) from error
+    if not found:
+        other = "a checkpoint of another version of specrun"
+        raise MalformedFileError(f"{path} is {other}: begin anew")
+    return state
+
+
+def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
+    for name in sorted(stored.keys() | wanted.keys()):
+        before, now = stored.get(name), wanted.get(name)
+        if before != now:
+            raise OptionError(
+                f"{path} was made with {name.replace('_', ' ')} {before} and --resume asks for "
+                f"{now}: give the same, or begin anew in another folder"
+            )
+
+
+def save_state(path: Path, state: dict[str, Any]) -> None:
+    """Write a training state whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_path(path, force=True) as aside:
+        torch.save(state, aside)
+
+
+def load_state(path: Path) -> dict[str, Any]:
+    """Read a training state; only tensors and plain values are accepted."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    return state
+
+
+def peek_state(path: Path) -> dict[str, Any]:
+    """Read a training state without its tensors' numbers, which are only mapped."""
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return state
+
+
+# == The trainer ===================================================================================
+
 
 logger = logging.getLogger(__name__)
 _SMOOTHING = 0.95  # of the loss that is shown
@@ -48,7 +213,7 @@ def train_learner(
 
     With a `state_path` the state is saved there every `save_seconds`, on Ctrl-C and at the end;
     `resume` continues from it. `identity` names what else must be the same then (data, target, kind
-    of head), in plain values. Raises SpecrunError where the loss or a gradient is not a number: the
+    of head), in plain values. Raises SpecrunError if the loss or a gradient is not a number: the
     last checkpoint is kept; and OutOfMemoryError where a step or a measure finds no memory: the
     steps before it are saved.
     """
@@ -209,7 +374,7 @@ class _Run:
         return f"{self._state_path} keeps step {self._saved[0]}"
 
     def _out_of_memory(self) -> OutOfMemoryError:
-        """Save what is whole, if there is memory for that, and return the error to raise."""
+        """Save the last whole state, if there is memory for that, and return the error to raise."""
         self._optimizer.drop_gradients()
         with contextlib.suppress(MemoryError, RuntimeError, OSError):
             self._save()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import FileMissingError, OptionError
-from specrun.bindings.regular_file import read_regular
+from specrun.bindings.files import read_regular
 from specrun.runtime.drafters.combinators.bandit import (
     CAUTION,
     SEGMENT,

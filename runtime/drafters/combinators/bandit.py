@@ -257,11 +257,10 @@ class Resting:
 
     def rounds(self) -> int:
         """Return for how many rounds of plain decoding nobody is to be asked, 0 for none."""
-        room = self._choosing.room
-        if room > 0.0:
+        if self._choosing.room > 0.0:
             return 0
         # One pause that was taken for choosing must not silence it for a whole text.
-        return min(_LONGEST, math.ceil((_WAKE - room) / _CHOOSING))
+        return min(_LONGEST, self._choosing.tokens_until(_WAKE))
 
 
 class ArmLedger:

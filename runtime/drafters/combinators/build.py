@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context import Context, can_draft_nextn
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.mtp_context import can_draft_nextn
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.combinators.auto import AutoDrafter, read_choice_logs

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Protocol, cast, get_args
 
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.bindings.models.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.runtime.drafters.batching import MOST_SEQUENCES, SharedDraftContext
 from specrun.runtime.drafters.draft_model.drafter import (
     AdaptiveExit,
@@ -118,7 +117,7 @@ def plan_draft(
 
     `sequoia(nodes, depth)` plans `tree=sequoia`. `share` is which part of the target a model reads
     for a token, `text_share` what an evaluation of the target reads beside its weights (see
-    `DraftEnvironment.draft_length`).
+    `DraftEnvironment.draft_plan`).
     """
     tree = TreeOptions.of(expression)
     if tree.asks_for_tree:
@@ -131,7 +130,7 @@ def plan_draft(
     def drafter(context: Context, states: States) -> ModelDrafter:
         adaptive, state, length = chain.adaptive_exit, states.chain_state(context), None
         if chain.n is None:
-            length = env.draft_length(share(state), text_share and text_share(state))
+            length = env.draft_plan(share(state), text_share and text_share(state))
         return DraftModelDrafter(
             state,
             num_draft_tokens=count,

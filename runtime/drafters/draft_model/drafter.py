@@ -23,7 +23,7 @@ from specrun.runtime.laws.transform import (
     penalty_window,
     transformed_law,
 )
-from specrun.runtime.planning.draft_size import DraftLength
+from specrun.runtime.planning import DraftPlan
 from specrun.runtime.planning.theory import multiplications
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
@@ -298,7 +298,7 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         sampling: DraftSampling = "with",
         p_min: float = 0.0,
         adaptive_exit: AdaptiveExit | None = None,
-        length: DraftLength | None = None,
+        length: DraftPlan | None = None,
         name: str = "draft",
     ) -> None:
         if num_draft_tokens < 1:
@@ -426,6 +426,8 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
         # A draft cut by its end token was as long as it could be, and is no sign of doubt.
         ended = bool(tree.tokens) and tree.tokens[-1] in request.end_tokens
         self._drafted, self._most = tree.tokens, len(tree) if ended else count
+        if self._length is not None:
+            self._length.drafted(tree)
         return tree if rows is None else rows.of(tree)
 
     def _after_laws(
@@ -504,6 +506,8 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
             tokens.append(token)
         self._drafted, self._most = tokens, len(tokens)
         tree = DraftTree.chain(tokens)
+        if self._length is not None:
+            self._length.drafted(tree)
         return tree if rows is None else rows.of(tree)
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -524,6 +528,6 @@ class DraftModelDrafter(SteppedDrafter[Sequence[int], Logits]):
             accepted = common_prefix(self._drafted, outcome.tokens[base : base + len(outcome.path)])
             self._exit.learn(len(self._drafted), accepted, most=self._most)
         if self._length is not None:
-            self._length.observe(self._drafted, outcome)
+            self._length.observe(outcome)
         self._drafted = ()
         self._state.rewind(base + common_prefix(self._state.cached[base:], outcome.tokens[base:]))

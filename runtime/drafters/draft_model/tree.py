@@ -18,7 +18,7 @@ from specrun.runtime.drafters.path_laws import (
 )
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits
-from specrun.runtime.planning.draft_size import TreeSize
+from specrun.runtime.planning import DraftPlan
 from specrun.runtime.round.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.trees.eagle2 import DynamicShape, check_sampling
 from specrun.runtime.trees.growth import LawSource, TreeSampling
@@ -51,7 +51,7 @@ class DraftTreeDrafter(SteppedDrafter[_Depth, Sequence[Logits]]):
         shape: Topology | DynamicShape,
         sampling: TreeSampling = "without",
         p_min: float = 0.0,
-        size: TreeSize | None = None,
+        size: DraftPlan | None = None,
         name: str = "draft",
     ) -> None:
         check_sampling(shape, sampling)

@@ -80,7 +80,7 @@ def _build(
             shape,
             sampling=sampling,
             p_min=p_min,
-            length=env.draft_length(share) if tree.n == "auto" else None,
+            length=env.draft_plan(share) if tree.n == "auto" else None,
             size=tree.size(shape, env, share),
             name=name,
         )

@@ -26,7 +26,7 @@ from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS, ChainTokens
 from specrun.runtime.heads.states import RowPiece, TextRows
 from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
 from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.planning.draft_size import DraftLength, TreeSize
+from specrun.runtime.planning import DraftPlan
 from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.eagle2 import DynamicShape, check_sampling
@@ -267,8 +267,8 @@ class EagleDrafter(StatesDrafter):
         *,
         sampling: TreeSampling = "argmax",
         p_min: float = 0.0,
-        length: DraftLength | None = None,
-        size: TreeSize | None = None,
+        length: DraftPlan | None = None,
+        size: DraftPlan | None = None,
         name: str = "eagle",
     ) -> None:
         check_sampling(shape, sampling)
@@ -313,9 +313,6 @@ class EagleDrafter(StatesDrafter):
             return DraftTree()
         # Ranked tokens come from the head's graph; laws to draw from need whole rows.
         ranks = self._sampling == "argmax" or request.params.is_greedy
-        if self._length is not None:
-            # How much is drafted must not change a text from answer to answer: see `DraftLength`.
-            self._length.start(points=ranks and request.keep == "nothing")
         if ranks and self._is_whole and kept is None:
             drafted = self._in_one_graph(request, depth)
             if drafted is not None:
@@ -337,6 +334,8 @@ class EagleDrafter(StatesDrafter):
 
         laws = PathLaws(lambda: _said(row, ranks=ranks), below, request, request.params)
         if self._length is not None:
+            # How much is drafted must not change a text from answer to answer: see `DraftPlan`.
+            self._length.start(points=ranks and request.keep == "nothing")
             chain = draft_chain(
                 laws.after,
                 request.noise,
@@ -386,18 +385,16 @@ class EagleDrafter(StatesDrafter):
         return self._trees.drafted(named, max_depth, max_nodes, self._size)
 
     def _stopped_chain(
-        self, request: DraftRequest, most: int, length: DraftLength
+        self, request: DraftRequest, most: int, length: DraftPlan
     ) -> DraftTree | None:
         """Return a chain as long as it pays; None where the head has no graph for a whole one."""
-        most = min(most, length.ahead())
+        most = min(most, length.depth_to_ask())
         if most < 1:
             return DraftTree()
         chain = self._state.chain(request.tokens, most, probabilities=True)
         if chain is None or chain.log_probs is None:
             return None
-        # Point masses: they are chosen, not drawn, so the choice may hang on them.
-        count = length.cut(np.exp(chain.log_probs).tolist())
-        return self.stopped(DraftTree.chain(chain.tokens[:count]))
+        return self.stopped(self.shortened(chain.tokens, chain.log_probs, length))
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, or of the hidden states."""

@@ -16,9 +16,8 @@ import numpy.typing as npt
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.ggml import F32, I32, I64, Graph, GraphBuilder
 from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
 from specrun.bindings.ggml.tensor import Tensor
-from specrun.bindings.ggml.weights import TensorStore, load_tensors
+from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.heads.file import HeadFile
 from specrun.runtime.heads.graphs import (

@@ -11,7 +11,7 @@ from typing import Unpack
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.contexts.layer_inputs import check_layer_inputs
+from specrun.bindings.contexts.rows import check_layer_inputs
 from specrun.bindings.errors import (
     MalformedFileError,
     OptionError,

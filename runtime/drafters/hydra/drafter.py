@@ -6,8 +6,6 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-import numpy as np
-
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.hydra.head import HydraCells, HydraHead
@@ -20,8 +18,7 @@ from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS, ChainTokens
 from specrun.runtime.heads.states import FloatRows, RowPiece, TextRows
 from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
 from specrun.runtime.language import Expression, ExpressionOptions, options_of
-from specrun.runtime.planning import TYPICAL_PATH_ACCURACY
-from specrun.runtime.planning.draft_size import DraftLength, TreeSize
+from specrun.runtime.planning import TYPICAL_PATH_ACCURACY, DraftPlan
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees import DynamicShape, Topology
@@ -136,8 +133,8 @@ class HydraDrafter(StatesDrafter):
         cells: HydraCells,
         shape: Topology | DynamicShape,
         *,
-        length: DraftLength | None = None,
-        size: TreeSize | None = None,
+        length: DraftPlan | None = None,
+        size: DraftPlan | None = None,
         name: str = "hydra",
     ) -> None:
         self._state = HydraState(cells)
@@ -185,7 +182,7 @@ class HydraDrafter(StatesDrafter):
         shape, length = self._shape.limited(request.max_depth, request.max_nodes), self._length
         if length is not None:
             length.start(points=request.keep == "nothing")
-            most = min(shape.max_nodes, request.max_depth, request.max_nodes, length.ahead())
+            most = min(shape.max_nodes, request.max_depth, request.max_nodes)
             chain = draft_chain(
                 laws.after, request.noise, len(request.tokens), most=most, points=True, stop=length
             )
@@ -227,19 +224,18 @@ class HydraDrafter(StatesDrafter):
         # Static trees need tokens alone, so the graph leaves out the probabilities.
         return _grow_by_rank(shape, self._heads, state, request.tokens[-1])
 
-    def _stopped_chain(self, request: DraftRequest, length: DraftLength, most: int) -> DraftTree:
+    def _stopped_chain(self, request: DraftRequest, length: DraftPlan, most: int) -> DraftTree:
         """Return a chain as long as it pays, by the heads' probabilities."""
-        length.start(points=request.keep == "nothing")
-        most = min(most, length.ahead())
+        most = min(most, length.depth_to_ask())
         if most < 1:
             return DraftTree()
         chain = self._state.chain(request.tokens, most, probabilities=True)
         if chain is not None and chain.log_probs is not None:
-            count = length.cut(np.exp(chain.log_probs).tolist())
-            return self.stopped(DraftTree.chain(chain.tokens[:count]))
+            return self.stopped(self.shortened(chain.tokens, chain.log_probs, length))
         state = self._state.said(request.tokens)
         if state is None:
             return DraftTree()
+        length.start(points=request.keep == "nothing")
         after, start = _laws(self._heads, state, request).after, len(request.tokens)
         return self.stopped(
             draft_chain(after, request.noise, start, most=most, points=True, stop=length)
@@ -316,7 +312,7 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
         return HydraDrafter(
             head.cells(n_cells),
             shape,
-            length=env.draft_length(share) if tree.n == "auto" else None,
+            length=env.draft_plan(share) if tree.n == "auto" else None,
             size=tree.size(shape, env, share),
             name=name,
         )

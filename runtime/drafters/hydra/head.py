@@ -14,8 +14,7 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.ggml import F32, I32, ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
-from specrun.bindings.ggml.target_tensors import TargetTensors, device_for_heads
-from specrun.bindings.ggml.weights import load_tensors
+from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.heads.file import HeadFile, stored_accuracy
 from specrun.runtime.heads.graphs import (

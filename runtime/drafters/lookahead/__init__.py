@@ -12,15 +12,16 @@ from specrun.runtime.drafters.lookahead.drafter import (
     window_nodes,
 )
 from specrun.runtime.drafters.lookahead.pool import (
+    GUESS_PRIORS,
     MAX_NGRAM,
     Guesses,
     LatestGuesses,
-    MatchAcceptance,
     NgramPool,
     NgramStore,
     PlannedGuesses,
     add_phrases,
     continuations,
+    kind_of,
     load_pool,
     save_pool,
 )

@@ -12,11 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from specrun.bindings.atomic import atomic_path, check_target
 from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelError, OptionError
-from specrun.bindings.regular_file import read_regular
-from specrun.runtime.drafters.likely_trees import RecentOdds, grow_likely, most_worthwhile
-from specrun.runtime.planning import CostCurve
+from specrun.bindings.files import atomic_path, check_target, read_regular
+from specrun.runtime.drafters.likely_trees import grow_likely, most_worthwhile
+from specrun.runtime.planning import CostCurve, MatchAcceptance
 from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.trees.tree import ROOT, TreeBuilder
 
@@ -327,49 +326,20 @@ def open_store(
 # of the pool's continuations where they are likely, and keeps as much of it as yields the most
 # tokens for the cost of evaluating it.
 #
-# How likely they are, `MatchAcceptance` counts on the text. A guess that is a point mass is
-# accepted exactly if it is the token that comes. So every committed token tells for all that the
-# pool would have guessed whether it would have been accepted, without evaluating it: estimates cost
-# nothing and depend on tokens alone, never on time.
+# How likely they are, `MatchAcceptance` learns by the number of matched tokens and the rank.
 
 
 # First estimates: by the number of matched tokens, and the share of that for the second, third, ...
 # continuation.
 _BY_MATCH = (0.1, 0.25, 0.35, 0.4, 0.45, 0.65, 0.8)
 _BY_RANK = (1.0, 0.3, 0.15, 0.1)
-_WEIGHT = 4.0  # how many observations the first estimate counts for
-_MEMORY = 48.0  # observations after which older ones begin to fade
+GUESS_PRIORS = [[match * rank for rank in _BY_RANK] for match in _BY_MATCH]
+"""By kind (`kind_of`) and rank."""
 
 
-class MatchAcceptance:
-    """The share of accepted tokens by rank and matched length, up to the longest class."""
-
-    ranks = len(_BY_RANK)
-
-    def __init__(self) -> None:
-        self._hits = [[_WEIGHT * match * rank for rank in _BY_RANK] for match in _BY_MATCH]
-        self._trials = [[_WEIGHT] * len(_BY_RANK) for _ in _BY_MATCH]
-        self._lately = RecentOdds()
-
-    def probability(self, matched: int, rank: int) -> float:
-        """Return the estimate for a continuation of this rank after 1 or more matched tokens."""
-        row = min(matched, len(_BY_MATCH)) - 1
-        # The mean of a Beta law, whose prior is in the counts from the start.
-        return self._lately.applied(self._hits[row][rank] / self._trials[row][rank])
-
-    def count(self, continuations: Sequence[tuple[int, int]], token: int) -> None:
-        """Count which of the continuations (token, matched length), by rank, the next token was."""
-        # One observation a token: the ranks are not independent, exactly one of them can come.
-        if continuations:
-            guess, matched = continuations[0]
-            self._lately.observe(self.probability(matched, 0), guess == token)
-        for rank, (guess, matched) in enumerate(continuations[: self.ranks]):
-            row = min(matched, len(_BY_MATCH)) - 1
-            if self._trials[row][rank] >= _MEMORY:  # older observations count half from now on
-                self._hits[row][rank] /= 2.0
-                self._trials[row][rank] /= 2.0
-            self._hits[row][rank] += guess == token
-            self._trials[row][rank] += 1.0
+def kind_of(matched: int) -> int:
+    """Return the kind of a match of 1 or more tokens."""
+    return min(matched, len(_BY_MATCH)) - 1
 
 
 # A draft must promise more than what Python takes for it, and estimates are not exact.
@@ -457,7 +427,7 @@ class PlannedGuesses:
         self.max_leaves = max_leaves
         self.max_nodes = max_nodes if max_leaves else 0
         self._depth, self._curve = depth, curve
-        self._acceptance = MatchAcceptance()
+        self._acceptance = MatchAcceptance(GUESS_PRIORS)
 
     def add_to(
         self, tree: TreeBuilder, pool: NgramPool, request: DraftRequest, room: int, beside: int
@@ -467,9 +437,9 @@ class PlannedGuesses:
         tail = tuple(request.tokens[1 - pool.n :])
 
         def below(path: tuple[int, ...]) -> Iterator[tuple[int, float, tuple[int, ...]]]:
-            found = continuations(pool, (tail + path)[1 - pool.n :], MatchAcceptance.ranks)
+            found = continuations(pool, (tail + path)[1 - pool.n :], len(_BY_RANK))
             for rank, (token, matched) in enumerate(found):
-                yield token, self._acceptance.probability(matched, rank), (*path, token)
+                yield token, self._acceptance.chance(kind_of(matched), rank), (*path, token)
 
         root: tuple[int, ...] = ()
         likely = grow_likely(
@@ -492,11 +462,15 @@ class PlannedGuesses:
         for end in range(max(start, 1), len(tokens)):
             # Drafted or not: a point mass would have been accepted exactly if it is the next token.
             tail = tokens[max(0, end - pool.n + 1) : end]
-            self._acceptance.count(continuations(pool, tail, MatchAcceptance.ranks), tokens[end])
+            found = continuations(pool, tail, len(_BY_RANK))
+            if found:
+                named = [token for token, _ in found]
+                rank = named.index(tokens[end]) if tokens[end] in named else None
+                self._acceptance.learn([kind_of(matched) for _, matched in found], rank)
 
     def forget(self) -> None:
         """Return to the first estimates."""
-        self._acceptance = MatchAcceptance()
+        self._acceptance.forget()
 
 
 def continuations(pool: NgramPool, tail: Sequence[int], limit: int) -> list[tuple[int, int]]:

@@ -2,12 +2,13 @@
 
 from specrun.runtime.drafters.retrieval.continuation import (
     LONGEST_MATCH,
+    MATCH_PRIORS,
     Continuation,
     Evidence,
-    MatchTrust,
     Standing,
     TreeLimits,
     continuation_tree,
+    means_along,
     teach,
 )
 from specrun.runtime.drafters.retrieval.datastore import (

@@ -9,24 +9,19 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.likely_trees import Guess, RecentOdds, grow_likely, most_worthwhile
+from specrun.runtime.drafters.likely_trees import Guess, grow_likely, most_worthwhile
 from specrun.runtime.drafters.retrieval.ngram_index import FOUND_AGAIN
-from specrun.runtime.planning import CostCurve
+from specrun.runtime.planning import CostCurve, MatchAcceptance
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.trees import MAX_NODES, check_leaves
 from specrun.runtime.trees.tree import DraftTree
 
-# == The probability that a match's continuation holds, learnt from the target's text ==============
+# == What speaks for a match's continuation ========================================================
 #
 # What is retrieved differs in kind: one place, several that agree, several that do not (prediction
 # by partial matching tells the same cases apart, Cleary & Witten 1984), or a place found again
-# after an edit. For each kind, length of match and rank among what followed, a Beta law says how
-# often the next token was that one; its evidence fades, because texts change. Buckets are many and
-# a text is short, so all of them share one more number, `RecentOdds`. What was retrieved but not
-# drafted is observed too: so a drafter falls silent within some tokens where nothing holds,
-# whatever the lengths of its matches, and notices when they become good again, at no cost.
-#
-# Everything depends on counts alone, so that the same text gives the same drafts.
+# after an edit. For each kind, length of match and rank among what followed, `MatchAcceptance`
+# learns how often the next token was that one.
 
 
 LONGEST_MATCH = 16
@@ -55,6 +50,11 @@ class Standing(NamedTuple):
     evidence: Evidence
     length: int
 
+    @property
+    def kind(self) -> int:
+        """The number of this kind in `MatchAcceptance`: the lengths of an evidence in a row."""
+        return self.evidence * (LONGEST_MATCH + 1) + min(self.length, LONGEST_MATCH)
+
 
 # Before anything was seen: the odds that a match of L tokens holds are L ** slope / doubt.
 _SLOPE = (1.3, 1.3, 1.0, 0.7)
@@ -62,58 +62,6 @@ _DOUBT = (4.0, 0.6, 1.2, 1.5)
 _REALIGNED = (0.1, 0.55, 0.7)  # by the tokens matched since the edit
 _SHARES = (0.6, 0.25, 0.15)  # of what disagrees, the share of each rank
 _RUNNERS_UP = (0.25, 0.1)  # of what the first leaves, where the longest do not disagree
-_PRIOR_WEIGHT = 5.0  # ... and that belief weighs as much as so many observations
-_MEMORY = 48.0  # observations after which the older ones count half: texts change
-
-
-class MatchTrust:
-    """The probability that what followed a match follows again, by evidence, length and rank."""
-
-    def __init__(self) -> None:
-        self._seen = [[[0.0] * RANKS for _ in range(LONGEST_MATCH + 1)] for _ in Evidence]
-        self._right = [[[0.0] * RANKS for _ in range(LONGEST_MATCH + 1)] for _ in Evidence]
-        # The means of all Beta laws, of each evidence and rank by length: each is asked for in many
-        # rounds, and moves in few.
-        self._means = [[list(lengths) for lengths in ranks] for ranks in _UNSEEN]
-        self._lately = RecentOdds()
-
-    def expected(self, standing: Standing, rank: int = 0) -> float:
-        """Return the probability that the next token is the known continuation of this rank."""
-        means = self._means[standing.evidence][min(rank, RANKS - 1)]
-        return self._lately.applied(means[min(standing.length, LONGEST_MATCH)])
-
-    def means_along(self, evidence: Evidence, length: int, count: int) -> list[float]:
-        """Return the means of `count` tokens of a chain, each given those before it.
-
-        They are the best known after matches of `length`, `length` + 1, ... tokens.
-        """
-        by_length = self._means[evidence][0]
-        means = by_length[length : length + count]
-        return means + [by_length[LONGEST_MATCH]] * (count - len(means))
-
-    def path(self, means: list[float], least: float) -> list[float]:
-        """Return how likely a chain of these means is down to each token, while it is `least`."""
-        return self._lately.along(means, least)
-
-    def learn(self, standing: Standing, n_known: int, rank: int | None) -> None:
-        """Count one observation: of `n_known` continuations the one of this rank came, or none."""
-        # Only rank 0 moves the shared number: one observation a token, of the best-known guess.
-        self._lately.observe(self.expected(standing), rank == 0)
-        length = min(standing.length, LONGEST_MATCH)
-        seen, right = self._seen[standing.evidence][length], self._right[standing.evidence][length]
-        prior, means = _PRIOR[standing.evidence][length], self._means[standing.evidence]
-        for number in range(min(n_known, RANKS)):
-            # Each rank has its own Beta law; counts are halved together, so the mean stays.
-            seen[number] += 1.0
-            right[number] += rank == number
-            if seen[number] > _MEMORY:
-                seen[number] /= 2.0
-                right[number] /= 2.0
-            means[number][length] = _mean(prior[number], seen[number], right[number])
-
-    def forget(self) -> None:
-        """Return to what is believed before anything was seen."""
-        self.__init__()  # type: ignore[misc]  # all state is there
 
 
 def _priors(evidence: Evidence, length: int) -> list[float]:
@@ -129,20 +77,20 @@ def _priors(evidence: Evidence, length: int) -> list[float]:
     return [first, *((1.0 - first) * share for share in _RUNNERS_UP)]
 
 
-_PRIOR = [
-    [_priors(evidence, length) for length in range(LONGEST_MATCH + 1)] for evidence in Evidence
+MATCH_PRIORS = [
+    _priors(evidence, length) for evidence in Evidence for length in range(LONGEST_MATCH + 1)
 ]
+"""By kind (`Standing.kind`) and rank."""
 
 
-def _mean(prior: float, seen: float, right: float) -> float:
-    """Return the mean of a Beta law that began as the prior."""
-    return (right + _PRIOR_WEIGHT * prior) / (seen + _PRIOR_WEIGHT)
+def means_along(trust: MatchAcceptance, standing: Standing, count: int) -> list[float]:
+    """Return the means of `count` tokens of a chain, each given those before it.
 
-
-_UNSEEN = [
-    [[_mean(ranks[rank], 0.0, 0.0) for ranks in lengths] for rank in range(RANKS)]
-    for lengths in _PRIOR
-]
+    They are the best known after matches of this length, of one token more, and so on.
+    """
+    last = Standing(standing.evidence, LONGEST_MATCH).kind
+    means = trust.means(slice(standing.kind, min(standing.kind + count, last + 1)))
+    return means + trust.means(slice(last, last + 1)) * (count - len(means))
 
 
 # == Trees of continuations ========================================================================
@@ -192,7 +140,10 @@ class TreeLimits:
 
 
 def continuation_tree(
-    continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
+    continuations: Sequence[Continuation],
+    trust: MatchAcceptance,
+    limits: TreeLimits,
+    costs: CostCurve,
 ) -> DraftTree:
     """Return the best nodes as point masses; empty where no draft would pay."""
     if len(continuations) == 1:  # the usual case by far
@@ -209,7 +160,10 @@ def continuation_tree(
 
 
 def promised_speed_up(
-    continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits, costs: CostCurve
+    continuations: Sequence[Continuation],
+    trust: MatchAcceptance,
+    limits: TreeLimits,
+    costs: CostCurve,
 ) -> float:
     """Return the expected speed-up of that tree's round over plain decoding; 1 for an empty one."""
     if len(continuations) == 1:
@@ -220,12 +174,14 @@ def promised_speed_up(
     return rate * costs.seconds(1) if count else 1.0
 
 
-def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequence[int]) -> None:
+def teach(
+    trust: MatchAcceptance, continuations: Sequence[Continuation], tokens: Sequence[int]
+) -> None:
     """Tell `trust` how the continuations fared against the tokens that really came."""
     if len(continuations) == 1:  # the usual case by far
         alone = continuations[0]
         for depth, (known, token) in enumerate(zip(alone.tokens, tokens, strict=False)):
-            trust.learn(_standing_alone(alone, depth), 1, 0 if known == token else None)
+            trust.learn((_standing_alone(alone, depth).kind,), 0 if known == token else None)
             if known != token:
                 return
         return
@@ -237,14 +193,14 @@ def teach(trust: MatchTrust, continuations: Sequence[Continuation], tokens: Sequ
         ranked = _ranked(alive, depth)
         rank = next((rank for rank, (known, _) in enumerate(ranked) if known == token), None)
         # Before the continuations that failed are dropped: the estimate was made with all of them.
-        trust.learn(_standing(alive, depth), len(ranked), rank)
+        trust.learn([_standing(alive, depth).kind] * len(ranked), rank)
         if rank is None:
             return
         alive = ranked[rank][1]
 
 
 def _likely(
-    continuations: Sequence[Continuation], trust: MatchTrust, limits: TreeLimits
+    continuations: Sequence[Continuation], trust: MatchAcceptance, limits: TreeLimits
 ) -> list[Guess]:
     """Return the best nodes of the continuations' trie, the most probable first."""
 
@@ -255,9 +211,9 @@ def _likely(
         alive = [continuation for continuation in through if len(continuation.tokens) > depth]
         if not alive:
             return
-        standing = _standing(alive, depth)
+        kind = _standing(alive, depth).kind
         for rank, (token, own) in enumerate(_ranked(alive, depth)):
-            yield token, trust.expected(standing, rank), (depth + 1, own)
+            yield token, trust.chance(kind, rank), (depth + 1, own)
 
     return grow_likely(
         (0, continuations),
@@ -270,25 +226,25 @@ def _likely(
     )
 
 
-def _likely_chain(alone: Continuation, trust: MatchTrust, limits: TreeLimits) -> list[float]:
+def _likely_chain(alone: Continuation, trust: MatchAcceptance, limits: TreeLimits) -> list[float]:
     """Return how likely a single continuation, whose trie is a chain, is down to each token."""
     tokens, ends = alone.tokens, limits.end_tokens
     count = min(limits.nodes, limits.depth, len(tokens))
     if not ends.isdisjoint(tokens):
         count = min(count, 1 + next(place for place, token in enumerate(tokens) if token in ends))
-    return trust.path(_means_alone(alone, trust, count), _LEAST_PROBABILITY)
+    return trust.along(_means_alone(alone, trust, count), _LEAST_PROBABILITY)
 
 
-def _means_alone(alone: Continuation, trust: MatchTrust, count: int) -> list[float]:
+def _means_alone(alone: Continuation, trust: MatchAcceptance, count: int) -> list[float]:
     """Return how probable the next `count` tokens of a single continuation are, one by one."""
     first = _standing_alone(alone, 0)
     if first.evidence is not Evidence.REALIGNED:
-        return trust.means_along(first.evidence, first.length, count)
+        return means_along(trust, first, count)
     # Behind an edit the match begins anew, and is soon as good as any.
     new = min(count, FOUND_AGAIN - first.length)
     then = _standing_alone(alone, new)
-    again = trust.means_along(first.evidence, first.length, new)
-    return again + trust.means_along(then.evidence, then.length, count - new)
+    again = means_along(trust, first, new)
+    return again + means_along(trust, then, count - new)
 
 
 def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:
@@ -362,7 +318,7 @@ class ContinuationDrafter(Drafter):
         self.finds_text = True
         self.max_leaves = min(branches, nodes)
         self._depth, self._costs = depth, costs
-        self._trust = MatchTrust()
+        self._trust = MatchAcceptance(MATCH_PRIORS)
         self._retrieved: Sequence[Continuation] = ()
         self._retrieved_at = -1
 

@@ -16,7 +16,6 @@ from typing import Any, BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.atomic import atomic_path, require_free_space
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
@@ -24,8 +23,8 @@ from specrun.bindings.errors import (
     OptionError,
     PairError,
 )
+from specrun.bindings.files import atomic_path, open_regular, require_free_space
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.bindings.regular_file import open_regular
 
 # == The suffix array of the text read backwards: positions by the tokens before them ==============
 #

@@ -19,8 +19,7 @@ from specrun.runtime.drafters.retrieval.datastore import (
 )
 from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter
 from specrun.runtime.language import Expression, options_of, parse_expression
-from specrun.runtime.planning import TYPICAL_CPU, CostCurve
-from specrun.runtime.planning.draft_size import MOST_DRAFTED
+from specrun.runtime.planning import MOST_DRAFTED, TYPICAL_CPU, CostCurve
 from specrun.runtime.round.drafter import Drafter, DrafterWeights
 from specrun.runtime.round.text import common_prefix
 

@@ -12,22 +12,21 @@ from typing import Any
 import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
-from specrun.bench.accelerate import AccelerateOptions, AccelerateResult, accelerate
+from specrun.bench.accelerate import AccelerateOptions, AccelerateResult, accelerate, candidates
 from specrun.bench.accelerate import accelerate as api
-from specrun.bench.accelerate import found_drafters as found_drafters_module
-from specrun.bench.accelerate.found_drafters import found_drafters
+from specrun.bench.accelerate.candidates import cut_file, files_in, found_drafters
 from specrun.bench.accelerate.prompts import PROMPTS, search_prompts
 from specrun.bench.accelerate.search import FoundDrafter
-from specrun.bench.accelerate.this_machine import cut_file, files_in, needed_bytes
+from specrun.bench.accelerate.target import needed_bytes
 from specrun.bench.diagnosis.curve_beside import CurveBeside
-from specrun.bindings import atomic
+from specrun.bindings import files
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.laws import SamplingParams
-from specrun.runtime.planning import describe_settings
+from specrun.runtime.planning import describe_settings, load_profile, profile_file
 from specrun.runtime.round import GenerationResult
-from specrun.runtime.tuning import drafter_for, load_profile, profile_file
+from specrun.runtime.tuning import drafter_for
 
 CONTEXT = ContextOptions(n_ctx=512, n_threads=1)
 GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
@@ -68,10 +67,12 @@ def used(target: Path, temperature: float = 0.0) -> str:
 @pytest.fixture
 def cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """What takes time and is tested elsewhere is done in the least."""
-    for name in ("_CURVE_SECONDS", "_PLAN_SECONDS", "_CUT_SECONDS"):
-        monkeypatch.setattr(f"specrun.bench.accelerate.this_machine.{name}", 0.02)
-    monkeypatch.setattr("specrun.bench.accelerate.this_machine._FITTED_TOKENS", 8)
-    monkeypatch.setattr("specrun.bench.accelerate.this_machine._MOST_CUTS", 3)
+    monkeypatch.setattr("specrun.bench.accelerate.target.CURVE_SECONDS", 0.02)
+    monkeypatch.setattr("specrun.bench.accelerate.target.FITTED_TOKENS", 8)
+    for name in ("_PLAN_SECONDS", "_CUT_SECONDS"):
+        monkeypatch.setattr(candidates, name, 0.02)
+    monkeypatch.setattr(candidates, "FITTED_TOKENS", 8)
+    monkeypatch.setattr(candidates, "_MOST_CUTS", 3)
 
 
 def test_a_file_is_measured_and_its_profile_is_used(
@@ -233,7 +234,7 @@ def test_a_full_disk_is_a_sentence_and_nothing_is_half_written(
     def fail(_path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(atomic, "_sync_file", fail)
+    monkeypatch.setattr(files, "_sync_file", fail)
     with pytest.raises(SpecrunError, match="the disk is full"):
         accelerate(options(target, again=True), machine=simulated(lookahead=GOOD))
     assert profile_file(target).read_bytes() == before
@@ -305,7 +306,7 @@ def test_prompts_are_split_into_fitted_and_held_out(tmp_path: Path) -> None:
 
 def test_what_is_compared_on_is_no_built_in_prompt() -> None:
     """Heads learn from answers to those: a head would be compared on what it has learnt."""
-    from specrun.train.data.prompts import built_in_prompts, most_prompts
+    from specrun.train.data import built_in_prompts, most_prompts
 
     learnt = {document.prompt for document in built_in_prompts(most_prompts())}
     prompts = search_prompts(None)
@@ -319,7 +320,7 @@ def test_a_head_that_comes_with_specrun_is_found_for_its_vocabulary_alone(
 ) -> None:
     for source, found in ((tiny_drafter, True), (tiny_small_vocab, False)):
         shipped = Path(shutil.copy2(source, tmp_path / f"shipped-{found}.gguf"))
-        monkeypatch.setattr(found_drafters_module, "shipped_heads", lambda path=shipped: [path])
+        monkeypatch.setattr(candidates, "shipped_heads", lambda path=shipped: [path])
         wanted = [FoundDrafter(shipped, "draft", "comes with specrun")] if found else []
         assert found_drafters(target) == wanted
 

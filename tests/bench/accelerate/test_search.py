@@ -8,12 +8,18 @@ from pathlib import Path
 import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
-from specrun.bench.accelerate.choice import choices, hopeful, measured
-from specrun.bench.accelerate.record import PLAIN, Contender, Record, Sweep
+from specrun.bench.accelerate.record import (
+    PLAIN,
+    Contender,
+    Record,
+    Sweep,
+    choices,
+    hopeful,
+    measured,
+)
 from specrun.bench.accelerate.search import CutFound, FoundDrafter, Search, SearchOptions, Status
 from specrun.bindings.errors import MissingPackageError, OptionError
-from specrun.runtime.planning import CostCurve
-from specrun.runtime.tuning import ANY, Choice
+from specrun.runtime.planning import ANY, Choice, CostCurve
 
 QUESTIONS, EDITED = "questions", "edited"
 LOOKUP, SMALL, HEAD = "prompt-lookup", 'draft("small.gguf", n=4)', 'eagle("head.gguf")'

@@ -13,20 +13,17 @@ pytest.importorskip("torch")
 
 import torch
 
-from specrun.bench.accelerate import hours as training_hours
 from specrun.bench.accelerate import training
-from specrun.bench.accelerate.hours import (
+from specrun.bench.accelerate.candidates import method_of_file
+from specrun.bench.accelerate.training import (
     ANSWERING,
     ANSWERING_WITH_STATES,
     EnoughAnswers,
     EnoughTries,
     Hours,
     StepsKnown,
-    TrainingPlan,
-)
-from specrun.bench.accelerate.this_machine import method_of_file
-from specrun.bench.accelerate.training import (
     TrainingOrder,
+    TrainingPlan,
     _asked,
     _beginning,
     _dearer,
@@ -38,8 +35,8 @@ from specrun.bindings.errors import OptionError, SpecrunError, TemplateError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_target
 from specrun.runtime.models import shipped_heads
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.trainer.listener import TrainingStatus
+from specrun.train.heads import Eagle3Recipe
+from specrun.train.trainer import TrainingStatus
 
 PLAN = TrainingPlan("eagle", 1.0, 2000)
 
@@ -150,7 +147,7 @@ def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts(
 ) -> None:
     for name, value in (("LONGEST_ANSWER", 24), ("TOKENS_PER_BATCH", 64)):
         monkeypatch.setattr(training, f"_{name}", value)
-    monkeypatch.setattr(training_hours, "_FEWEST_STEPS", 4)
+    monkeypatch.setattr(training, "_FEWEST_STEPS", 4)
 
     def interrupt(what: str, _share: float) -> None:
         if what == "the target answers, 16 done":
@@ -186,7 +183,7 @@ def test_a_head_that_fits_is_learnt_on_from(target: Path, monkeypatch: pytest.Mo
     """The first that was made for this target's sizes: not one that drafts for others."""
     for name, value in (("LONGEST_ANSWER", 24), ("TOKENS_PER_BATCH", 64)):
         monkeypatch.setattr(training, f"_{name}", value)
-    monkeypatch.setattr(training_hours, "_FEWEST_STEPS", 4)
+    monkeypatch.setattr(training, "_FEWEST_STEPS", 4)
     first = train_head(order(target, prompts=("abc", "hello")))
     earlier = Path(shutil.copy2(first, target.with_name("earlier.gguf")))
     (shipped,) = shipped_heads()
@@ -203,7 +200,7 @@ def test_what_is_learnt_goes_by_the_hours_where_steps_are_dear(
 ) -> None:
     """EAGLE-3 of a narrow target in any time, of a wide one on a CPU in half a day."""
     monkeypatch.setattr(
-        "specrun.train.trainer.precision.usable_device", lambda _: torch.device("cpu")
+        "specrun.train.trainer.settings.usable_device", lambda _: torch.device("cpu")
     )
     target, narrow = demo_target(), TrainingPlan("eagle3", 0.1, 0)
     assert _beginning(order(target, 0.1)) == ("eagle3", "")

@@ -10,11 +10,13 @@ import json
 import pytest
 from support.commands import results_of, run
 
-from specrun.bench.cascade.best import best_points, metric_of, settings_of
 from specrun.bench.cascade.comparison import (
     CascadeBench,
     CascadePoint,
+    best_points,
     measure_cascades,
+    metric_of,
+    settings_of,
     with_alphas,
 )
 from specrun.bench.cascade.examples import Example

@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from specrun.bench.cascade.examples import demo_examples, read_examples
-from specrun.bench.cascade.quality import check_packages, quality_of
+from specrun.bench.cascade.examples import check_packages, demo_examples, quality_of, read_examples
 from specrun.bindings.errors import (
     FileMissingError,
     MissingPackageError,

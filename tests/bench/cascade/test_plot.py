@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from specrun.bench.cascade.comparison import PLAIN_SMALL, PLAIN_TARGET, CascadePoint
-from specrun.bench.cascade.plot import looks_of, plot_cascades
+from specrun.bench.cascade.report import looks_of, plot_cascades
 from specrun.bench.timing import Ratio, spread_of
 from specrun.bindings.errors import OptionError
 

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from specrun.bench.prove.cache import check_cache
-from specrun.bench.prove.conversations import check_conversations
+from specrun.bench.prove.cache import check_cache, check_conversations
 from specrun.bench.prove.forced import FLOOR, Drift, ForcedText, excess, plain_texts
 from specrun.bench.prove.setting import ALPHA, Check, Setting
 from specrun.bench.prove.texts import most_partings

@@ -19,7 +19,7 @@ from support.tiny_nextn import write_tiny_qwen35
 from specrun.bench.prove import rules, texts
 from specrun.bench.prove.cache import check_cache
 from specrun.bench.prove.prove import STEPS, Proof, ProofOptions, prove
-from specrun.bench.prove.rules import WithoutResidual, check_rule
+from specrun.bench.prove.rules import SHAPES, WithoutResidual, check_rule
 from specrun.bench.prove.setting import ALPHA, Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
 from specrun.runtime.acceptance import (
@@ -337,7 +337,7 @@ def test_the_command_reports_what_it_did(tiny_model: Path, drafter: str) -> None
 def test_the_command_fails_with_its_checks(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rules, "_TOLERANCE", -1.0)
+    monkeypatch.setattr(rules, "TOLERANCE", -1.0)
     done = run("prove --minutes 0.001 -t 1 -o md --drafter prompt-lookup", "-m", tiny_model)
     assert done.exit_code == 1
     assert "rule: exact changes the target's law" in done.stderr

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from support.tiny_models import F32
 
-from specrun.bindings.contexts.backend_sampling import BackendSamplers
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.rows import Rows
+from specrun.bindings.contexts.rows import BackendSamplers, Rows
 from specrun.bindings.errors import OptionError, StaleViewError
 from specrun.bindings.models.model import Model
 

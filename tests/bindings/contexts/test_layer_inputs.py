@@ -17,11 +17,11 @@ from support.renamed_models import as_architecture, qwen3_norms
 from support.tiny_models import CHAT, F32
 from support.tiny_nextn import write_tiny_qwen35
 
-from specrun.bindings.contexts import layer_inputs
+from specrun.bindings.contexts import rows as rows_module
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.layer_inputs import LAYER_INPUT_ARCHITECTURES, check_layer_inputs
+from specrun.bindings.contexts.rows import LAYER_INPUT_ARCHITECTURES, check_layer_inputs
 from specrun.bindings.errors import OptionError, StaleViewError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
@@ -191,18 +191,18 @@ def test_an_architecture_without_them_is_refused_by_name(renamed: dict[str, Path
 def test_a_library_without_the_functions_is_refused(
     model: Model, monkeypatch: pytest.MonkeyPatch, names: str
 ) -> None:
-    monkeypatch.setattr(layer_inputs, names, ("llama_no_such_function", "_Z4nonev"))
+    monkeypatch.setattr(rows_module, names, ("llama_no_such_function", "_Z4nonev"))
     with pytest.raises(UnsupportedModelError, match="does not export llama_no_such_function"):
         check_layer_inputs(model, [1])
 
 
 ASK = """
 import sys
-from specrun.bindings.contexts import layer_inputs
+from specrun.bindings.contexts import rows
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context, ContextOptions
 from specrun.bindings.models.model import Model
-layer_inputs.LAYER_INPUT_ARCHITECTURES = frozenset({sys.argv[2]})
+rows.LAYER_INPUT_ARCHITECTURES = frozenset({sys.argv[2]})
 with Model(sys.argv[1]) as model, Context(model, ContextOptions(n_ctx=64, n_threads=1, layer_inputs=(1,))) as context:
     batch = Batch(2, 1)
     batch.fill_chain([5, 6], 0, [0], 1)

@@ -12,9 +12,8 @@ from support.tiny_models import F32
 from support.tiny_nextn import TinyNextN, variant, write_tiny_qwen35
 
 from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context import Context, MtpContext, StateBatch, check_nextn
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.mtp_context import MtpContext, StateBatch, check_nextn
 from specrun.bindings.errors import (
     ModelLoadError,
     OptionError,
@@ -217,7 +216,7 @@ def test_files_without_blocks_are_refused(files: dict[str, Path], name: str) -> 
 def test_an_architecture_without_a_graph_is_refused(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = "specrun.bindings.contexts.mtp_context.NEXTN_ARCHITECTURES"
+    known = "specrun.bindings.contexts.context.NEXTN_ARCHITECTURES"
     monkeypatch.setattr(known, ("glm4moe", "qwen35"))
     with Model(files["one"], load_nextn=True) as model:
         with pytest.raises(

@@ -22,9 +22,9 @@ from specrun.bindings.ggml import (
     TensorStore,
     call,
     load_tensors,
-    ready_graph,
 )
 from specrun.bindings.ggml import device as device_module
+from specrun.bindings.ggml import graph as graph_module
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(3, 8)).astype(np.float32)
@@ -270,7 +270,7 @@ def test_arrays_are_filled_in_place(
         return (lambda buffer: False) if name == "ggml_backend_buffer_is_host" else call(name)
 
     if not mapped:
-        monkeypatch.setattr(ready_graph, "call", elsewhere)
+        monkeypatch.setattr(graph_module, "call", elsewhere)
     builder = GraphBuilder(device)
     builder.output("sum", builder.add(builder.input("a", F32, 8, 3), builder.input("b", F32, 8, 3)))
     graph = builder.build()

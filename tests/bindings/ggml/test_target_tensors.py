@@ -12,14 +12,7 @@ import pytest
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.ggml import (
-    F32,
-    I32,
-    ComputeDevice,
-    GraphBuilder,
-    TargetTensors,
-    target_tensors,
-)
+from specrun.bindings.ggml import F32, I32, ComputeDevice, GraphBuilder, TargetTensors, weights
 from specrun.bindings.models.model import Model
 
 TOKENS = [5, 6, 7, 8]
@@ -54,7 +47,7 @@ def test_the_output_matrix_turns_final_states_into_the_targets_logits(
     device: ComputeDevice, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, reachable: bool
 ) -> None:
     if not reachable:
-        monkeypatch.setattr(target_tensors, "_tensor_of", lambda *_: None)
+        monkeypatch.setattr(weights, "_tensor_of", lambda *_: None)
     with Model(tiny_model) as model:
         tensors = TargetTensors(model, device)
         builder = GraphBuilder(device)

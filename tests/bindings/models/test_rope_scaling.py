@@ -10,10 +10,9 @@ import pytest
 
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.bindings.models.rope_scaling import AS_TRAINED, RopeScaling
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.draft_model import draft_context_options
 

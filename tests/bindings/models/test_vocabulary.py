@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from specrun.bindings.errors import ClosedError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.convert.random_model import RandomLlama, synthetic_vocabulary, write_random_llama
 from specrun.convert.tokenizer import NORMAL, USER_DEFINED, BytePairVocabulary
-from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from click.testing import Result
 
 from specrun.bindings.errors import OutOfMemoryError
-from specrun.cli.chat import models as chat_models
+from specrun.cli.chat import loop as chat_models
 
 from ..conftest import READABLE, Models, Run
 

@@ -10,8 +10,8 @@ import pytest
 from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes, tokenizer_files
 
 from specrun.bindings.gguf import read_header
-from specrun.cli.convert.options import KINDS, MODEL
-from specrun.convert.heads.detect import HEAD_KINDS
+from specrun.cli.convert import KINDS, MODEL
+from specrun.convert.heads.head_conversion import HEAD_KINDS
 
 from ..conftest import Run
 

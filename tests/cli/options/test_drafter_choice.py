@@ -13,7 +13,7 @@ from support.tiny_heads import random_medusa
 from support.tiny_nextn import TinyNextN
 
 from specrun.bindings.errors import FileMissingError, OptionError
-from specrun.cli.options.drafter_choice import drafter_expression
+from specrun.cli.options.drafting import drafter_expression
 from specrun.cli.options.model import DraftSettings
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.runtime.language import parse_expression

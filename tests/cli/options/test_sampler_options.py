@@ -8,9 +8,8 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from specrun.cli.bench.drafters_options import sampling_grid_options
-from specrun.cli.options.samplers import read_breakers
-from specrun.cli.options.sampling import answer_options
+from specrun.cli.bench.drafters import sampling_grid_options
+from specrun.cli.options.sampling import answer_options, read_breakers
 from specrun.runtime import SamplingParams
 
 FLAGS: dict[str, tuple[list[str], Any]] = {

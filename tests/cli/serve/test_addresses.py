@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.cli.serve.http.addresses import bound_socket, host_name, is_loopback, url_of
+from specrun.cli.serve.settings import bound_socket, host_name, is_loopback, url_of
 
 
 @pytest.mark.parametrize(

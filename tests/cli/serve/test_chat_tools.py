@@ -16,9 +16,8 @@ from support.tiny_models import CONTROLS, TEMPLATE
 from support.tool_templates import ADD, HERMES, LLAMA3, MISTRAL, TEMPLATES, WEATHER
 
 from specrun.convert.gguf import Metadata
-from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.convert.random_model import RandomLlama, synthetic_vocabulary, write_random_llama
 from specrun.convert.tokenizer import BytePairVocabulary
-from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
 from specrun.runtime.chat import ChatTemplate
 from specrun.runtime.engine import Engine
 

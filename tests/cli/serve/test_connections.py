@@ -23,7 +23,7 @@ from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.http import connections
+from specrun.cli.serve import server
 from specrun.cli.serve.settings import Bounds, ServeSettings
 
 SOON = 10.0  # seconds, on a busy machine
@@ -147,13 +147,13 @@ def test_what_is_parsed_at_once_is_little(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes: list[int] = []
-    receive = connections.Connection.data_received
+    receive = server.Connection.data_received
 
-    def noting(self: connections.Connection, data: bytes) -> None:
+    def noting(self: server.Connection, data: bytes) -> None:
         sizes.append(len(data))
         receive(self, data)
 
-    monkeypatch.setattr(connections.Connection, "data_received", noting)
+    monkeypatch.setattr(server.Connection, "data_received", noting)
     with serving(engine) as address:
         content = "a" * 1_000_000
         httpx2.post(f"{address}/tokenize", json={"content": content}, timeout=SOON)
@@ -177,7 +177,7 @@ def test_a_stream_is_longer_than_all_time_limits(engine: ScriptedEngine) -> None
 def test_the_rest_of_a_body_that_is_answered_already_is_not_waited_for(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "_REST_SECONDS", 0.2)
+    monkeypatch.setattr(server, "_REST_SECONDS", 0.2)
     with serving(engine) as address, opened(address) as slow:
         slow.sendall(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
         said = b""
@@ -259,7 +259,7 @@ def test_requests_that_are_not_whole_do_not_hold_up_the_end(engine: ScriptedEngi
 def test_a_shortage_of_files_is_said_once_and_ends(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(connections, "_SHORTAGE_SECONDS", 0.001)
+    monkeypatch.setattr(server, "_SHORTAGE_SECONDS", 0.001)
 
     async def main() -> None:
         loop, tries = asyncio.get_running_loop(), 0
@@ -282,7 +282,7 @@ def test_a_shortage_of_files_is_said_once_and_ends(
 
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", 0))
-            watched: Any = connections.Connections(set(), Made, ServeSettings(model=""))  # type: ignore[arg-type]
+            watched: Any = server.Connections(set(), Made, ServeSettings(model=""))  # type: ignore[arg-type]
             accepting = asyncio.create_task(watched.accept(listener))
             await asyncio.sleep(0)
             with socket.create_connection(listener.getsockname(), timeout=SOON):

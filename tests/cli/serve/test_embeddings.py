@@ -13,8 +13,8 @@ from starlette.testclient import TestClient
 from support.target_texts import final_states
 from support.tiny_models import CHAT, F32
 
+from specrun.bindings.contexts.context import TextEmbedder
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.text_embedding import TextEmbedder
 from specrun.bindings.models.model import Model
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings

@@ -19,7 +19,7 @@ from support.tool_templates import HERMES, LLAMA3, MISTRAL, QWEN_CODER, function
 from specrun.bindings.errors import OptionError
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools.plan import ReplyPlan
+from specrun.cli.serve.tools import ReplyPlan
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.chat import ForcedCalls, Reply, ReplyParser, syntax_of
 from specrun.runtime.engine import Engine

@@ -290,15 +290,13 @@ def test_each_key_is_taken(clients: Clients) -> None:
 def test_keys_are_compared_in_constant_time(
     clients: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specrun.cli.serve.http import guard
-
     seen: list[tuple[bytes, bytes]] = []
 
     def compare(given: bytes, key: bytes) -> bool:
         seen.append((given, key))
         return given == key
 
-    monkeypatch.setattr(guard.hmac, "compare_digest", compare)
+    monkeypatch.setattr("specrun.cli.serve.app.hmac.compare_digest", compare)
     with clients(api_keys=("first", "second")) as client:
         client.get("/v1/models", headers={"Authorization": "Bearer first"})
     assert seen == [(b"first", b"first"), (b"first", b"second")]

@@ -17,7 +17,7 @@ from support.loopback_server import serving
 
 from specrun.bindings.errors import DecodeFailedError
 from specrun.cli.serve.app import create_app
-from specrun.cli.serve.http.server import server_of
+from specrun.cli.serve.server import server_of
 from specrun.cli.serve.settings import Bounds, ServeSettings
 from specrun.runtime.engine import Engine
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from specrun.cli.chat import loop as chat_loop
-from specrun.cli.terminal import paths
+from specrun.cli.terminal import terminal
 from specrun.cli.terminal.answer import Answer, AnswerWriter, PlainWriter, run_stream
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import DecodeError, GenerationStream
@@ -92,7 +92,7 @@ def test_a_text_larger_than_any_context_is_refused(
 ) -> None:
     path = tmp_path / "prompt.txt"
     path.write_text("x" * 2_000_001)
-    monkeypatch.setattr(paths, "MAX_TEXT_BYTES", 2_000_000)
+    monkeypatch.setattr(terminal, "MAX_TEXT_BYTES", 2_000_000)
     result = run("generate", "-m", models.target, "-f", path)
     assert result.exit_code == 3
     assert "more than any context" in result.stderr

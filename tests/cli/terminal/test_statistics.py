@@ -9,7 +9,7 @@ import pytest
 
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
 from specrun.cli.terminal.answer import statistics_line
-from specrun.cli.terminal.table import bytes_text, count_text
+from specrun.cli.terminal.screen import bytes_text, count_text
 from specrun.runtime import GenerationResult, OptionError, SpecStats, Usage
 
 STATS = SpecStats(

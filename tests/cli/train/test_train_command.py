@@ -319,7 +319,7 @@ def test_without_torch_it_says_how_to_get_it(
     run: Run, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "specrun.cli.options.packages.find_spec", lambda name: None if name == "torch" else sys
+        "specrun.cli.options.drafting.find_spec", lambda name: None if name == "torch" else sys
     )
     for kind in ("eagle", "eagle3", "medusa", "hydra"):
         result = run("train", kind, "--target", folder / "target", "-o", tmp_path / "new")

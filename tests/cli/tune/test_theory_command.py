@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
+from specrun.cli.options.group import LazyCommand, LazyGroup
 from specrun.cli.tune import theory as theory_command
 
 from ..conftest import Models

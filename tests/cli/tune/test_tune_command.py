@@ -10,11 +10,12 @@ from click.testing import CliRunner, Result
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
-from specrun.cli.lazy_group import LazyCommand, LazyGroup
 from specrun.cli.main import cli
+from specrun.cli.options.group import LazyCommand, LazyGroup
 from specrun.cli.tune import command as tune_command
 from specrun.runtime.laws import SamplingParams
-from specrun.runtime.planning import CostCurve, WeightType, load_curve, plan_file, tuned_plan
+from specrun.runtime.planning import CostCurve, load_curve, profile_file, tuned_plan
+from specrun.runtime.tuning import WeightType
 
 from ..conftest import Models
 
@@ -50,9 +51,10 @@ def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> No
         assert title in result.stdout
     assert "no drafting" in result.stdout
     assert result.stdout.count("\ntemperature ") == 2
-    path = plan_file(models.target, models.plain)
+    path = profile_file(models.target)
     assert str(path) in result.stderr
-    assert [plan["temperature"] for plan in json.loads(path.read_text())["plans"]] == [0.0, 0.8]
+    (kept,) = json.loads(path.read_text())["plans"]
+    assert [plan["temperature"] for plan in kept["plans"]] == [0.0, 0.8]
     # As chat and generate ask for it, with the same options.
     warnings: list[str] = []
     context = ContextOptions(n_ctx=256, n_threads=1)
@@ -99,8 +101,9 @@ def test_without_a_draft_model_the_targets_costs_are_measured_and_kept(models: M
 def test_weight_types_beside_the_target_are_compared(models: Models, tmp_path: Path) -> None:
     """Those that were measured stand in the table, of the others it says how to measure them; a
     file of another name is none of them."""
-    for name in ("tiny-F32.gguf", "tiny-F16.gguf", "tiny-Q8_0.gguf", "tinier-F16.gguf"):
-        (tmp_path / name).write_bytes(models.target.read_bytes())
+    names = ("tiny-F32.gguf", "tiny-F16.gguf", "tiny-Q8_0.gguf", "tinier-F16.gguf")
+    for number, name in enumerate(names):  # their content differs, as that of weight types does
+        (tmp_path / name).write_bytes(models.target.read_bytes() + number * b"\0")
     first = tune("-m", tmp_path / "tiny-F32.gguf", *FAST)
     assert first.exit_code == 0, first.output
     assert f"not measured: specrun tune -m {tmp_path / 'tiny-F16.gguf'}" in first.stderr
@@ -136,7 +139,7 @@ def test_json_holds_every_figure(models: Models) -> None:
     assert set(setting["acceptance_by_rank"]) == {"argmax", "without", "with"}
     assert {"options", "predicted", "measured", "expected_tokens"} <= set(setting["plans"][0])
     assert {"acceptance", "cost_ratio", "improvement", "operations"} <= set(setting["theory"])
-    assert not plan_file(models.target, models.plain).exists()
+    assert not profile_file(models.target).exists()
 
 
 def test_curves_and_plans_are_drawn(models: Models, tmp_path: Path) -> None:
@@ -174,7 +177,7 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_measured(
         assert problem in result.stderr, (arguments, result.stderr)
         assert result.stdout == ""
         assert "Traceback" not in result.stderr
-    assert not plan_file(models.target, models.plain).exists()
+    assert not profile_file(models.target).exists()
 
 
 @pytest.mark.parametrize(
@@ -184,9 +187,9 @@ def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(
     models: Models, plan: str, width: int | None
 ) -> None:
     assert tune(*pair(models), *FAST, "--temp", "0").exit_code == 0
-    path = plan_file(models.target, models.plain)
+    path = profile_file(models.target)
     content = json.loads(path.read_text())
-    content["plans"][0] |= {"options": "" if plan == "none" else plan, "width": width}
+    content["plans"][0]["plans"][0] |= {"options": "" if plan == "none" else plan, "width": width}
     path.write_text(json.dumps(content))
 
     def generated(*arguments: str) -> Result:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes, tokenizer_files
 
-from specrun.bindings import atomic
+from specrun.bindings import files as files_module
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
@@ -411,7 +411,9 @@ def test_an_interrupted_conversion_leaves_the_old_file(
 def test_too_little_space_is_noticed_before_writing(
     tmp_path: Path, write_checkpoint, monkeypatch
 ) -> None:
-    monkeypatch.setattr(atomic.shutil, "disk_usage", lambda _folder: SimpleNamespace(free=1000))
+    monkeypatch.setattr(
+        files_module.shutil, "disk_usage", lambda _folder: SimpleNamespace(free=1000)
+    )
     with pytest.raises(SpecrunError, match=r"are needed in .* and 0\.0 MB are free"):
         convert_checkpoint(write_checkpoint(), tmp_path / "m.gguf")
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]

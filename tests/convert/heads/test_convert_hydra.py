@@ -23,7 +23,7 @@ from specrun.bindings.errors import (
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.convert import convert_head, plan_head, target_facts
-from specrun.convert.heads.detect import HEAD_KINDS
+from specrun.convert.heads.head_conversion import HEAD_KINDS
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.hydra import HydraHead
 

@@ -23,8 +23,7 @@ from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.bindings.quantizer import dequantize_rows, quantize_rows
 from specrun.convert import convert_head, plan_head, target_facts
-from specrun.convert.heads.detect import HEAD_KINDS, detect_kind
-from specrun.convert.heads.head_conversion import quantized_pieces
+from specrun.convert.heads.head_conversion import HEAD_KINDS, detect_kind, quantized_pieces
 from specrun.runtime.drafters.medusa import MedusaHead
 
 torch = pytest.importorskip("torch")
@@ -260,8 +259,7 @@ def test_pieces_of_a_large_matrix_meet_within_rows(tmp_path: Path, tiny_model: P
     (tmp_path / "big.safetensors").write_bytes(safetensors_bytes(tensors))
     from specrun.convert.checkpoint import PIECE_BYTES, SourceDigest, read_safetensors
     from specrun.convert.families.family import TensorRule
-    from specrun.convert.tensor_map import MappedTensor
-    from specrun.convert.tensor_stream import TensorStream
+    from specrun.convert.tensor_stream import MappedTensor, TensorStream
 
     assert PIECE_BYTES // 4 % wide
     assert tensors["a"].nbytes > 2 * PIECE_BYTES

@@ -274,8 +274,8 @@ def test_a_type_whose_blocks_do_not_divide_the_rows_is_refused(tmp_path) -> None
 
 
 def test_a_disk_without_room_is_refused_before_writing(source, tmp_path, monkeypatch) -> None:
-    from specrun.bindings import atomic
+    from specrun.bindings import files
 
-    usage = type(atomic.shutil.disk_usage(tmp_path))
-    monkeypatch.setattr(atomic.shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 1000, 1000))
+    usage = type(files.shutil.disk_usage(tmp_path))
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda _: usage(10**9, 10**9 - 1000, 1000))
     assert_refused(source, tmp_path, SpecrunError, r"MB are needed .* free some space")

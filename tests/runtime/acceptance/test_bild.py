@@ -15,8 +15,7 @@ from support.enumeration import PROMPT, TOLERANCE
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 from support.tiny_models import F32
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
-from specrun.bench.prove.pair_rules import prove_rule
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law, prove_rule
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import BildRule, LawPair, RawLaw, build_rule

@@ -8,7 +8,7 @@ from support.enumeration import TOLERANCE, chain, enumerate_law
 from support.law_pairs import Pi, dense, pair_error, transformed
 from support.scripted import PLAIN, LawTable
 
-from specrun.bench.prove.enumeration import BranchingNoise
+from specrun.bench.prove.rules import BranchingNoise
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import LawPair, LossyRule, build_rule, total_variation
 from specrun.runtime.acceptance.cascades import Beta, solved_share

@@ -37,7 +37,7 @@ from support.law_pairs import (
 )
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of
 
-from specrun.bench.prove.pair_rules import pair_of
+from specrun.bench.prove.rules import pair_of
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import (

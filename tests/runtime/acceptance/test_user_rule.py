@@ -11,7 +11,7 @@ from support.enumeration import TOLERANCE, branching_tree
 from support.law_pairs import pair_error
 from support.scripted import LawTable
 
-from specrun.bench.prove.pair_rules import LeavesPi, prove_rule
+from specrun.bench.prove.rules import LeavesPi, prove_rule
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import (
     DEFERRALS,

@@ -11,7 +11,7 @@ import pytest
 from support.enumeration import TOLERANCE, target_law
 from support.scripted import LawTable
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.acceptance.verify_batch import (

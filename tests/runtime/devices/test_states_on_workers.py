@@ -18,7 +18,7 @@ from support.tiny_models import F32
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.ggml.target_tensors import device_for_heads
+from specrun.bindings.ggml.weights import device_for_heads
 from specrun.bindings.machine.devices import devices
 from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.models.model import Model

@@ -19,7 +19,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafters.break_even import ComparedDrafter, PayingDrafter, TimedDrafter
+from specrun.runtime.drafters.break_even import TimedDrafter
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
@@ -27,7 +27,7 @@ from specrun.runtime.engine import Session
 from specrun.runtime.laws import SeededNoise
 from specrun.runtime.planning import TYPICAL_CPU, TYPICAL_GPU, CostCurve, LiveCurve
 from specrun.runtime.round import Drafter, DraftRequest
-from specrun.runtime.round.drafter import NOTHING, RoundOutcome
+from specrun.runtime.round.drafter import NOTHING, Pace, RoundOutcome
 from specrun.runtime.trees import DraftTree
 
 pytestmark = pytest.mark.timed
@@ -123,10 +123,10 @@ def play(
 
 def paying(
     n: int, believed: CostCurve = TYPICAL_CPU, pause: float = 0.0
-) -> tuple[PayingDrafter, Chains, Clock]:
+) -> tuple[TimedDrafter, Chains, Clock]:
     clock = Clock()
     chains = Chains(n, clock, pause)
-    return PayingDrafter(chains, LiveCurve(believed), clock), chains, clock
+    return TimedDrafter(chains, LiveCurve(believed), clock, "paying"), chains, clock
 
 
 @pytest.mark.parametrize("true", CURVES)
@@ -227,9 +227,9 @@ def test_what_begins_to_repeat_late_is_found_though_asking_costs_all_that_may_be
 
 def test_while_it_sleeps_it_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
     """But once or twice, to fall asleep; whoever does not heed its pauses calls it in vain."""
-    calls, propose = [], PayingDrafter.propose
+    calls, propose = [], TimedDrafter.propose
     monkeypatch.setattr(
-        PayingDrafter, "propose", lambda self, request: calls.append(1) or propose(self, request)
+        TimedDrafter, "propose", lambda self, request: calls.append(1) or propose(self, request)
     )
     for heeds in (True, False):
         drafter, chains, clock = paying(4, pause=0.1)
@@ -296,7 +296,7 @@ def test_the_law_is_the_targets_whenever_it_is_stopped() -> None:
             clock.now += step
             return clock.now
 
-        return PayingDrafter(inner, LiveCurve(TYPICAL_CPU), ticking)
+        return TimedDrafter(inner, LiveCurve(TYPICAL_CPU), ticking, "paying")
 
     for step in (0.0, 1.0):
         assert drafter_bias(ExactRule(), lambda: make(step), LawTable(3, 1), 3) < TOLERANCE  # noqa: B023
@@ -331,7 +331,7 @@ def test_a_lookup_learns_what_the_machine_costs_and_loses_less_than_one_that_doe
 
     def guarded(clock: Clock) -> Drafter:
         live = LiveCurve(TYPICAL_GPU)
-        return PayingDrafter(PromptLookupDrafter(costs=live), live, clock)
+        return TimedDrafter(PromptLookupDrafter(costs=live), live, clock, "paying")
 
     assert seconds(lambda _: PromptLookupDrafter(costs=TYPICAL_GPU)) > 1.1
     assert seconds(guarded) < 1.03
@@ -346,23 +346,23 @@ def model(tiny_model: Path) -> Iterator[Model]:
         yield model
 
 
-KINDS: Sequence[tuple[str, type[Drafter] | None]] = [
-    ("prompt-lookup", PayingDrafter),
-    ("lookahead", PayingDrafter),
-    ("jacobi", PayingDrafter),
-    ("ensemble(prompt-lookup, jacobi)", PayingDrafter),
-    ("relay(prompt-lookup@2, jacobi@2)", PayingDrafter),
+PACES: Sequence[tuple[str, Pace | None]] = [
+    ("prompt-lookup", "paying"),
+    ("lookahead", "paying"),
+    ("jacobi", "paying"),
+    ("ensemble(prompt-lookup, jacobi)", "paying"),
+    ("relay(prompt-lookup@2, jacobi@2)", "paying"),
     ("prompt-lookup(always=yes)", None),
     ("ensemble(prompt-lookup(always=yes), jacobi)", None),
-    ("auto(prompt-lookup, lookahead)", TimedDrafter),
+    ("auto(prompt-lookup, lookahead)", "timed"),
     ("auto(prompt-lookup(always=yes), lookahead)", None),
     ("none", None),
 ]
 
 
-@pytest.mark.parametrize(("expression", "kind"), KINDS)
+@pytest.mark.parametrize(("expression", "pace"), PACES)
 def test_what_draws_nothing_is_timed_unless_it_is_not_to_be(
-    model: Model, expression: str, kind: type[Drafter] | None
+    model: Model, expression: str, pace: Pace | None
 ) -> None:
     for by_clock in (True, False):
         environment = DraftEnvironment(model, ContextOptions(n_ctx=64), by_clock=by_clock)
@@ -373,16 +373,19 @@ def test_what_draws_nothing_is_timed_unless_it_is_not_to_be(
         with closing(build_drafter(expression, environment)) as weights:
             with closing(weights.start()) as drafter:
                 assert drafter.name == expression
-                timed = type(drafter) if isinstance(drafter, TimedDrafter) else None
-                assert timed is (kind if by_clock else None)
+                assert pace_of(drafter) == (pace if by_clock else None)
+
+
+def pace_of(drafter: Drafter) -> Pace | None:
+    return drafter.pace if isinstance(drafter, TimedDrafter) else None
 
 
 @pytest.mark.parametrize(
-    ("options", "kind", "in_auto"),
+    ("options", "pace", "in_auto"),
     [
-        ("", ComparedDrafter, None),  # it may draw
-        ("sampling=argmax", ComparedDrafter, TimedDrafter),
-        ("depth=3, nodes=auto", ComparedDrafter, TimedDrafter),
+        ("", "greedy", None),  # it may draw
+        ("sampling=argmax", "compared", "timed"),
+        ("depth=3, nodes=auto", "compared", "timed"),
         ("n=4", None, None),
     ],
 )
@@ -390,8 +393,8 @@ def test_a_model_that_chooses_how_much_it_drafts_is_timed(
     model: Model,
     tiny_drafter: Path,
     options: str,
-    kind: type[Drafter] | None,
-    in_auto: type[Drafter] | None,
+    pace: Pace | None,
+    in_auto: Pace | None,
 ) -> None:
     environment = DraftEnvironment(model, ContextOptions(n_ctx=64, n_threads=1), n_gpu_layers=0)
     draft = ", ".join(filter(None, (f'draft("{tiny_drafter}"', options))) + ")"
@@ -399,8 +402,8 @@ def test_a_model_that_chooses_how_much_it_drafts_is_timed(
     for expression in (draft, f"auto({draft}, prompt-lookup)", f"ensemble({draft}, prompt-lookup)"):
         with closing(build_drafter(expression, environment)) as weights:
             with closing(weights.start()) as drafter:
-                found.append(type(drafter) if isinstance(drafter, TimedDrafter) else None)
-    assert found == [kind, in_auto, None]
+                found.append(pace_of(drafter))
+    assert found == [pace, in_auto, None]
 
 
 def drafts_by_clock(
@@ -457,7 +460,8 @@ def test_the_first_two_rounds_of_what_is_compared_are_plain(
     temperature: float, *, draws: bool
 ) -> None:
     clock = Clock()
-    drafter = ComparedDrafter(Chains(3, clock), LiveCurve(TYPICAL_CPU), clock, draws=draws)
+    pace: Pace = "greedy" if draws else "compared"
+    drafter = TimedDrafter(Chains(3, clock), LiveCurve(TYPICAL_CPU), clock, pace)
     params, text, drafted = SamplingParams(temperature=temperature), [3, 1, 4], []
     drafter.begin(text)
     for _ in range(4):
@@ -476,7 +480,7 @@ def test_nothing_is_timed_under_rules_that_are_not_exact(tiny_model: Path) -> No
     options = {"n_ctx": 64, "n_threads": 1, "n_gpu_layers": 0}
     for rule, timed in (("exact", True), ("block", True), ("typical(eps=0.2)", False)):
         with Runtime(tiny_model, "prompt-lookup", accept=rule, **options) as runtime:
-            assert isinstance(runtime.session.drafter, PayingDrafter) is timed
+            assert isinstance(runtime.session.drafter, TimedDrafter) is timed
 
 
 def test_texts_are_plain_decodings_own_on_a_real_clock(tiny_model: Path) -> None:
@@ -500,7 +504,7 @@ def test_a_drafter_that_reads_logits_says_so_when_it_is_timed(
     said = []
     for backend_sampling in ("off", "on"):
         with Runtime(tiny_model, drafter, backend_sampling=backend_sampling, **F32) as runtime:
-            assert isinstance(runtime.session.drafter, PayingDrafter)
+            assert isinstance(runtime.session.drafter, TimedDrafter)
             assert runtime.session.drafter.reads_logits
             said.append(runtime.generate(prompt, params, max_tokens=40).token_ids)
     assert said[0] == said[1]

@@ -145,7 +145,7 @@ def test_a_lossy_rule_has_drafters_that_read_no_clock(
         ({"n_max": True}, "n_max is True"),
         ({"accept": "typical"}, r"typical.* is not exact, and the engine was not opened"),
         ({"accept": "nonsense"}, "nonsense"),
-        ({"accept": "token-cascade(alpha=0.5)"}, "use Runtime"),
+        ({"accept": "token-cascade(alpha=0.5)"}, "give slots=1"),
         ({"accept": LOSSY, "drafter": "prompt-lookup"}, "weighs the drafter's own laws"),
     ],
 )
@@ -167,9 +167,9 @@ def test_a_method_that_only_one_drafter_has_is_named_by_it(engine: Engine) -> No
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"others": ["pass(FILE:pass, n=2)"]}, "pass.* use Runtime"),
+        ({"others": ["pass(FILE:pass, n=2)"]}, "pass.* give slots=1"),
         ({"others": ["nonsense"]}, "nonsense"),
-        ({"rules": ["token-cascade(alpha=0.5)"]}, "use Runtime"),
+        ({"rules": ["token-cascade(alpha=0.5)"]}, "give slots=1"),
         ({"accept": LOSSY}, "weighs the drafter's own laws"),
     ],
 )

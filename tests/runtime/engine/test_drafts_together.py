@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from support.every_drafter import named, write_all
+from support.simulated_machine import end_chain
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -142,7 +143,7 @@ def test_a_long_prompt_is_read_by_the_draft_model_in_pieces_too(
     options = ContextOptions(**{**F32, "n_ctx": 2048})
     with Engine(files["shallow"], drafter, slots=2, context=options) as engine:
         together = engine.generate_many([PROMPTS[0], long], GREEDY, max_tokens=LENGTH)
-        piece = engine._schedule.seats[0].target.longest_piece
+        piece = engine._schedule.sessions[0].target.longest_piece
     assert sum(read) > 700
     assert max(read) <= piece < 700
     with Engine(files["shallow"], "none", slots=1, context=options) as engine:
@@ -183,7 +184,7 @@ def drafted_at(load: int, *, by_clock: bool = True) -> int:
         meeting=together,
         by_clock=by_clock,
     )
-    length = environment.draft_length(0.05)
+    length = environment.draft_plan(0.05)
     together.n_drafting = load
     count = 0
     for _ in range(200):
@@ -191,7 +192,7 @@ def drafted_at(load: int, *, by_clock: bool = True) -> int:
         count = 0
         while length.goes_on() and length.takes(0.7):
             count += 1
-        length.learn(min(count, 2))
+        end_chain(length, count, min(count, 2))
     return count
 
 
@@ -213,7 +214,7 @@ def test_a_change_of_the_load_is_seen_at_once() -> None:
         costs=STEEPER,
         meeting=together,
     )
-    length = environment.draft_length(0.05)
+    length = environment.draft_plan(0.05)
 
     def most() -> int:
         length.start(points=True)

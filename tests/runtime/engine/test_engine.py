@@ -21,8 +21,8 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.engine import Engine
-from specrun.runtime.engine.schedule import Schedule, Seat
+from specrun.runtime.engine import Engine, Session
+from specrun.runtime.engine.schedule import Schedule
 
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 GREEDY = SamplingParams(temperature=0.0)
@@ -255,10 +255,10 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(
     seen: list[int] = []
     read = Schedule._read_piece
 
-    def noted(schedule: Schedule, seat: Seat, piece: int) -> None:
-        assert seat.request is not None
-        seen.append(len(seat.request.prompt))
-        read(schedule, seat, piece)
+    def noted(schedule: Schedule, session: Session, piece: int) -> None:
+        assert session.running is not None
+        seen.append(len(session.running.answer.request.prompt))
+        read(schedule, session, piece)
 
     monkeypatch.setattr(Schedule, "_read_piece", noted)
     with Engine(files["shallow"], slots=3, context=sized(4096)) as engine:
@@ -281,11 +281,11 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(
     [
         (0, {}, "slots is 0"),
         (2.5, {}, "slots is 2.5"),
-        (2, {"drafter": "pass(FILE:pass, n=2)"}, "pass.* use Runtime"),
+        (2, {"drafter": "pass(FILE:pass, n=2)"}, "pass.* give slots=1"),
         (2, {"shape": "fixed"}, "shape is 'fixed'"),
         (2, {"backend_sampling": "on"}, "one conversation at a time"),
         (100, {"drafter": "medusa(FILE:medusa, tree=3x2x1)"}, "at most 42 slots, not 100"),
-        (2, {"accept": "token-cascade(alpha=0.5)", "drafter": "draft(FILE:twin)"}, "use Runtime"),
+        (2, {"accept": "token-cascade(alpha=0.5)", "drafter": "draft(FILE:twin)"}, "give slots=1"),
     ],
 )
 def test_what_an_engine_cannot_do_is_said(

@@ -32,7 +32,7 @@ from support.scripted import (
     conversation_of,
 )
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.engine import Engine
@@ -173,5 +173,6 @@ def test_three_conversations_each_follow_the_targets_joint_law(
         assert load.texts_per_evaluation is not None
         assert load.texts_per_evaluation > 2.0
         assert load.drafting_texts > 1.5 * load.draft_evaluations
-        monkeypatch.setattr(engine._choices, "_own_rule", KeepsTooMuch())
+        for session in engine._schedule.sessions:
+            monkeypatch.setattr(session, "rule", KeepsTooMuch())
         assert max(p_values(pair, counted(engine))) < REJECTED

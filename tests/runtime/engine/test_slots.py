@@ -28,7 +28,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
 
 
 def shared_slots(model: Model, n_slots: int = 2) -> SharedEvaluation:
-    options = ContextOptions(**F32, n_sequences=2 * n_slots + (n_slots > 1), n_outputs=8 * n_slots)
+    options = ContextOptions(**F32, n_sequences=2 * n_slots + 1, n_outputs=8 * n_slots)
     return SharedEvaluation(Context(model, options), n_slots, 256, CURVE, SlotClock())
 
 
@@ -108,11 +108,10 @@ def test_a_text_that_is_not_cached_is_refused(model: Model) -> None:
 
 def test_the_longest_prefix_leaves_the_last_token_to_be_evaluated(model: Model) -> None:
     shared = shared_slots(model)
-    first, second = shared.slots
-    for slot, tokens in ((first, [1, 2, 3, 4]), (second, [1, 2, 5])):
-        text = CachedText(tokens)
+    texts = [CachedText([1, 2, 3, 4]), CachedText([1, 2, 5])]
+    for slot, text in zip(shared.slots, texts, strict=True):
         slot.hold(text)
-        slot.prefill(text, len(tokens))
-    assert longest_prefix(shared.slots, [1, 2, 3, 4]) == (first, 3)
-    assert longest_prefix(shared.slots, [1, 2, 5, 9]) == (second, 3)
-    assert longest_prefix(shared.slots, [7]) == (None, 0)
+        slot.prefill(text, len(text.tokens))
+    assert longest_prefix(texts, [1, 2, 3, 4]) == (0, 3)
+    assert longest_prefix(texts, [1, 2, 5, 9]) == (1, 3)
+    assert longest_prefix(texts, [7]) == (None, 0)

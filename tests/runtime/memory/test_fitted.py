@@ -13,7 +13,7 @@ from support.tiny_models import F32
 from support.workers import running_worker
 
 from specrun.bindings.errors import OutOfMemoryError
-from specrun.bindings.machine.host_memory import available_memory
+from specrun.bindings.machine.devices import available_memory
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.memory import MemoryDevice, fit

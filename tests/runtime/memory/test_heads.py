@@ -7,7 +7,7 @@ import ctypes
 import pytest
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.ggml import ready_graph
+from specrun.bindings.ggml import graph
 from specrun.bindings.library import native_function
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_drafters, demo_target
@@ -31,16 +31,16 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Allocated:
     found = Allocated()
     pointers = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p
     size = native_function("ggml_backend_sched_get_buffer_size", *pointers)
-    make, close = ready_graph.Graph.__init__, ready_graph.Graph.close
+    make, close = graph.Graph.__init__, graph.Graph.close
     make_cache = KeyValueCache.__init__
 
-    def counted(self: ready_graph.Graph, *arguments: object, **options: object) -> None:
+    def counted(self: graph.Graph, *arguments: object, **options: object) -> None:
         make(self, *arguments, **options)  # type: ignore[arg-type]
         backends = self._device.backends
         found.graphs[id(self)] = sum(size(self._scheduler, backend) for backend in backends)
         found.peak = max(found.peak, sum(found.graphs.values()))
 
-    def closed(self: ready_graph.Graph) -> None:
+    def closed(self: graph.Graph) -> None:
         found.graphs.pop(id(self), None)
         close(self)
 
@@ -48,8 +48,8 @@ def allocated(monkeypatch: pytest.MonkeyPatch) -> Allocated:
         make_cache(self, *arguments)  # type: ignore[arg-type]
         found.cells += 2 * 4 * self.sizes.kv_size * (self.n_cells + 1)
 
-    monkeypatch.setattr(ready_graph.Graph, "__init__", counted)
-    monkeypatch.setattr(ready_graph.Graph, "close", closed)
+    monkeypatch.setattr(graph.Graph, "__init__", counted)
+    monkeypatch.setattr(graph.Graph, "close", closed)
     monkeypatch.setattr(KeyValueCache, "__init__", cached)
     return found
 

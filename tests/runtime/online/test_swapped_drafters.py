@@ -12,7 +12,7 @@ from support.enumeration import PROMPT, TOLERANCE, Propose, chain
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import BusyError, ClosedError, ModelError, OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
@@ -183,7 +183,7 @@ def test_no_swap_in_the_middle_of_an_answer(learning: Runtime, tiny_model) -> No
     with pytest.raises(BusyError, match="still being streamed"):
         learning.swap_drafter(f"draft({quoted(str(tiny_model))}, n=4)")
     with pytest.raises(BusyError):
-        learning.session.swap_drafter(before, learning.model, learning.model)
+        learning.session.draft_with(before)
     assert learning.session.drafter is before
     rest = list(stream)
     assert len(rest) == 19
@@ -211,7 +211,7 @@ def test_swaps_free_what_they_replace(learning: Runtime, tiny_model) -> None:
     opened = []
     for _ in range(3):
         learning.swap_drafter(f"draft({quoted(str(tiny_model))}, n=4)")
-        opened.append(learning._weights)
+        opened.append(learning._choices.weights[learning._choices.own])
     assert [weights.owned == () for weights in opened] == [True, True, False]
     learning.close()
     assert opened[-1].owned == ()

@@ -10,12 +10,12 @@ from collections.abc import Callable
 import pytest
 from support.enumeration import TOLERANCE, drafter_bias, law_with_drafter
 from support.scripted import LawTable, law_of
-from support.simulated_machine import draft_cost
+from support.simulated_machine import draft_cost, end_chain
 
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.laws import Law
-from specrun.runtime.planning import CostCurve, LiveCurve
-from specrun.runtime.planning.draft_size import AcceptanceOdds, DraftLength, log_odds
+from specrun.runtime.planning import CostCurve, DraftPlan, LiveCurve
+from specrun.runtime.planning.acceptance import AcceptanceOdds, log_odds
 from specrun.runtime.round import Drafter, DraftRequest
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import DraftTree, draft_chain
@@ -32,7 +32,7 @@ class StoppedChain(Drafter):
 
     def __init__(self, drafts: LawTable, *, looks_at_the_draw: bool = False) -> None:
         self._drafts, self._wrong = drafts, looks_at_the_draw
-        self.length = DraftLength(STEEP.seconds, draft_cost(0.02), 3)
+        self.length = DraftPlan(STEEP.seconds, draft_cost(0.02), 3)
         self.lengths: list[int] = []
 
     def propose(self, request: DraftRequest) -> DraftTree:
@@ -64,10 +64,10 @@ class StoppedChain(Drafter):
                 laws.append(law)
             tree = DraftTree.chain(tokens, laws)
         self.lengths.append(len(tree))
-        return tree
+        return self.length.drafted(tree)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        self.length.learn(len(outcome.path))
+        self.length.observe(outcome)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -109,7 +109,7 @@ def test_the_lengths_of_these_chains_differ() -> None:
 # -- the rule --------------------------------------------------------------------------------------
 
 
-def lengths_for(length: DraftLength, certainties: list[float]) -> int:
+def lengths_for(length: DraftPlan, certainties: list[float]) -> int:
     """Return how many tokens of a chain with these certainties are drafted."""
     length.start(points=True)
     drafted = 0
@@ -125,7 +125,7 @@ def test_thresholds_are_those_of_the_formula(curve: CostCurve, token: float, usu
     """At every length: drafted exactly where some number of further tokens is worth its cost, if
     they are as good as the last one at first and as usual further on."""
     step, most = 0.03, 8
-    length = DraftLength(curve.seconds, draft_cost(step), most)
+    length = DraftPlan(curve.seconds, draft_cost(step), most)
     length.start(points=True)
     learnt = length._learnt[True]
     learnt.usual, learnt.tokens, learnt.rounds = usual, 1.0, token
@@ -159,7 +159,7 @@ def test_tokens_that_are_certain_come_in_runs() -> None:
     """A sure token promises sure ones: behind it a chain passes a step before which others end."""
     beyond = CostCurve.flat([1.0, 1.2, 1.3, 1.4, *[3.0] * 6])
     lengths = [
-        lengths_for(DraftLength(beyond.seconds, draft_cost(0.01), 9), [certainty] * 9)
+        lengths_for(DraftPlan(beyond.seconds, draft_cost(0.01), 9), [certainty] * 9)
         for certainty in (0.6, 0.99)
     ]
     assert lengths == [3, 9]
@@ -168,7 +168,7 @@ def test_tokens_that_are_certain_come_in_runs() -> None:
 def test_a_step_of_the_curve_is_passed_or_not_begun() -> None:
     """Of 2 to 4 tokens all cost alike, of 5 much more: no token is left out before the step."""
     drafted = {
-        lengths_for(DraftLength(STEPS.seconds, draft_cost(0.01), 8), [certainty] * 8)
+        lengths_for(DraftPlan(STEPS.seconds, draft_cost(0.01), 8), [certainty] * 8)
         for certainty in (0.05, 0.3, 0.5, 0.7, 0.9, 0.99)
     }
     assert drafted <= {0, 3, 7}
@@ -177,13 +177,13 @@ def test_a_step_of_the_curve_is_passed_or_not_begun() -> None:
 
 def test_surer_drafts_are_longer_and_what_is_free_is_drafted() -> None:
     lengths = [
-        lengths_for(DraftLength(STEEP.seconds, draft_cost(0.01), 4), [certainty] * 4)
+        lengths_for(DraftPlan(STEEP.seconds, draft_cost(0.01), 4), [certainty] * 4)
         for certainty in (0.01, 0.3, 0.6, 0.9, 0.999)
     ]
     assert lengths == sorted(lengths)
     assert lengths[0] < lengths[-1]
     flat = CostCurve.flat([1.0, 1.0])
-    assert lengths_for(DraftLength(flat.seconds, draft_cost(0.0), 15), [0.2] * 15) == 15
+    assert lengths_for(DraftPlan(flat.seconds, draft_cost(0.0), 15), [0.2] * 15) == 15
 
 
 def test_the_odds_follow_what_was_accepted() -> None:
@@ -204,9 +204,9 @@ def test_certainties_of_nothing_and_of_all_have_odds() -> None:
 
 def test_drawn_drafts_begin_alike_in_every_answer_and_chosen_ones_go_on() -> None:
     """Lengths of drawn drafts decide which text comes; a seed must give it again."""
-    length = DraftLength(STEEP.seconds, draft_cost(0.01), 4)
+    length = DraftPlan(STEEP.seconds, draft_cost(0.01), 4)
     length.begin()
-    fresh = [lengths_for(DraftLength(STEEP.seconds, draft_cost(0.01), 4), [0.6] * 4), 0]
+    fresh = [lengths_for(DraftPlan(STEEP.seconds, draft_cost(0.01), 4), [0.6] * 4), 0]
 
     def drawn() -> int:
         length.start(points=False)
@@ -217,10 +217,8 @@ def test_drawn_drafts_begin_alike_in_every_answer_and_chosen_ones_go_on() -> Non
 
     first = drawn()
     for _ in range(40):
-        lengths_for(length, [0.6] * 4)
-        length.learn(0)
-        drawn()
-        length.learn(0)
+        end_chain(length, lengths_for(length, [0.6] * 4), 0)
+        end_chain(length, drawn(), 0)
     assert drawn() < first
     assert lengths_for(length, [0.6] * 4) < fresh[0]
     length.begin()
@@ -243,13 +241,13 @@ def speed(curve: CostCurve, chances: list[list[float]], lengths: Callable[[int],
 
 def by_stopping(curve: CostCurve, chances: list[list[float]], *, honest: bool = True) -> float:
     """Return the same where certainties are the chances, or have nothing to do with them."""
-    random_, length = random.Random(2), DraftLength(curve.seconds, draft_cost(0.01), 8)
+    random_, length = random.Random(2), DraftPlan(curve.seconds, draft_cost(0.01), 8)
     drafted = []
     for round_chances in chances:
         certainties = round_chances if honest else [random_.random() for _ in round_chances]
         n = lengths_for(length, certainties)
         came = list(itertools.takewhile(lambda p: random_.random() < p, round_chances[:n]))
-        length.learn(len(came))
+        end_chain(length, n, len(came))
         drafted.append(n)
     return speed(curve, chances, drafted.__getitem__)
 
@@ -281,13 +279,13 @@ def test_it_stays_near_the_best_fixed_length_where_they_tell_nothing(
 
 def test_a_drafter_that_became_good_is_used_again() -> None:
     chances = [[0.02] * 8] * 200 + [[0.98] * 8] * 400
-    length = DraftLength(STEEP.seconds, draft_cost(0.01), 8)
+    length = DraftPlan(STEEP.seconds, draft_cost(0.01), 8)
     random_, drafted = random.Random(3), []
     for round_chances in chances:
         drafted.append(lengths_for(length, [0.5] * 8))
         wanted = round_chances[: drafted[-1]]
         came = list(itertools.takewhile(lambda p: random_.random() < p, wanted))
-        length.learn(len(came))
+        end_chain(length, drafted[-1], len(came))
     assert sum(drafted[100:200]) < 20
     assert min(drafted[-100:]) >= 3
 
@@ -295,13 +293,14 @@ def test_a_drafter_that_became_good_is_used_again() -> None:
 def test_drawn_answers_begin_alike_whatever_the_last_one_left() -> None:
     """Thresholds of the last answer may be near enough not to be worked out again: a seed would
     then give another text."""
-    used, fresh = (DraftLength(STEPS.seconds, draft_cost(0.05), 6) for _ in range(2))
+    used, fresh = (DraftPlan(STEPS.seconds, draft_cost(0.05), 6) for _ in range(2))
     rng = random.Random(47)  # after these rounds the last thresholds are such
     for _ in range(12):
         used.start(points=False)
         while used.goes_on() and used.takes(rng.choice((0.5, 0.7, 0.9))):
             pass
-        used.learn(rng.randrange(len(used._drafted) + 1))
+        drafted = len(used._certainties)
+        end_chain(used, drafted, rng.randrange(drafted + 1))
     used.begin()
     for length in (used, fresh):
         length.start(points=False)
@@ -315,7 +314,7 @@ def test_what_the_clock_teaches_of_chosen_tokens_changes_nothing_of_drawn_ones()
     """Of drawn tokens the length is part of which text comes of a seed."""
     live = LiveCurve(STEPS)
     told, untold = (
-        DraftLength(curve.seconds, draft_cost(0.05), 6, drawn=(STEPS.seconds, draft_cost(0.05)))
+        DraftPlan(curve.seconds, draft_cost(0.05), 6, drawn=(STEPS.seconds, draft_cost(0.05)))
         for curve in (live, STEPS)
     )
     for _ in range(9):  # a batch of four takes as long as four of one
@@ -327,5 +326,5 @@ def test_what_the_clock_teaches_of_chosen_tokens_changes_nothing_of_drawn_ones()
             length.start(points=points)
             while length.goes_on() and length.takes(0.9):
                 pass
-            lengths.append(len(length._drafted))
+            lengths.append(len(length._certainties))
         assert (lengths[0] != lengths[1]) is differs

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.scripted import LawTable, law_of
 
-from specrun.bench.prove.enumeration import enumerate_law
+from specrun.bench.prove.rules import enumerate_law
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions

@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 import random
 from collections.abc import Callable
 
 import pytest
-from support.simulated_machine import draft_cost
+from support.simulated_machine import draft_cost, end_chain
 
-from specrun.runtime.planning import Account, CostCurve, draft_size
-from specrun.runtime.planning.draft_size import DraftLength
+from specrun.runtime.planning import Account, CostCurve, DraftPlan, draft_plan
+from specrun.runtime.trees import ROOT
 
 F16 = CostCurve(
     (1, 2, 3, 4, 5, 6, 7, 8, 16), *2 * ((32.3, 49.4, 49.4, 52.3, 56.6, 58.5, 67.2, 118.4, 118.4),)
@@ -79,26 +80,26 @@ CURVES = {"F16": F16, "Q8_0": Q8_0}
 HELD_OUT = 7  # the seed of chains that nothing was tuned on
 
 
-def speed(texts: list[list[Place]], curve: CostCurve, length: DraftLength | int) -> float:
+def speed(texts: list[list[Place]], curve: CostCurve, length: DraftPlan | int) -> float:
     """Return tokens a second, with the length of a chain given or decided."""
     tokens, seconds = 0, 0.0
     for text in texts:
         place = 0
-        if isinstance(length, DraftLength):
+        if isinstance(length, DraftPlan):
             length.begin()
         while place < len(text):
             certainties, accepted = text[place]
             room = min(MOST, len(text) - place - 1)
             drafted, asked = _drafted(certainties[:room], length)
             kept = sum(1 for _ in itertools.takewhile(bool, accepted[:drafted]))
-            if isinstance(length, DraftLength):
-                length.learn(kept)
+            if isinstance(length, DraftPlan):
+                end_chain(length, drafted, kept)
             tokens, place = tokens + kept + 1, place + kept + 1
             seconds += curve.seconds(1 + drafted) + asked * STEP
     return tokens / seconds
 
 
-def _drafted(certainties: list[float], length: DraftLength | int) -> tuple[int, int]:
+def _drafted(certainties: list[float], length: DraftPlan | int) -> tuple[int, int]:
     if isinstance(length, int):
         return min(length, len(certainties)), min(length, len(certainties))
     length.start(points=False)
@@ -119,18 +120,18 @@ class Endless(Account):
 
 def speed_of_head(step: float) -> float:
     """Return the speed of a weak head over plain decoding; it computes several tokens at once."""
-    length, tokens, seconds = DraftLength(STEEP.seconds, draft_cost(step), MOST), 0, 0.0
+    length, tokens, seconds = DraftPlan(STEEP.seconds, draft_cost(step), MOST), 0, 0.0
     for text in weak(HELD_OUT):
         length.begin()
         place = 0
         while place < len(text):
             certainties, accepted = text[place]
             room = min(MOST, len(text) - place - 1)
-            length.start(points=True)
-            asked = min(length.ahead(), room)
-            drafted = length.cut(certainties[:asked]) if asked else 0
+            asked = min(length.depth_to_ask(), room)
+            values = list(itertools.accumulate(certainties[:asked], operator.mul))
+            drafted = len(length.best(values, range(ROOT, asked - 1), asked)) if asked else 0
             kept = sum(1 for _ in itertools.takewhile(bool, accepted[:drafted]))
-            length.learn(kept)
+            end_chain(length, drafted, kept)
             tokens, place = tokens + kept + 1, place + kept + 1
             seconds += STEEP.seconds(1 + drafted) + asked * step
     return tokens / seconds * STEEP.seconds(1)
@@ -139,7 +140,7 @@ def speed_of_head(step: float) -> float:
 def gain(pair: str, curve: CostCurve) -> float:
     """Return the speed of n=auto over that of the best n of 1 to 10."""
     texts = PAIRS[pair](HELD_OUT)
-    auto = DraftLength(curve.seconds, draft_cost(0.03 * curve.seconds(1)), MOST)
+    auto = DraftPlan(curve.seconds, draft_cost(0.03 * curve.seconds(1)), MOST)
     return speed(texts, curve, auto) / max(speed(texts, curve, n) for n in range(1, 11))
 
 
@@ -158,7 +159,7 @@ def test_a_rule_that_takes_tokens_to_come_for_usual_ones_stops_before_the_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Negative control: the rule as it was."""
-    monkeypatch.setattr(draft_size, "_ALIKE", 0.0)
+    monkeypatch.setattr(draft_plan, "_ALIKE", 0.0)
     assert gain("peaked", F16) < 1.05
 
 
@@ -168,12 +169,12 @@ def test_a_head_that_is_asked_in_vain_rests_before_it_loses_much() -> None:
 
 def test_a_head_that_may_lose_anything_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: asked as often as its certainty lets hope."""
-    monkeypatch.setattr(draft_size, "account_of_model", lambda: Endless(0.0))
+    monkeypatch.setattr(draft_plan, "account_of_model", lambda: Endless(0.0))
     assert speed_of_head(HEAD_STEP) < 0.94
 
 
 def test_a_head_that_pays_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a cheaper head the same drafts gain, and resting would lose that."""
     rests = speed_of_head(0.3)
-    monkeypatch.setattr(draft_size, "account_of_model", lambda: Endless(0.0))
+    monkeypatch.setattr(draft_plan, "account_of_model", lambda: Endless(0.0))
     assert rests > 0.99 * speed_of_head(0.3) > 1.0

@@ -12,9 +12,8 @@ import pytest
 from support.scripted import TableRows
 from support.simulated_machine import draft_cost
 
-from specrun.runtime.planning import Account, CostCurve, LiveCurve, draft_size
+from specrun.runtime.planning import Account, CostCurve, DraftPlan, LiveCurve, draft_plan
 from specrun.runtime.planning.curves import DraftCost
-from specrun.runtime.planning.draft_size import TreeSize
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import ROOT, DraftTree
 
@@ -39,7 +38,7 @@ def tree_of(kept: Sequence[int]) -> DraftTree:
 class Rounds:
     """Rounds of a size, in which nodes are accepted with chances of their own."""
 
-    def __init__(self, size: TreeSize, seed: int = 1) -> None:
+    def __init__(self, size: DraftPlan, seed: int = 1) -> None:
         self.size, self._random, self._text = size, random.Random(seed), [0]
         self.kept: list[int] = []
         self.asked = False
@@ -76,7 +75,7 @@ def test_the_kept_nodes_are_the_best_of_all_trees() -> None:
     random_ = random.Random(4)
     for curve in (STEEP, STEPS):
         for _ in range(60):
-            size = TreeSize(curve.seconds, draft_cost(0.1, of_any_depth=True), 8)
+            size = DraftPlan(curve.seconds, draft_cost(0.1, of_any_depth=True), 8, depth=1)
             certainties = [random_.uniform(0.05, 0.95) for _ in PARENTS]
             kept = size.best(values_of(certainties), PARENTS, 6)
             chances: list[float] = []
@@ -109,7 +108,7 @@ EASY, HARD = [0.95, 0.03, 0.95, 0.03, 0.5, 0.1], [0.1, 0.05, 0.1, 0.05, 0.1, 0.0
 
 def speed(curve: CostCurve, *, fixed: int | None = None, told: bool = True) -> float:
     """Return tokens a second of rounds that are easy or hard, drafted for 0.1 of a plain one."""
-    size = TreeSize(curve.seconds, draft_cost(0.1, of_any_depth=True), 8)
+    size = DraftPlan(curve.seconds, draft_cost(0.1, of_any_depth=True), 8, depth=1)
     rounds, random_ = Rounds(size), random.Random(2)
     if fixed is not None:
         rounds.size = FixedSize(fixed)  # type: ignore[assignment]
@@ -155,7 +154,7 @@ def test_it_stays_near_the_best_fixed_size_where_they_tell_nothing(curve: CostCu
 
 
 def test_a_drafter_that_is_never_right_is_asked_ever_more_rarely() -> None:
-    rounds = Rounds(TreeSize(STEEP.seconds, draft_cost(0.1, of_any_depth=True), 8))
+    rounds = Rounds(DraftPlan(STEEP.seconds, draft_cost(0.1, of_any_depth=True), 8, depth=1))
     asked = []
     for _ in range(600):
         rounds.play([0.6, 0.3] * 3, [0.0] * 6)
@@ -165,7 +164,7 @@ def test_a_drafter_that_is_never_right_is_asked_ever_more_rarely() -> None:
 
 
 def test_a_drafter_that_became_good_is_used_again() -> None:
-    rounds = Rounds(TreeSize(STEEP.seconds, draft_cost(0.1, of_any_depth=True), 8))
+    rounds = Rounds(DraftPlan(STEEP.seconds, draft_cost(0.1, of_any_depth=True), 8, depth=1))
     for _ in range(200):
         rounds.play([0.6, 0.3] * 3, [0.0] * 6)
     sizes = []
@@ -187,7 +186,7 @@ def lost(draft: float, share: float) -> float:
     The drafter takes `draft` rounds for a tree; its nodes are accepted in this `share` of the
     rounds that its certainties lead to expect, and it mistakes a tenth of the easy ones for hard.
     """
-    size = TreeSize(STEEP.seconds, draft_cost(draft, of_any_depth=True), 8)
+    size = DraftPlan(STEEP.seconds, draft_cost(draft, of_any_depth=True), 8, depth=1)
     rounds, random_ = Rounds(size), random.Random(3)
     tokens = seconds = 0.0
     for _ in range(10):
@@ -211,7 +210,7 @@ def test_a_drafter_that_may_lose_anything_does(
     draft: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: asked as often as its certainties let hope."""
-    monkeypatch.setattr(draft_size, "account_of_model", lambda: Endless(0.0))
+    monkeypatch.setattr(draft_plan, "account_of_model", lambda: Endless(0.0))
     assert lost(draft, 0.4) > 0.07
 
 
@@ -222,7 +221,7 @@ GENTLE = CostCurve.flat([1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8])
 SHALLOW, EVER = [0.8, 0.05, 0.05, 0.05], [0.9] * DEEPEST
 
 
-def depths_asked(size: TreeSize, chances: Sequence[float], rounds: int = 300) -> list[int]:
+def depths_asked(size: DraftPlan, chances: Sequence[float], rounds: int = 300) -> list[int]:
     """Return how deep each round asked a drafter of chains, whose certainties are its chances."""
     random_, text, asked = random.Random(5), [0], []
     for _ in range(rounds):
@@ -241,7 +240,7 @@ def depths_asked(size: TreeSize, chances: Sequence[float], rounds: int = 300) ->
 
 
 def test_it_asks_as_deep_as_pays() -> None:
-    size = TreeSize(GENTLE.seconds, draft_cost(0.1), 8, depth=DEEPEST)
+    size = DraftPlan(GENTLE.seconds, draft_cost(0.1), 8, depth=DEEPEST)
     assert depths_asked(size, SHALLOW)[0] == DEEPEST  # what was never tried is hoped for
     shallow = depths_asked(size, SHALLOW)
     assert shallow.count(1) > 0.8 * len(shallow)
@@ -251,7 +250,7 @@ def test_it_asks_as_deep_as_pays() -> None:
 
 def test_depths_that_cost_nothing_are_all_asked_for() -> None:
     """Negative control: where every depth takes as long as one, more than one is asked for."""
-    size = TreeSize(GENTLE.seconds, draft_cost(0.1, of_any_depth=True), 8, depth=DEEPEST)
+    size = DraftPlan(GENTLE.seconds, draft_cost(0.1, of_any_depth=True), 8, depth=DEEPEST)
     depths_asked(size, SHALLOW)
     assert min(depths_asked(size, SHALLOW)) > 1
 
@@ -262,7 +261,7 @@ def test_what_a_draft_takes_keeps_pace_with_what_a_round_takes(*, learnt: bool) 
     of a round is then 5 ms. Control: as it was reckoned at first it would be two rounds."""
     live = LiveCurve(GENTLE)
     cost = DraftCost(lambda depth: 0.1 * depth, (lambda: live.seconds(1)) if learnt else lambda: 1)
-    size = TreeSize(live.seconds, cost, 8, depth=DEEPEST)
+    size = DraftPlan(live.seconds, cost, 8, depth=DEEPEST)
     for _ in range(3):
         for width in (1, 2, 4, 8):
             live.learn(width, 0.05 * GENTLE.seconds(width))

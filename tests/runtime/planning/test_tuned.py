@@ -9,22 +9,12 @@ from typing import Any
 
 import pytest
 
-from specrun.bindings.atomic import cache_folder
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ContextFullError, OptionError, PairError
+from specrun.bindings.files import cache_folder
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.planning import (
-    Candidate,
-    ShapeTrial,
-    TuneOptions,
-    TuneResult,
-    measured_acceptance,
-    plan_file,
-    plans,
-    save_plans,
-    tuned_plan,
-)
-from specrun.runtime.tuning import tune
+from specrun.runtime.planning import measured_acceptance, profile, profile_file, tuned_plan
+from specrun.runtime.tuning import Candidate, ShapeTrial, TuneOptions, TuneResult, keep_plans, tune
 
 GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
 Outcome = tuple[TuneOptions, TuneResult, list[tuple[str, float]]]
@@ -219,7 +209,7 @@ def test_pairs_and_prompts_that_do_not_fit_are_refused(
 @pytest.fixture
 def stored(outcome: Outcome, own_cache: Path) -> tuple[Path, Path, Path]:
     options, result, _ = outcome
-    path = save_plans(options, with_best(result, "n=3, sampling=argmax"))
+    path = keep_plans(options, with_best(result, "n=3, sampling=argmax"))
     assert path.is_relative_to(own_cache / "specrun")
     return options.target, options.draft, path
 
@@ -231,7 +221,7 @@ def test_a_stored_plan_is_found_and_its_expression_works(stored: tuple[Path, Pat
     assert expression == f'draft("{draft}", n=3, sampling=argmax)'
     with Runtime(target, drafter=expression, n_ctx=256, n_threads=1) as runtime:
         assert runtime.session.drafter.max_nodes == 3
-    assert path == plan_file(target, draft)
+    assert path == profile_file(target)
     assert [file.name for file in path.parent.iterdir()] == [
         path.name
     ]  # nothing half-written beside it
@@ -242,7 +232,7 @@ def test_the_nearest_temperature_is_taken_and_plain_decoding_can_be_the_plan(
 ) -> None:
     target, draft, path = stored
     content = json.loads(path.read_text())
-    content["plans"][1]["options"] = ""
+    content["plans"][0]["plans"][1]["options"] = ""
     path.write_text(json.dumps(content))
     assert ask(target, draft, GREEDY)[0] == f'draft("{draft}", n=3, sampling=argmax)'
     assert (
@@ -263,7 +253,7 @@ def test_a_fixed_shape_is_stored_where_it_is_no_slower(
         dataclasses.replace(setting, shape=ShapeTrial(8, 100.0, fixed))
         for setting in result.settings
     )
-    path = save_plans(options, dataclasses.replace(result, settings=settings))
+    path = keep_plans(options, dataclasses.replace(result, settings=settings))
     plan = tuned_plan(options.target, options.draft, GREEDY, context=CONTEXT)
     assert plan is not None
     assert plan.width == width
@@ -283,7 +273,7 @@ def test_a_plan_of_another_machine_is_ignored_with_a_warning(
     stored: tuple[Path, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, draft, _ = stored
-    monkeypatch.setattr(plans, "describe_machine", lambda: {"cpu": "another"})
+    monkeypatch.setattr(profile, "describe_machine", lambda: {"cpu": "another"})
     expression, warnings = ask(target, draft)
     assert expression is None
     assert len(warnings) == 1
@@ -300,7 +290,7 @@ def test_a_plan_for_another_model_of_that_name_is_ignored_with_a_warning(
 ) -> None:
     draft = tmp_path / "draft.gguf"
     draft.write_bytes(tiny_flat_twin.read_bytes())
-    save_plans(options_for(tiny_model, draft), with_best(outcome[1], "n=2"))
+    keep_plans(options_for(tiny_model, draft), with_best(outcome[1], "n=2"))
     assert ask(tiny_model, draft)[1] == []
     draft.write_bytes(tiny_drafter.read_bytes())
     expression, warnings = ask(tiny_model, draft)
@@ -335,9 +325,9 @@ def test_a_plan_with_other_settings_is_ignored_with_a_warning(
         lambda text: text.replace('"options": "n=3, sampling=argmax"', '"options": 3'),
         lambda text: text.replace('"predicted"', '"perdicted"'),
         lambda text: text.replace('"width": null', '"width": true'),
-        lambda text: text.replace('"plans"', '"plants"'),
+        lambda text: text.replace('"plans": [\n        {', '"plants": [\n        {'),
         lambda text: "[" * 100_000,
-        lambda text: " " * (2 << 20) + text,
+        lambda text: " " * (17 << 20) + text,
     ],
 )
 def test_a_damaged_plan_is_ignored_with_a_warning(
@@ -355,7 +345,7 @@ def test_a_plan_of_another_format_is_ignored_with_a_warning(
     stored: tuple[Path, Path, Path],
 ) -> None:
     target, draft, path = stored
-    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     assert "another version" in ask(target, draft)[1][0]
 
 
@@ -365,8 +355,11 @@ def test_a_sequoia_tree_uses_the_acceptance_that_was_measured(
     target, draft, path = stored
     content = json.loads(path.read_text())
     content["machine"] = "another: acceptance does not depend on it"
-    content["plans"][0]["acceptance"] = {"argmax": [0.0, 0.0]}
-    content["plans"][1]["acceptance"] = {"argmax": [0.5, 0.5], "without": [0.3, 0.29, 0.28]}
+    content["plans"][0]["plans"][0]["acceptance"] = {"argmax": [0.0, 0.0]}
+    content["plans"][0]["plans"][1]["acceptance"] = {
+        "argmax": [0.5, 0.5],
+        "without": [0.3, 0.29, 0.28],
+    }
     path.write_text(json.dumps(content))
     assert measured_acceptance(target, draft, "without") == (0.3, 0.29, 0.28)
     assert measured_acceptance(target, draft, "argmax") == (

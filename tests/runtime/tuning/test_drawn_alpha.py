@@ -18,7 +18,7 @@ from support.enumeration import (
 from support.law_pairs import TellingDrafter
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of, law_of
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError

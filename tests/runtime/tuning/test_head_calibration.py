@@ -18,7 +18,7 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, PairError, UnsupportedModelError
 from specrun.bindings.models.model import Model
-from specrun.convert.heads.head_accuracy import store_accuracy, write_accuracy_csv
+from specrun.convert.heads.head_conversion import store_accuracy, write_accuracy_csv
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.heads import Accuracy, RankCounts, read_accuracy_csv
 from specrun.runtime.language import quoted

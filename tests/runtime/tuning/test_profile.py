@@ -10,21 +10,21 @@ from typing import Any
 
 import pytest
 
-from specrun.bindings import kept_file
+from specrun.bindings import files as files_module
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.runtime.planning import describe_file, describe_settings
-from specrun.runtime.tuning import (
+from specrun.runtime.planning import (
     ANY,
     Choice,
     Profile,
-    drafter_for,
+    describe_file,
+    describe_settings,
     known_profile_file,
     load_profile,
     profile_file,
     save_profile,
-    workload_of,
 )
-from specrun.runtime.tuning.profile import ChosenDrafter
+from specrun.runtime.tuning import drafter_for, workload_of
+from specrun.runtime.tuning.default_drafter import ChosenDrafter
 
 CONTEXT = ContextOptions(n_ctx=256, n_threads=1)
 SETTINGS = describe_settings(CONTEXT, "auto", "auto")
@@ -47,7 +47,7 @@ def target(tiny_model: Path, tmp_path: Path) -> Path:
 
 
 def keep(target: Path, **changes: Any) -> Path:
-    values = {"target": describe_file(target), "settings": SETTINGS, "choices": CHOICES}
+    values = {"settings": SETTINGS, "choices": CHOICES}
     return save_profile(Profile(**{**values, "measured": "2026-11-23", **changes}), target)
 
 
@@ -97,7 +97,7 @@ def test_a_rule_that_is_not_exact_gets_no_drafter_that_nobody_named(target: Path
 def test_a_model_that_cannot_take_back_drafts_is_decoded_plainly(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrun.runtime.tuning.profile.is_recurrent", lambda _header: True)
+    monkeypatch.setattr("specrun.runtime.tuning.default_drafter.is_recurrent", lambda _header: True)
     assert chosen(target, 0.0) == ChosenDrafter("none")
 
 
@@ -181,7 +181,7 @@ def test_a_profile_that_cannot_be_read_is_no_error(
     def fail(_path: Path, _most: int) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(kept_file, "_bytes_of", fail)
+    monkeypatch.setattr(files_module, "_bytes_of", fail)
     warned: list[str] = []
     assert load_profile(target, SETTINGS, warn=warned.append) is None
     assert len(warned) == 1

@@ -13,33 +13,33 @@ import numpy as np
 import pytest
 import torch
 from support.tiny_models import F32
+from support.training import Order, order_of
 
 from specrun.bindings.errors import MalformedFileError, ModelError, OptionError, OutOfMemoryError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime
+from specrun.train.consistency import ConsistencyRecipe
 from specrun.train.consistency import training as module
-from specrun.train.consistency.learner import ConsistencyLearner, ConsistencyRecipe
-from specrun.train.consistency.packed import Block, pack, packed_states
-from specrun.train.consistency.training import ConsistencyRun, train_consistency
+from specrun.train.consistency.training import Block, ConsistencyLearner, pack, packed_states
 from specrun.train.consistency.trajectories import (
     GREEDY,
     Trajectory,
     collect_trajectories,
-    prompts_of,
     tokens_per_iteration,
 )
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
-from specrun.train.data.token_corpus import TokenCorpus
+from specrun.train.data.answers import asked_prompts
+from specrun.train.data.corpus import TokenCorpus
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer, TokenSequence
 from specrun.train.target.hf_model import load_hf_model
-from specrun.train.trainer.listener import RunListener
+from specrun.train.trainer.learner import RunListener
 
 CPU = torch.device("cpu")
 BLOCK, LONGEST = 4, 24
 TEXT = [3, 9, 27, 81, 243, 5, 15, 45, 135]
 
 
-def run_of(taught, output: Path, **changes) -> ConsistencyRun:
+def run_of(taught, output: Path, **changes) -> Order:
     recipe = {"block": BLOCK, "states": 6, **changes.pop("recipe", {})}
     usual = {
         "steps": 70,
@@ -53,20 +53,15 @@ def run_of(taught, output: Path, **changes) -> ConsistencyRun:
         "learning_rate": 5e-3,
         "answer_length": 24,
     }
-    return ConsistencyRun(
-        taught.folder,
-        (taught.data,),
-        output,
-        recipe=ConsistencyRecipe(**recipe),
-        **{**usual, **changes},
-    )
+    places = {"target": taught.folder, "data": (taught.data,), "output": output}
+    return order_of(ConsistencyRecipe, **{**places, **recipe, **usual, **changes})
 
 
 @pytest.fixture(scope="module")
 def found(taught, tmp_path_factory: pytest.TempPathFactory) -> list[Trajectory]:
     folder = tmp_path_factory.mktemp("trajectories")
     tokenizer = TargetTokenizer(taught.folder)
-    prompts = prompts_of(read_documents([taught.data]), tokenizer, 64)
+    prompts = asked_prompts(read_documents([taught.data]), tokenizer, 64)
     return collect(taught, prompts, folder / "found.jsonl")
 
 
@@ -248,7 +243,7 @@ def test_a_target_becomes_one_that_converges_sooner(taught, tmp_path: Path, form
     """By .35 tokens an iteration, where the control gains less than .2; how far a short run comes
     hangs on how many threads add up its sums. The old target's folder stays."""
     before = (taught.folder / "model.safetensors").read_bytes()
-    report = train_consistency(run_of(taught, tmp_path / "out", recipe={"form": form}))
+    report = run_of(taught, tmp_path / "out", recipe={"form": form}).train()
     assert report.before < 1.2
     assert report.after > report.before + 0.35
     assert report.n_decoded == 6
@@ -258,7 +253,7 @@ def test_a_target_becomes_one_that_converges_sooner(taught, tmp_path: Path, form
     assert (taught.folder / "model.safetensors").read_bytes() == before
     # What was measured is what the files do, and is exact to the new target's own text.
     convert_checkpoint(tmp_path / "out", tmp_path / "new.gguf", outtype="f32")
-    prompts = prompts_of(read_documents([taught.data]), TargetTokenizer(taught.folder), 64)
+    prompts = asked_prompts(read_documents([taught.data]), TargetTokenizer(taught.folder), 64)
     rounds = tokens = 0
     for expression in ("none", f"jacobi(n={BLOCK}, always=yes)"):
         with Runtime(tmp_path / "new.gguf", expression, **F32) as runtime:
@@ -274,7 +269,7 @@ def test_a_target_becomes_one_that_converges_sooner(taught, tmp_path: Path, form
 
 def test_without_the_divergence_nothing_converges_sooner(taught, tmp_path: Path) -> None:
     """The negative control: as many steps on the same texts, L_AR alone."""
-    report = train_consistency(run_of(taught, tmp_path / "out", recipe={"weight": 0.0}))
+    report = run_of(taught, tmp_path / "out", recipe={"weight": 0.0}).train()
     assert report.after < report.before + 0.2
     assert report.same_answers >= 4
 
@@ -289,18 +284,17 @@ def test_a_resumed_run_is_one_that_was_never_stopped(taught, tmp_path: Path) -> 
             if status.step == 3:
                 raise KeyboardInterrupt
 
-    whole = train_consistency(run_of(taught, tmp_path / "whole", steps=6))
+    whole = run_of(taught, tmp_path / "whole", steps=6).train()
     run = run_of(taught, tmp_path / "cut", steps=6)
     with pytest.raises(KeyboardInterrupt):
-        train_consistency(run, Stops())
-    assert not (run.output / "model.safetensors").exists()
-    rest = train_consistency(dataclasses.replace(run, resume=True))
+        run.train(Stops())
+    assert not (run.run.output / "model.safetensors").exists()
+    rest = run.but(resume=True).train()
     assert rest.result.resumed_at == 3
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
     assert (rest.before, rest.after) == (whole.before, whole.after)
     with pytest.raises(OptionError, match=r"consistency weight 1.0 and --resume asks for 2.0"):
-        again = dataclasses.replace(run.recipe, weight=2.0)
-        train_consistency(dataclasses.replace(run, resume=True, recipe=again, force=True))
+        run.but(resume=True, weight=2.0, force=True).train()
 
 
 def test_tokens_per_iteration_are_those_of_all_answers() -> None:
@@ -314,11 +308,11 @@ def test_data_that_ask_nothing_and_memory_that_is_not_there(
     text = tmp_path / "text.txt"
     text.write_text("Nothing is asked here. " * 9)
     with pytest.raises(ModelError, match="the data ask nothing"):
-        train_consistency(dataclasses.replace(run_of(taught, tmp_path / "out"), data=(text,)))
+        run_of(taught, tmp_path / "out").but(data=(text,)).train()
     monkeypatch.setattr("specrun.train.trainer.memory.free_memory", lambda device: 1000)
     monkeypatch.setattr(module, "load_hf_model", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(OutOfMemoryError, match="use a smaller target"):
-        train_consistency(run_of(taught, tmp_path / "out"))
+        run_of(taught, tmp_path / "out").train()
     assert not (tmp_path / "out").exists()
 
 

@@ -16,15 +16,12 @@ from support.tiny_targets import ANSWERS
 from specrun.bindings.errors import MalformedFileError, ModelError
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Engine
-from specrun.train.data import asking, own_answers
-from specrun.train.data.asking import FileAnswerer
-from specrun.train.data.data_file import Answered, Document, PlainText, read_documents
-from specrun.train.data.own_answers import AnswerSettings, answer_prompts
-from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.run import HeadRun, StartedHeadRun, read_corpus
-from specrun.train.heads.training import train_head
-from specrun.train.trainer.memory import MemoryNeed
+from specrun.train.data import Answered, AnswerSettings, answers
+from specrun.train.data.answers import FileAnswerer, answer_prompts
+from specrun.train.data.documents import Document, PlainText, read_documents
+from specrun.train.data.tokens import TargetTokenizer
+from specrun.train.heads import HeadRun, MedusaRecipe
+from specrun.train.trainer import train
 
 PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
 
@@ -68,7 +65,7 @@ def calls(monkeypatch) -> list[Sequence[int]]:
         found.append(prompt)
         return submit(engine, prompt, *rest, **options)
 
-    monkeypatch.setattr(asking.Engine, "submit", counted)
+    monkeypatch.setattr(answers.Engine, "submit", counted)
     return found
 
 
@@ -191,9 +188,9 @@ def test_a_target_that_was_trained_on_in_its_place_answers_anew(
         n_threads=1,
     )
     converted = []
-    convert = own_answers.convert_checkpoint
+    convert = answers.convert_checkpoint
     monkeypatch.setattr(
-        own_answers,
+        answers,
         "convert_checkpoint",
         lambda *a, **options: (converted.append(a), convert(*a, **options)),
     )
@@ -201,8 +198,7 @@ def test_a_target_that_was_trained_on_in_its_place_answers_anew(
     for number in range(3):
         if number == 2:
             os.utime(folder / "model.safetensors", ns=(1, 1))
-        started = StartedHeadRun(run, "heads", None)
-        digests.append(read_corpus(started, lambda texts: MemoryNeed({})).digest)
+        digests.append(MedusaRecipe().training(run, None).texts().digest)
         assert len(converted) == (1, 1, 2)[number]
     assert len(set(digests)) == 1
 
@@ -243,7 +239,7 @@ def test_heads_distilled_from_prompts_alone_draft(
         precision="float32",
         n_threads=1,
     )
-    report = train_head(MedusaRecipe(heads=2, from_law=True), run)
+    report = train(MedusaRecipe(heads=2, from_law=True), run)
     assert report.result.curves.measures[-1][1]["head 2 top-1"] > 0.75
     assert sorted(path.name for path in (tmp_path / "heads" / "training").iterdir()) == [
         "answers.jsonl",

@@ -12,15 +12,11 @@ from support.tiny_targets import ANSWERS
 from specrun.bindings.errors import ModelError, OptionError, TemplateError
 from specrun.runtime import Engine
 from specrun.runtime.chat import ChatTemplate
-from specrun.train.data import asking
-from specrun.train.data.asking import FileAnswerer
-from specrun.train.data.file_tokens import FileTokens
-from specrun.train.data.own_answers import AnswerSettings
-from specrun.train.data.own_prompts import own_prompts
-from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
+from specrun.train.data import AnswerSettings, answers, own_prompts
+from specrun.train.data.answers import FileAnswerer
+from specrun.train.data.tokens import FileTokens, TargetTokenizer
+from specrun.train.heads import EagleRecipe, HeadRun
+from specrun.train.trainer import train
 
 WEIGHTS = {"weights": "these"}
 
@@ -81,7 +77,7 @@ def test_it_goes_on_from_the_opening_with_chance_of_its_own(
         found.append((list(prompt), params.temperature, options["index"]))
         return submit(engine, prompt, params, **options)
 
-    monkeypatch.setattr(asking.Engine, "submit", counted)
+    monkeypatch.setattr(answers.Engine, "submit", counted)
     asked(taught, tokenizer, tmp_path / "p.jsonl", 6)
     assert found == [(tokenizer.opening(), 1.0, number) for number in range(6)]
     texts = [json.loads(line)["text"] for line in (tmp_path / "p.jsonl").read_text().splitlines()]
@@ -140,12 +136,12 @@ def test_a_run_learns_from_answers_to_both_and_says_so(taught, tmp_path: Path) -
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join(ANSWERS) + "\n")
     output = tmp_path / "head"
-    train_head(EagleRecipe(), run_of(taught, output, prompts))  # of the file's prompts alone
+    train(EagleRecipe(), run_of(taught, output, prompts))  # of the file's prompts alone
     alone = len((output / "training" / "answers.jsonl").read_text().splitlines())
     store = tmp_path / "both" / "training" / "prompts.jsonl"
     store.parent.mkdir(parents=True)
     both = run_of(taught, tmp_path / "both", prompts, n_own_prompts=12, force=True)
-    report = train_head(EagleRecipe(), both)
+    report = train(EagleRecipe(), both)
     written = [json.loads(line) for line in store.read_text().splitlines()]
     usable = {
         record["text"].strip()

@@ -9,9 +9,9 @@ import torch
 from support.tiny_family import Family, make_family
 
 from specrun.convert import convert_checkpoint
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
+from specrun.train.data.corpus import TokenCorpus, encode_corpus
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer
 from specrun.train.target.hf_model import HFModel, load_hf_model
 
 torch.set_num_threads(1)  # before the fixtures of the session, which train

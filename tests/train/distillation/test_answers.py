@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenCorpus
+from specrun.train.data.corpus import TokenCorpus
+from specrun.train.data.tokens import TokenSequence
 from specrun.train.distillation import answers as target_answers
 from specrun.train.distillation.answers import (
     AnswerSettings,

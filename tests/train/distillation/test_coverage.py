@@ -9,9 +9,9 @@ from specrun.bindings.errors import ClosedError, OptionError, PairError
 from specrun.train.distillation.coverage import (
     ExistingDrafters,
     covered_positions,
+    folder_vocabulary,
     position_weights,
 )
-from specrun.train.distillation.vocabularies import folder_vocabulary
 
 
 @pytest.fixture(scope="module")

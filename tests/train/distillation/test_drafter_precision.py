@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from support.training import Order, order_of
 
 from specrun.bindings.errors import OptionError
-from specrun.train.distillation.drafter_run import DrafterRun
-from specrun.train.distillation.train_drafter import train_drafter
-from specrun.train.trainer import precision
-from specrun.train.trainer.listener import NobodyListens
+from specrun.train.distillation import DrafterRecipe
+from specrun.train.trainer import settings
+from specrun.train.trainer.learner import NobodyListens
 
 
-def run_for(family, output) -> DrafterRun:
-    return DrafterRun(
-        family.target, (family.data,), output, steps=3, tokens_per_batch=400, max_length=64,
+def run_for(family, output) -> Order:
+    return order_of(
+        DrafterRecipe, target=family.target, data=(family.data,), output=output, steps=3,
+        tokens_per_batch=400, max_length=64,
         held_out=0.1, device="cpu",
         n_threads=1, draft=family.draft, measured_on="given",
     )  # fmt: skip
@@ -29,12 +28,12 @@ class Stops(NobodyListens):
 
 def test_a_resumed_run_goes_on_in_its_precision(family, tmp_path, monkeypatch) -> None:
     """A second trial that falls differently, as on a busy machine, decides nothing."""
-    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 1.0)
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 1.0)
     run = run_for(family, tmp_path / "out")
     with pytest.raises(KeyboardInterrupt):
-        train_drafter(run, Stops())
-    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 9.0)
-    assert train_drafter(dataclasses.replace(run, resume=True)).precision == "float32"
+        run.train(Stops())
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 9.0)
+    assert run.but(resume=True).train().precision == "float32"
 
 
 def test_somebody_elses_folder_is_written_into_only_by_force(family, tmp_path) -> None:
@@ -42,5 +41,5 @@ def test_somebody_elses_folder_is_written_into_only_by_force(family, tmp_path) -
     output.mkdir()
     (output / "config.json").write_text("{}")
     with pytest.raises(OptionError, match=r"holds config\.json of something else; .* --force"):
-        train_drafter(run_for(family, output))
+        run_for(family, output).train()
     assert (output / "config.json").read_text() == "{}"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.tiny_family import N_TEXTS
+from support.training import order_of
 from transformers import AutoModelForCausalLM
 
 from specrun.bindings.errors import (
@@ -23,12 +24,12 @@ from specrun.bindings.errors import (
 )
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.distillation import train_drafter as module
-from specrun.train.distillation.drafter_run import DrafterRun, drafter_memory
-from specrun.train.distillation.learner import DistillationLearner, DistillationLoss, forward_kl
-from specrun.train.distillation.train_drafter import train_drafter
+from specrun.train.distillation import DistillationLoss, DrafterRecipe
+from specrun.train.distillation import drafter as module
+from specrun.train.distillation.drafter import drafter_memory
+from specrun.train.distillation.learner import DistillationLearner, forward_kl
 from specrun.train.target.hf_model import load_hf_model
-from specrun.train.trainer.listener import RunListener
+from specrun.train.trainer.learner import RunListener
 
 SETTINGS = {
     "steps": 30, "learning_rate": 1e-2, "tokens_per_batch": 400, "measures": 2, "held_out": 0.3,
@@ -44,7 +45,7 @@ def run_for(family, output, **changes):
         "data": (family.data,),
         "output": output,
     }
-    return DrafterRun(**{**settings, **SETTINGS, **changes})
+    return order_of(DrafterRecipe, **{**settings, **SETTINGS, **changes})
 
 
 @pytest.mark.parametrize(
@@ -58,7 +59,7 @@ def run_for(family, output, **changes):
     ids=["fixed", "on-policy", "mixed", "target"],
 )
 def test_alpha_rises_on_held_out_texts(family, tmp_path, loss, answers, least):
-    found = train_drafter(run_for(family, tmp_path / "out", loss=loss, answers=answers))
+    found = run_for(family, tmp_path / "out", loss=loss, answers=answers).train()
     gain = found.acceptance
     assert gain.before.rate < 0.3
     assert gain.gain > least
@@ -68,13 +69,13 @@ def test_alpha_rises_on_held_out_texts(family, tmp_path, loss, answers, least):
 
 
 def test_without_learning_alpha_stays(family, tmp_path):
-    found = train_drafter(run_for(family, tmp_path / "out", learning_rate=1e-12))
+    found = run_for(family, tmp_path / "out", learning_rate=1e-12).train()
     assert abs(found.acceptance.gain) < 1e-4
 
 
 def test_the_folder_is_a_model_that_everything_reads(family, tmp_path):
     output = tmp_path / "out"
-    found = train_drafter(run_for(family, output))
+    found = run_for(family, output).train()
     names = {path.name for path in output.iterdir()}
     assert names >= {
         "config.json",
@@ -89,9 +90,7 @@ def test_the_folder_is_a_model_that_everything_reads(family, tmp_path):
         json.loads((folder / "config.json").read_text()) for folder in (output, family.draft)
     )
     assert config == {**before, "torch_dtype": "float32"}
-    again = train_drafter(
-        run_for(dataclasses.replace(family, draft=output), tmp_path / "more", steps=1)
-    )
+    again = run_for(dataclasses.replace(family, draft=output), tmp_path / "more", steps=1).train()
     assert again.acceptance.before == found.acceptance.after
     report = convert_checkpoint(output, tmp_path / "draft.gguf", outtype="f32", verify=True)
     assert report.logits.relative_error < 1e-4
@@ -99,7 +98,7 @@ def test_the_folder_is_a_model_that_everything_reads(family, tmp_path):
 
 def test_the_runtime_accepts_what_was_measured(family, tmp_path):
     """Greedy drafts at temperature 0 are accepted as often as the likeliest tokens are equal."""
-    train_drafter(run_for(family, tmp_path / "out", steps=40, measured_on="given"))
+    run_for(family, tmp_path / "out", steps=40, measured_on="given").train()
     for folder, name in (
         (family.target, "target"),
         (tmp_path / "out", "draft"),
@@ -124,7 +123,7 @@ def test_the_runtime_accepts_what_was_measured(family, tmp_path):
 )
 def test_a_resumed_run_is_one_that_was_never_stopped(family, tmp_path, loss):
     settings = {"loss": loss, "answers": "target", "steps": 14, "longest_answer": 12}
-    whole = train_drafter(run_for(family, tmp_path / "whole", **settings))
+    whole = run_for(family, tmp_path / "whole", **settings).train()
 
     class Stops(RunListener):
         def status(self, status):
@@ -133,15 +132,16 @@ def test_a_resumed_run_is_one_that_was_never_stopped(family, tmp_path, loss):
 
     run = run_for(family, tmp_path / "cut", **settings)
     with pytest.raises(KeyboardInterrupt):
-        train_drafter(run, Stops())
-    assert not (run.output / "model.safetensors").exists()
-    rest = train_drafter(dataclasses.replace(run, resume=True))
+        run.train(Stops())
+    assert not (run.run.output / "model.safetensors").exists()
+    rest = run.but(resume=True).train()
     assert rest.result.resumed_at == 6
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
     assert rest.acceptance.after.rate == pytest.approx(whole.acceptance.after.rate, abs=1e-6)
     assert rest.acceptance.before == whole.acceptance.before
     first, other = (
-        load_hf_model(path, torch.device("cpu")).module for path in (tmp_path / "whole", run.output)
+        load_hf_model(path, torch.device("cpu")).module
+        for path in (tmp_path / "whole", run.run.output)
     )
     for ours, theirs in zip(first.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
@@ -177,7 +177,7 @@ def test_epochs_are_of_the_texts_that_are_learnt(family, tmp_path, batches):
     more batches."""
     asked = prompts_of(family, tmp_path / "prompts.jsonl", 8)
     settings = {"answers": "target", "steps": None, "epochs": 2, "tokens_per_batch": 100}
-    found = train_drafter(run_for(asked, tmp_path / "out", **settings))
+    found = run_for(asked, tmp_path / "out", **settings).train()
     seen = Counter(number for batch in batches for number in batch.numbers)
     assert len(batches) == len(found.result.curves.losses)
     assert len(seen) == found.n_sequences
@@ -206,14 +206,12 @@ def test_batches_with_the_drafters_own_answers_are_as_large_as_asked(
         "tokens_per_batch": 200,
         "longest_answer": 40,
     }
-    train_drafter(
-        run_for(
-            dataclasses.replace(asked, draft=silent),
-            tmp_path / "out",
-            learning_rate=1e-9,
-            **settings,
-        )
-    )
+    run_for(
+        dataclasses.replace(asked, draft=silent),
+        tmp_path / "out",
+        learning_rate=1e-9,
+        **settings,
+    ).train()
     assert max(batch.ids.shape[1] for batch in batches) > 40
     assert all(batch.ids.numel() <= 200 for batch in batches)
 
@@ -226,10 +224,10 @@ def test_dropout_of_a_drafters_configuration_is_left_out(family, tmp_path):
     config = json.loads((dropping / "config.json").read_text())
     (dropping / "config.json").write_text(json.dumps({**config, "attention_dropout": 0.5}))
     settings = {"steps": 4, "measured_on": "given", "measures": 4}
-    plain = train_drafter(run_for(family, tmp_path / "plain", **settings))
-    found = train_drafter(
-        run_for(dataclasses.replace(family, draft=dropping), tmp_path / "out", **settings)
-    )
+    plain = run_for(family, tmp_path / "plain", **settings).train()
+    found = run_for(
+        dataclasses.replace(family, draft=dropping), tmp_path / "out", **settings
+    ).train()
     assert found.result.curves.losses == plain.result.curves.losses
 
 
@@ -237,27 +235,27 @@ def test_on_policy_runs_are_not_resumed_with_another_length(family, tmp_path):
     run = run_for(
         family, tmp_path / "out", steps=2, loss=DistillationLoss(on_policy=1.0), measured_on="given"
     )
-    train_drafter(run)
+    run.train()
     with pytest.raises(OptionError, match="max length 64 and --resume asks for 60"):
-        train_drafter(dataclasses.replace(run, resume=True, max_length=60))
+        run.but(resume=True, max_length=60).train()
 
 
 def test_a_run_is_not_resumed_as_another(family, tmp_path):
     run = run_for(family, tmp_path / "out", steps=2)
-    train_drafter(run)
+    run.train()
     with pytest.raises(
         OptionError, match=r"already holds model.safetensors; choose another folder, or .* --force"
     ):
-        train_drafter(run)
-    (run.output / "model.safetensors").unlink()
+        run.train()
+    (run.run.output / "model.safetensors").unlink()
     with pytest.raises(OptionError, match="holds an earlier run: go on with --resume"):
-        train_drafter(run)
+        run.train()
     with pytest.raises(FileMissingError, match="to resume"):
-        train_drafter(dataclasses.replace(run, output=tmp_path / "none", resume=True))
+        run.but(output=tmp_path / "none", resume=True).train()
     with pytest.raises(
         OptionError, match="with loss divergence forward-kl and --resume asks for reverse-kl"
     ):
-        train_drafter(dataclasses.replace(run, resume=True, loss=DistillationLoss("reverse-kl")))
+        run.but(resume=True, loss=DistillationLoss("reverse-kl")).train()
 
 
 def test_boosted_drafters_cover_more_together(family, tmp_path):
@@ -271,10 +269,10 @@ def test_boosted_drafters_cover_more_together(family, tmp_path):
     half.write_text("".join(line for line in lines if "first" in line or "second" in line))
     few = dataclasses.replace(family, data=half)
     settings = {"steps": 40, "held_out": 0.0, "measured_on": "given"}
-    train_drafter(run_for(few, tmp_path / "first", **settings))
+    run_for(few, tmp_path / "first", **settings).train()
     convert_checkpoint(tmp_path / "first", tmp_path / "first.gguf", outtype="f32")
     boosted = {"not_covered_by": (tmp_path / "first.gguf",), **settings}
-    found = train_drafter(run_for(family, tmp_path / "second", **boosted))
+    found = run_for(family, tmp_path / "second", **boosted).train()
     alone = max(found.after.covered, found.after.same_top)
     assert 0.2 < found.before.covered < 0.8
     assert found.after.covered == found.before.covered
@@ -282,14 +280,12 @@ def test_boosted_drafters_cover_more_together(family, tmp_path):
     assert found.after.covered_together > found.before.covered_together + 0.1
     # The control goes on learning the first one's texts, whether those are known or not.
     settings["loss"] = DistillationLoss(covered_weight=1.0)
-    train_drafter(run_for(few, tmp_path / "control", **boosted))
+    run_for(few, tmp_path / "control", **boosted).train()
     settings |= {"steps": 1, "learning_rate": 1e-12}
     measured = dataclasses.replace(family, draft=tmp_path / "control")
-    same = train_drafter(
-        run_for(
-            measured, tmp_path / "measured", not_covered_by=boosted["not_covered_by"], **settings
-        )
-    )
+    same = run_for(
+        measured, tmp_path / "measured", not_covered_by=boosted["not_covered_by"], **settings
+    ).train()
     assert same.after.covered_together < found.after.covered_together - 0.1
 
 
@@ -299,27 +295,23 @@ def test_prompts_alone_will_do_where_models_answer(family, tmp_path):
         (DistillationLoss(on_policy=1.0), "given"),
         (DistillationLoss(), "target"),
     ):
-        found = train_drafter(
-            run_for(
-                asked, tmp_path / answers, loss=loss, answers=answers, longest_answer=12, steps=25
-            )
-        )
+        found = run_for(
+            asked, tmp_path / answers, loss=loss, answers=answers, longest_answer=12, steps=25
+        ).train()
         assert found.acceptance.gain > 0.1
     with pytest.raises(ModelError):
-        train_drafter(run_for(asked, tmp_path / "given answers"))
+        run_for(asked, tmp_path / "given answers").train()
 
 
 def test_plain_text_is_learnt_from(family, tmp_path):
     text = tmp_path / "text.txt"
     lines = [json.loads(line) for line in family.data.read_text().splitlines()]
     text.write_text(" ".join(f"{line['question']} {line['answer']}" for line in lines) * 4)
-    found = train_drafter(
-        run_for(
-            dataclasses.replace(family, data=text),
-            tmp_path / "out",
-            loss=DistillationLoss(on_policy=0.5),
-        )
-    )
+    found = run_for(
+        dataclasses.replace(family, data=text),
+        tmp_path / "out",
+        loss=DistillationLoss(on_policy=0.5),
+    ).train()
     assert found.acceptance.gain > 0.1
 
 
@@ -335,7 +327,7 @@ def test_other_vocabularies_are_refused_before_anything_is_written(family, tmp_p
     ids[first], ids[second] = ids[second], ids[first]
     (other / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(PairError, match=f"token 270 is {first!r} for the target"):
-        train_drafter(run_for(dataclasses.replace(family, draft=other), tmp_path / "out"))
+        run_for(dataclasses.replace(family, draft=other), tmp_path / "out").train()
     assert not (tmp_path / "out").exists()
 
 
@@ -351,7 +343,7 @@ def test_data_without_usable_text(family, tmp_path, content, error, message):
     data = tmp_path / "data.jsonl"
     data.write_text(content)
     with pytest.raises(error, match=message):
-        train_drafter(run_for(dataclasses.replace(family, data=data), tmp_path / "out"))
+        run_for(dataclasses.replace(family, data=data), tmp_path / "out").train()
     assert not (tmp_path / "out").exists()
 
 
@@ -359,20 +351,18 @@ def test_missing_folders_and_files(family, tmp_path):
     for name in ("target", "draft"):
         lost = dataclasses.replace(family, **{name: tmp_path / "nowhere"})
         with pytest.raises(FileMissingError, match="there is no folder"):
-            train_drafter(run_for(lost, tmp_path / "out"))
+            run_for(lost, tmp_path / "out").train()
     with pytest.raises(FileMissingError, match=r"there is no file .*none.jsonl to train on"):
-        train_drafter(
-            run_for(dataclasses.replace(family, data=tmp_path / "none.jsonl"), tmp_path / "out")
-        )
+        run_for(dataclasses.replace(family, data=tmp_path / "none.jsonl"), tmp_path / "out").train()
     with pytest.raises(OptionError, match="the folder of a model that is read"):
-        train_drafter(run_for(family, family.draft))
+        run_for(family, family.draft).train()
 
 
 def test_a_device_too_small_is_known_before_models_are_loaded(family, tmp_path, monkeypatch):
     monkeypatch.setattr("specrun.train.trainer.memory.free_memory", lambda device: 1000)
     monkeypatch.setattr(module, "load_hf_model", lambda *_: pytest.fail("a model was loaded"))
     with pytest.raises(OutOfMemoryError, match=r"drafter and optimizer"):
-        train_drafter(run_for(family, tmp_path / "out"))
+        run_for(family, tmp_path / "out").train()
 
 
 def test_a_loss_that_is_no_number_stops_the_run(family, tmp_path, monkeypatch):
@@ -388,10 +378,10 @@ def test_a_loss_that_is_no_number_stops_the_run(family, tmp_path, monkeypatch):
     with pytest.raises(
         SpecrunError, match=r"the loss at step 5 is nan, not a number .* keeps step 4"
     ):
-        train_drafter(run)
-    assert not (run.output / "model.safetensors").exists()
+        run.train()
+    assert not (run.run.output / "model.safetensors").exists()
     monkeypatch.undo()
-    assert train_drafter(dataclasses.replace(run, resume=True)).result.resumed_at == 4
+    assert run.but(resume=True).train().result.resumed_at == 4
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from specrun.bindings.errors import FileMissingError, PairError
 from specrun.bindings.models.model import Model
-from specrun.train.distillation.vocabularies import (
+from specrun.train.distillation.coverage import (
     ModelVocabulary,
     check_same_vocabulary,
     folder_vocabulary,

@@ -13,15 +13,17 @@ from safetensors.torch import load_file, save_file
 from specrun.bindings.errors import OptionError, PairError, UnsupportedModelError
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.convert.heads.target_facts import target_facts
-from specrun.train.heads import earlier_head
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.heads.hydra import HydraRecipe
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target.target_shape import target_shape
-from specrun.train.trainer.listener import NobodyListens, TrainingStatus
+from specrun.train.heads import (
+    Eagle3Recipe,
+    EagleRecipe,
+    HeadRecipe,
+    HeadRun,
+    HydraRecipe,
+    earlier_head,
+)
+from specrun.train.target.shape import target_shape
+from specrun.train.trainer import TrainingStatus, train
+from specrun.train.trainer.learner import NobodyListens
 
 EAGLES = {
     "eagle": EagleRecipe(),
@@ -61,7 +63,7 @@ def heads(taught, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A trained head of each kind, as an F32 file beside its folder."""
     found = {}
     for name, recipe in EAGLES.items():
-        report = train_head(recipe, run_of(taught, tmp_path_factory.mktemp("h") / "head"))
+        report = train(recipe, run_of(taught, tmp_path_factory.mktemp("h") / "head"))
         found[name] = report.output.with_suffix(".gguf")
         convert_head(report.output, found[name], target=taught.gguf, outtype="f32")
     return found
@@ -70,7 +72,7 @@ def heads(taught, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def barely_taught(taught, output: Path, recipe: HeadRecipe, earlier: Path, **changes) -> Path:
     """Train for a step at no rate to speak of; return the folder."""
     run = run_of(taught, output, steps=1, learning_rate=1e-12, earlier=earlier, **changes)
-    return train_head(recipe, run).output
+    return train(recipe, run).output
 
 
 @pytest.mark.parametrize("name", EAGLES)
@@ -111,8 +113,8 @@ def test_what_was_learnt_serves_at_once(
 ) -> None:
     """The first loss is a fraction of a new head's."""
     recipe = EAGLES[name]
-    new = train_head(recipe, run_of(taught, tmp_path / "new", steps=1))
-    on = train_head(recipe, run_of(taught, tmp_path / "on", steps=1, earlier=heads[name]))
+    new = train(recipe, run_of(taught, tmp_path / "new", steps=1))
+    on = train(recipe, run_of(taught, tmp_path / "on", steps=1, earlier=heads[name]))
     assert on.result.curves.losses[0] < 0.7 * new.result.curves.losses[0]
 
 
@@ -123,15 +125,15 @@ def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(
     """Whole and in parts the head is the same; another head to begin with is another run."""
     recipe, earlier = EAGLES[name], heads[name]
     settings = {"steps": 6, "tokens_per_batch": 100, "earlier": earlier}
-    whole = train_head(recipe, run_of(taught, tmp_path / "whole", **settings))
+    whole = train(recipe, run_of(taught, tmp_path / "whole", **settings))
     with pytest.raises(KeyboardInterrupt):
-        train_head(recipe, run_of(taught, tmp_path / "parts", **settings), StopsAt(3))
+        train(recipe, run_of(taught, tmp_path / "parts", **settings), StopsAt(3))
     with pytest.raises(OptionError, match="was made with"):
-        train_head(
+        train(
             recipe,
             run_of(taught, tmp_path / "parts", **{**settings, "earlier": None}, resume=True),
         )
-    rest = train_head(recipe, run_of(taught, tmp_path / "parts", **settings, resume=True))
+    rest = train(recipe, run_of(taught, tmp_path / "parts", **settings, resume=True))
     assert rest.result.resumed_at == 3
     first, other = (load_file(each.output / "model.safetensors") for each in (whole, rest))
     for tensor, numbers in first.items():
@@ -145,7 +147,7 @@ def test_heads_that_cannot_be_learnt_on_from(
 
     def refused(recipe: HeadRecipe, earlier: Path, error: type[Exception], problem: str) -> None:
         with pytest.raises(error, match=problem):
-            train_head(recipe, run_of(taught, out, earlier=earlier))
+            train(recipe, run_of(taught, out, earlier=earlier))
         assert not out.exists()
 
     refused(EagleRecipe(), eagle3, UnsupportedModelError, "architecture eagle3: only eagle heads")
@@ -188,4 +190,4 @@ def test_a_head_that_says_by_the_targets_output_matrix_is_refused(
     file = tmp_path / "without.gguf"
     convert_head(folder, file, target=taught.gguf, outtype="f32", kind="eagle3")
     with pytest.raises(UnsupportedModelError, match="no output matrix of its own"):
-        train_head(Eagle3Recipe(), run_of(taught, tmp_path / "on", earlier=file))
+        train(Eagle3Recipe(), run_of(taught, tmp_path / "on", earlier=file))

@@ -14,27 +14,27 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from specrun.bindings.errors import ModelError, OptionError
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import (
-    TokenBatch,
-    TokenCorpus,
-    choosing,
-    corpus_of,
-    draft_marks,
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing, corpus_of, draft_marks
+from specrun.train.data.tokens import TokenSequence
+from specrun.train.heads import Eagle3Recipe, EagleRecipe, HydraRecipe, MedusaRecipe
+from specrun.train.heads.chains import chain_states, frequent_tokens
+from specrun.train.heads.eagle import EagleLearner
+from specrun.train.heads.eagle3 import Eagle3Learner, tap_scale
+from specrun.train.heads.hydra import HydraLearner, shaken
+from specrun.train.heads.layers import Attention
+from specrun.train.heads.learner import (
+    Agreement,
+    best_tokens,
+    divergence_from_law,
+    law_cross_entropy,
+    shifted,
+    token_cross_entropy,
 )
-from specrun.train.heads.attention import Attention
-from specrun.train.heads.eagle import EagleLearner, EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Learner, Eagle3Recipe, tap_scale
-from specrun.train.heads.hydra import HydraLearner, HydraRecipe, shaken
-from specrun.train.heads.law_tokens import frequent_tokens
-from specrun.train.heads.learner import Agreement, best_tokens, shifted
-from specrun.train.heads.medusa import MedusaLearner, MedusaRecipe
-from specrun.train.heads.recipe import divergence_from_law, law_cross_entropy, token_cross_entropy
-from specrun.train.heads.unrolled import chain_states
-from specrun.train.target.features import Features
+from specrun.train.heads.medusa import MedusaLearner
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
-from specrun.train.trainer.settings import MatrixOptimizer
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features
+from specrun.train.trainer import MatrixOptimizer
 
 VOCAB, HIDDEN = 13, 16
 SHAPE = ModelShape(
@@ -468,7 +468,7 @@ def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(
 def test_a_chain_that_sees_others_chains_is_noticed(target: TargetMatrices, monkeypatch) -> None:
     """The negative control of the test above: earlier steps as full causal keys, a usual
     mistake."""
-    from specrun.train.heads import attention
+    from specrun.train.heads import layers
 
     def wrong(query, text, chain):
         keys = torch.cat([text.keys, *(link.keys for link in chain)], 2)
@@ -477,7 +477,7 @@ def test_a_chain_that_sees_others_chains_is_noticed(target: TargetMatrices, monk
         mask = torch.ones(n, n, dtype=torch.bool).tril().repeat(1, 1 + len(chain))
         return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
 
-    monkeypatch.setattr(attention, "_unrolled", wrong)
+    monkeypatch.setattr(layers, "_unrolled", wrong)
     states = FixedStates(1, 6)
     ids = torch.arange(6)[None]
     learner = randomized(EagleLearner(EagleRecipe(), SHAPE, target, states))

@@ -12,27 +12,26 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from specrun.bindings.errors import OutOfMemoryError
-from specrun.train.data.own_answers import AnswerSettings
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenBatch, corpus_of
-from specrun.train.heads import medusa2 as medusa2_training
-from specrun.train.heads import training as head_training
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.heads.hydra import HydraRecipe
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target import head_target
-from specrun.train.target.features import Features
-from specrun.train.target.head_target import open_head_target
+from specrun.train.data import AnswerSettings
+from specrun.train.data.corpus import TokenBatch, corpus_of
+from specrun.train.data.tokens import TokenSequence
+from specrun.train.heads import (
+    Eagle3Recipe,
+    EagleRecipe,
+    HeadRecipe,
+    HeadRun,
+    HydraRecipe,
+    Medusa2Recipe,
+    MedusaRecipe,
+)
+from specrun.train.heads import run as head_run
+from specrun.train.target import head_target, open_head_target
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.target_shape import ModelShape
-from specrun.train.trainer import memory
+from specrun.train.target.shape import ModelShape
+from specrun.train.target.states import Features
+from specrun.train.trainer import memory, train
 from specrun.train.trainer.memory import MemoryNeed, require_memory
-from specrun.train.trainer.precision import device_name
+from specrun.train.trainer.settings import device_name
 
 CPU = torch.device("cpu")
 LENGTH, ROWS = 48, 4
@@ -162,7 +161,7 @@ def test_heads_that_are_too_large_are_told_to_share_the_output(taught, tmp_path:
 
     def need(recipe: HeadRecipe) -> MemoryNeed:
         settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
-        return head_training._need(recipe, target, shape, corpus, settings, True, recompute=True)
+        return head_run.head_memory(recipe, target, shape, corpus, settings, True, recompute=True)
 
     free = 24 << 30
     assert need(MedusaRecipe()).parts["head"] > 40 << 30
@@ -186,7 +185,7 @@ def test_what_cannot_be_learnt_is_not_answered(
     monkeypatch.setattr(
         head_target, "converted_answerer", lambda *_: pytest.fail("the target was asked")
     )
-    monkeypatch.setattr(medusa2_training, "load_hf_model", None)
+    monkeypatch.setattr(head_run, "load_hf_model", None)
     run = HeadRun(
         taught.folder, (taught.data,), tmp_path / "heads",
         own_answers=AnswerSettings(), max_length=128, device="cpu", precision="float32",
@@ -194,9 +193,9 @@ def test_what_cannot_be_learnt_is_not_answered(
     recipe = MedusaRecipe(heads=2)
     with pytest.raises(OutOfMemoryError, match="training needs about"):
         if joint:
-            train_medusa2(Medusa2Recipe(recipe), run)
+            train(Medusa2Recipe(recipe), run)
         else:
-            train_head(recipe, run)
+            train(recipe, run)
     assert not (tmp_path / "heads").exists()
 
 

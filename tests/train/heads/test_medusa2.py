@@ -18,17 +18,18 @@ from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.medusa2 import Medusa2Learner, Medusa2Recipe, train_medusa2
-from specrun.train.heads.run import HeadRun
-from specrun.train.target import feature_cache
-from specrun.train.target.features import ModelFeatures
+from specrun.train.data.corpus import TokenCorpus, encode_corpus
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer
+from specrun.train.heads import HeadRun, Medusa2Recipe, MedusaRecipe
+from specrun.train.heads.learner import FormerModel
+from specrun.train.heads.medusa import Medusa2Learner
+from specrun.train.target import states
 from specrun.train.target.hf_model import TargetMatrices, load_hf_model
-from specrun.train.target.target_shape import target_shape
-from specrun.train.trainer.listener import NobodyListens
+from specrun.train.target.shape import target_shape
+from specrun.train.target.states import ModelFeatures
+from specrun.train.trainer import train
+from specrun.train.trainer.learner import NobodyListens
 
 CPU = torch.device("cpu")
 RECIPE = Medusa2Recipe(MedusaRecipe(heads=2), heads_alone=0.5)
@@ -96,7 +97,7 @@ def test_self_distillation_begins_at_no_divergence_from_itself(taught, corpus: T
     matrices = TargetMatrices(same.embedding, same.output, None)
     recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=True))
     learner = Medusa2Learner(
-        recipe, target_shape(taught.folder), model, 10, ModelFeatures(same), matrices
+        recipe, target_shape(taught.folder), model, 10, FormerModel(ModelFeatures(same), matrices)
     )
     (part,) = learner.losses(corpus.batch([0, 1]), torch.Generator(), 9)
     assert part.plain == pytest.approx(0.0, abs=1e-5)
@@ -108,7 +109,7 @@ def test_a_model_and_its_heads_are_one_folder_and_draft(
     taught, tmp_path: Path, from_law: bool
 ) -> None:
     recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=from_law), model_rate=0.05)
-    report = train_medusa2(recipe, run_of(taught, tmp_path / "both", steps=60))
+    report = train(recipe, run_of(taught, tmp_path / "both", steps=60))
     measures = report.result.curves.measures[-1][1]
     assert measures["head 2 top-1"] > 0.7
     assert measures["model loss"] < 0.2
@@ -141,7 +142,7 @@ def test_a_model_and_its_heads_are_one_folder_and_draft(
 
 
 def test_a_resumed_joint_run_is_an_uninterrupted_one(taught, tmp_path: Path, monkeypatch) -> None:
-    whole = train_medusa2(RECIPE, run_of(taught, tmp_path / "whole", steps=6))
+    whole = train(RECIPE, run_of(taught, tmp_path / "whole", steps=6))
     losses = Medusa2Learner.losses
 
     def until_four(learner, batch, noise, step):
@@ -152,9 +153,9 @@ def test_a_resumed_joint_run_is_an_uninterrupted_one(taught, tmp_path: Path, mon
     monkeypatch.setattr(Medusa2Learner, "losses", until_four)
     run = run_of(taught, tmp_path / "parts", steps=6)
     with pytest.raises(KeyboardInterrupt):
-        train_medusa2(RECIPE, run)
+        train(RECIPE, run)
     monkeypatch.setattr(Medusa2Learner, "losses", losses)
-    rest = train_medusa2(RECIPE, replace(run, resume=True))
+    rest = train(RECIPE, replace(run, resume=True))
     assert rest.result.resumed_at == 4
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
 
@@ -168,10 +169,8 @@ def test_dropout_of_a_models_configuration_is_left_out(taught, tmp_path: Path) -
         json.dumps({**config, "attention_dropout": 0.5})
     )
     run = run_of(taught, tmp_path / "plain", steps=4)
-    plain = train_medusa2(RECIPE, run)
-    found = train_medusa2(
-        RECIPE, replace(run, target=tmp_path / "dropping", output=tmp_path / "out")
-    )
+    plain = train(RECIPE, run)
+    found = train(RECIPE, replace(run, target=tmp_path / "dropping", output=tmp_path / "out"))
     assert found.result.curves.losses == plain.result.curves.losses
 
 
@@ -184,12 +183,10 @@ def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path) -> N
     (tmp_path / "link").symlink_to(tmp_path / "target", target_is_directory=True)
     for output in (tmp_path / "target", tmp_path / "link"):
         with pytest.raises(OptionError, match="is the folder of a model that is read"):
-            train_medusa2(
-                RECIPE, replace(run_of(taught, output, force=True), target=tmp_path / "target")
-            )
+            train(RECIPE, replace(run_of(taught, output, force=True), target=tmp_path / "target"))
     assert {path: path.read_bytes() for path in (tmp_path / "target").iterdir()} == before
     with pytest.raises(OptionError, match=r"holds config\.json of something else"):
-        train_medusa2(RECIPE, run_of(taught, tmp_path / "target"))
+        train(RECIPE, run_of(taught, tmp_path / "target"))
 
 
 def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch) -> None:
@@ -202,19 +199,19 @@ def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch)
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_medusa2(recipe, run, Stops())
+        train(recipe, run, Stops())
     full = SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=0))
-    monkeypatch.setattr(feature_cache, "shutil", full)
-    assert train_medusa2(recipe, replace(run, resume=True)).result.resumed_at == 2
+    monkeypatch.setattr(states, "shutil", full)
+    assert train(recipe, replace(run, resume=True)).result.resumed_at == 2
     assert not (run.output / "training" / "features").exists()
     with pytest.raises(SpecrunError, match=r"needs 0\.00 GiB in .* and 0\.00 GiB are free"):
-        train_medusa2(recipe, run_of(taught, tmp_path / "others", steps=4))
+        train(recipe, run_of(taught, tmp_path / "others", steps=4))
 
 
 def test_tied_models_keep_one_matrix(taught, tmp_path: Path) -> None:
     write_untaught(tmp_path / "tied", tie_word_embeddings=True)
     run = replace(run_of(taught, tmp_path / "both", steps=2), target=tmp_path / "tied")
-    tensors = load_file(train_medusa2(RECIPE, run).output / "model.safetensors")
+    tensors = load_file(train(RECIPE, run).output / "model.safetensors")
     assert "lm_head.weight" not in tensors
     assert "model.embed_tokens.weight" in tensors
 
@@ -234,4 +231,4 @@ def test_recipes_that_cannot_be(make, problem: str) -> None:
 
 def test_a_teacher_cannot_be_trained(taught, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="leave out --teacher"):
-        train_medusa2(RECIPE, run_of(taught, tmp_path / "x", teacher=taught.gguf))
+        train(RECIPE, run_of(taught, tmp_path / "x", teacher=taught.gguf))

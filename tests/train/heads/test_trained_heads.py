@@ -20,27 +20,31 @@ from specrun.bindings.errors import OptionError, OutOfMemoryError, PairError, Sp
 from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.target_tokens import TargetTokenizer, TokenSequence
-from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
+from specrun.train.data.corpus import TokenCorpus, encode_corpus
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer, TokenSequence
+from specrun.train.heads import (
+    Eagle3Recipe,
+    EagleRecipe,
+    HeadRecipe,
+    HeadRun,
+    HydraRecipe,
+    MedusaRecipe,
+)
 from specrun.train.heads import run as head_run
 from specrun.train.heads import states as head_states
-from specrun.train.heads import training as head_training
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.heads.hydra import HydraRecipe
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target import feature_cache, head_target
-from specrun.train.target.head_target import open_head_target
-from specrun.train.target.target_shape import ModelShape, target_shape
-from specrun.train.trainer import memory, precision
-from specrun.train.trainer.listener import NobodyListens, TrainingStatus
-from specrun.train.trainer.run import TrainingReport
-from specrun.train.trainer.run_checkpoint import earlier_run
-from specrun.train.trainer.settings import MatrixOptimizer
+from specrun.train.target import head_target, open_head_target, states
+from specrun.train.target.shape import ModelShape, target_shape
+from specrun.train.trainer import (
+    MatrixOptimizer,
+    TrainingReport,
+    TrainingStatus,
+    memory,
+    settings,
+    train,
+)
+from specrun.train.trainer.learner import NobodyListens
+from specrun.train.trainer.trainer import earlier_run
 
 MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
 
@@ -82,7 +86,7 @@ def tokens_a_round(taught, drafter: str) -> float:
 
 @pytest.fixture(scope="module")
 def medusa(taught, tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
-    return train_head(
+    return train(
         MEDUSA, run_of(taught, tmp_path_factory.mktemp("m") / "heads", steps=60, learning_rate=1e-2)
     )
 
@@ -121,7 +125,7 @@ def test_medusas_folder_is_upstreams(taught, medusa: TrainingReport) -> None:
 
 def test_heads_may_share_the_targets_output(taught, tmp_path: Path) -> None:
     recipe = MedusaRecipe(heads=2, own_output=False, from_law=True)
-    report = train_head(recipe, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2))
+    report = train(recipe, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2))
     assert set(load_file(report.output / "medusa_lm_head.safetensors")) == {
         f"{i}.0.linear.{part}" for i in range(2) for part in ("weight", "bias")
     }
@@ -131,7 +135,7 @@ def test_heads_may_share_the_targets_output(taught, tmp_path: Path) -> None:
 
 def test_an_eagle_head_drafts_what_it_has_learnt(taught, tmp_path: Path) -> None:
     """A chain of four: 5 tokens a round at best."""
-    report = train_head(EAGLE, run_of(taught, tmp_path / "head", steps=110, learning_rate=5e-3))
+    report = train(EAGLE, run_of(taught, tmp_path / "head", steps=110, learning_rate=5e-3))
     config = json.loads((report.output / "config.json").read_text())
     assert (config["num_hidden_layers"], config["bias"], config["num_key_value_heads"]) == (
         1,
@@ -155,7 +159,7 @@ def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(
 ) -> None:
     """A chain of four: 5 tokens a round at best."""
     recipe = Eagle3Recipe(steps=3, draft_tokens=150, optimizer=optimizer)
-    report = train_head(recipe, run_of(taught, tmp_path / "head", steps=45, learning_rate=rate))
+    report = train(recipe, run_of(taught, tmp_path / "head", steps=45, learning_rate=rate))
     measures = report.result.curves.measures[-1][1]
     assert measures["depth 1 top-1"] > 0.8
     assert measures["depth 3 top-1"] > 0.7
@@ -194,7 +198,7 @@ def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(
 def test_hydra_heads_draft_and_are_laid_out_as_upstreams(
     taught, tmp_path: Path, recipe: HydraRecipe
 ) -> None:
-    report = train_head(recipe, run_of(taught, tmp_path / "heads", steps=50, learning_rate=4e-3))
+    report = train(recipe, run_of(taught, tmp_path / "heads", steps=50, learning_rate=4e-3))
     measures = report.result.curves.measures[-1][1]
     assert measures["head 2 top-1"] > 0.8
     config = json.loads((report.output / "config.json").read_text())
@@ -218,7 +222,7 @@ def test_hydra_heads_draft_and_are_laid_out_as_upstreams(
 def test_a_resumed_head_is_an_uninterrupted_one(
     taught, tmp_path: Path, recipe: HeadRecipe, monkeypatch
 ) -> None:
-    whole = train_head(recipe, run_of(taught, tmp_path / "whole", steps=8, tokens_per_batch=100))
+    whole = train(recipe, run_of(taught, tmp_path / "whole", steps=8, tokens_per_batch=100))
     run = run_of(taught, tmp_path / "parts", steps=8, tokens_per_batch=100)
     inner = type(recipe).learner
 
@@ -236,10 +240,10 @@ def test_a_resumed_head_is_an_uninterrupted_one(
 
     monkeypatch.setattr(type(recipe), "learner", stopping)
     with pytest.raises(KeyboardInterrupt):
-        train_head(recipe, run)
+        train(recipe, run)
     monkeypatch.setattr(type(recipe), "learner", inner)
     assert not (run.output / "config.json").exists()
-    rest = train_head(recipe, replace(run, resume=True))
+    rest = train(recipe, replace(run, resume=True))
     assert rest.result.resumed_at == 5
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
     first, other = (load_file(folder / recipe.files_name) for folder in (whole.output, rest.output))
@@ -257,7 +261,7 @@ def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
         target=folder,
         teacher=taught.gguf,
     )
-    report = train_head(MEDUSA, run)
+    report = train(MEDUSA, run)
     # The same states but for rounding: the same curve.
     assert report.result.curves.losses == pytest.approx(
         medusa.result.curves.losses, rel=0.05, abs=0.02
@@ -267,13 +271,13 @@ def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
 
 def test_a_teacher_shows_the_layers_that_eagle3_reads(taught, tmp_path: Path) -> None:
     recipe = Eagle3Recipe(steps=2, draft_tokens=150)
-    ours = train_head(recipe, run_of(taught, tmp_path / "a", steps=6))
-    theirs = train_head(recipe, run_of(taught, tmp_path / "b", steps=6, teacher=taught.gguf))
+    ours = train(recipe, run_of(taught, tmp_path / "a", steps=6))
+    theirs = train(recipe, run_of(taught, tmp_path / "b", steps=6, teacher=taught.gguf))
     assert theirs.result.curves.losses == pytest.approx(ours.result.curves.losses, rel=0.02)
 
 
 def test_cached_states_train_the_same_head(taught, medusa: TrainingReport, tmp_path: Path) -> None:
-    report = train_head(
+    report = train(
         MEDUSA, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, cache="no")
     )
     assert report.result.curves.losses == pytest.approx(
@@ -286,12 +290,12 @@ def test_a_named_folder_of_states_stays_and_serves_the_next_head(
 ) -> None:
     """Of other states, as EAGLE-3 reads them, there is a second cache beside the first."""
     states = tmp_path / "states"
-    train_head(MEDUSA, run_of(taught, tmp_path / "a", steps=2, features=states))
+    train(MEDUSA, run_of(taught, tmp_path / "a", steps=2, features=states))
     (chunk,) = states.glob("*/*.safetensors")
     before = chunk.stat().st_mtime_ns
-    train_head(EAGLE, run_of(taught, tmp_path / "b", steps=2, features=states))
+    train(EAGLE, run_of(taught, tmp_path / "b", steps=2, features=states))
     assert list(states.glob("*/*.safetensors")) == [chunk]
-    train_head(Eagle3Recipe(steps=2), run_of(taught, tmp_path / "c", steps=2, features=states))
+    train(Eagle3Recipe(steps=2), run_of(taught, tmp_path / "c", steps=2, features=states))
     assert len(list(states.glob("*/*.safetensors"))) == 2
     assert chunk.stat().st_mtime_ns == before
 
@@ -302,7 +306,7 @@ def test_states_of_earlier_attempts_go_with_the_runs_own(taught, tmp_path: Path)
     for name in ("manifest.json", "features-00000.safetensors"):
         (stale / name).write_text("{}")
     run = run_of(taught, tmp_path / "heads", steps=2)
-    train_head(MEDUSA, run)
+    train(MEDUSA, run)
     assert [path.name for path in run.state_path.parent.iterdir()] == ["state.pt"]
 
 
@@ -325,13 +329,13 @@ class Stops(NobodyListens):
 
 def interrupted(recipe: HeadRecipe, run: HeadRun) -> HeadRun:
     with pytest.raises(KeyboardInterrupt):
-        train_head(recipe, run, Stops())
+        train(recipe, run, Stops())
     return replace(run, resume=True)
 
 
 def disk_with(monkeypatch, free: int) -> None:
     monkeypatch.setattr(
-        feature_cache,
+        states,
         "shutil",
         SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=free)),
     )
@@ -343,11 +347,11 @@ def test_states_that_are_there_need_no_room(
 ) -> None:
     """The disk is full once they are written: a resumed run neither refuses nor computes them at
     each step."""
-    whole = train_head(MEDUSA, run_of(taught, tmp_path / "whole", steps=4))
+    whole = train(MEDUSA, run_of(taught, tmp_path / "whole", steps=4))
     run = interrupted(MEDUSA, run_of(taught, tmp_path / "parts", steps=4, cache=cache))
     disk_with(monkeypatch, free=0)
     heard = Stops()
-    rest = train_head(MEDUSA, run, heard)
+    rest = train(MEDUSA, run, heard)
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
     assert any(
         re.search(r"kept on disk: (\S+) MiB in \S+, of which \1 are there", note)
@@ -359,26 +363,26 @@ def test_a_run_without_room_for_states_goes_on_without_them(
     taught, tmp_path: Path, monkeypatch
 ) -> None:
     """Though the disk has room when it is resumed: the numbers would not be the same."""
-    whole = train_head(MEDUSA, run_of(taught, tmp_path / "whole", steps=4, cache="no"))
+    whole = train(MEDUSA, run_of(taught, tmp_path / "whole", steps=4, cache="no"))
     with monkeypatch.context() as full:
         disk_with(full, free=0)
         run = interrupted(MEDUSA, run_of(taught, tmp_path / "parts", steps=4))
-    rest = train_head(MEDUSA, run)
+    rest = train(MEDUSA, run)
     assert rest.result.resumed_at == 2
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
     with pytest.raises(
         OptionError, match="made with cached states False and --resume asks for True"
     ):
-        train_head(MEDUSA, replace(run, cache="yes"))
+        train(MEDUSA, replace(run, cache="yes"))
 
 
 def test_a_resumed_run_goes_on_in_its_precision(taught, tmp_path: Path, monkeypatch) -> None:
     """A second trial that falls differently, as on a busy machine, decides nothing."""
-    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 1.0)
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 1.0)
     run = interrupted(MEDUSA, run_of(taught, tmp_path / "heads", steps=4, precision="auto"))
     assert earlier_run(run.state_path, resume=True).precision == "float32"
-    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: 9.0)
-    assert train_head(MEDUSA, run).precision == "float32"
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 9.0)
+    assert train(MEDUSA, run).precision == "float32"
 
 
 def test_another_run_is_refused_before_states_are_computed(
@@ -387,9 +391,9 @@ def test_another_run_is_refused_before_states_are_computed(
     run = interrupted(MEDUSA, run_of(taught, tmp_path / "heads", steps=4))
     kept = sorted(run.output.rglob("features-*"))
     assert kept
-    monkeypatch.setattr(head_training, "opened_states", None)
+    monkeypatch.setattr(head_run.HeadTraining, "learner", None)
     with pytest.raises(OptionError, match=r"learning rate 0\.001 and --resume asks for 0\.002"):
-        train_head(MEDUSA, replace(run, learning_rate=2e-3))
+        train(MEDUSA, replace(run, learning_rate=2e-3))
     assert sorted(run.output.rglob("features-*")) == kept
 
 
@@ -399,12 +403,12 @@ def test_another_run_is_refused_before_states_are_computed(
 def test_an_earlier_run_is_not_overwritten(taught, medusa: TrainingReport, tmp_path: Path) -> None:
     run = run_of(taught, medusa.output, steps=60, learning_rate=1e-2)
     with pytest.raises(OptionError, match=r"already holds medusa_lm_head\.safetensors"):
-        train_head(MEDUSA, run)
+        train(MEDUSA, run)
     with pytest.raises(OptionError, match=r"medusa decay 0\.8 and --resume asks for 0\.9"):
-        train_head(replace(MEDUSA, decay=0.9), replace(run, resume=True))
+        train(replace(MEDUSA, decay=0.9), replace(run, resume=True))
     output = tmp_path / "copy"
     shutil.copytree(medusa.output, output)
-    forced = train_head(MEDUSA, run_of(taught, output, steps=2, force=True))
+    forced = train(MEDUSA, run_of(taught, output, steps=2, force=True))
     assert len(forced.result.curves.losses) == 2
 
 
@@ -435,7 +439,7 @@ def test_the_targets_own_folder_is_not_written_into(
         with pytest.raises(
             OptionError, match="is the folder of a model that is read; name another folder"
         ):
-            train_head(recipe, replace(run_of(taught, output, **changes), target=target))
+            train(recipe, replace(run_of(taught, output, **changes), target=target))
     assert contents(target) == before
 
 
@@ -452,9 +456,9 @@ def test_somebody_elses_folder_is_written_into_only_by_force(
         pytest.raises(OptionError, match=rf"holds {name} of something else.*--force"),
     ):
         early.setattr(head_run, "open_head_target", None)
-        train_head(MEDUSA, run)
+        train(MEDUSA, run)
     assert contents(output) == {name: b"{}"}
-    train_head(MEDUSA, replace(run, force=True))
+    train(MEDUSA, replace(run, force=True))
     assert (output / name).read_text() != "{}"
 
 
@@ -464,9 +468,9 @@ def test_a_sibling_as_teacher_is_refused_before_any_work(
     """It has the target's vocabulary, and other sizes."""
     write_untaught(tmp_path / "sibling", hidden_size=32)
     convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
-    monkeypatch.setattr(head_training, "read_corpus", None)
+    monkeypatch.setattr(head_run.HeadTraining, "texts", None)
     with pytest.raises(PairError, match="its states have 32 numbers"):
-        train_head(MEDUSA, run_of(taught, tmp_path / "heads", teacher=tmp_path / "sibling.gguf"))
+        train(MEDUSA, run_of(taught, tmp_path / "heads", teacher=tmp_path / "sibling.gguf"))
     assert not (tmp_path / "heads").exists()
 
 
@@ -478,7 +482,7 @@ def test_too_little_memory_is_found_before_anything_is_loaded(
     with pytest.raises(
         OutOfMemoryError, match=r"training needs about .* of RAM and 0\.00 GiB are free"
     ):
-        train_head(MEDUSA, run_of(taught, tmp_path / "heads"))
+        train(MEDUSA, run_of(taught, tmp_path / "heads"))
     assert not (tmp_path / "heads").exists()
 
 
@@ -499,10 +503,10 @@ def test_too_little_disk_computes_states_each_time_or_stops(
 
         def status(self, status: object) -> None: ...
 
-    train_head(MEDUSA, run_of(taught, tmp_path / "heads", steps=3), Notes())
+    train(MEDUSA, run_of(taught, tmp_path / "heads", steps=3), Notes())
     assert any("too much: computed at each step" in note for note in heard)
     with pytest.raises(SpecrunError, match="no space for"):
-        train_head(MEDUSA, run_of(taught, tmp_path / "others", steps=3, cache="yes"))
+        train(MEDUSA, run_of(taught, tmp_path / "others", steps=3, cache="yes"))
 
 
 def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
@@ -512,7 +516,7 @@ def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
     corpus = encode_corpus(read_documents(run.data), TargetTokenizer(taught.folder), max_length=64)
     settings = run.trainer_settings(MEDUSA.defaults(shape), corpus, torch.float32)
     target = open_head_target(run.target, None, device=torch.device("cpu"))
-    need = head_training._need(MEDUSA, target, shape, corpus, settings, False, recompute=True)
+    need = head_run.head_memory(MEDUSA, target, shape, corpus, settings, False, recompute=True)
     assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
     assert need.parts["target"] == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
@@ -532,7 +536,7 @@ def test_a_head_for_7b_fits_24_gib_with_a_teacher(
     run = run_of(taught, tmp_path / "heads", teacher=taught.gguf, tokens_per_batch=4096)
     settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
     target = open_head_target(run.target, run.teacher, device=torch.device("cpu"))
-    need = head_training._need(recipe, target, shape, corpus, settings, True, recompute=True)
+    need = head_run.head_memory(recipe, target, shape, corpus, settings, True, recompute=True)
     assert 4 << 30 < need.total < 24 << 30
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from support.tiny_family import ANSWERS, Family, make_family, question
 from support.tiny_models import F32, fresh_logits
+from support.training import Order, order_of
 
 from specrun.bindings.errors import (
     BusyError,
@@ -30,15 +31,20 @@ from specrun.runtime.engine import Engine
 from specrun.runtime.language import quoted
 from specrun.runtime.online import RejectionBuffer, likeliest, load_rejections
 from specrun.train.distillation.learner import DIVERGENCES
-from specrun.train.online.drafter_file import load_drafter, write_drafter
-from specrun.train.online.learner import coarse_log_probs, online_corpus, usual_rate
-from specrun.train.online.online_drafter import (
+from specrun.train.online import (
     OnlineDrafter,
+    OnlineRecipe,
     OnlineSettings,
     open_online_drafter,
 )
-from specrun.train.online.training import OnlineRun, train_online
-from specrun.train.trainer.listener import RunListener
+from specrun.train.online.learner import (
+    coarse_log_probs,
+    load_drafter,
+    online_corpus,
+    usual_rate,
+    write_drafter,
+)
+from specrun.train.trainer.learner import RunListener
 
 CPU = torch.device("cpu")
 QUICK = OnlineSettings(
@@ -378,7 +384,7 @@ def buffer(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
     return path
 
 
-def run_of(buffer: Path, draft: Path, output: Path, **changes) -> OnlineRun:
+def run_of(buffer: Path, draft: Path, output: Path, **changes) -> Order:
     settings = {
         "steps": 20,
         "learning_rate": 1e-2,
@@ -389,20 +395,21 @@ def run_of(buffer: Path, draft: Path, output: Path, **changes) -> OnlineRun:
         "n_threads": 1,
         **changes,
     }
-    return OnlineRun(Path("target"), (), output, draft=draft, buffer=buffer, **settings)
+    places = {"target": Path("target"), "data": (), "output": output}
+    return order_of(OnlineRecipe, **places, draft=draft, buffer=buffer, **settings)
 
 
 def test_a_run_from_a_buffer_to_a_drafter(
     buffer: Path, files: tuple[Path, Path], family: Family, tmp_path: Path
 ) -> None:
-    report = train_online(run_of(buffer, files[1], tmp_path / "out", gguf=tmp_path / "new.gguf"))
+    report = run_of(buffer, files[1], tmp_path / "out", gguf=tmp_path / "new.gguf").train()
     assert report.after.rate > report.before.rate + 0.1
     assert report.n_places == _places(buffer)
     assert report.gguf is not None
     assert report.gguf.read_bytes() == (tmp_path / "new.gguf").read_bytes()
     assert "rejected" in (tmp_path / "out" / "README.md").read_text()
     # A folder of any architecture learns alike, and is written as one.
-    again = train_online(run_of(buffer, family.draft, tmp_path / "folder"))
+    again = run_of(buffer, family.draft, tmp_path / "folder").train()
     assert again.gguf is None
     assert again.after.rate == pytest.approx(report.after.rate, abs=1e-3)
     convert_checkpoint(tmp_path / "folder", tmp_path / "folder.gguf", outtype="f32")
@@ -422,26 +429,28 @@ def test_a_resumed_run_is_one_that_was_never_stopped(
             if status.step == 5:
                 raise KeyboardInterrupt
 
-    whole = train_online(run_of(buffer, files[1], tmp_path / "whole", steps=10))
+    whole = run_of(buffer, files[1], tmp_path / "whole", steps=10).train()
     run = run_of(buffer, files[1], tmp_path / "cut", steps=10)
     with pytest.raises(KeyboardInterrupt):
-        train_online(run, Stops())
-    assert not (run.output / "drafter.gguf").exists()
-    rest = train_online(dataclasses.replace(run, resume=True))
+        run.train(Stops())
+    assert not (run.run.output / "drafter.gguf").exists()
+    rest = run.but(resume=True).train()
     assert rest.result.resumed_at == 5
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
-    assert (run.output / "drafter.gguf").read_bytes() == (whole.gguf or run.output).read_bytes()
+    assert (run.run.output / "drafter.gguf").read_bytes() == (
+        whole.gguf or run.run.output
+    ).read_bytes()
     with pytest.raises(OptionError, match=r"already holds drafter.gguf"):
-        train_online(run)
+        run.train()
     with pytest.raises(OptionError, match="with divergence forward-kl and --resume asks for"):
-        train_online(dataclasses.replace(run, resume=True, divergence="reverse-kl"))
+        run.but(resume=True, divergence="reverse-kl").train()
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(buffer: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.gguf"
     write_random_llama(other, RandomLlama(vocab_size=600, scale=3.0))
     with pytest.raises(PairError, match=r"another vocabulary \(600 tokens\) than target.gguf"):
-        train_online(run_of(buffer, other, tmp_path / "out"))
+        run_of(buffer, other, tmp_path / "out").train()
     assert not (tmp_path / "out").exists()
 
 

@@ -18,10 +18,10 @@ from specrun.convert import convert_checkpoint, quantize_model
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.demo import demo_drafters
-from specrun.train.data.target_tokens import TargetTokenizer
+from specrun.train.data.tokens import TargetTokenizer
 from specrun.train.target.from_gguf import folder_from_gguf
 from specrun.train.target.hf_model import load_hf_model
-from specrun.train.target.target_shape import ModelShape
+from specrun.train.target.shape import ModelShape
 
 SHAPE = ModelShape(
     vocab_size=300,

@@ -28,25 +28,25 @@ from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.convert.quantize import quantize_model
 from specrun.runtime import Runtime, SamplingParams
-from specrun.train.data.data_file import Answered, Chat, Document, PlainText
-from specrun.train.data.file_tokens import FileTokens
-from specrun.train.data.own_answers import AnswerSettings
-from specrun.train.data.prompts import built_in_prompts, most_prompts, read_prompts
-from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.eagle3 import Eagle3Recipe
-from specrun.train.heads.hydra import HydraRecipe
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.medusa2 import Medusa2Recipe, train_medusa2
-from specrun.train.heads.recipe import HeadRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target import feature_cache
-from specrun.train.target import file_shape as file_shape_module
-from specrun.train.target.file_shape import file_shape
-from specrun.train.target.head_target import open_head_target
-from specrun.train.target.target_shape import target_shape
-from specrun.train.target.teacher import LogitProbe, teacher_matrices
+from specrun.train.data import Answered, AnswerSettings, built_in_prompts, most_prompts
+from specrun.train.data.documents import Chat, Document, PlainText
+from specrun.train.data.prompts import read_prompts
+from specrun.train.data.tokens import FileTokens, TargetTokenizer
+from specrun.train.heads import (
+    Eagle3Recipe,
+    EagleRecipe,
+    HeadRecipe,
+    HeadRun,
+    HydraRecipe,
+    Medusa2Recipe,
+    MedusaRecipe,
+)
+from specrun.train.target import file_target as file_shape_module
+from specrun.train.target import open_head_target
+from specrun.train.target import states as states_module
+from specrun.train.target.file_target import LogitProbe, file_shape, teacher_matrices
+from specrun.train.target.shape import target_shape
+from specrun.train.trainer import train
 
 DOCUMENTS: list[Document] = [
     *(Answered(question, answer) for question, answer in ANSWERS.items()),
@@ -113,9 +113,9 @@ def test_losses_are_those_of_the_folder(taught, tmp_path: Path, recipe: HeadReci
     narrow a target those that round to another sign would be seen.
     """
     settings = {"data": (taught.data,), "learning_rate": 3e-4}
-    folder = train_head(recipe, run_of(taught.folder, tmp_path / "folder", **settings))
-    file = train_head(recipe, run_of(taught.gguf, tmp_path / "file", **settings))
-    other = train_head(recipe, run_of(taught.gguf, tmp_path / "other", **settings, seed=1))
+    folder = train(recipe, run_of(taught.folder, tmp_path / "folder", **settings))
+    file = train(recipe, run_of(taught.gguf, tmp_path / "file", **settings))
+    other = train(recipe, run_of(taught.gguf, tmp_path / "other", **settings, seed=1))
     ours, theirs = file.result.curves.losses, folder.result.curves.losses
     assert len(ours) == 6
     np.testing.assert_allclose(ours, theirs, rtol=0.0, atol=1e-3)
@@ -130,7 +130,7 @@ def test_states_on_the_fly_are_those_of_the_disk(taught, tmp_path: Path) -> None
     losses = {}
     for cache in ("yes", "no"):
         output = tmp_path / cache
-        report = train_head(recipe, run_of(taught.gguf, output, data=data, cache=cache))
+        report = train(recipe, run_of(taught.gguf, output, data=data, cache=cache))
         losses[cache] = report.result.curves.losses
     np.testing.assert_allclose(losses["no"], losses["yes"], atol=1e-3)
     assert losses["no"] != losses["yes"]
@@ -138,7 +138,7 @@ def test_states_on_the_fly_are_those_of_the_disk(taught, tmp_path: Path) -> None
 
 def test_a_run_that_was_stopped_goes_on(taught, tmp_path: Path, monkeypatch) -> None:
     run = run_of(taught.gguf, tmp_path / "whole", data=(taught.data,))
-    whole = train_head(EagleRecipe(), run)
+    whole = train(EagleRecipe(), run)
     stopped = replace(run, output=tmp_path / "stopped", save_seconds=0.0)
 
     class Stops:
@@ -149,13 +149,13 @@ def test_a_run_that_was_stopped_goes_on(taught, tmp_path: Path, monkeypatch) -> 
                 raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train_head(EagleRecipe(), stopped, Stops())
-    report = train_head(EagleRecipe(), replace(stopped, resume=True))
+        train(EagleRecipe(), stopped, Stops())
+    report = train(EagleRecipe(), replace(stopped, resume=True))
     np.testing.assert_allclose(report.result.curves.losses, whole.result.curves.losses, atol=1e-6)
     quantized = tmp_path / "q8.gguf"
     quantize_model(taught.gguf, quantized, "Q8_0")
     with pytest.raises(OptionError, match="target"):
-        train_head(EagleRecipe(), replace(stopped, resume=True, target=quantized))
+        train(EagleRecipe(), replace(stopped, resume=True, target=quantized))
 
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["f32", "q8_0"])
@@ -174,7 +174,7 @@ def test_a_head_from_a_file_and_prompts_alone_drafts(
         target, tmp_path / "head", prompts=prompts, own_answers=AnswerSettings(longest=40),
         steps=60, tokens_per_batch=256, learning_rate=4e-3, held_out=0.0,
     )  # fmt: skip
-    report = train_head(EagleRecipe(), run)
+    report = train(EagleRecipe(), run)
     card = (report.output / "README.md").read_text()
     assert "prompts.txt, answered by the target" in card
     assert f"are those of {target.name}, computed by llama.cpp" in card
@@ -226,7 +226,7 @@ def refused(target: Path, output: Path, recipe: HeadRecipe | None = None, **chan
     """Return the one sentence with which a run is refused; nothing is written."""
     run = run_of(target, output, **{"own_answers": AnswerSettings(longest=4), **changes})
     with pytest.raises(SpecrunError) as caught:
-        train_head(recipe or EagleRecipe(), run)
+        train(recipe or EagleRecipe(), run)
     assert not output.exists()
     message = str(caught.value)
     assert "\n" not in message
@@ -255,12 +255,12 @@ def test_taps_that_llama_cpp_does_not_give_are_refused_at_once(taught, tmp_path:
     message = refused(renamed, tmp_path / "out", Eagle3Recipe())
     assert re.search(r"is a mistral3 model.*train eagle, medusa or hydra", message)
     run = run_of(renamed, tmp_path / "head", data=(taught.data,), steps=1)
-    assert len(train_head(EagleRecipe(), run).result.curves.losses) == 1
+    assert len(train(EagleRecipe(), run).result.curves.losses) == 1
 
 
 def test_a_head_is_no_target(taught, tmp_path: Path) -> None:
     run = run_of(taught.gguf, tmp_path / "head", data=(taught.data,), steps=1)
-    convert_head(train_head(EagleRecipe(), run).output, tmp_path / "h.gguf", target=taught.gguf)
+    convert_head(train(EagleRecipe(), run).output, tmp_path / "h.gguf", target=taught.gguf)
     assert "is itself a head (eagle)" in refused(tmp_path / "h.gguf", tmp_path / "out")
 
 
@@ -298,7 +298,7 @@ def test_what_is_missing_or_contradicts_is_one_sentence(taught, tmp_path: Path) 
         run_of(taught.gguf, tmp_path / "out")
     with pytest.raises(OptionError, match="give the Hugging Face folder of target"):
         run = run_of(taught.gguf, tmp_path / "out", data=(taught.data,))
-        train_medusa2(Medusa2Recipe(MedusaRecipe(heads=1)), run)
+        train(Medusa2Recipe(MedusaRecipe(heads=1)), run)
     assert "give 1 to" in refused(taught.gguf, tmp_path / "out", n_prompts=10**6)
 
 
@@ -307,11 +307,11 @@ def test_a_full_disk_is_found_before_states_are_computed(
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     full = type(usage)(usage.total, usage.total - 100, 100)
-    monkeypatch.setattr(feature_cache.shutil, "disk_usage", lambda _: full)
+    monkeypatch.setattr(states_module.shutil, "disk_usage", lambda _: full)
     changes = {"data": (taught.data,), "cache": "yes", "own_answers": None}
     assert "0.00 GiB are free" in refused(taught.gguf, tmp_path / "out", **changes)
     run = run_of(taught.gguf, tmp_path / "out", data=(taught.data,), steps=1)
-    assert train_head(EagleRecipe(), run).n_trained  # on the fly, where the choice is ours
+    assert train(EagleRecipe(), run).n_trained  # on the fly, where the choice is ours
 
 
 def test_logits_that_are_more_than_their_matrix_are_noticed(taught, tmp_path: Path) -> None:
@@ -335,7 +335,7 @@ def test_other_tokens_in_the_same_sizes_are_another_target(taught, tmp_path: Pat
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(settings))
     convert_checkpoint(tmp_path / "other", tmp_path / "other.gguf", outtype="f32", verify=False)
     run = run_of(taught.gguf, tmp_path / "head", data=(taught.data,), steps=1)
-    convert_head(train_head(EagleRecipe(), run).output, tmp_path / "h.gguf", target=taught.gguf)
+    convert_head(train(EagleRecipe(), run).output, tmp_path / "h.gguf", target=taught.gguf)
     with (
         pytest.raises(SpecrunError, match="vocabular"),
         Runtime(tmp_path / "other.gguf", drafter=f"eagle({tmp_path / 'h.gguf'})", n_threads=1),

@@ -27,36 +27,35 @@ from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.convert import convert_checkpoint, quantize_model
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
-from specrun.train.data.data_file import read_documents
-from specrun.train.data.own_answers import AnswerSettings
-from specrun.train.data.target_tokens import TargetTokenizer
-from specrun.train.data.token_corpus import TokenCorpus, encode_corpus
-from specrun.train.heads.medusa import MedusaRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target import feature_cache, teacher
-from specrun.train.target.feature_cache import (
+from specrun.train.data import AnswerSettings
+from specrun.train.data.corpus import TokenCorpus, encode_corpus
+from specrun.train.data.documents import read_documents
+from specrun.train.data.tokens import TargetTokenizer
+from specrun.train.heads import HeadRun, MedusaRecipe
+from specrun.train.target import file_target, states
+from specrun.train.target.file_target import (
+    TeacherFeatures,
+    check_teacher,
+    check_teacher_vocabulary,
+    teacher_matrices,
+)
+from specrun.train.target.hf_model import HFModel, load_hf_model
+from specrun.train.target.shape import target_shape
+from specrun.train.target.states import (
     CachePlace,
     FeatureCache,
+    Features,
+    ModelFeatures,
     cache_bytes,
     check_cache_space,
     fill_cache,
     remove_caches,
     text_key,
 )
-from specrun.train.target.features import Features, ModelFeatures
-from specrun.train.target.hf_model import HFModel, load_hf_model
-from specrun.train.target.target_shape import target_shape
-from specrun.train.target.teacher import (
-    TeacherFeatures,
-    check_same_vocabulary,
-    check_teacher,
-    teacher_matrices,
-)
-from specrun.train.trainer import precision
+from specrun.train.trainer import settings, train, usable_device, usable_precision
 from specrun.train.trainer.memory import MemoryNeed, free_memory, require_memory, trained_bytes
 from specrun.train.trainer.model_folder import write_weights
-from specrun.train.trainer.precision import trial_size, usable_device, usable_precision
+from specrun.train.trainer.settings import trial_size
 
 CPU = torch.device("cpu")
 
@@ -143,7 +142,7 @@ def test_llama_cpps_states_are_transformers(taught, model: HFModel, corpus: Toke
     taps = (1, 3, 2)
     batch = corpus.batch(range(4))
     with Model(taught.gguf) as file:
-        check_same_vocabulary(file, TargetTokenizer(taught.folder), model.output.shape[0])
+        check_teacher_vocabulary(file, TargetTokenizer(taught.folder), model.output.shape[0])
         with closing(TeacherFeatures(file, corpus.longest, taps, n_threads=1)) as shown:
             ours, theirs = shown.features(batch), ModelFeatures(model, taps).features(batch)
     for first, other in ((ours.final, theirs.final), (ours.taps, theirs.taps)):
@@ -213,7 +212,7 @@ def test_a_teacher_that_changes_its_logits_is_refused(
         teacher=path, own_answers=AnswerSettings(), device="cpu", precision="float32",
     )  # fmt: skip
     with pytest.raises(UnsupportedModelError, match=problem):  # before hours of answers
-        train_head(MedusaRecipe(), run)
+        train(MedusaRecipe(), run)
     assert not (tmp_path / "heads").exists()
 
 
@@ -221,9 +220,9 @@ def test_a_teacher_must_be_the_same_model(taught, tmp_path: Path) -> None:
     write_untaught(tmp_path / "other", size=360)
     with Model(taught.gguf) as file:
         with pytest.raises(PairError, match="400 tokens, and the folder 360"):
-            check_same_vocabulary(file, TargetTokenizer(tmp_path / "other"), 360)
+            check_teacher_vocabulary(file, TargetTokenizer(tmp_path / "other"), 360)
         with pytest.raises(PairError, match="the same text is token"):
-            check_same_vocabulary(file, TargetTokenizer(tmp_path / "other"), 400)
+            check_teacher_vocabulary(file, TargetTokenizer(tmp_path / "other"), 400)
 
 
 @pytest.mark.parametrize(
@@ -241,7 +240,7 @@ def test_a_teacher_of_the_same_vocabulary_must_have_the_same_sizes(
     convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
     tokenizer, shape = TargetTokenizer(taught.folder), target_shape(taught.folder)
     with Model(tmp_path / "sibling.gguf", vocab_only=True) as file:
-        check_same_vocabulary(file, tokenizer, 400)
+        check_teacher_vocabulary(file, tokenizer, 400)
     with pytest.raises(PairError, match=problem):
         check_teacher(tmp_path / "sibling.gguf", tokenizer, shape)
     check_teacher(taught.gguf, tokenizer, shape)
@@ -256,7 +255,7 @@ def test_blocks_behind_a_teachers_layers_are_not_counted(taught, monkeypatch) ->
     real = read_header(taught.gguf)
     more = {**real.metadata, "llama.block_count": 5, "llama.nextn_predict_layers": 1}
     monkeypatch.setattr(
-        teacher, "read_header", lambda path: dataclasses.replace(real, metadata=more)
+        file_target, "read_header", lambda path: dataclasses.replace(real, metadata=more)
     )
     check_teacher(taught.gguf, tokenizer, shape)
     del more["llama.nextn_predict_layers"]
@@ -291,7 +290,7 @@ def place_of(root: Path, taps=(), precision: str = "float32", weights: int = 1) 
 def test_cached_states_are_the_computed_ones(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
+    monkeypatch.setattr(states, "_CHUNK_TOKENS", 60)
     source = Counting(ModelFeatures(model, (1, 2, 3)))
     told = []
     place = place_of(tmp_path / "f", (1, 2, 3))
@@ -321,7 +320,7 @@ def test_cached_states_are_the_computed_ones(
 def test_an_interrupted_cache_goes_on_and_needs_room_for_the_rest(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch
 ) -> None:
-    monkeypatch.setattr(feature_cache, "_CHUNK_TOKENS", 60)
+    monkeypatch.setattr(states, "_CHUNK_TOKENS", 60)
     place, first = place_of(tmp_path), Counting(ModelFeatures(model))
     assert place.missing_bytes(corpus, HIDDEN) == cache_bytes(corpus, HIDDEN, 0)
     cache = fill_cache(place, corpus, first, CPU)
@@ -460,7 +459,7 @@ def test_trained_parameters_count_four_times() -> None:
 def test_bfloat16_is_chosen_where_it_works_and_pays(
     monkeypatch, gain: float | None, chosen: torch.dtype
 ) -> None:
-    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: gain)
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: gain)
     assert usable_precision("auto", CPU) == chosen
     assert usable_precision("float32", CPU) == torch.float32
     if gain is None:
@@ -476,11 +475,11 @@ def test_bfloat16_is_chosen_where_it_works_and_pays(
 def test_a_resumed_run_does_not_choose_again(monkeypatch, earlier: str) -> None:
     """Whatever a second trial would say; and what is asked for is done."""
     for gain in (0.4, 2.5):
-        monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads, gain=gain: gain)
+        monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads, gain=gain: gain)
         assert usable_precision("auto", CPU, earlier) == getattr(torch, earlier)
         assert usable_precision("float32", CPU, earlier) == torch.float32
         assert usable_precision("bfloat16", CPU, earlier) == torch.bfloat16
-    monkeypatch.setattr(precision, "bfloat16_gain", lambda device, threads: None)
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: None)
     if earlier == "bfloat16":  # a machine without it
         with pytest.raises(OptionError, match="use --precision float32"):
             usable_precision("auto", CPU, earlier)
@@ -500,18 +499,18 @@ def test_a_trial_of_equals_is_a_draw(monkeypatch) -> None:
     """The script itself runs: float32 against float32 is about as fast, whatever this machine
     has."""
     monkeypatch.setattr(
-        precision, "_TRIAL", precision._TRIAL.replace("torch.bfloat16", "torch.float32")
+        settings, "_TRIAL", settings._TRIAL.replace("torch.bfloat16", "torch.float32")
     )
-    precision.bfloat16_gain.cache_clear()
-    gain = precision.bfloat16_gain("cpu", 1)
-    precision.bfloat16_gain.cache_clear()
+    settings.bfloat16_gain.cache_clear()
+    gain = settings.bfloat16_gain("cpu", 1)
+    settings.bfloat16_gain.cache_clear()
     assert gain is not None
     assert 0.05 < gain < 20
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_bfloat16_pays_on_gpus_that_have_it() -> None:
-    gain = precision.bfloat16_gain("cuda", 1)
+    gain = settings.bfloat16_gain("cuda", 1)
     assert gain is not None
     assert (gain > 1.2) == (torch.cuda.get_device_capability() >= (8, 0))
 
@@ -520,14 +519,14 @@ def test_a_trial_that_dies_is_no_precision(monkeypatch) -> None:
     """As where instructions are advertised and cannot be run: the child ends, this process does
     not."""
     monkeypatch.setattr(
-        precision, "_TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
+        settings, "_TRIAL", "import os, signal; os.kill(os.getpid(), signal.SIGILL)"
     )
-    precision.bfloat16_gain.cache_clear()
-    assert precision.bfloat16_gain("cpu", 1) is None
-    monkeypatch.setattr(precision, "_TRIAL", "print(3.5)")
-    precision.bfloat16_gain.cache_clear()
-    assert precision.bfloat16_gain("cpu", 1) == 3.5
-    precision.bfloat16_gain.cache_clear()
+    settings.bfloat16_gain.cache_clear()
+    assert settings.bfloat16_gain("cpu", 1) is None
+    monkeypatch.setattr(settings, "_TRIAL", "print(3.5)")
+    settings.bfloat16_gain.cache_clear()
+    assert settings.bfloat16_gain("cpu", 1) == 3.5
+    settings.bfloat16_gain.cache_clear()
 
 
 def test_devices_that_are_not_there() -> None:

@@ -12,35 +12,34 @@ import torch
 from support.tiny_targets import ANSWERS
 
 from specrun.bindings.errors import ModelError, OutOfMemoryError
-from specrun.train.data.asking import Answerer, AskingSettings, FileAnswerer, Question
-from specrun.train.data.data_file import Answered, Document
-from specrun.train.data.file_tokens import FileTokens
-from specrun.train.data.own_answers import AnswerSettings, answer_prompts
-from specrun.train.data.own_prompts import own_prompts
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenBatch, corpus_of
-from specrun.train.heads import training as head_training
-from specrun.train.heads.eagle import EagleRecipe
-from specrun.train.heads.run import HeadRun
-from specrun.train.heads.training import train_head
-from specrun.train.target import head_target, torch_answers
-from specrun.train.target.feature_cache import (
+from specrun.train.data import Answered, AnswerSettings, own_prompts
+from specrun.train.data.answers import (
+    Answerer,
+    AskingSettings,
+    FileAnswerer,
+    Question,
+    answer_prompts,
+)
+from specrun.train.data.corpus import TokenBatch, corpus_of
+from specrun.train.data.documents import Document
+from specrun.train.data.tokens import FileTokens, TokenSequence
+from specrun.train.heads import EagleRecipe, HeadRun
+from specrun.train.heads.states import RunStates
+from specrun.train.target import head_target, open_head_target, sampling
+from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
+from specrun.train.target.head_target import FileTarget, FolderTarget, LlamaFileTarget
+from specrun.train.target.sampling import TorchAnswerer
+from specrun.train.target.states import (
     CachedFeatures,
     CachePlace,
     FeatureCache,
+    Features,
+    ModelFeatures,
     fill_cache,
     opened_cache,
     text_key,
 )
-from specrun.train.target.features import Features, ModelFeatures
-from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
-from specrun.train.target.head_target import (
-    FileTarget,
-    FolderTarget,
-    LlamaFileTarget,
-    open_head_target,
-)
-from specrun.train.target.torch_answers import TorchAnswerer
+from specrun.train.trainer import train
 
 CPU = torch.device("cpu")
 PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
@@ -93,7 +92,7 @@ def test_chance_goes_by_seed_and_number_whatever_is_asked_at_once(
         return [each.ids.tolist() for each in found]
 
     together = drawn("a.jsonl")
-    monkeypatch.setitem(torch_answers._MOST_ROWS, "cpu", 2)
+    monkeypatch.setitem(sampling._MOST_ROWS, "cpu", 2)
     assert drawn("b.jsonl") == together
     assert drawn("c.jsonl", seed=1) != together
 
@@ -103,7 +102,7 @@ def test_where_memory_lacks_fewer_are_answered_at_once(
 ) -> None:
     """Answers that came before memory ran out are not asked for again."""
     whole = answered(taught, answerer, tmp_path / "a.jsonl")
-    sample, sizes = torch_answers.answers_as_they_end, []
+    sample, sizes = sampling.answers_as_they_end, []
 
     def short_of_memory(model, prompts, *rest, **options):
         sizes.append(len(prompts))
@@ -112,7 +111,7 @@ def test_where_memory_lacks_fewer_are_answered_at_once(
                 raise torch.OutOfMemoryError
             yield found
 
-    monkeypatch.setattr(torch_answers, "answers_as_they_end", short_of_memory)
+    monkeypatch.setattr(sampling, "answers_as_they_end", short_of_memory)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     most, before = 2, 0
     again = answered(taught, answerer, tmp_path / "b.jsonl")
@@ -153,7 +152,7 @@ def test_the_first_answers_are_those_to_the_first_questions(
     taught, answerer, tmp_path: Path, monkeypatch
 ) -> None:
     """Batch by batch, though a batch is asked by length: who has heard enough stops there."""
-    monkeypatch.setitem(torch_answers._MOST_ROWS, "cpu", 2)
+    monkeypatch.setitem(sampling._MOST_ROWS, "cpu", 2)
     questions = [
         (number, Question([5] * length, 2, str(number)))
         for number, length in enumerate((9, 3, 1, 7, 2, 8))
@@ -164,16 +163,16 @@ def test_the_first_answers_are_those_to_the_first_questions(
 
 
 def test_rows_go_by_the_memory_that_is_free(taught, answerer, tmp_path: Path, monkeypatch) -> None:
-    sample, sizes = torch_answers.answers_as_they_end, []
+    sample, sizes = sampling.answers_as_they_end, []
 
     def counted(model, prompts, *rest, **options):
         sizes.append(len(prompts))
         return sample(model, prompts, *rest, **options)
 
-    monkeypatch.setattr(torch_answers, "answers_as_they_end", counted)
+    monkeypatch.setattr(sampling, "answers_as_they_end", counted)
     for free, expected in ((1, [1] * 6), (1 << 40, [6])):
         sizes.clear()
-        monkeypatch.setattr(torch_answers, "free_memory", lambda _device, free=free: free)
+        monkeypatch.setattr(sampling, "free_memory", lambda _device, free=free: free)
         answered(taught, answerer, tmp_path / f"{free}.jsonl")
         assert sizes == expected
 
@@ -182,13 +181,13 @@ def test_prompts_of_its_own_are_drawn_from_the_likeliest_tokens(
     taught, answerer, tmp_path: Path, monkeypatch
 ) -> None:
     asked = []
-    sample = torch_answers.answers_as_they_end
+    sample = sampling.answers_as_they_end
 
     def noted(model, prompts, uniforms, **options):
         asked.append((len(prompts), options["temperature"], options["top_p"]))
         return sample(model, prompts, uniforms, **options)
 
-    monkeypatch.setattr(torch_answers, "answers_as_they_end", noted)
+    monkeypatch.setattr(sampling, "answers_as_they_end", noted)
     with suppress(ModelError):  # it has only learnt to answer
         own_prompts(
             nullcontext(answerer), FileTokens(taught.gguf), 3, tmp_path / "p.jsonl", identity={}
@@ -261,7 +260,7 @@ def test_losses_in_torch_are_those_in_llama_cpp(
     recipe, reports = EagleRecipe(noise=0.0), {}
     for name, capability in (("torch", "AVX512"), ("llama", "AVX2")):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
-        reports[name] = train_head(recipe, HeadRun(taught.gguf, output=tmp_path / name, **run))
+        reports[name] = train(recipe, HeadRun(taught.gguf, output=tmp_path / name, **run))
     for name in ("torch", "llama"):
         card = (tmp_path / name / "README.md").read_text()
         assert f"computed by {name.replace('llama', 'llama.cpp')}." in card
@@ -297,7 +296,7 @@ def test_states_noted_while_answering_are_those_computed_afterwards(
     taught, tmp_path: Path, monkeypatch, rows: int, settings: dict
 ) -> None:
     """To the last token, whatever is answered at once; of other texts they are others."""
-    monkeypatch.setitem(torch_answers._MOST_ROWS, "cpu", rows)
+    monkeypatch.setitem(sampling._MOST_ROWS, "cpu", rows)
     answerer, cache = keeping(taught, tmp_path / "noted")
     texts = answered(taught, answerer, tmp_path / "a.jsonl", **settings)
     wanted = computed(taught, texts, tmp_path / "computed")
@@ -350,12 +349,10 @@ def test_states_left_by_answers_are_not_computed_again(taught, tmp_path: Path, m
         return features(source, batch)
 
     monkeypatch.setattr(ModelFeatures, "features", counted)
-    for name, kept in (("kept", head_training.kept_while_answering), ("not", lambda *_: None)):
-        monkeypatch.setattr(head_training, "kept_while_answering", kept)
+    for name, kept in (("kept", RunStates.while_answering), ("not", lambda *_: None)):
+        monkeypatch.setattr(RunStates, "while_answering", kept)
         asked.clear()
-        report = train_head(
-            EagleRecipe(noise=0.0), HeadRun(taught.gguf, output=tmp_path / name, **run)
-        )
+        report = train(EagleRecipe(noise=0.0), HeadRun(taught.gguf, output=tmp_path / name, **run))
         assert bool(asked) is (name == "not")
         losses.append(report.result.curves.losses)
     np.testing.assert_allclose(*losses, atol=1e-3)

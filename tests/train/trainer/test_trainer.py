@@ -24,12 +24,17 @@ from specrun.bindings.errors import (
     OutOfMemoryError,
     SpecrunError,
 )
-from specrun.train.data.target_tokens import TokenSequence
-from specrun.train.data.token_corpus import TokenBatch, TokenCorpus
+from specrun.train.data.corpus import TokenBatch, TokenCorpus
+from specrun.train.data.tokens import TokenSequence
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
-from specrun.train.trainer.run_checkpoint import check_same_run, earlier_run, load_state, save_state
 from specrun.train.trainer.settings import TrainerSettings
-from specrun.train.trainer.trainer import train_learner
+from specrun.train.trainer.trainer import (
+    check_same_run,
+    earlier_run,
+    load_state,
+    save_state,
+    train_learner,
+)
 
 VOCAB = 11
 SETTINGS = TrainerSettings(

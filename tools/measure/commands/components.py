@@ -8,10 +8,10 @@ from pathlib import Path
 import click
 
 from specrun.bindings.errors import FileMissingError
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
+from specrun.cli.bench.command import OutputForm, format_options, measure_and_print
 from specrun.cli.options.group import Decorator, Section, SectionedCommand
 from specrun.cli.options.output import terminal_options
-from specrun.cli.options.types import FILE, PATH, CountListType, ParametersType
+from specrun.cli.options.types import COUNTS, FILE, PARAMETERS, PATH
 from specrun.cli.terminal.terminal import Terminal
 
 _MEASUREMENT = Section("Measurement")
@@ -20,7 +20,7 @@ Lists = tuple[tuple[int, ...], ...]
 
 def _sizes_option(usage: str, help: str, default: str) -> Decorator:
     """Return an option of whole numbers: a,b or repeated."""
-    return _MEASUREMENT.option(usage, help, CountListType(), multiple=True, default=(default,))
+    return _MEASUREMENT.option(usage, help, COUNTS, multiple=True, default=(default,))
 
 
 def _flat(lists: Lists) -> tuple[int, ...]:
@@ -197,7 +197,7 @@ speed of llama.cpp's own call, within 1.2 of its memory.
 @_MEASUREMENT.option(
     "--size BYTES",
     "Bytes of the checkpoint that is made: 20M, 4G, ...",
-    ParametersType(),
+    PARAMETERS,
     default="1.1G",
 )
 @_MEASUREMENT.option(

@@ -10,21 +10,23 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.cli.bench.drafters_options import PromptChoice, prompt_choice_options
-from specrun.cli.bench.drafters_prompts import chosen_prompts
-from specrun.cli.bench.measuring import (
+from specrun.cli.bench.command import (
+    OutputForm,
     first_seed_option,
+    format_options,
+    measure_and_print,
     padding_option,
     predict_option,
+    print_table,
     repetitions_option,
 )
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print, print_table
-from specrun.cli.options.drafter_choice import require_draft_files
+from specrun.cli.bench.drafters import PromptChoice, chosen_prompts, prompt_choice_options
+from specrun.cli.options.drafting import require_draft_files
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import check_plot, terminal_options
 from specrun.cli.options.prompt import named_target
-from specrun.cli.options.types import MAX_COUNT, NEW_FILE, CountListType
+from specrun.cli.options.types import COUNTS, MAX_COUNT, NEW_FILE
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import parse_expression
 from specrun.runtime.laws import SamplingParams
@@ -78,9 +80,7 @@ _loading_options = option_group(
         multiple=True,
         show_default=f"with --demo {', '.join(_DEMO_DRAFTERS)}",
     ),
-    _LOAD.option(
-        "--parallel", "How many conversations at a time: a,b.", CountListType(), default="1,2,4,8"
-    ),
+    _LOAD.option("--parallel", "How many conversations at a time: a,b.", COUNTS, default="1,2,4,8"),
     predict_option(_LOAD, default=64),
     repetitions_option(_LOAD, "How often everything is answered.", 5),
     _LOAD.option(
@@ -121,7 +121,7 @@ def load(
     """Measure throughput by how many conversations go on, and waiting behind a long prompt."""
     from measure.load.tables import first_token_table, load_table
     from measure.load.throughput import measure_load
-    from specrun.bench.drafters.padding import padded_target
+    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     check_plot(loading.plot)

@@ -14,11 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.bindings.atomic import check_target
-from specrun.cli.bench.drafters_options import DrafterChoice, PromptChoice, prompt_choice_options
-from specrun.cli.bench.drafters_prompts import LONGEST_MESSAGES, chosen_prompts, with_documentation
-from specrun.cli.bench.measuring import predict_option
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
+from specrun.bindings.files import check_target
+from specrun.cli.bench.command import OutputForm, format_options, measure_and_print, predict_option
+from specrun.cli.bench.drafters import (
+    LONGEST_MESSAGES,
+    DrafterChoice,
+    PromptChoice,
+    chosen_prompts,
+    prompt_choice_options,
+    with_documentation,
+)
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import terminal_options
@@ -123,12 +128,15 @@ def replay(
             texts = _recorded(target, load, replaying, source, terminal)
             if replaying.keep is not None:
                 write_texts(texts, replaying.keep, force=replaying.force)
-        with ExitStack() as stack, Model(target, n_gpu_layers=0, use_mmap=load.mmap) as model:
+        with (
+            ExitStack() as stack,
+            Model(target, n_gpu_layers=0, use_mmap=load.options.use_mmap) as model,
+        ):
             drafting, _ = with_documentation(chosen, target, source.docs_store, stack, say)
             known = tuple(texts if replaying.texts is None else read_texts(replaying.texts))
             lengths = (len(record.prompt) + len(record.answer) for record in known)
             longest = 1 + max(lengths, default=0)
-            layers = resolve_gpu_layers(load.gpu_layers, target)
+            layers = resolve_gpu_layers(load.options.n_gpu_layers, target)
             options = ReplayOptions(
                 drafters=drafting.drafter,
                 texts=known,

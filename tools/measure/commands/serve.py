@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from measure.commands.soak import end_soak
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
+from specrun.cli.bench.command import OutputForm, format_options, measure_and_print
 from specrun.cli.options.group import Section, SectionedCommand
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.types import MAX_COUNT
@@ -17,7 +17,7 @@ from specrun.cli.terminal.terminal import Terminal
 if TYPE_CHECKING:
     from measure.serve.cost import ServeCost
     from measure.serve.soak import ServeSoakResult
-    from specrun.bench.table import Table
+    from specrun.bench.report import Table
 
 _SERVER = Section("Server")
 _COST_EPILOG = """\b
@@ -83,7 +83,7 @@ def serve_soak(
 
 
 def _cost_table(results: Sequence[ServeCost]) -> Table:
-    from specrun.bench.table import Table
+    from specrun.bench.report import Table
 
     rows = (
         {
@@ -104,7 +104,7 @@ def _cost_table(results: Sequence[ServeCost]) -> Table:
 
 
 def _soak_table(results: Sequence[ServeSoakResult]) -> Table:
-    from specrun.bench.table import Table
+    from specrun.bench.report import Table
 
     rows = (
         {

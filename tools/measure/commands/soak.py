@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.cli.bench.output import OutputForm, format_options, measure_and_print
+from specrun.cli.bench.command import OutputForm, format_options, measure_and_print
 from specrun.cli.options.group import Section, SectionedCommand
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.types import MAX_COUNT

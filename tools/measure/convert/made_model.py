@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from specrun.bindings.atomic import require_free_space
+from specrun.bindings.files import require_free_space
 from specrun.convert import convert_checkpoint
 from specrun.convert.checkpoint import bfloat16_bits
-from specrun.convert.tokenizer.synthetic_vocabulary import synthetic_vocabulary
+from specrun.convert.random_model import synthetic_vocabulary
 
 _SHARD_BYTES = 512 << 20
 _VOCAB_SIZE = 8192

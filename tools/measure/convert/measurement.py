@@ -25,12 +25,12 @@ import numpy.typing as npt
 from measure.convert.child import run_child, sync
 from measure.convert.made_model import write_checkpoint, write_f16_model
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
-from specrun.bindings.atomic import require_free_space
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.input_observer import InputObserver
 from specrun.bindings.errors import OptionError
+from specrun.bindings.files import require_free_space
 from specrun.bindings.models.model import Model
 from specrun.convert.names import nearest
 

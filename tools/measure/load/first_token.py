@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
+from specrun.bindings.contexts.context_options import RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.rope_scaling import RopeScaling
 from specrun.runtime.engine import Engine
 from specrun.runtime.laws import SamplingParams
 

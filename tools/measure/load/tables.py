@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from measure.load.throughput import LoadResult
-from specrun.bench.table import Table
+from specrun.bench.report import Table
 from specrun.bench.timing import Ratio, Spread
 
 

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context, StepLoop
-from specrun.bindings.ggml.ready_graph import Graph
+from specrun.bindings.ggml.graph import Graph
 from specrun.bindings.library import llama
 
 _Array = TypeVar("_Array", bound=npt.NDArray[Any])

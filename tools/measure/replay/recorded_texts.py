@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from measure.replay.replay import ReplayText
-from specrun.bench.drafters.answers import prompt_ids
+from specrun.bench.drafters.comparison import prompt_ids
 from specrun.bench.drafters.prompts import Prompt
-from specrun.bindings.atomic import atomic_path
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
+from specrun.bindings.files import atomic_path
 from specrun.runtime.engine import Engine, Runtime
 from specrun.runtime.laws import SamplingParams
 

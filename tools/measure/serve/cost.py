@@ -26,7 +26,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from specrun.cli.serve.app import create_app
-from specrun.cli.serve.http.server import server_of
+from specrun.cli.serve.server import server_of
 from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import EngineStream
 from specrun.runtime.engine.engine import EngineStatistics

@@ -23,7 +23,7 @@ import msgspec
 from measure.serve.malformed import malformed_bodies
 from measure.soak.resources import Growth, Resources, growth_of, read_resources
 from specrun.cli.serve.app import create_app
-from specrun.cli.serve.http.server import server_of
+from specrun.cli.serve.server import server_of
 from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import Engine
 

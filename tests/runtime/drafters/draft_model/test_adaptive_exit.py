@@ -8,7 +8,7 @@ import pytest
 from support.enumeration import PROMPT, TOLERANCE, target_law
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of, law_of
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule

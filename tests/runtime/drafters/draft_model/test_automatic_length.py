@@ -22,9 +22,9 @@ CHEAP = CostCurve((1, 32), (1.0, 1.1), (1.0, 1.1))
 @pytest.fixture
 def cheap_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let drafts pay: a tiny drafter is as large as its target."""
-    whole = DraftEnvironment.draft_length
+    whole = DraftEnvironment.draft_plan
     monkeypatch.setattr(DraftEnvironment, "curve", CHEAP)
-    monkeypatch.setattr(DraftEnvironment, "draft_length", lambda self, *_: whole(self, 0.0))
+    monkeypatch.setattr(DraftEnvironment, "draft_plan", lambda self, *_: whole(self, 0.0))
 
 
 @pytest.mark.usefixtures("cheap_drafts")
@@ -88,7 +88,7 @@ def test_what_is_evaluated_in_any_case_costs_nothing_more(tiny_model: Path) -> N
         def drafted(n_batch: int, certainty: float, share: float, **options: object) -> int:
             context = ContextOptions(n_ctx=64, n_batch=n_batch)
             environment = DraftEnvironment(model, context, costs=curve, **options)  # type: ignore[arg-type]
-            length, count = environment.draft_length(share), 0
+            length, count = environment.draft_plan(share), 0
             length.start(points=True)
             while length.goes_on() and length.takes(certainty):
                 count += 1

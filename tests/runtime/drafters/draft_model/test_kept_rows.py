@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bench.prove.pair_rules import pair_of
+from specrun.bench.prove.rules import pair_of
 from specrun.bindings.errors import OptionError, StaleViewError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama

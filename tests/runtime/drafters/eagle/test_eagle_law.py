@@ -19,7 +19,7 @@ from support.head_chains import PairChainByDepth, whole_places
 from support.law_pairs import deferral, distance, pi_at, texts_law, token_rule
 from support.scripted import PLAIN, LawTable, TableRows, TableTarget, conversation_of
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import ExactRule, PairRule, Rule, build_rule
 from specrun.runtime.drafters import path_laws
 from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows

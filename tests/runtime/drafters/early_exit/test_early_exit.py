@@ -13,10 +13,9 @@ from support.tiny_models import CHAT, F32
 
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
-from specrun.bindings.models.rope_scaling import RopeScaling
 from specrun.convert.cut import cut_layers
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams

@@ -12,7 +12,7 @@ from support.enumeration import PROMPT, TOLERANCE, target_law
 from support.plain_lookahead import PlainLookahead, PlainPool
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 
-from specrun.bench.prove.enumeration import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafters.combinators import EnsembleDrafter

@@ -27,7 +27,14 @@ from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.lookahead import load_pool
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import SeededNoise
-from specrun.runtime.planning import CostCurve, load_curve, plans, save_curve, typical_curve
+from specrun.runtime.planning import (
+    TYPICAL_CPU,
+    TYPICAL_GPU,
+    CostCurve,
+    load_curve,
+    save_curve,
+    typical_curve,
+)
 from specrun.runtime.round import CachedText, Drafter, DraftRequest, SpecStats, TargetModel
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
@@ -363,6 +370,6 @@ def test_a_measured_curve_decides_how_much_is_retrieved(model: Model) -> None:
 
 
 def test_typical_curves_stand_for_what_was_not_measured() -> None:
-    assert typical_curve(0) is plans.TYPICAL_CPU
-    assert typical_curve(3) is plans.TYPICAL_GPU
-    assert typical_curve(-1) is plans.TYPICAL_GPU  # all layers
+    assert typical_curve(0) is TYPICAL_CPU
+    assert typical_curve(3) is TYPICAL_GPU
+    assert typical_curve(-1) is TYPICAL_GPU  # all layers

@@ -8,12 +8,19 @@ import pytest
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.lookahead import (
-    MatchAcceptance,
+    GUESS_PRIORS,
     guessed_tokens,
+    kind_of,
     plan_lookahead,
     step_compression,
 )
-from specrun.runtime.planning import TYPICAL_CPU, TYPICAL_GPU, CostCurve, expected_tokens
+from specrun.runtime.planning import (
+    TYPICAL_CPU,
+    TYPICAL_GPU,
+    CostCurve,
+    MatchAcceptance,
+    expected_tokens,
+)
 
 
 @pytest.mark.parametrize("acceptance", [0.0, 0.3, 0.425, 0.9, 1.0])
@@ -85,33 +92,33 @@ def test_a_steep_machine_does_not_look_ahead_and_a_flat_one_looks_far() -> None:
 
 
 def test_acceptance_is_the_share_of_hits_by_match_and_rank() -> None:
-    acceptance = MatchAcceptance()
-    first = acceptance.probability(2, 0)
+    acceptance = MatchAcceptance(GUESS_PRIORS)
+    first = acceptance.chance(kind_of(2), 0)
     for number in range(400):
-        acceptance.count([(7, 2), (8, 1)], 7 if number % 4 else 8)
-    assert acceptance.probability(2, 0) == pytest.approx(0.75, abs=0.05) != first
-    assert acceptance.probability(1, 1) == pytest.approx(0.25, abs=0.05)
+        acceptance.learn([kind_of(2), kind_of(1)], 0 if number % 4 else 1)
+    assert acceptance.chance(kind_of(2), 0) == pytest.approx(0.75, abs=0.05) != first
+    assert acceptance.chance(kind_of(1), 1) == pytest.approx(0.25, abs=0.05)
     # Of other classes only what all share is learnt.
-    assert acceptance.probability(3, 0) == pytest.approx(
-        MatchAcceptance().probability(3, 0), abs=0.1
+    assert acceptance.chance(kind_of(3), 0) == pytest.approx(
+        MatchAcceptance(GUESS_PRIORS).chance(kind_of(3), 0), abs=0.1
     )
-    assert acceptance.probability(9, 0) == acceptance.probability(7, 0)
+    assert acceptance.chance(kind_of(9), 0) == acceptance.chance(kind_of(7), 0)
 
 
 def test_a_text_on_which_nothing_holds_is_noticed_within_some_tokens() -> None:
-    acceptance = MatchAcceptance()
+    acceptance = MatchAcceptance(GUESS_PRIORS)
     for _ in range(300):
-        acceptance.count([(0, 4)], 0)
-    assert acceptance.probability(4, 0) > 0.9
+        acceptance.learn([kind_of(4)], 0)
+    assert acceptance.chance(kind_of(4), 0) > 0.9
     for number in range(30):
-        acceptance.count([(0, 1 + number % 7)], 1)
-    assert acceptance.probability(4, 0) < 0.85
-    assert acceptance.probability(2, 0) < 0.1
+        acceptance.learn([kind_of(1 + number % 7)], None)
+    assert acceptance.chance(kind_of(4), 0) < 0.85
+    assert acceptance.chance(kind_of(2), 0) < 0.1
 
 
 def test_acceptance_forgets_old_texts() -> None:
-    acceptance = MatchAcceptance()
-    for token in (1, 0):
+    acceptance = MatchAcceptance(GUESS_PRIORS)
+    for rank in (None, 0):
         for _ in range(300):
-            acceptance.count([(0, 3)], token)
-    assert acceptance.probability(3, 0) > 0.9
+            acceptance.learn([kind_of(3)], rank)
+    assert acceptance.chance(kind_of(3), 0) > 0.9

@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from specrun.runtime.drafters.retrieval import (
     LONGEST_MATCH,
+    MATCH_PRIORS,
     Continuation,
     Evidence,
-    MatchTrust,
     Standing,
     TreeLimits,
     continuation_tree,
+    means_along,
     teach,
 )
-from specrun.runtime.planning import TYPICAL_CPU, CostCurve
+from specrun.runtime.planning import TYPICAL_CPU, CostCurve, MatchAcceptance
 
 FREE = CostCurve.flat([1.0] + [0.01] * 64)  # any draft pays, and more are no dearer
 WIDE = TreeLimits(64, 64, 64)
@@ -41,7 +42,7 @@ def one_place(length: int) -> Standing:
     return Standing(Evidence.ONE_PLACE, length)
 
 
-def trie(continuations: list[Continuation], trust: MatchTrust) -> dict[tuple[int, ...], float]:
+def trie(continuations: list[Continuation], trust: MatchAcceptance) -> dict[tuple[int, ...], float]:
     """Every prefix with its estimated probability, from the definition."""
     prefixes = {
         tuple(candidate.tokens[:depth])
@@ -65,7 +66,7 @@ def trie(continuations: list[Continuation], trust: MatchTrust) -> dict[tuple[int
                 reach, LONGEST_MATCH
             )
         rank = sorted(votes, key=lambda token: -votes[token]).index(prefix[-1])
-        known[prefix] = known[above] * trust.expected(standing_of(alive, len(above)), rank)
+        known[prefix] = known[above] * trust.chance(standing_of(alive, len(above)).kind, rank)
     del known[()]
     return known
 
@@ -101,7 +102,7 @@ def prefixes_of(tree) -> list[tuple[int, ...]]:
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(CONTINUATIONS, st.integers(0, 12), st.integers(0, 6))
 def test_the_best_nodes_of_the_trie_are_drafted(continuations, nodes, depth):
-    trust = MatchTrust()
+    trust = MatchAcceptance(MATCH_PRIORS)
     known = {
         prefix: prob for prefix, prob in trie(continuations, trust).items() if len(prefix) <= depth
     }
@@ -120,7 +121,7 @@ def test_the_best_nodes_of_the_trie_are_drafted(continuations, nodes, depth):
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(CONTINUATIONS, st.lists(st.floats(0.01, 2.0), min_size=16, max_size=16))
 def test_as_many_nodes_as_pay(continuations, steps):
-    trust, limits = MatchTrust(), TreeLimits(12, 5, 64)
+    trust, limits = MatchAcceptance(MATCH_PRIORS), TreeLimits(12, 5, 64)
     costs = CostCurve.flat([1.0 + sum(steps[:n]) for n in range(16)])
     tree = continuation_tree(continuations, trust, limits, costs)
     known = trie(continuations, trust)
@@ -143,7 +144,9 @@ def test_as_many_nodes_as_pay(continuations, steps):
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(CONTINUATIONS, st.integers(1, 4))
 def test_never_more_leaves_than_allowed(continuations, leaves):
-    tree = continuation_tree(continuations, MatchTrust(), TreeLimits(20, 5, leaves), FREE)
+    tree = continuation_tree(
+        continuations, MatchAcceptance(MATCH_PRIORS), TreeLimits(20, 5, leaves), FREE
+    )
     assert len(set(range(len(tree))) - set(tree.parents)) <= leaves
     # A chain fits whatever the number of leaves.
     assert (
@@ -153,26 +156,28 @@ def test_never_more_leaves_than_allowed(continuations, leaves):
 
 
 def test_an_uncertain_match_is_not_drafted_and_a_long_one_far():
-    def drafted(match: int, trust: MatchTrust) -> int:
+    def drafted(match: int, trust: MatchAcceptance) -> int:
         return len(
             continuation_tree(
                 [Continuation([5] * 15, match)], trust, TreeLimits(15, 15, 4), TYPICAL_CPU
             )
         )
 
-    sizes = [drafted(match, MatchTrust()) for match in (0, 1, 2, 4, 8, 16)]
+    sizes = [drafted(match, MatchAcceptance(MATCH_PRIORS)) for match in (0, 1, 2, 4, 8, 16)]
     assert sizes[0] == 0
     assert sizes == sorted(sizes)
     assert 0 < sizes[-1] < 15
     # A copy that was right for some tokens is drafted as far as allowed.
-    trust = MatchTrust()
+    trust = MatchAcceptance(MATCH_PRIORS)
     teach(trust, [Continuation([5] * 12, 16)], [5] * 12)
     assert drafted(16, trust) == 15
 
 
 def test_nothing_is_drafted_behind_the_end_of_an_answer():
     found = [Continuation([5, 7, 0, 8, 9], 16), Continuation([5, 6, 6, 6, 6], 16)]
-    tree = continuation_tree(found, MatchTrust(), TreeLimits(20, 20, 4, frozenset({0})), FREE)
+    tree = continuation_tree(
+        found, MatchAcceptance(MATCH_PRIORS), TreeLimits(20, 20, 4, frozenset({0})), FREE
+    )
     assert sorted(prefixes_of(tree)) == [
         (5,),
         (5, 6),
@@ -185,7 +190,7 @@ def test_nothing_is_drafted_behind_the_end_of_an_answer():
 
 
 def test_failures_silence_a_drafter_and_unseen_successes_wake_it():
-    trust, found = MatchTrust(), [Continuation([1, 2, 3], 6)]
+    trust, found = MatchAcceptance(MATCH_PRIORS), [Continuation([1, 2, 3], 6)]
     assert len(continuation_tree(found, trust, WIDE, TYPICAL_CPU)) > 0
     for _ in range(6):
         teach(trust, found, [9])
@@ -194,75 +199,77 @@ def test_failures_silence_a_drafter_and_unseen_successes_wake_it():
         teach(trust, found, [1])
     assert len(continuation_tree(found, trust, WIDE, TYPICAL_CPU)) > 0
     trust.forget()
-    assert trust.expected(one_place(2)) == MatchTrust().expected(one_place(2))
+    assert trust.chance(one_place(2).kind) == MatchAcceptance(MATCH_PRIORS).chance(
+        one_place(2).kind
+    )
 
 
 def test_failures_of_one_length_are_a_warning_for_others():
-    trust, before = MatchTrust(), MatchTrust()
+    trust, before = MatchAcceptance(MATCH_PRIORS), MatchAcceptance(MATCH_PRIORS)
     for _ in range(4):
-        trust.learn(one_place(8), 1, None)
-    assert trust.expected(one_place(4)) < before.expected(one_place(4))
-    assert trust.expected(Standing(Evidence.SEVERAL_PLACES, 8)) < before.expected(
-        Standing(Evidence.SEVERAL_PLACES, 8)
+        trust.learn([one_place(8).kind], None)
+    assert trust.chance(one_place(4).kind) < before.chance(one_place(4).kind)
+    assert trust.chance(Standing(Evidence.SEVERAL_PLACES, 8).kind) < before.chance(
+        Standing(Evidence.SEVERAL_PLACES, 8).kind
     )
 
 
 def test_trust_learns_along_the_path_that_was_taken():
-    trust = MatchTrust()
-    seen: list[tuple[Standing, int, int | None]] = []
-    trust.learn = lambda *what: seen.append(what)  # type: ignore[method-assign]
+    trust = MatchAcceptance(MATCH_PRIORS)
+    seen: list[tuple[list[int], int | None]] = []
+    trust.learn = lambda kinds, rank: seen.append(([*kinds], rank))  # type: ignore[method-assign]
     teach(trust, [Continuation([1, 2, 3], 3), Continuation([1, 4], 2)], [1, 4, 5])
     # 1 follows a match of 3, 4 is second behind it; what came after that was not known.
-    assert seen == [(one_place(3), 1, 0), (one_place(4), 2, 1)]
+    assert seen == [([one_place(3).kind], 0), ([one_place(4).kind] * 2, 1)]
     seen.clear()
     teach(trust, [Continuation([1, 2], 6), Continuation([1, 3], 6)], [1, 9])
     assert seen == [
-        (Standing(Evidence.SEVERAL_PLACES, 6), 1, 0),
-        (Standing(Evidence.DISAGREEING, 7), 2, None),
+        ([Standing(Evidence.SEVERAL_PLACES, 6).kind], 0),
+        ([Standing(Evidence.DISAGREEING, 7).kind] * 2, None),
     ]
     seen.clear()
     teach(trust, [Continuation([1, 2, 3, 4], 1, realigned=True)], [1, 2, 3])
-    assert [record[0] for record in seen] == [
-        Standing(Evidence.REALIGNED, 1),
-        Standing(Evidence.REALIGNED, 2),
-        one_place(3),
+    assert [kinds for kinds, _ in seen] == [
+        [Standing(Evidence.REALIGNED, 1).kind],
+        [Standing(Evidence.REALIGNED, 2).kind],
+        [one_place(3).kind],
     ]
 
 
 def test_trust_is_a_probability_that_follows_what_it_sees():
     for evidence in Evidence:
-        trust, standing = MatchTrust(), Standing(evidence, 40)
+        trust, standing = MatchAcceptance(MATCH_PRIORS), Standing(evidence, 40)
         for rank, bound in ((0, 0.9), (None, 0.2)):
             for _ in range(100):
-                trust.learn(standing, 2, rank)
-                assert all(0.0 <= trust.expected(standing, number) <= 1.0 for number in range(5))
-            assert (trust.expected(standing) > bound) is (rank == 0)
-    fresh = MatchTrust()
-    expected = [fresh.expected(one_place(length)) for length in (1, 2, 5, 16)]
+                trust.learn([standing.kind] * 2, rank)
+                assert all(0.0 <= trust.chance(standing.kind, number) <= 1.0 for number in range(5))
+            assert (trust.chance(standing.kind) > bound) is (rank == 0)
+    fresh = MatchAcceptance(MATCH_PRIORS)
+    expected = [fresh.chance(one_place(length).kind) for length in (1, 2, 5, 16)]
     assert expected == sorted(expected)
     assert expected[-1] > 0.85
 
 
 def test_of_what_disagrees_each_rank_is_learnt_for_itself():
-    trust, split = MatchTrust(), Standing(Evidence.DISAGREEING, 4)
+    trust, split = MatchAcceptance(MATCH_PRIORS), Standing(Evidence.DISAGREEING, 4)
     for number in range(60):
-        trust.learn(split, 3, (0, 1, None)[number % 3])
-    assert trust.expected(split, 0) == pytest.approx(1 / 3, abs=0.15)
-    assert trust.expected(split, 1) == pytest.approx(1 / 3, abs=0.15)
-    assert trust.expected(split, 2) < 0.1
-    assert sum(trust.expected(split, rank) for rank in range(3)) <= 1.0
+        trust.learn([split.kind] * 3, (0, 1, None)[number % 3])
+    assert trust.chance(split.kind, 0) == pytest.approx(1 / 3, abs=0.15)
+    assert trust.chance(split.kind, 1) == pytest.approx(1 / 3, abs=0.15)
+    assert trust.chance(split.kind, 2) < 0.1
+    assert sum(trust.chance(split.kind, rank) for rank in range(3)) <= 1.0
 
 
 def test_a_chains_probabilities_are_those_of_its_tokens_one_by_one():
-    trust = MatchTrust()
+    trust = MatchAcceptance(MATCH_PRIORS)
     for length, came in ((2, True), (3, None), (9, True), (40, True), (40, None)):
         for evidence in Evidence:
-            trust.learn(Standing(evidence, length), 2, 0 if came else None)
+            trust.learn([Standing(evidence, length).kind] * 2, 0 if came else None)
     for evidence in Evidence:
         for length in (0, 1, 5, LONGEST_MATCH, 40):
             for count in (0, 1, 30):
-                alone = [trust.expected(Standing(evidence, length + i)) for i in range(count)]
+                alone = [trust.chance(Standing(evidence, length + i).kind) for i in range(count)]
                 paths = [*accumulate(alone, mul)]
-                means = trust.means_along(evidence, length, count)
-                assert trust.path(means, 0.0) == paths
-                assert trust.path(means, 0.3) == [path for path in paths if path >= 0.3]
+                means = means_along(trust, Standing(evidence, length), count)
+                assert trust.along(means, 0.0) == paths
+                assert trust.along(means, 0.3) == [path for path in paths if path >= 0.3]

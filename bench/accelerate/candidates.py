@@ -1,0 +1,224 @@
+"""Candidates of a search: drafters that are there already, cuts, trained heads, and their plans.
+
+Models of the same vocabulary (by its hash) and at most half the size could draft, as `specrun
+models` lists them. So could heads that were made for this vocabulary and this width, those that
+come with specrun included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from specrun.bench.accelerate.search import CutFound, FoundDrafter
+from specrun.bench.accelerate.target import FITTED_TOKENS, SearchTarget
+from specrun.bench.accelerate.training import TrainingOrder, train_head
+from specrun.bindings.errors import OptionError
+from specrun.bindings.files import cache_folder
+from specrun.bindings.gguf import read_header
+from specrun.bindings.models.nextn import NEXTN_ARCHITECTURES, read_nextn
+from specrun.runtime.language import method_of_head, parse_expression, quoted
+from specrun.runtime.models import (
+    ModelEntry,
+    StoredModel,
+    catalogue,
+    could_draft,
+    shipped_heads,
+    stored_models,
+)
+from specrun.runtime.planning import profile_file
+from specrun.runtime.tuning import TuneOptions, keep_plans, tune
+
+_BESIDE, _OURS = "beside it", "comes with specrun"
+_MOST_HEADS, _MOST_MODELS = 4, 3
+_PLAN_SECONDS, _CUT_SECONDS = 4.0, 3.0
+_MOST_CUTS, _FEWEST_CUTS = 10, 3
+_CUT_BUDGET = 25.0  # seconds
+_WRITTEN = 4e8  # bytes of a cut that are written in a second, about
+_EAGLE = ("eagle", "eagle3")
+_MOST_BESIDE = 200  # files of a folder that are looked into
+_USUAL_RATIO = 20.0  # times smaller than its target: what usually drafts best
+
+
+def found_drafters(target: Path, named: Sequence[Path] = ()) -> list[FoundDrafter]:
+    """Return what could draft for a file, what is likely best first; raises as reading it does.
+
+    What a user `named` is tried in any case, and before all others.
+    """
+    asked = [_named(path) for path in dict.fromkeys(named)]
+    known = {path.resolve() for path in named}
+    others = _looked_up(target)
+    return asked + [new for new in others if new.path is None or new.path.resolve() not in known]
+
+
+def _named(path: Path) -> FoundDrafter:
+    header = read_header(path)
+    method = method_of_head(header.architecture)
+    alone = "mtp" if read_nextn(path, header).alone else "draft"
+    return FoundDrafter(path.absolute(), method.name if method else alone, "named")
+
+
+def _looked_up(target: Path) -> list[FoundDrafter]:
+    header = read_header(target)
+    blocks = read_nextn(target, header).count and header.architecture in NEXTN_ARCHITECTURES
+    own = [FoundDrafter(None, "mtp", "NextN blocks of the file")] if blocks else []
+    first, *others = catalogue(_models(target))
+    fitting = [entry for entry in others if could_draft(entry, first)]
+    heads = [entry for entry in fitting if entry.method is not None]
+    models = sorted(
+        (entry for entry in fitting if entry.method is None),
+        key=lambda entry: abs(math.log(_ratio(first, entry) / _USUAL_RATIO)),
+    )
+    return own + [_found(entry) for entry in (*heads[:_MOST_HEADS], *models[:_MOST_MODELS])]
+
+
+def _models(target: Path) -> Sequence[StoredModel]:
+    """Return the target and all other files, each once, whatever leads to it."""
+    beside = sorted(target.resolve().parent.glob("*.gguf"))[:_MOST_BESIDE]
+    near = [StoredModel(path.name, _BESIDE, (path,)) for path in beside if path.is_file()]
+    ours = [StoredModel(path.name, _OURS, (path,)) for path in shipped_heads()]
+    models = {target.resolve(): StoredModel(target.name, "", (target,))}
+    for model in (*near, *ours, *stored_models().models):
+        models.setdefault(model.path.resolve(), model)
+    return list(models.values())
+
+
+def _ratio(target: ModelEntry, draft: ModelEntry) -> float:
+    return (target.n_parameters or 1) / (draft.n_parameters or 1)
+
+
+def _found(entry: ModelEntry) -> FoundDrafter:
+    store = entry.model.store
+    where = store if store in (_BESIDE, _OURS) else f"in the cache of {store}: {entry.model.name}"
+    return FoundDrafter(entry.model.path.absolute(), entry.method or "draft", where)
+
+
+class Candidates:
+    """What could draft for the target of a search, as drafter expressions planned for it."""
+
+    def __init__(self, target: SearchTarget) -> None:
+        self._target = target
+
+    def look(self) -> list[FoundDrafter]:
+        """Return what could draft: in the file, beside it and in the caches."""
+        return found_drafters(self._target.path, self._target.options.drafts)
+
+    def plans(self, found: FoundDrafter) -> list[str]:
+        """Return the expressions of a file: those of `tune` for a model, chains and trees else."""
+        if found.path is None:
+            return [found.method]
+        file = quoted(str(found.path))
+        self._target.check_memory(f"{found.method}({file})")
+        if found.method == "draft":
+            return [*self._tuned(found.path), f"draft({file})"]
+        chain = [f"{found.method}({file}, n=auto)"] if found.method in _EAGLE else []
+        return [f"{found.method}({file})", *chain]
+
+    def _tuned(self, draft: Path) -> list[str]:
+        """Return the fastest plan for each temperature, where one drafts; all are kept."""
+        target, runtime = self._target, self._target.options.runtime
+        options = TuneOptions(
+            target.path,
+            draft,
+            target.options.params,
+            n_tokens=FITTED_TOKENS,
+            seconds=_PLAN_SECONDS,
+            context=target.context,
+            n_gpu_layers=runtime.n_gpu_layers,
+            n_gpu_layers_draft=runtime.n_gpu_layers_draft,
+            use_mmap=runtime.use_mmap,
+        )
+        result = tune(options, target.fitting_tokens, self._tell)
+        keep_plans(options, result)
+        # What was run stands first, fastest first.
+        found = (
+            next((plan.options for plan in setting.candidates if plan.options), None)
+            for setting in result.settings
+        )
+        fastest = [options for options in found if options]
+        return [f"draft({quoted(str(draft))}, {plan})" for plan in dict.fromkeys(fastest)]
+
+    def _tell(self, _what: str, share: float) -> None:
+        self._target.progress(share)
+
+    def cut(self) -> CutFound:
+        """Search for layers to skip, and write the best cut where it promises something."""
+        from specrun.bench.layer_search import LayerSearchOptions, search_layers
+        from specrun.convert import LayeredModel
+        from specrun.convert.cut import range_text
+
+        target, runtime = self._target, self._target.options.runtime
+        greedy = min(target.options.params, key=lambda params: params.temperature)
+        options = LayerSearchOptions(
+            target.path,
+            greedy,
+            evaluations=self._affordable_cuts(),
+            n_tokens=FITTED_TOKENS,
+            seconds=_CUT_SECONDS,
+            most_seconds=_CUT_BUDGET,
+            context=target.context,
+            n_gpu_layers=runtime.n_gpu_layers,
+            n_gpu_layers_draft=runtime.n_gpu_layers_draft,
+            use_mmap=runtime.use_mmap,
+        )
+        result = search_layers(options, target.fitting_tokens, self._tell)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        best = result.best
+        path = cut_file(target.path)
+        if best.speed_up > 1.0:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            LayeredModel(target.path).write(path, best.kept, force=True)
+        expression = f"draft({quoted(str(path))}, n={best.n_draft}, sampling={best.sampling})"
+        return CutFound(expression, best.speed_up, range_text(best.skipped(result.n_layers)))
+
+    def _affordable_cuts(self) -> int:
+        """Return how many cuts can be judged; raises OptionError where they would take too long."""
+        written = self._target.path.stat().st_size / _WRITTEN
+        each = 0.5 + written + FITTED_TOKENS * self._target.token_seconds
+        count = int(_CUT_BUDGET / each)
+        if count < _FEWEST_CUTS:
+            problem = f"judging one takes about {each:.0f} seconds"
+            raise OptionError(f"{problem}: specrun tune --layer-skip takes that time")
+        return min(_MOST_CUTS, count)
+
+    def train(self, hours: float) -> list[str]:
+        """Train a head from the file alone, on prompts of which none is held out."""
+        target = self._target
+        own = target.prompts.fitting if target.options.prompts is not None else ()
+        threads = target.context.n_threads
+        found = self.look()
+        heads = tuple(each.path for each in found if each.path and each.method in _EAGLE)
+        order = TrainingOrder(target.path, hours, own, threads, heads)
+        head = train_head(order, self._tell)
+        return self.plans(FoundDrafter(head, method_of_file(head), "trained"))
+
+
+def method_of_file(head: Path) -> str:
+    """Return the drafting method of a head's file."""
+    method = method_of_head(read_header(head).architecture)
+    if method is None:
+        raise OptionError(f"{head} holds no heads")
+    return method.name
+
+
+def cut_file(target: Path) -> Path:
+    """Return where the cut of a search is kept."""
+    return cache_folder() / "cuts" / f"{profile_file(target).stem}.gguf"
+
+
+def is_drafted_by(drafter: str, file: Path) -> bool:
+    """Whether a drafter expression names a file."""
+    return str(file) in files_in(drafter)
+
+
+def files_in(drafter: str) -> list[str]:
+    """Return the files that a drafter expression names."""
+    found, left = [], [parse_expression(drafter)]
+    while left:
+        expression = left.pop()
+        left += [*expression.arguments, *(value for _, value in expression.options)]
+        if not expression.is_call and Path(expression.atom).is_file():
+            found.append(expression.atom)
+    return sorted(set(found))

@@ -1,0 +1,104 @@
+"""The target of a search: its cost curve, and a context that fits the prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from specrun.bench.accelerate.prompts import SearchPrompts
+from specrun.bench.accelerate.record import PLAIN
+from specrun.bench.accelerate.search import AccelerateOptions
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.errors import OutOfMemoryError
+from specrun.bindings.models.model import Model
+from specrun.runtime.chat import prompt_tokens
+from specrun.runtime.memory import (
+    AskedCounts,
+    PlanRequest,
+    PlanSettings,
+    count_plan,
+    parts_of,
+    size_text,
+)
+from specrun.runtime.planning import CostCurve, target_curve
+
+CURVE_SECONDS = 10.0
+FITTED_TOKENS = 64
+"""Tokens written at each temperature, to plan and to judge cuts by."""
+
+_STEP = 256  # contexts are as long as texts need, in such steps
+_UNKNOWN = 0.1  # seconds of a token, until the curve is known
+
+
+class SearchTarget:
+    """A target file, with the options of a search for it and its prompts.
+
+    `context` is as given until `measure` fits it to the prompts.
+    """
+
+    def __init__(
+        self,
+        options: AccelerateOptions,
+        prompts: SearchPrompts,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        self.path, self.options, self.prompts = options.target, options, prompts
+        self.progress = progress
+        self.context: ContextOptions = options.runtime.context
+        self.curve: CostCurve | None = None
+
+    def measure(self) -> CostCurve:
+        """Return the curve that was measured with these settings, or a new one."""
+        runtime = self.options.runtime
+        self.curve = target_curve(
+            self.path,
+            self.context,
+            n_gpu_layers=runtime.n_gpu_layers,
+            seconds=CURVE_SECONDS,
+            use_mmap=runtime.use_mmap,
+            again=self.options.again,
+            progress=self.progress,
+        )
+        self._fit()
+        return self.curve
+
+    def _fit(self) -> None:
+        """Choose a context that holds the longest prompt and its answer."""
+        with Model(self.path, vocab_only=True) as model:
+            prompts = [text for texts in self.prompts.held_out.values() for text in texts]
+            longest = max(map(len, prompt_tokens(model, [*prompts, *self.prompts.fitting])))
+        needed = longest + max(self.options.n_tokens, FITTED_TOKENS) + _STEP // 4
+        rounded = -(-needed // _STEP) * _STEP
+        given = self.context.n_ctx
+        fitting = rounded if given == 0 else min(given, rounded)
+        self.context = dataclasses.replace(self.context, n_ctx=fitting)
+
+    @property
+    def token_seconds(self) -> float:
+        """Seconds of one token."""
+        return self.curve.seconds(1) if self.curve else _UNKNOWN
+
+    def fitting_tokens(self, model: Model) -> Sequence[Sequence[int]]:
+        """Return the prompts that drafters are fitted to, as tokens."""
+        return prompt_tokens(model, self.prompts.fitting)
+
+    def check_memory(self, drafter: str) -> None:
+        """Raise if the target and this drafter take more memory than is allowed."""
+        allowed = self.options.memory
+        if allowed is None:
+            return
+        needed = needed_bytes(self.path, drafter, self.context)
+        if needed > allowed:
+            what = self.path.name if drafter == PLAIN else "it"
+            problem = f"{what} needs {size_text(needed)} of memory"
+            raise OutOfMemoryError(f"{problem}, and {size_text(allowed)} are allowed")
+
+
+def needed_bytes(target: Path, drafter: str, context: ContextOptions) -> int:
+    """Return the bytes that a target and its drafter take on this machine, with their caches."""
+    parts = tuple(parts_of(target, drafter, context))
+    with AskedCounts() as counts:
+        settings = PlanSettings(context.n_ctx, 0, 0)
+        plan = count_plan(PlanRequest(parts, (), (), ()), settings, counts)
+    return sum(sum(row.by_place.values()) for row in plan.rows)

@@ -1,1 +1,0 @@
-"""Two models on one text: perplexity, KL divergence, agreement, errors of tensors."""

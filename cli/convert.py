@@ -1,0 +1,341 @@
+"""`specrun convert`: the checkpoint folder of a model or of drafting heads, to one GGUF file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from specrun.bindings.errors import OptionError
+from specrun.cli.options.group import Section, SectionedCommand, option_group
+from specrun.cli.options.output import json_option, terminal_options
+from specrun.cli.options.types import PATH
+from specrun.cli.terminal.screen import (
+    byte_progress,
+    bytes_text,
+    count_text,
+    print_facts,
+    print_table,
+)
+from specrun.cli.terminal.terminal import Terminal
+from specrun.runtime.language import head_kinds
+
+if TYPE_CHECKING:
+    from specrun.convert.conversion import ConversionPlan, ConversionReport, LogitCheck
+    from specrun.convert.tensor_stream import MappedTensor
+
+
+# == Options =======================================================================================
+
+
+_SOURCE, _HEAD, _RESULT = map(Section, ("Checkpoint", "Heads", "Result"))
+
+MODEL = "model"
+"""The kind of what is no head."""
+
+KINDS = (MODEL, *head_kinds())
+"""The values of --kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSettings:
+    """How the checkpoint is read."""
+
+    allow_pickle: bool
+    pre: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSettings:
+    """The kind of the checkpoint, None to recognise it, and the model that a head drafts for."""
+
+    kind: str | None
+    target: Path | None
+    target_model_dir: Path | None
+
+    @property
+    def drafts_for(self) -> Path | None:
+        """The file or folder of the target, None if none is named; raises OptionError for two."""
+        if self.target is not None and self.target_model_dir is not None:
+            raise OptionError(
+                "--target and --target-model-dir both name the target: give one of them"
+            )
+        return self.target or (
+            None if self.target_model_dir is None else self.target_model_dir.expanduser()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class TargetSettings:
+    """The file to write and its checks; None: type and checks follow from the checkpoint."""
+
+    output: Path | None
+    outtype: str | None
+    force: bool
+    dry_run: bool
+    verify: bool | None
+    threads: int
+
+
+source_options = option_group(
+    "source",
+    SourceSettings,
+    _SOURCE.flag(
+        "--allow-pickle",
+        "Open .bin and .pt weights where there are no safetensors, as tensors only: code in them "
+        "does not run.",
+    ),
+    _SOURCE.option(
+        "--pre NAME",
+        "llama.cpp's name of the way text is split before tokens are merged.",
+        show_default="recognised from tokenizer.json",
+    ),
+)
+
+head_options = option_group(
+    "head",
+    HeadSettings,
+    _HEAD.option(
+        "--kind",
+        "The kind of checkpoint in DIR; eagle is EAGLE-1, EAGLE-2 and HASS.",
+        click.Choice(KINDS),
+        default=None,
+        show_default="recognised",
+    ),
+    _HEAD.model("--target", "The GGUF file of the model that the heads draft for."),
+    _HEAD.option(
+        "--target-model-dir DIR",
+        "Instead, that model's checkpoint: config.json and tokenizer are enough.",
+        PATH,
+    ),
+)
+
+target_options = option_group(
+    "target",
+    TargetSettings,
+    _RESULT.option(
+        "-o, --output, --outfile FILE|FOLDER",
+        "The file to write, or the folder for it.",
+        PATH,
+        show_default="a name by the GGUF convention, here",
+    ),
+    _RESULT.option(
+        "--outtype TYPE",
+        "f32, f16, bf16, auto (what the checkpoint has), or a quantization that needs no "
+        "importance matrix: q8_0, q4_k_m, ...",
+        default=None,
+        show_default="f16, heads q8_0",
+    ),
+    _RESULT.flag("--force", "Overwrite the file if it is there."),
+    _RESULT.flag("--dry-run", "Only print which tensor becomes which."),
+    _RESULT.option(
+        "--verify/--no-verify",
+        "Compare logits with transformers, where it is installed; the file appears only if they "
+        "agree.",
+        default=None,
+        show_default="up to 300M parameters",
+    ),
+    _RESULT.threads("Threads of the quantizer and of the comparison."),
+)
+
+
+# == Printing, and the command =====================================================================
+
+
+def print_report(
+    report: ConversionReport,
+    terminal: Terminal,
+    *,
+    as_json: bool,
+    target: Mapping[str, Any] | None = None,
+) -> None:
+    """Print the facts of the written file, and for a head those of its `target`."""
+    if as_json:
+        content = dataclasses.asdict(report) | ({} if target is None else {"target": dict(target)})
+        terminal.answer(json.dumps(content, default=str, indent=2) + "\n")
+        return
+    facts = _facts(report)
+    if target is not None:
+        sizes = f"hidden states of {target['hidden_size']:,}, {target['n_words']:,} tokens"
+        facts["target"] = f"{target['name']} ({target['architecture']}, {sizes})"
+    print_facts(terminal, "converted", facts)
+
+
+def _facts(report: ConversionReport) -> dict[str, str]:
+    shrunk = report.n_bytes / report.source_bytes
+    facts = {
+        "file": str(report.output),
+        "architecture": report.architecture,
+        "file type": report.type_name,
+        "tensors": f"{report.n_tensors:,} ({_counts(report.tensor_types)})",
+        "parameters": f"{report.n_parameters:,} ({count_text(report.n_parameters)})",
+        "vocabulary": f"{report.n_words:,}",
+        "size before": f"{bytes_text(report.source_bytes)} ({_counts(report.source_types)})",
+        "size after": f"{bytes_text(report.n_bytes)} ({100 * shrunk:.1f} %)",
+        "bits per weight": f"{report.bits_per_weight:.2f}",
+        "source sha256": report.source_sha256,
+        "names, shapes, types": "as planned, read again from the file",
+    }
+    if report.logits is not None:
+        facts["logits"] = _logits(
+            report.logits, quantized=report.type_name.lower() not in ("f32", "f16", "bf16")
+        )
+    return facts
+
+
+def _logits(found: LogitCheck, *, quantized: bool) -> str:
+    if found.relative_error is None or found.same_top is None:
+        return f"not compared: {found.reason}"
+    before = "; before quantizing" if quantized else ""
+    return (
+        f"transformers' own, off by {found.relative_error:.1e} of the largest "
+        f"({found.largest_allowed:g} allowed), "
+        f"the same first token at {100 * found.same_top:.0f} % of {found.n_tokens} tokens{before}"
+    )
+
+
+def _counts(types: Any) -> str:  # noqa: ANN401 - a mapping of names to counts
+    return ", ".join(f"{count:,} {name}" for name, count in types.items())
+
+
+def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal, *, as_json: bool) -> None:
+    """Print which tensor becomes which, and the file that would be written."""
+    if as_json:
+        content = {
+            "output": str(output),
+            "architecture": plan.architecture,
+            "file_type": plan.file_type,
+            "parameters": plan.n_parameters,
+            "source_bytes": plan.source_bytes,
+            "tensors": [_record(planned) for planned in plan.tensors],
+        }
+        terminal.answer(json.dumps(content, indent=2) + "\n")
+        return
+    rows = [
+        (
+            planned.name,
+            " x ".join(map(str, planned.shape)),
+            planned.type_name,
+            bytes_text(planned.n_bytes),
+            " + ".join(f"{source.name} ({source.type_name})" for source in planned.sources)
+            or "computed",
+        )
+        for planned in plan.tensors
+    ]
+    print_table(terminal, "tensor map", ("tensor", "shape", "type", "size", "from"), rows)
+    then = f", then quantized to {plan.file_type}" if plan.is_quantized else ""
+    terminal.answer(
+        f"{len(rows):,} tensors, {bytes_text(plan.n_bytes)}{then}; would write {output}\n"
+    )
+
+
+def _record(mapped: MappedTensor) -> dict[str, Any]:
+    sources = [
+        {
+            "name": source.name,
+            "type": source.type_name,
+            "shape": source.shape,
+            "file": source.path.name,
+        }
+        for source in mapped.sources
+    ]
+    return {
+        "name": mapped.name,
+        "shape": mapped.shape,
+        "type": mapped.type_name,
+        "bytes": mapped.n_bytes,
+        "sources": sources,
+    }
+
+
+_EPILOG = """\b
+Examples:
+  specrun convert Llama-3.2-1B                        writes Llama-3.2-1.2B-F16.gguf here
+  specrun convert Llama-3.2-1B -o models --outtype q4_k_m
+  specrun convert Llama-3.2-1B --dry-run              which tensor becomes which
+  specrun convert old-checkpoint --allow-pickle       .bin and .pt weights
+  specrun convert medusa-vicuna-7b --target vicuna-7b-Q4_K_M.gguf --allow-pickle
+  specrun convert EAGLE-LLaMA3-8B --target-model-dir Llama-3-8B-Instruct -o heads
+
+\b
+DIR holds config.json, tokenizer.json and the weights as safetensors, in one file or in several with an
+index. The file appears whole or not at all. A number too large for f16 ends the conversion with the
+tensor's name, where others would write infinity: convert such a model to bf16. Heads are recognised, need
+neither tokenizer nor the target's weights, and fit one target only: say which.
+"""  # noqa: E501 - as it is shown
+
+
+@click.command(cls=SectionedCommand, epilog=_EPILOG)
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+@source_options
+@head_options
+@target_options
+@terminal_options
+@json_option()
+def convert(
+    folder: Path,
+    source: SourceSettings,
+    head: HeadSettings,
+    target: TargetSettings,
+    terminal: Terminal,
+    as_json: bool,
+) -> None:
+    """Convert a Hugging Face checkpoint to a GGUF file that computes the same numbers."""
+    folder = folder.expanduser()
+    output = None if target.output is None else target.output.expanduser()
+    plan, write, facts = _job(folder, source, head, target)
+    if target.dry_run:
+        planned = plan(folder)
+        print_plan(planned, planned.output_in(output), terminal, as_json=as_json)
+        return
+    with byte_progress(terminal, "converting") as progress:
+        report = write(
+            folder, output, force=target.force, n_threads=target.threads, progress=progress
+        )
+    print_report(report, terminal, as_json=as_json, target=facts)
+
+
+def _job(
+    folder: Path, source: SourceSettings, head: HeadSettings, target: TargetSettings
+) -> tuple[Callable[..., ConversionPlan], Callable[..., ConversionReport], dict[str, Any] | None]:
+    """Return the functions that plan and write the file, and for a head its target's facts."""
+    from specrun.convert import (
+        convert_checkpoint,
+        convert_head,
+        plan_conversion,
+        plan_head,
+        target_facts,
+    )
+    from specrun.convert.heads.head_conversion import detect_kind
+    from specrun.convert.quantize import HEAD_TYPE
+
+    kind, drafts_for = head.kind, head.drafts_for
+    if kind is None and drafts_for is None:
+        found = detect_kind(folder, allow_pickle=source.allow_pickle)
+        kind = MODEL if found is None else found.name
+    settings: dict[str, Any] = {"allow_pickle": source.allow_pickle}
+    if kind == MODEL:
+        if drafts_for is not None:
+            raise OptionError(
+                f"a target is what heads draft for: leave it out to convert the model in {folder}"
+            )
+        settings |= {"outtype": target.outtype or "f16", "pre": source.pre}
+        write = partial(convert_checkpoint, verify=target.verify, **settings)
+        return partial(plan_conversion, **settings), write, None
+    if drafts_for is None:
+        raise OptionError(
+            f"{folder} holds {kind} heads, which fit one model only: name it with --target "
+            "FILE.gguf or --target-model-dir DIR (a model that lies beside its heads is converted "
+            f"with --kind {MODEL})"
+        )
+    if target.verify:
+        raise OptionError("--verify compares the logits of whole models: leave it out for heads")
+    facts = target_facts(drafts_for, pre=source.pre)
+    settings |= {"outtype": target.outtype or HEAD_TYPE.lower(), "target": facts, "kind": kind}
+    return (partial(plan_head, **settings), partial(convert_head, **settings), facts.summary())

@@ -1,1 +1,0 @@
-"""`specrun convert`: checkpoints to GGUF."""

@@ -1,1 +1,0 @@
-"""`specrun doctor`: checks of the installation and the machine."""

@@ -1,0 +1,225 @@
+"""Drafters by option: expressions for -md and --spec-type, and learning (--learn).
+
+Options with llama.cpp's names are rewritten to the language of --drafter: there is one parser.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import click
+
+from specrun.bindings.errors import MissingPackageError, OptionError
+from specrun.cli.options.group import DRAFTING, option_group
+from specrun.cli.options.model import DraftSettings
+from specrun.cli.options.types import MAX_COUNT, located
+from specrun.cli.terminal.terminal import require_file
+from specrun.runtime.drafters.combinators import auto_expression
+from specrun.runtime.language import METHODS, Expression, method_of_head, parse_expression, quoted
+from specrun.runtime.online import KEEP, LearnFrom
+
+# == Expressions ===================================================================================
+
+
+# llama.cpp's --spec-type names that mean the same here, and our own.
+_SPEC_TYPES = {name: method.name for method in METHODS.values() for name in method.spec_types}
+
+
+def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
+    """Return the drafter expression of the options; with the demo, drafting is the default."""
+    if settings.drafter is not None:
+        if is_bare_auto(settings.drafter) and settings.model_draft is not None:
+            _refuse_beside_drafter(dataclasses.replace(settings, model_draft=None))
+            return auto_expression(_draft_call(settings, demo=demo))
+        _refuse_beside_drafter(settings)
+        return settings.drafter
+    name = _method(settings.spec_type)
+    if name is None and settings.reference is not None and settings.model_draft is None:
+        name = "prompt-lookup"  # a text to quote from is there to be used
+    if name is None:
+        name = "draft" if demo or settings.model_draft else "none"
+    if name == "draft":
+        return _draft_call(settings, demo=demo)
+    file = METHODS[name].file
+    if file is not None and (file.needed or settings.model_draft is not None):
+        return _call(name, settings, _file_argument(settings, demo=False))
+    if settings.model_draft is not None and name != "none":
+        raise click.UsageError(
+            f"--spec-type {settings.spec_type} drafts without a model: leave out -md"
+        )
+    return _call(name, settings, [])
+
+
+def draft_kind(draft: Path | None) -> str:
+    """Return the method that drafts with a file: draft, a kind of heads, or mtp."""
+    if draft is None or not draft.is_file():
+        return "draft"  # the error of a missing file comes when it is opened
+    from specrun.bindings.gguf import read_header
+    from specrun.bindings.models.nextn import read_nextn
+
+    header = read_header(draft)
+    method = method_of_head(header.architecture)
+    if method is not None:
+        return method.name
+    return "mtp" if read_nextn(draft, header).alone else "draft"
+
+
+def is_bare_auto(drafter: str) -> bool:
+    """Whether an expression is `auto` without members; then -md may stand beside it."""
+    expression = parse_expression(drafter)
+    return expression.atom == "auto" and not (expression.is_call or expression.count)
+
+
+def require_draft_files(expression: Expression) -> None:
+    """Raise with near names if a file named in an expression is missing; fetch those of the hub."""
+    method = METHODS.get(expression.atom)
+    takes = None if method is None else method.file
+    for file in expression.arguments:
+        if file.is_call:
+            continue
+        if takes is not None and takes.is_model:
+            located(file.atom)
+        elif takes is not None or file.atom.endswith(".gguf"):
+            require_file(Path(file.atom).expanduser())
+    for name, value in expression.options:
+        if not value.is_call and (value.atom.endswith(".gguf") or name == "reference"):
+            require_file(Path(value.atom).expanduser())
+    for file in (*expression.arguments, *(value for _, value in expression.options)):
+        require_draft_files(file)
+
+
+def _refuse_beside_drafter(settings: DraftSettings) -> None:
+    given = {
+        "-md": settings.model_draft,
+        "--spec-type": settings.spec_type,
+        "--spec-draft-n-max": settings.spec_draft_n_max,
+        "--spec-draft-p-min": settings.spec_draft_p_min,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise click.UsageError(
+                f"{name} and --drafter say the same thing: put it into the expression"
+            )
+    require_draft_files(parse_expression(settings.drafter or ""))
+
+
+def _method(spec_type: str | None) -> str | None:
+    if spec_type is None:
+        return None
+    name = spec_type.strip()
+    if "," in name:
+        raise click.UsageError(
+            f"--spec-type {name}: give one method, or combine drafters with --drafter"
+        )
+    if name not in _SPEC_TYPES:
+        near = difflib.get_close_matches(name, _SPEC_TYPES, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(_SPEC_TYPES)}"
+        raise OptionError(f"--spec-type {name} does not exist here: {hint}")
+    return _SPEC_TYPES[name]
+
+
+def _draft_call(settings: DraftSettings, *, demo: bool) -> str:
+    """Return the call of the method that drafts with the file of -md."""
+    return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
+
+
+def _file_argument(settings: DraftSettings, *, demo: bool) -> list[str]:
+    if settings.model_draft is not None:
+        return [quoted(str(settings.model_draft))]
+    if demo:
+        return []
+    raise click.UsageError(f"--spec-type {settings.spec_type} needs a draft model: -md FILE")
+
+
+def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
+    trees, heads = "put nodes= or tree= into --drafter", "draft models and EAGLE heads"
+    given = (
+        ("n", "n-max", settings.spec_draft_n_max, f"is not known to {name}: {trees}"),
+        ("p_min", "p-min", settings.spec_draft_p_min, f"is about {heads}, not {name}"),
+    )
+    for parameter, suffix, value, refusal in given:
+        if value is None:
+            continue
+        option = f"--spec-draft-{suffix}"
+        if name == "none":
+            raise click.UsageError(
+                f"{option} says nothing without a drafter: give -md, --drafter or --spec-type"
+            )
+        if not METHODS[name].takes(parameter):
+            raise click.UsageError(f"{option} {refusal}")
+        arguments = [*arguments, f"{parameter}={value}"]
+    return f"{name}({', '.join(arguments)})" if arguments else name
+
+
+# == Online speculative decoding: whether a draft model learns, how often, what is kept ============
+
+
+_EVERY = 10
+
+
+@dataclass(frozen=True, slots=True)
+class LearnSettings:
+    """Whether the draft model learns between answers, how often, and whether that is kept."""
+
+    learn: bool
+    learn_keep: bool
+    learn_every: int
+    learn_rate: float | None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether rejected drafts are collected at all."""
+        return self.learn or self.learn_keep
+
+    @property
+    def place(self) -> LearnFrom:
+        """The store of rejected drafts: `RuntimeOptions.learn`."""
+        return KEEP if self.learn_keep else self.learn
+
+
+NO_LEARNING = LearnSettings(learn=False, learn_keep=False, learn_every=_EVERY, learn_rate=None)
+
+
+learn_options = option_group(
+    "learning",
+    LearnSettings,
+    DRAFTING.flag(
+        "--learn",
+        "Let the draft model (-md) learn from its rejected drafts between answers; what it learns "
+        "is forgotten at the end. The text keeps the target's distribution.",
+    ),
+    DRAFTING.flag(
+        "--learn-keep",
+        "The same, and keep rejected drafts and the drafter in the user's state folder for the "
+        "next time with this option (specrun learn show, forget).",
+    ),
+    DRAFTING.option(
+        "--learn-every N",
+        "Answers between two updates; 0: only at a chat's /learn.",
+        click.IntRange(0, MAX_COUNT),
+        default=_EVERY,
+    ),
+    DRAFTING.option(
+        "--learn-rate RATE",
+        "The learning rate of an update.",
+        click.FloatRange(0, 10, min_open=True),
+        show_default="3e-5 times 4096 / width",
+    ),
+)
+
+
+# == Packages that only training needs =============================================================
+
+
+_TRAINING = ("torch", "transformers", "safetensors", "gguf")
+
+
+def require_training(what: str) -> None:
+    """Raise MissingPackageError with the command that installs the packages `what` needs."""
+    missing = next((name for name in _TRAINING if find_spec(name) is None), None)
+    if missing is not None:
+        raise MissingPackageError(what, missing, "train")

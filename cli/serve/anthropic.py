@@ -1,0 +1,368 @@
+"""Anthropic's API: /v1/messages, conversations made of blocks, and how many tokens one has."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct, field
+
+from specrun.cli.serve.body import checked, shown, wanted
+from specrun.cli.serve.errors import RequestError, anthropic_error
+from specrun.cli.serve.replies import (
+    ItemForm,
+    answering,
+    counting,
+    event_bytes,
+    speculation_of,
+    usage_of,
+)
+from specrun.cli.serve.sampling import (
+    AnswerBody,
+    TextFormat,
+    Texts,
+    answer_request,
+    with_settings,
+)
+from specrun.cli.serve.service import AnswerRequest, AnswerService
+from specrun.cli.serve.tools import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    Function,
+    Message,
+    Schema,
+    Tool,
+    ToolChoice,
+    call_of,
+    plan_turn,
+)
+from specrun.runtime.chat import CallBegun, Part, Reasoning
+from specrun.runtime.round import GenerationResult
+
+# -- Requests -------------------------------------------------------------------------------------
+
+_MODES = {"auto": "auto", "none": "none", "any": "required"}
+_MODEL_SAID = ("thinking", "redacted_thinking")
+_BLOCKS = 'a text, or blocks as {"type": "text", "text": "..."}'
+_CALL = '{"type": "tool_use", "id": "...", "name": "...", "input": {...}}'
+_ListOfBlocks = Annotated[list[dict[str, Any]], Meta(max_length=MOST_MESSAGES)]
+Blocks = Annotated[str | _ListOfBlocks, wanted(_BLOCKS, whole=True)]
+
+
+class BlockMessage(Struct):
+    """A message of a text, or of blocks."""
+
+    role: Annotated[
+        Literal["user", "assistant", "system"], wanted("one of user, assistant, system")
+    ]
+    content: Blocks
+
+
+class InputTool(Function):
+    """A tool that a model may call; those of Anthropic's own servers have other types."""
+
+    parameters: Schema = field(default=None, name="input_schema")
+    type: Any = None
+
+
+class ToolChoiceFields(Struct):
+    """Anthropic's `tool_choice`."""
+
+    type: Annotated[Literal["auto", "any", "tool", "none"], wanted("auto, any, tool or none")]
+    name: Annotated[str | None, wanted("the name of a tool")] = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Struct):
+    """Anthropic's `thinking`: the variable `enable_thinking` of templates."""
+
+    type: Annotated[
+        Literal["enabled", "disabled", "adaptive", "between_tools"],
+        wanted("one of enabled, disabled, adaptive, between_tools"),
+    ]
+
+
+class OutputConfig(Struct):
+    """Anthropic's `output_config`."""
+
+    format: TextFormat | None = None
+
+
+@with_settings
+class MessageBody(AnswerBody, kw_only=True):
+    """The body of a message."""
+
+    messages: (
+        Annotated[
+            list[Annotated[BlockMessage, wanted("an object with role and content")]],
+            Meta(max_length=MOST_MESSAGES),
+        ]
+        | None
+    ) = None
+    system: Annotated[str | _ListOfBlocks | None, wanted(_BLOCKS, whole=True)] = None
+    tools: (
+        Annotated[
+            list[Annotated[InputTool, wanted("a tool with a name")]], Meta(max_length=MOST_TOOLS)
+        ]
+        | None
+    ) = None
+    tool_choice: ToolChoiceFields | None = None
+    stop: Texts = field(default=None, name="stop_sequences")
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class ToolUse(Struct):
+    """A block that is a call."""
+
+    id: str
+    name: str
+    input: dict[str, Any] = {}
+
+
+class ToolResult(Struct):
+    """A block that is the result of a call."""
+
+    tool_use_id: Annotated[str, wanted("the call's id")]
+    content: Blocks = ""
+
+
+def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
+    """Return the request of a body; raises `RequestError` that names the field."""
+    conversation = _conversation(body)
+    prefill = ""
+    if conversation[-1]["role"] == "assistant" and len(conversation) > 1:
+        if "tool_calls" in conversation[-1]:
+            raise RequestError("messages ends with calls: give their results", "messages")
+        prefill = conversation.pop()["content"]
+    choice = body.tool_choice or ToolChoiceFields("auto")
+    kwargs = dict(body.chat_template_kwargs or {})
+    if body.thinking is not None:
+        kwargs.setdefault("enable_thinking", body.thinking.type != "disabled")
+    turn = plan_turn(
+        service.engine,
+        conversation,
+        tools=[_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools or ())],
+        choice=_choice(choice),
+        parallel=not choice.disable_parallel_tool_use,
+        template_kwargs=kwargs,
+    )
+    output = body.output_config or OutputConfig()
+    return answer_request(
+        body,
+        service,
+        turn=turn,
+        prefill=prefill,
+        form=output.format,
+        form_field="output_config.format",
+    )
+
+
+def _tool(tool: InputTool, where: str) -> Tool:
+    """Return a tool in OpenAI's form; those that Anthropic's servers run are refused."""
+    if tool.type not in (None, "custom"):
+        field = f"{where}.type"
+        problem = f"{field} is {shown(tool.type)}: this server runs no tools itself"
+        raise RequestError(f"{problem}, give those that you run", field)
+    return tool.tool()
+
+
+def _choice(given: ToolChoiceFields) -> ToolChoice:
+    if given.type != "tool":
+        return ToolChoice(_MODES[given.type])
+    if given.name is None:
+        raise RequestError("tool_choice.name is None: give the name of a tool", "tool_choice.name")
+    return ToolChoice("required", frozenset([given.name]))
+
+
+def _conversation(body: MessageBody) -> list[Message]:
+    """Return `system` and `messages` as OpenAI has them; raises `RequestError` by place."""
+    if not body.messages:
+        raise RequestError("messages is missing or empty: give at least one message", "messages")
+    messages: list[Message] = []
+    if body.system is not None:
+        messages.append({"role": "system", "content": _text(body.system, "system")})
+    for place, message in enumerate(body.messages):
+        role, content, field = message.role, message.content, f"messages[{place}].content"
+        if isinstance(content, str):
+            messages.append({"role": role, "content": content})
+        elif role == "assistant":
+            messages.append(_answered(content, field))
+        else:
+            messages += _asked(role, content, field)
+    return messages
+
+
+def _answered(blocks: Sequence[dict[str, Any]], field: str) -> Message:
+    """Return a message of the model: its texts, its thoughts and its calls."""
+    texts, thoughts, calls = [], [], []
+    for place, block in enumerate(blocks):
+        kind, where = block.get("type"), f"{field}[{place}]"
+        if kind == "tool_use":
+            call = checked(block, ToolUse, where, _CALL)
+            calls.append(call_of(call.id, call.name, call.input, f"{where}.input"))
+        elif kind == "thinking":
+            thoughts.append(str(block.get("thinking", "")))
+        elif kind not in _MODEL_SAID:
+            texts.append(_text_of(block, where))
+    message: Message = {"role": "assistant", "content": "".join(texts)}
+    if thoughts:
+        message["reasoning_content"] = "".join(thoughts)
+    if calls:
+        message["tool_calls"] = calls
+    return message
+
+
+def _asked(role: str, blocks: Sequence[dict[str, Any]], field: str) -> list[Message]:
+    """Return messages to the model: results of tools, each a message, then texts."""
+    messages: list[Message] = []
+    texts: list[str] = []
+    for place, block in enumerate(blocks):
+        where = f"{field}[{place}]"
+        if block.get("type") != "tool_result":
+            texts.append(_text_of(block, where))
+            continue
+        result = checked(block, ToolResult, where)
+        content = _text(result.content, f"{where}.content")
+        messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": content})
+    if texts or not messages:
+        messages.append({"role": role, "content": "".join(texts)})
+    return messages
+
+
+def _text(content: str | list[dict[str, Any]], field: str) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(_text_of(block, f"{field}[{k}]") for k, block in enumerate(content))
+
+
+def _text_of(block: dict[str, Any], where: str) -> str:
+    text = block.get("text")
+    if block.get("type") != "text" or not isinstance(text, str):
+        kind = shown(block.get("type"))
+        raise RequestError(f"{where}.type is {kind}: this model reads text", f"{where}.type")
+    return text
+
+
+# -- Replies --------------------------------------------------------------------------------------
+
+Block = dict[str, Any]
+
+
+class MessageForm(ItemForm):
+    """A message, whole or as named events; its items are blocks."""
+
+    def begin(self) -> bytes:
+        """Return the event that begins the message."""
+        return _event("message_start", message=self._message([], None, None))
+
+    def end(self) -> bytes:
+        """Return the events that end the last block and the message."""
+        ended = super().end()
+        reason, stop = self._stop_reason()
+        delta = {"stop_reason": reason, "stop_sequence": stop}
+        more = {"usage": self._usage(), "specrun": speculation_of(self._answer.results.values())}
+        return ended + _event("message_delta", delta=delta, **more) + _event("message_stop")
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the error object as an event."""
+        return event_bytes(anthropic_error(error), "error")
+
+    def _object(self) -> object:
+        message = self._message(self._items, *self._stop_reason())
+        return {**message, "specrun": speculation_of(self._answer.results.values())}
+
+    def _message(self, content: Sequence[Block], reason: str | None, stop: str | None) -> Block:
+        return {
+            "id": f"msg_{self._answer.id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._answer.service.settings.model,
+            "content": content,
+            "stop_reason": reason,
+            "stop_sequence": stop,
+            "usage": self._usage(),
+        }
+
+    def _begin_item(self, part: Part) -> bytes:
+        if isinstance(part, CallBegun):
+            call_id = f"toolu_{secrets.token_hex(12)}"
+            block: Block = {"type": "tool_use", "id": call_id, "name": part.name, "input": {}}
+            self._arguments = ""
+        elif isinstance(part, Reasoning):
+            # Signed are thoughts that only their server may read: these are anyone's.
+            block = {"type": "thinking", "thinking": "", "signature": ""}
+        else:
+            block = {"type": "text", "text": ""}
+        self._items.append(block)
+        return _event("content_block_start", index=len(self._items) - 1, content_block=block)
+
+    def _grow_item(self, text: str) -> bytes:
+        block = self._items[-1]
+        if block["type"] == "tool_use":
+            self._arguments += text
+            delta = {"type": "input_json_delta", "partial_json": text}
+        else:
+            name = block["type"]  # of the field, too
+            block[name] += text
+            delta = {"type": f"{name}_delta", name: text}
+        return _event("content_block_delta", index=len(self._items) - 1, delta=delta)
+
+    def _end_item(self) -> bytes:
+        if self._items[-1]["type"] == "tool_use":
+            self._items[-1]["input"] = _as_object(self._arguments)
+        return _event("content_block_stop", index=len(self._items) - 1)
+
+    def _stop_reason(self) -> tuple[str, str | None]:
+        """Return Anthropic's reason of the end, and the stop sequence that came."""
+        assert self._ending is not None  # the service ends every choice with a result
+        result, finish = self._ending
+        if finish == "tool_calls":
+            return "tool_use", None
+        if finish == "abort":  # it may be sent back, and goes on
+            return "pause_turn", None
+        if finish == "length":
+            most = self._answer.request.max_tokens
+            is_most = most is not None and result.usage.completion_tokens >= most
+            return "max_tokens" if is_most else "model_context_window_exceeded", None
+        stop = self._stop_sequence(result)
+        return ("end_turn", None) if stop is None else ("stop_sequence", stop)
+
+    def _stop_sequence(self, result: GenerationResult) -> str | None:
+        """Return the stop sequence that ended the answer: its tokens have it, its text has not."""
+        vocabulary = self._answer.service.engine.vocabulary
+        said = result.token_ids
+        if not said or said[-1] in vocabulary.end_of_generation:
+            return None
+        rest = vocabulary.detokenize(said)[len(result.text) :]
+        return next((stop for stop in self._answer.request.params.stop if stop in rest), None)
+
+    def _usage(self) -> dict[str, int]:
+        usage = usage_of(self._answer)
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return {
+            "input_tokens": usage["prompt_tokens"] - cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": cached,
+            "output_tokens": usage["completion_tokens"],
+        }
+
+
+def _as_object(arguments: str) -> object:
+    """Return the arguments of a call; {} for one that was cut short."""
+    try:
+        value = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return event_bytes({"type": kind, **fields}, kind)
+
+
+messages = answering(MessageBody, message_request, lambda answer, _: MessageForm(answer))
+count_tokens = counting(MessageBody, message_request)

@@ -1,1 +1,0 @@
-"""Anthropic's API: /v1/messages and its count of tokens."""

@@ -1,0 +1,287 @@
+"""Chat completions: /v1/chat/completions, streamed or whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from specrun.cli.serve.body import checked, wanted
+from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.replies import (
+    EndedChoice,
+    OpenAIForm,
+    answering,
+    chat_logprobs,
+    event_bytes,
+    parts_of,
+)
+from specrun.cli.serve.sampling import AnswerBody, answer_request, with_settings
+from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
+from specrun.cli.serve.tools import (
+    MOST_CALLS,
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    ChatTurn,
+    Function,
+    Message,
+    ReplyPlan,
+    call_of,
+    plan_turn,
+    text_of,
+    tool_choice_of,
+)
+from specrun.runtime.chat import CallBegun, Content, Part, Reasoning
+from specrun.runtime.engine import Engine
+
+# -- Requests -------------------------------------------------------------------------------------
+
+_CALL = '{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
+_TOOL = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
+_PARTS = 'a text, or parts as {"type": "text", "text": "..."}'
+Choices = Annotated[int, Meta(ge=1, le=32)]
+Likely = Annotated[int, Meta(ge=0, le=20)]
+"""How many likely tokens are listed for each token: OpenAI's limit."""
+
+
+class StreamOptions(Struct):
+    """OpenAI's `stream_options`."""
+
+    include_usage: bool | None = None
+
+
+class OpenAIBody(AnswerBody, kw_only=True):
+    """The fields that chat completions and completions share."""
+
+    n: Choices | None = None
+    best_of: Choices | None = None
+    stream_options: StreamOptions | None = None
+
+    def choices(self) -> int:
+        """Return how many choices are made of each prompt."""
+        n = self.n or 1
+        if self.best_of not in (None, n):
+            problem = f"best_of is {self.best_of}: all choices that are made are returned"
+            raise RequestError(f"{problem}, so give n alone", "best_of")
+        return n
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream is to end with a chunk about usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+
+class CalledFunction(Struct):
+    """The function of a call in the history; its arguments are JSON, or an object."""
+
+    name: str
+    arguments: Any = None
+
+
+class ToolCall(Struct):
+    """A call in the history."""
+
+    function: CalledFunction
+    id: Any = None
+
+
+class ChatMessage(Struct):
+    """The fields of a message that are read here; templates may read any others, too."""
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant", "tool", "function"],
+        wanted("one of system, developer, user, assistant, tool, function"),
+    ]
+    content: Annotated[str | list[Any] | None, wanted(_PARTS)] = None
+    tool_calls: Annotated[
+        Annotated[list[Annotated[ToolCall, wanted(_CALL, whole=True)]], Meta(max_length=MOST_CALLS)]
+        | None,
+        wanted("a list of calls"),
+    ] = None
+
+
+class ChatTool(Struct):
+    """A tool that a model may call."""
+
+    function: Annotated[Function, wanted('a function, as {"name": "...", "parameters": {...}}')]
+
+
+@with_settings
+class ChatBody(OpenAIBody, kw_only=True):
+    """The body of a chat completion, and of /apply-template."""
+
+    messages: (
+        Annotated[
+            list[Annotated[dict[str, Any], wanted("an object with role and content")]],
+            Meta(max_length=MOST_MESSAGES),
+        ]
+        | None
+    ) = None
+    tools: Annotated[
+        Annotated[
+            list[Annotated[ChatTool, wanted(f"a function, as {_TOOL}")]],
+            Meta(max_length=MOST_TOOLS),
+        ]
+        | None,
+        wanted("a list of functions"),
+    ] = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    functions: Any = None
+    function_call: Any = None
+    reasoning_format: Annotated[
+        Literal["none", "auto", "deepseek", "deepseek-legacy"] | None,
+        wanted("one of none, auto, deepseek, deepseek-legacy"),
+    ] = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, wanted('an object, as {"enable_thinking": false}')
+    ] = None
+    logprobs: bool | None = None
+    top_logprobs: Likely | None = None
+
+
+def chat_request(body: ChatBody, service: AnswerService) -> AnswerRequest:
+    """Return the request of a body; raises `RequestError` that names the field."""
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs: give true for it, too", "top_logprobs")
+    return answer_request(
+        body,
+        service,
+        turn=chat_turn(body, service.engine),
+        n=body.choices(),
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+    )
+
+
+def chat_turn(body: ChatBody, engine: Engine) -> ChatTurn:
+    """Return the conversation of a body, with its tools."""
+    if not body.messages:
+        raise RequestError("messages is missing or empty: give at least one message", "messages")
+    for old, value in (("functions", body.functions), ("function_call", body.function_call)):
+        if value is not None:
+            raise RequestError(f"{old} is what OpenAI had before tools: give tools", old)
+    messages = [_message(each, f"messages[{place}]") for place, each in enumerate(body.messages)]
+    tools = [each.function.tool() for each in body.tools or ()]
+    names = [tool["function"]["name"] for tool in tools]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            problem = f"tools[{place}] is named {name!r} as another one: rename it"
+            raise RequestError(problem, f"tools[{place}]")
+    return plan_turn(
+        engine,
+        messages,
+        tools=tools,
+        choice=tool_choice_of(body.tool_choice),
+        parallel=body.parallel_tool_calls is not False,
+        splits_reasoning=body.reasoning_format != "none",
+        template_kwargs=body.chat_template_kwargs or {},
+    )
+
+
+def _message(value: Message, where: str) -> Message:
+    """Return a message with its content as a text."""
+    given = checked(value, ChatMessage, where)
+    content = given.content
+    if content is None and given.role == "assistant":
+        content = ""
+    # "developer" is OpenAI's newer name, which templates do not know.
+    own = "system" if given.role == "developer" else given.role
+    message = {**value, "role": own, "content": text_of(content, f"{where}.content", _PARTS)}
+    message.pop("tool_calls", None)
+    if given.tool_calls:  # templates test whether there are some
+        message["tool_calls"] = [
+            call_of(
+                call.id,
+                call.function.name,
+                call.function.arguments,
+                f"{where}.tool_calls[{place}].function.arguments",
+            )
+            for place, call in enumerate(given.tool_calls)
+        ]
+    return message
+
+
+# -- Replies --------------------------------------------------------------------------------------
+
+
+class ChatForm(OpenAIForm):
+    """Chat completions and their chunks, as OpenAI writes them."""
+
+    def __init__(self, answer: ServedAnswer, body: ChatBody) -> None:
+        usage = body.wants_usage
+        super().__init__(answer, "chatcmpl", "chat.completion.chunk", with_usage=usage)
+        self._plan = answer.request.plan
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return a chunk with a round's text; at the end of a choice one with the reason."""
+        index, events = delta.index, b""
+        if index not in self._begun:
+            self._begun.add(index)
+            events += self._chunk(index, {"role": "assistant", "content": ""})
+        if delta.parts or delta.traces or (delta.events and self._answer.request.logprobs):
+            fields = fields_of(delta.parts, self._plan)
+            events += self._chunk(index, fields or {"content": ""}, delta=delta)
+        if delta.finish is not None:
+            events += self._chunk(index, {}, finish=delta.finish)
+        return events
+
+    def _chunk(
+        self,
+        index: int,
+        content: dict[str, Any],
+        *,
+        delta: Delta | None = None,
+        finish: str | None = None,
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": index, "delta": content, "finish_reason": finish}
+        if delta is not None and self._answer.request.logprobs:
+            choice["logprobs"] = chat_logprobs(delta.events, self._answer.service.engine.vocabulary)
+        traced = {"specrun": {"rounds": delta.traces}} if delta is not None and delta.traces else {}
+        return event_bytes({**self._common, "choices": [choice], **traced})
+
+    def whole(self, choices: Sequence[EndedChoice]) -> object:
+        """Return a chat completion."""
+        common = {**self._common, "object": "chat.completion"}
+        listed = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return {**common, "choices": listed, **self._summary()}
+
+    def _choice(self, index: int, choice: EndedChoice) -> dict[str, Any]:
+        logprobs = None
+        if self._answer.request.logprobs:
+            logprobs = chat_logprobs(choice.events, self._answer.service.engine.vocabulary)
+        fields = fields_of(parts_of(choice.reply), self._plan)
+        for call in fields.get("tool_calls", ()):
+            del call["index"]
+        content = fields.pop("content", None if choice.reply.calls else "")
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": content, **fields},
+            "logprobs": logprobs,
+            "finish_reason": choice.finish,
+        }
+
+
+def fields_of(parts: Sequence[Part], plan: ReplyPlan) -> dict[str, Any]:
+    """Return the fields of a message, or of a chunk's `delta`, that parts of a reply make."""
+    fields: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for part in parts:
+        if isinstance(part, Content):
+            fields["content"] = fields.get("content", "") + part.text
+        elif isinstance(part, Reasoning):
+            fields["reasoning_content"] = fields.get("reasoning_content", "") + part.text
+        elif isinstance(part, CallBegun):
+            function = {"name": part.name, "arguments": ""}
+            begun = {"id": plan.new_id(), "type": "function", "function": function}
+            calls[part.index] = {"index": part.index, **begun}
+        else:
+            more: dict[str, Any] = {"index": part.index, "function": {"arguments": ""}}
+            call = calls.setdefault(part.index, more)
+            call["function"]["arguments"] += part.text
+    if calls:
+        fields["tool_calls"] = [*calls.values()]
+    return fields
+
+
+chat_completions = answering(ChatBody, chat_request, ChatForm)

@@ -1,0 +1,297 @@
+"""Completions of texts and tokens: /v1/completions, and /infill, which fills a gap in a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from specrun.bindings.models.vocabulary import FillTokens, Vocabulary
+from specrun.cli.serve.body import wanted, wrong
+from specrun.cli.serve.chat import Likely, OpenAIBody
+from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.replies import (
+    EndedChoice,
+    OpenAIForm,
+    ReplyForm,
+    answering,
+    completion_logprobs,
+    event_bytes,
+    speculation_of,
+    timings_of,
+    usage_of,
+)
+from specrun.cli.serve.sampling import AnswerBody, answer_request, length_of, with_settings
+from specrun.cli.serve.service import (
+    AnswerRequest,
+    AnswerService,
+    Delta,
+    Finish,
+    Prompt,
+    ServedAnswer,
+)
+from specrun.runtime.engine import Engine
+from specrun.runtime.round import GenerationResult
+
+_PROMPTS = "a text, token ids, or a list of either"
+GivenPrompts = Annotated[str | list[int | str | list[int]] | None, wanted(_PROMPTS, whole=True)]
+"""Prompts of a body: a text, a list of texts, tokens, or a list of lists of tokens."""
+_MOST_PROMPTS = 128
+_MOST_FILES = 1024
+_LEAST_ROOM = 16  # tokens of the answer if no length was asked for
+_BEHIND_SHARE = 4  # one part in so many of a full context is for the text behind the gap
+
+# -- Requests -------------------------------------------------------------------------------------
+
+
+@with_settings
+class CompletionBody(OpenAIBody, kw_only=True):
+    """The body of a completion."""
+
+    prompt: GivenPrompts = None
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Likely | None = None
+
+
+class OtherFile(Struct):
+    """A file, or a piece of one, that the model should know."""
+
+    text: str
+    filename: str = "file"
+
+
+@with_settings
+class InfillBody(AnswerBody, kw_only=True):
+    """The body of /infill; `prompt` is the begin of the text in the gap."""
+
+    input_prefix: str | None = None
+    input_suffix: str | None = None
+    prompt: str | None = None
+    input_extra: (
+        Annotated[
+            list[Annotated[OtherFile, wanted('{"filename": "a.py", "text": "..."}', whole=True)]],
+            Meta(max_length=_MOST_FILES),
+        ]
+        | None
+    ) = None
+
+
+def completion_request(body: CompletionBody, service: AnswerService) -> AnswerRequest:
+    """Return the request of a body; raises `RequestError` that names the field."""
+    if body.echo and body.logprobs is not None:
+        raise RequestError("echo has no logprobs here: those of a prompt are not computed", "echo")
+    prompts = prompts_of(body.prompt, "prompt")
+    if body.suffix:
+        max_tokens = length_of(body, service.settings)
+        for place, prompt in enumerate(prompts):
+            if not isinstance(prompt, str):
+                raise RequestError("suffix needs a prompt that is a text, not tokens", "suffix")
+            gap = Gap(prompt, body.suffix)
+            prompts[place] = fill_prompt(gap, service.engine, max_tokens, "suffix")
+    return answer_request(
+        body, service, prompts=prompts, n=body.choices(), top_logprobs=body.logprobs
+    )
+
+
+def prompts_of(given: str | list[int | str | list[int]] | None, field: str) -> list[Prompt]:
+    """Return the prompts in a field; raises `RequestError` that names it."""
+    if given is None:
+        raise RequestError(f"{field} is missing: give {_PROMPTS}", field)
+    if isinstance(given, str):
+        return [given]
+    kinds = set(map(type, given))
+    if kinds == {int}:
+        return [tuple(given)]  # type: ignore[arg-type]
+    if int in kinds or [] in given:
+        raise wrong(field, given, _PROMPTS)
+    if not 0 < len(given) <= _MOST_PROMPTS:
+        problem = f"{field} has {len(given)} items: give 1 to {_MOST_PROMPTS}"
+        raise RequestError(problem, field)
+    return [each if isinstance(each, str) else tuple(each) for each in given]  # type: ignore[arg-type]
+
+
+def infill_request(body: InfillBody, service: AnswerService) -> AnswerRequest:
+    """Return the completion that fills a gap; raises `RequestError` that names the field."""
+    before, behind = body.input_prefix, body.input_suffix
+    for name, text in (("input_prefix", before), ("input_suffix", behind)):
+        if text is None:
+            raise RequestError(f"{name} is missing: give the text there, or an empty one", name)
+    gap = Gap(before or "", behind or "", body.prompt or "", body.input_extra or ())
+    max_tokens = length_of(body, service.settings)
+    prompt = fill_prompt(gap, service.engine, max_tokens, "input_prefix")
+    return answer_request(body, service, prompts=[prompt])
+
+
+# -- Prompts of gaps ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """The texts around a gap, and `begun`, the begin of the text in it."""
+
+    before: str
+    behind: str
+    begun: str = ""
+    others: Sequence[OtherFile] = ()
+
+
+def fill_prompt(gap: Gap, engine: Engine, max_tokens: int | None, field: str) -> tuple[int, ...]:
+    """Return the prompt's tokens, shortened far from the gap if they do not fit.
+
+    Raises `RequestError`, which names `field`, if the vocabulary has no tokens for that.
+    """
+    vocabulary = engine.vocabulary
+    marks = vocabulary.fill_tokens
+    if marks is None:
+        problem = "this model's vocabulary has no tokens for filling in the middle"
+        status = HTTPStatus.NOT_IMPLEMENTED
+        raise RequestError(f"{field}: {problem}, take a code model", field, status=status)
+    before, behind, begun = (
+        vocabulary.tokenize(text, add_special=False) for text in (gap.before, gap.behind, gap.begun)
+    )
+    others = _other_tokens(gap.others, vocabulary, marks)
+    first = [vocabulary.bos] if vocabulary.adds_bos and vocabulary.bos is not None else []
+    longest = min(engine.n_ctx, engine.model.n_ctx_train)
+    room = longest - (max_tokens or _LEAST_ROOM) - len(begun) - len(first) - 3
+    if room < 0:
+        problem = f"{longest} tokens of context have no room for so long an answer"
+        raise RequestError(f"{problem}: lower n_predict", code="context_length_exceeded")
+    n_behind = min(len(behind), max(room // _BEHIND_SHARE, room - len(before)))
+    n_before = min(len(before), room - n_behind)
+    n_others = min(len(others), room - n_behind - n_before)
+    return (
+        *first,
+        *others[len(others) - n_others :],
+        marks.before,
+        *before[len(before) - n_before :],
+        marks.behind,
+        *behind[:n_behind],
+        marks.gap,
+        *begun,
+    )
+
+
+def _other_tokens(
+    others: Sequence[OtherFile], vocabulary: Vocabulary, marks: FillTokens
+) -> list[int]:
+    tokens: list[int] = []
+
+    def add(text: str) -> None:
+        tokens.extend(vocabulary.tokenize(text, add_special=False))
+
+    if others and marks.repository is not None:
+        tokens.append(marks.repository)
+        add("repository\n")
+    for other in others:
+        if marks.file is not None:
+            tokens.append(marks.file)
+            add(f"{other.filename}\n{other.text}\n")
+        else:
+            add(f"{other.text}\n\n")
+    if others and marks.file is not None:
+        tokens.append(marks.file)
+        add("this file\n")
+    return tokens
+
+
+# -- Replies --------------------------------------------------------------------------------------
+
+
+class CompletionForm(OpenAIForm):
+    """Completions and their chunks, as OpenAI writes them."""
+
+    def __init__(self, answer: ServedAnswer, body: CompletionBody) -> None:
+        super().__init__(answer, "cmpl", "text_completion", with_usage=body.wants_usage)
+        self._vocabulary = answer.service.engine.vocabulary
+        self._echoed = self._echoes() if body.echo else [""] * len(answer.streams)
+        self._lengths = [0] * len(answer.streams)  # in characters, which logprobs count
+
+    def _echoes(self) -> list[str]:
+        """Return the prompt's text of each choice."""
+        answer, n = self._answer, self._answer.request.n
+        given = answer.request.prompts
+        texts = [
+            prompt if isinstance(prompt, str) else self._vocabulary.detokenize(list(prompt))
+            for prompt in given
+        ]
+        return [text for text in texts for _ in range(n)]
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return a chunk with a round's text; at the end of a choice one with the reason."""
+        index, text, events = delta.index, delta.text, b""
+        if index not in self._begun:
+            self._begun.add(index)
+            text = self._echoed[index] + text
+        if text or (delta.events and self._answer.request.logprobs):
+            events = self._chunk(delta, text)
+        if delta.finish is not None:
+            events += self._chunk(delta, "", finish=delta.finish)
+        return events
+
+    def _chunk(self, delta: Delta, text: str, *, finish: str | None = None) -> bytes:
+        choice: dict[str, Any] = {"index": delta.index, "text": text, "finish_reason": finish}
+        if self._answer.request.logprobs and finish is None:
+            start = self._lengths[delta.index]
+            choice["logprobs"] = completion_logprobs(delta.events, self._vocabulary, start)
+        self._lengths[delta.index] += len(text)
+        return event_bytes({**self._common, "choices": [choice]})
+
+    def whole(self, choices: Sequence[EndedChoice]) -> object:
+        """Return a completion."""
+        listed = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        return {**self._common, "choices": listed, **self._summary()}
+
+    def _choice(self, index: int, choice: EndedChoice) -> dict[str, Any]:
+        logprobs = None
+        if self._answer.request.logprobs:
+            logprobs = completion_logprobs(choice.events, self._vocabulary, 0)
+        return {
+            "index": index,
+            "text": self._echoed[index] + choice.result.text,
+            "logprobs": logprobs,
+            "finish_reason": choice.finish,
+        }
+
+
+class InfillForm(ReplyForm):
+    """Completions as llama-server writes them itself: `content`, and whether it stops here."""
+
+    def delta(self, delta: Delta) -> bytes:
+        """Return an event with a round's text; the last one has the reason of the end."""
+        if delta.result is not None and delta.finish is not None:
+            return event_bytes(self._ended(delta.text, delta.result, delta.finish))
+        tokens = [event.token_id for event in delta.events]
+        piece = {"index": 0, "content": delta.text, "tokens": tokens, "stop": False}
+        return event_bytes(piece) if delta.text else b""
+
+    def whole(self, choices: Sequence[EndedChoice]) -> object:
+        """Return the completion."""
+        (choice,) = choices
+        return self._ended(choice.result.text, choice.result, choice.finish)
+
+    def _ended(self, content: str, result: GenerationResult, finish: Finish) -> dict[str, Any]:
+        ends = self._answer.service.engine.vocabulary.end_of_generation
+        is_end = bool(result.token_ids) and result.token_ids[-1] in ends
+        usage = usage_of(self._answer)
+        return {
+            "index": 0,
+            "content": content,
+            "tokens": [],
+            "stop": True,
+            "stop_type": "limit" if finish != "stop" else "eos" if is_end else "word",
+            "model": self._answer.service.settings.model,
+            "tokens_predicted": usage["completion_tokens"],
+            "tokens_evaluated": usage["prompt_tokens"],
+            "tokens_cached": usage["prompt_tokens_details"]["cached_tokens"],
+            "truncated": False,
+            "timings": timings_of([result]),
+            "specrun": speculation_of([result]),
+        }
+
+
+completions = answering(CompletionBody, completion_request, CompletionForm)
+infill = answering(InfillBody, infill_request, lambda answer, _: InfillForm(answer))

@@ -1,0 +1,72 @@
+"""Lanes: threads beside the event loop, a bounded number for each kind of work."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar, cast
+from weakref import WeakKeyDictionary
+
+_Result = TypeVar("_Result")
+
+
+class Lane:
+    """Threads beside the loop for one kind of work: so many at once, and more of it waits.
+
+    What waits is dropped with its client. What is under way goes on, and keeps its place, but does
+    not keep the process from ending.
+    """
+
+    def __init__(self, width: int, name: str) -> None:
+        self._width, self._name = width, name
+        self._free: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
+
+    async def run(self, work: Callable[[], _Result]) -> _Result:
+        """Return what `work` returns, in another thread; raises what it raises."""
+        loop = asyncio.get_running_loop()
+        free = self._free.setdefault(loop, asyncio.Semaphore(self._width))
+        done: asyncio.Future[_Result] = loop.create_future()
+
+        def tell(result: _Result | None, problem: BaseException | None) -> None:
+            free.release()
+            if done.cancelled():
+                return
+            if problem is None:
+                done.set_result(cast("_Result", result))
+            else:
+                done.set_exception(problem)
+
+        def attempt() -> None:
+            result: _Result | None = None
+            problem: BaseException | None = None
+            try:
+                result = work()
+            except BaseException as raised:
+                problem = raised
+            with suppress(RuntimeError):  # the loop has ended: nobody waits
+                loop.call_soon_threadsafe(tell, result, problem)
+
+        await free.acquire()
+        try:
+            threading.Thread(target=attempt, name=self._name, daemon=True).start()
+        except BaseException:
+            free.release()
+            raise
+        return await done
+
+
+_REQUESTS = Lane(4, "specrun request")
+"""A request can make templates and tokenizers busy for long; more than these wait."""
+
+
+GRAMMARS = Lane(2, "specrun grammar")
+"""Grammars are compiled in processes of their own, which may take seconds of a core each."""
+
+
+async def beside_the_loop(work: Callable[[], _Result]) -> _Result:
+    """Return what `work` returns, in another thread; raises what it raises."""
+    return await _REQUESTS.run(work)

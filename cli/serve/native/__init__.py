@@ -1,1 +1,0 @@
-"""llama-server's own API: health, properties, slots, tokens, templates, metrics."""

@@ -1,0 +1,371 @@
+"""OpenAI's newer API: /v1/responses, which answers an input by items; nothing is stored."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from specrun.cli.serve.body import checked, shown, wanted, wrong
+from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.replies import (
+    ItemForm,
+    answering,
+    counting,
+    event_bytes,
+    speculation_of,
+    timings_of,
+    usage_of,
+)
+from specrun.cli.serve.sampling import (
+    AnswerBody,
+    Length,
+    TextFormat,
+    answer_request,
+    with_settings,
+)
+from specrun.cli.serve.service import AnswerRequest, AnswerService, ServedAnswer
+from specrun.cli.serve.tools import (
+    MOST_MESSAGES,
+    MOST_TOOLS,
+    Function,
+    Message,
+    Tool,
+    call_of,
+    plan_turn,
+    text_of,
+    tool_choice_of,
+)
+from specrun.runtime.chat import CallBegun, Part, Reasoning
+
+# -- Requests -------------------------------------------------------------------------------------
+
+_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_PARTS = 'a text, or parts as {"type": "input_text", "text": "..."}'
+_CALL = '{"type": "function_call", "call_id": "...", "name": "...", "arguments": "{}"}'
+_ITEMS = "a text, or a list of at least one item"
+_STORED = ("previous_response_id", "conversation", "prompt")
+
+
+@with_settings
+class ResponseBody(AnswerBody, kw_only=True):
+    """The body of a response; fields that the response repeats are as they were given."""
+
+    input: Annotated[
+        str
+        | Annotated[
+            list[Annotated[dict[str, Any], wanted("an object")]], Meta(max_length=MOST_MESSAGES)
+        ]
+        | None,
+        wanted(_ITEMS),
+    ] = None
+    instructions: str | None = None
+    max_output_tokens: Length | None = None
+    tools: (
+        Annotated[
+            list[Annotated[dict[str, Any], wanted("a function")]], Meta(max_length=MOST_TOOLS)
+        ]
+        | None
+    ) = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    background: bool | None = None
+    previous_response_id: Any = None
+    conversation: Any = None
+    prompt: Any = None
+    metadata: Any = None
+    user: Any = None
+
+
+class ReasoningFields(Struct):
+    """The fields of `reasoning` that are read."""
+
+    effort: str | None = None
+
+
+class TextFields(Struct):
+    """The fields of `text` that are read."""
+
+    format: TextFormat | None = None
+
+
+class MessageItem(Struct):
+    """An item that is a message."""
+
+    role: Annotated[
+        Literal["system", "developer", "user", "assistant"],
+        wanted("one of system, developer, user, assistant"),
+    ]
+    content: Any = None
+
+
+class CallItem(Struct):
+    """An item that is a call."""
+
+    call_id: str
+    name: str
+    arguments: str = "{}"
+
+
+class OutputItem(Struct):
+    """An item that is the result of a call."""
+
+    call_id: Annotated[str, wanted("the call's id")]
+    output: Any = None
+
+
+def response_request(body: ResponseBody, service: AnswerService) -> AnswerRequest:
+    """Return the request of a body; raises `RequestError` that names the field."""
+    for name in _STORED:
+        if getattr(body, name) is not None:
+            raise RequestError(f"{name}: this server stores no responses, send the input", name)
+    if body.background:
+        raise RequestError("background: this server answers at once, leave it out", "background")
+    kwargs = dict(body.chat_template_kwargs or {})
+    effort = checked(body.reasoning or {}, ReasoningFields, "reasoning").effort
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+    turn = plan_turn(
+        service.engine,
+        _conversation(body),
+        tools=[_tool(value, f"tools[{place}]") for place, value in enumerate(body.tools or ())],
+        choice=tool_choice_of(body.tool_choice),
+        parallel=body.parallel_tool_calls is not False,
+        template_kwargs=kwargs,
+    )
+    form = checked(body.text or {}, TextFields, "text").format
+    return answer_request(
+        body,
+        service,
+        turn=turn,
+        max_tokens=body.max_output_tokens,
+        form=form,
+        form_field="text.format",
+    )
+
+
+def _tool(value: dict[str, Any], where: str) -> Tool:
+    """Return a function in the form of chat completions; other tools are refused."""
+    kind = value.get("type")
+    if kind != "function":
+        field = f"{where}.type"
+        problem = f"{field} is {shown(kind)}: this server runs no tools itself"
+        raise RequestError(f"{problem}, give functions", field)
+    return checked(value, Function, where).tool()
+
+
+def _conversation(body: ResponseBody) -> list[Message]:
+    """Return `instructions` and `input` as messages; raises `RequestError` by place."""
+    messages: list[Message] = []
+    if body.instructions is not None:
+        messages.append({"role": "system", "content": body.instructions})
+    if isinstance(body.input, str):
+        return [*messages, {"role": "user", "content": body.input}]
+    if not body.input:
+        raise wrong("input", body.input, _ITEMS)
+    thoughts = ""
+    for place, item in enumerate(body.input):
+        where = f"input[{place}]"
+        kind = item.get("type", "message")
+        if kind == "reasoning":  # without its content if its server keeps that
+            content = item.get("content") or item.get("summary") or []
+            thoughts += text_of(content, f"{where}.content", _PARTS, _TEXTS)
+        elif kind == "function_call":
+            _add_call(messages, checked(item, CallItem, where, _CALL), where, thoughts)
+            thoughts = ""
+        elif kind == "function_call_output":
+            output = checked(item, OutputItem, where)
+            text = text_of(output.output, f"{where}.output", _PARTS, _TEXTS)
+            messages.append({"role": "tool", "tool_call_id": output.call_id, "content": text})
+        elif kind == "message":
+            messages.append(_message(checked(item, MessageItem, where), where))
+            if thoughts and messages[-1]["role"] == "assistant":
+                messages[-1]["reasoning_content"], thoughts = thoughts, ""
+        else:
+            known = "message, function_call, function_call_output, reasoning"
+            problem = f"{where}.type is {shown(kind)}: known are {known}"
+            raise RequestError(problem, f"{where}.type")
+    return _one_beginning(messages)
+
+
+def _message(item: MessageItem, where: str) -> Message:
+    role = "system" if item.role == "developer" else item.role
+    return {"role": role, "content": text_of(item.content, f"{where}.content", _PARTS, _TEXTS)}
+
+
+def _add_call(messages: list[Message], call: CallItem, where: str, thoughts: str) -> None:
+    """Add a call, and the thoughts before it, to the last message of the assistant."""
+    if not messages or messages[-1]["role"] != "assistant":
+        messages.append({"role": "assistant", "content": ""})
+    if thoughts:
+        messages[-1]["reasoning_content"] = thoughts
+    calls = messages[-1].setdefault("tool_calls", [])
+    calls.append(call_of(call.call_id, call.name, call.arguments, f"{where}.arguments"))
+
+
+def _one_beginning(messages: list[Message]) -> list[Message]:
+    """Return the messages with those of the system at the beginning as one.
+
+    Clients send instructions and a developer's message; most templates take one, and only there.
+    """
+    roles = [message["role"] for message in messages]
+    count = next((place for place, role in enumerate(roles) if role != "system"), len(roles))
+    if count < 2:
+        return messages
+    text = "\n\n".join(message["content"] for message in messages[:count])
+    return [{"role": "system", "content": text}, *messages[count:]]
+
+
+# -- Replies --------------------------------------------------------------------------------------
+
+Item = dict[str, Any]
+_ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata", "user")
+"""Fields of a request that a response repeats."""
+
+
+class ResponseForm(ItemForm):
+    """A response, whole or as numbered events."""
+
+    def __init__(self, answer: ServedAnswer, body: ResponseBody) -> None:
+        super().__init__(answer)
+        self._body = body
+        self._number = 0
+
+    def begin(self) -> bytes:
+        """Return the events that begin the response."""
+        response = self._response("in_progress")
+        created = self._event("created", response=response)
+        return created + self._event("in_progress", response=response)
+
+    def end(self) -> bytes:
+        """Return the events that end the last item and the response."""
+        ended, status = super().end(), self._status()
+        return ended + self._event(status, response=self._response(status))
+
+    def failed(self, error: RequestError) -> bytes:
+        """Return the event of a response that failed."""
+        problem = {"code": error.code or "server_error", "message": str(error)}
+        response = {**self._response("failed"), "error": problem}
+        return self._event("failed", response=response)
+
+    def _object(self) -> object:
+        return self._response(self._status())
+
+    def _event(self, kind: str, **fields: object) -> bytes:
+        kind = f"response.{kind}"
+        payload = {"type": kind, "sequence_number": self._number, **fields}
+        self._number += 1
+        return event_bytes(payload, kind)
+
+    # -- items -------------------------------------------------------------------------------------
+
+    def _begin_item(self, part: Part) -> bytes:
+        if isinstance(part, CallBegun):
+            call_id = self._answer.request.plan.new_id()
+            return self._add_item(
+                "function_call", "fc", call_id=call_id, name=part.name, arguments=""
+            )
+        if isinstance(part, Reasoning):
+            added = self._add_item("reasoning", "rs", summary=[], content=[])
+            text: Item = {"type": "reasoning_text", "text": ""}
+        else:
+            added = self._add_item("message", "msg", role="assistant", content=[])
+            text = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        self._items[-1]["content"].append(text)
+        where = {**self._place(), **self._of_item()}
+        return added + self._event("content_part.added", **where, part=text)
+
+    def _add_item(self, kind: str, prefix: str, **fields: object) -> bytes:
+        item_id = f"{prefix}_{self._answer.id}{len(self._items)}"
+        self._items.append({"type": kind, "id": item_id, **fields, "status": "in_progress"})
+        return self._event("output_item.added", **self._place(), item=self._items[-1])
+
+    def _grow_item(self, text: str) -> bytes:
+        item = self._items[-1]
+        if item["type"] == "function_call":
+            item["arguments"] += text
+            where = {**self._place(), "item_id": item["id"]}
+            return self._event("function_call_arguments.delta", **where, delta=text)
+        part = item["content"][0]
+        part["text"] += text
+        where = {**self._place(), **self._of_item()}
+        if part["type"] == "output_text":
+            where["logprobs"] = []
+        return self._event(f"{part['type']}.delta", **where, delta=text)
+
+    def _end_item(self) -> bytes:
+        item, place = self._items[-1], self._place()
+        item["status"] = self._status()
+        if item["type"] == "function_call":
+            where = {**place, "item_id": item["id"], "name": item["name"]}
+            done = self._event("function_call_arguments.done", **where, arguments=item["arguments"])
+        else:
+            part, where = item["content"][0], {**place, **self._of_item()}
+            more: Item = {"logprobs": []} if part["type"] == "output_text" else {}
+            done = self._event(f"{part['type']}.done", **where, **more, text=part["text"])
+            done += self._event("content_part.done", **where, part=part)
+        return done + self._event("output_item.done", **place, item=item)
+
+    def _place(self) -> dict[str, Any]:
+        return {"output_index": len(self._items) - 1}
+
+    def _of_item(self) -> dict[str, Any]:
+        return {"item_id": self._items[-1]["id"], "content_index": 0}
+
+    # -- the response ------------------------------------------------------------------------------
+
+    def _status(self) -> str:
+        """Return how the response ended; an item that is not the last one is completed."""
+        is_cut = self._ending is not None and self._ending[1] in ("length", "abort")
+        return "incomplete" if is_cut else "completed"
+
+    def _response(self, status: str) -> dict[str, Any]:
+        answer, body = self._answer, self._body
+        is_over = status not in ("in_progress", "failed")
+        results = answer.results.values()
+        counts = {"timings": timings_of(results), "specrun": speculation_of(results)}
+        details = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        return {
+            "id": f"resp_{answer.id}",
+            "object": "response",
+            "created_at": answer.created,
+            "status": status,
+            "error": None,
+            "incomplete_details": details,
+            "model": answer.service.settings.model,
+            "output": list(self._items) if is_over else [],
+            **{name: getattr(body, name) for name in _ECHOED},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": body.reasoning or {"effort": None, "summary": None},
+            "store": False,
+            "text": body.text or {"format": {"type": "text"}},
+            "tool_choice": body.tool_choice or "auto",
+            "tools": body.tools or [],
+            "truncation": "disabled",
+            "usage": self._usage() if is_over else None,
+            **(counts if is_over else {}),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        usage = usage_of(self._answer)
+        tokenize = self._answer.service.engine.vocabulary.tokenize
+        thoughts = [
+            each["content"][0]["text"] for each in self._items if each["type"] == "reasoning"
+        ]
+        n_thought = len(tokenize("".join(thoughts), add_special=False))
+        drafted = usage["completion_tokens_details"]
+        return {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": n_thought, **drafted},
+            "total_tokens": usage["total_tokens"],
+        }
+
+
+responses = answering(ResponseBody, response_request, ResponseForm)
+input_tokens = counting(ResponseBody, response_request, object="response.input_tokens")

@@ -1,1 +1,0 @@
-"""OpenAI's newer API: /v1/responses."""

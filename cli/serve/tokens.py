@@ -1,0 +1,194 @@
+"""Texts as the model reads them: /tokenize, /detokenize, /apply-template and /v1/embeddings."""
+
+from __future__ import annotations
+
+import base64
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from http import HTTPStatus
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from specrun.bindings.contexts.context import TextEmbedder, Vector
+from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.cli.serve.body import read_body, shown, wanted
+from specrun.cli.serve.chat import ChatBody, chat_turn
+from specrun.cli.serve.completions import GivenPrompts, prompts_of
+from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.lanes import beside_the_loop
+from specrun.cli.serve.replies import json_reply
+from specrun.cli.serve.sampling import MOST
+from specrun.cli.serve.service import AnswerRequest, AnswerService
+
+_Body = TypeVar("_Body", bound=Struct)
+_PART = 1 << 14  # tokens, which take about a millisecond
+
+
+class TokenizeBody(Struct, kw_only=True):
+    """The body of /tokenize."""
+
+    content: str | None = None
+    add_special: bool | None = None
+    parse_special: bool | None = None
+    with_pieces: bool | None = None
+
+
+class DetokenizeBody(Struct, kw_only=True):
+    """The body of /detokenize."""
+
+    tokens: list[Annotated[int, wanted("token ids")]] | None = None
+
+
+async def tokenize(request: Request) -> Response:
+    """Return the tokens of `content`, with their texts where `with_pieces` asks for them."""
+    return await _answered(request, TokenizeBody, _tokens_of)
+
+
+async def detokenize(request: Request) -> Response:
+    """Return the text of `tokens`."""
+    return await _answered(request, DetokenizeBody, _text_of)
+
+
+async def apply_template(request: Request) -> Response:
+    """Return the prompt that the chat template makes of `messages` and `tools`."""
+    service: AnswerService = request.app.state.service
+    _, asked = await read_body(request, ChatBody, _template_request)
+    return json_reply({"prompt": await service.prompts.rendered(asked)})
+
+
+async def _answered(
+    request: Request,
+    kind: type[_Body],
+    read: Callable[[_Body, AnswerService], Callable[[], object]],
+) -> Response:
+    """Return the result of a request's own work as JSON, both made beside the event loop."""
+    _, work = await read_body(request, kind, read)
+    return await beside_the_loop(lambda: json_reply(work()))
+
+
+def _tokens_of(body: TokenizeBody, service: AnswerService) -> Callable[[], object]:
+    content, vocabulary = body.content, service.engine.vocabulary
+    if content is None:
+        raise RequestError("content is missing: give a text", "content")
+
+    def work() -> object:
+        tokens = vocabulary.tokenize(
+            content,
+            add_special=bool(body.add_special),
+            parse_special=body.parse_special is not False,
+        )
+        return {"tokens": _with_pieces(vocabulary, tokens) if body.with_pieces else tokens}
+
+    return work
+
+
+def _with_pieces(vocabulary: Vocabulary, tokens: Sequence[int]) -> msgspec.Raw:
+    """Return the tokens with their texts as JSON: objects would take gigabytes."""
+
+    @functools.cache
+    def entry(token: int) -> bytes:
+        return msgspec.json.encode({"id": token, "piece": _piece(vocabulary, token)})
+
+    parts = [b",".join(map(entry, part)) for part in _parts(tokens)]
+    return msgspec.Raw(b"[" + b",".join(parts) + b"]")
+
+
+def _parts(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield tokens in parts: between them, not within, other threads have their turn."""
+    for start in range(0, len(tokens), _PART):
+        yield tokens[start : start + _PART]
+
+
+def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
+    """Return a token's text, or its bytes where they are no text."""
+    piece = vocabulary.piece(token)
+    try:
+        return piece.decode() or vocabulary.label(token)
+    except UnicodeDecodeError:
+        return list(piece)
+
+
+def _text_of(body: DetokenizeBody, service: AnswerService) -> Callable[[], object]:
+    tokens, vocabulary = body.tokens, service.engine.vocabulary
+    if tokens is None:
+        raise RequestError("tokens is missing: give a list of token ids", "tokens")
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary.size:
+        place = next(k for k, token in enumerate(tokens) if not 0 <= token < vocabulary.size)
+        where = f"tokens[{place}]"
+        problem = f"{where} is {shown(tokens[place])}: give token ids"
+        raise RequestError(f"{problem} from 0 to {vocabulary.size - 1}", where)
+
+    @functools.cache
+    def label(token: int) -> bytes:
+        return vocabulary.piece(token) or vocabulary.label(token).encode()
+
+    def work() -> object:
+        labels = b"".join([b"".join(map(label, part)) for part in _parts(tokens)])
+        return {"content": labels.decode("utf-8", "replace")}
+
+    return work
+
+
+def _template_request(body: ChatBody, service: AnswerService) -> AnswerRequest:
+    turn = chat_turn(body, service.engine)
+    return AnswerRequest(
+        messages=turn.messages, tools=turn.tools, template_kwargs=turn.template_kwargs
+    )
+
+
+# -- Embeddings -----------------------------------------------------------------------------------
+
+
+class EmbeddingBody(Struct, kw_only=True):
+    """The body of a request for embeddings."""
+
+    input: GivenPrompts = None
+    encoding_format: Annotated[Literal["float", "base64"] | None, wanted("float or base64")] = None
+    dimensions: Annotated[int, Meta(ge=1, le=MOST)] | None = None
+
+
+async def embeddings(request: Request) -> Response:
+    """Return the embeddings of texts."""
+    service: AnswerService = request.app.state.service
+    body, asked = await read_body(request, EmbeddingBody, _inputs)
+    model, options = service.engine.model, service.engine.options.context
+    n_ctx = max(service.engine.n_ctx, model.n_ctx_train)  # the embedder's own may be longer
+    texts = (await service.prompts.read(asked, n_ctx)).tokens
+
+    def work() -> list[Vector]:
+        # A context for each request: nothing is held where nobody asks.
+        with TextEmbedder(model, options) as embedder:
+            return [embedder.embed(tokens) for tokens in texts]
+
+    vectors = await beside_the_loop(work)
+    if body.dimensions not in (None, len(vectors[0])):
+        problem = f"dimensions is {body.dimensions}: this model's embeddings have {len(vectors[0])}"
+        raise RequestError(f"{problem}, and were not trained to be cut", "dimensions")
+    n_tokens = sum(map(len, texts))
+    data = [
+        {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
+        for index, vector in enumerate(vectors)
+    ]
+    usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
+    return json_reply(
+        {"object": "list", "data": data, "model": service.settings.model, "usage": usage}
+    )
+
+
+def _inputs(body: EmbeddingBody, service: AnswerService) -> AnswerRequest:
+    if service.engine.model.pooling is None:
+        problem = f"{service.settings.model} writes texts and makes no embeddings"
+        advice = "serve a model that was trained for them"
+        raise RequestError(f"{problem}: {advice}", status=HTTPStatus.NOT_IMPLEMENTED)
+    return AnswerRequest(prompts=prompts_of(body.input, "input"))
+
+
+def _written(vector: Vector, form: str | None) -> object:
+    """Return a vector as a list of numbers, or as a text."""
+    if form == "base64":
+        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+    return vector.tolist()

@@ -1,0 +1,363 @@
+"""Conversations with tools and reasoning: what a model may call, its history, and its reply's plan.
+
+All APIs' conversations become OpenAI's form, which chat templates read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from specrun.bindings.errors import TemplateError
+from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.cli.serve.body import shown, wanted
+from specrun.cli.serve.errors import RequestError
+from specrun.runtime.chat import (
+    ChatTemplate,
+    Content,
+    ForcedCalls,
+    Part,
+    ReplyParser,
+    ThinkTags,
+    ToolSyntax,
+    syntax_of,
+    think_tags_of,
+)
+from specrun.runtime.engine import Engine
+from specrun.runtime.grammar import Grammar
+from specrun.runtime.round import TokenEvent
+
+Message = dict[str, Any]
+Tool = dict[str, Any]
+MOST_MESSAGES = 4096
+MOST_TOOLS = 512
+MOST_CALLS = 128
+_NO_ARGUMENTS = {"type": "object", "properties": {}}
+
+# -- History --------------------------------------------------------------------------------------
+
+
+def text_of(content: object, field: str, asked: str, kinds: Collection[str] | None = None) -> str:
+    """Return a text, or the joined texts of parts; of these `kinds` alone, if they are given."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise RequestError(f"{field} is {shown(content)}: give {asked}", field)
+    texts: list[str] = []
+    for place, part in enumerate(content):
+        own = part if isinstance(part, dict) else {"type": part}
+        text, kind = own.get("text"), own.get("type")
+        if not isinstance(text, str) or (kinds is not None and kind not in kinds):
+            where = f"{field}[{place}]"
+            problem = f"{where} is {shown(kind)}, this model reads text"
+            raise RequestError(f"{problem}: give {asked}", where)
+        texts.append(text)
+    return "".join(texts)
+
+
+def call_of(call_id: object, name: str, arguments: object, field: str) -> Message:
+    """Return a call of the history, with its arguments as an object.
+
+    Templates write arguments as JSON themselves; a text would be quoted twice.
+    """
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = {"arguments": arguments}  # of a call that was cut short, say
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise RequestError(f"{field} is {shown(arguments)}: give a JSON object as a text", field)
+    return {
+        "id": call_id if isinstance(call_id, str) else "",
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def for_template(messages: Sequence[Message], id_length: int | None = None) -> list[Message]:
+    """Return the messages with results that have the names of their calls.
+
+    Ids that a template takes in one length only, as Mistral's do, are replaced by their digests.
+    """
+    names: dict[str, str] = {}
+    made: list[Message] = []
+    for message in messages:
+        own, call_id = dict(message), message.get("tool_call_id")
+        if own.get("tool_calls"):
+            names |= {call["id"]: call["function"]["name"] for call in own["tool_calls"]}
+            own["tool_calls"] = [
+                {**call, "id": _fitting(call["id"], id_length)} for call in own["tool_calls"]
+            ]
+        elif own.get("role") == "tool" and isinstance(call_id, str):
+            if call_id in names:
+                own.setdefault("name", names[call_id])
+            own["tool_call_id"] = _fitting(call_id, id_length)
+        made.append(own)
+    return made
+
+
+def _fitting(call_id: str, length: int | None) -> str:
+    """Return an id of that many letters and digits: the same for the same one."""
+    if length is None or (len(call_id) == length and call_id.isalnum() and call_id.isascii()):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:length]
+
+
+# -- Tools ----------------------------------------------------------------------------------------
+
+
+Schema = Annotated[dict[str, Any] | None, wanted("a JSON schema")]
+
+
+class Function(Struct):
+    """A function that a model may call."""
+
+    name: Annotated[
+        str,
+        Meta(pattern=r"\A[a-zA-Z0-9_.-]{1,128}\Z"),
+        wanted("1 to 128 letters, digits, '_', '-' or '.'"),
+    ]
+    description: str | None = None
+    parameters: Schema = None
+    strict: Any = None
+
+    def tool(self) -> Tool:
+        """Return it in OpenAI's form, with what templates ask for and clients may leave out."""
+        own: Tool = {"name": self.name, "description": self.description or ""}
+        if self.strict is True:
+            own["strict"] = True
+        return {
+            "type": "function",
+            "function": {**own, "parameters": self.parameters or _NO_ARGUMENTS},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """Whether tools are called: "auto", "none" or "required"; `names` are those that may be."""
+
+    mode: str = "auto"
+    names: frozenset[str] | None = None
+
+
+def tool_choice_of(given: object) -> ToolChoice:
+    """Return the choice that OpenAI's `tool_choice` makes."""
+    if given is None:
+        return ToolChoice()
+    if given in ("auto", "none", "required"):
+        return ToolChoice(str(given))
+    allowed = _inner(given, "allowed_tools")
+    name = _inner(given, "function").get("name")
+    if allowed.get("type", "allowed_tools") == "allowed_tools" and "tools" in allowed:
+        mode, tools = allowed.get("mode", "auto"), allowed["tools"]
+        listed = tools if isinstance(tools, list) else [None]
+        found = [_inner(tool, "function").get("name") for tool in listed]
+        names = [each for each in found if isinstance(each, str)]
+        if mode in ("auto", "required") and len(names) == len(found):
+            return ToolChoice(mode, frozenset(names))
+    elif isinstance(name, str):
+        return ToolChoice("required", frozenset([name]))
+    form = '{"type": "function", "function": {"name": "..."}}'
+    problem = f"tool_choice is {shown(given)}: give auto, none, required, or {form}"
+    raise RequestError(problem, "tool_choice")
+
+
+def _inner(value: object, name: str) -> Mapping[str, Any]:
+    """Return the object in a field; the newer API has its fields beside the type instead."""
+    if not isinstance(value, dict):
+        return {}
+    inner = value.get(name, value)
+    return inner if isinstance(inner, dict) else {}
+
+
+# -- Plans of replies ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplyPlan:
+    """What is looked for in a reply; nothing: all of its text is content.
+
+    `schemas` are those of the arguments, by the names of the tools that may be called. With
+    `must_call` the reply is nothing but calls, behind its reasoning; calls of `strict` tools follow
+    their schemas wherever they come.
+    """
+
+    syntax: ToolSyntax | None = None
+    schemas: Mapping[str, Any] = field(default_factory=dict)
+    think: ThinkTags | None = None
+    most_calls: int | None = None
+    must_call: bool = False
+    strict: frozenset[str] = frozenset()
+
+    @property
+    def is_active(self) -> bool:
+        """Whether anything but content may come."""
+        return self.think is not None or (self.syntax is not None and bool(self.schemas))
+
+    @property
+    def marks(self) -> Sequence[str]:
+        """Texts that take a reply apart, which may be control tokens."""
+        calls = self.syntax.marks if self.syntax is not None and self.schemas else ()
+        return (*calls, *(self.think or ()))
+
+    def thinks_already(self, prompt_end: str) -> bool:
+        """Whether a prompt ends with the tag that opens the reasoning."""
+        return self.think is not None and prompt_end.rstrip().endswith(self.think[0])
+
+    def grammar(self, vocabulary: Vocabulary, prompt_end: str) -> Grammar | None:
+        """Return the grammar of calls that have to come, or to follow schemas; None for neither."""
+        if self.syntax is None or not (self.must_call or self.strict):
+            return None
+        schemas = {
+            name: schema if self.must_call or name in self.strict else {}
+            for name, schema in self.schemas.items()
+        }
+        control = {mark: token for token, mark in control_tokens(self.marks, vocabulary).items()}
+        several = self.most_calls != 1
+        forced = ForcedCalls(
+            self.syntax.form, schemas, control, several=several, may_talk=not self.must_call
+        )
+        thinking = self.thinks_already(prompt_end)
+        return Grammar.lark(forced.grammar(self.think, thinking=thinking))
+
+    def new_id(self) -> str:
+        """Return an id for a call."""
+        assert self.syntax is not None  # only it brings calls
+        return self.syntax.new_id()
+
+
+class PartReader:
+    """Takes one choice's text as it comes and returns its parts.
+
+    Control tokens stand for no text; those that mark calls or reasoning are read by their names.
+    `prompt_end` is how the prompt ends: a template may have opened the reasoning already.
+    """
+
+    def __init__(self, plan: ReplyPlan, vocabulary: Vocabulary, prompt_end: str = "") -> None:
+        self._parser: ReplyParser | None = None
+        self._marks: dict[int, str] = {}
+        if not plan.is_active:
+            return
+        self._parser = ReplyParser(
+            plan.syntax,
+            plan.schemas,
+            think=plan.think,
+            thinking=plan.thinks_already(prompt_end),
+            most_calls=plan.most_calls,
+        )
+        self._marks = control_tokens(plan.marks, vocabulary)
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply has all the calls that it may have: no more text is wanted."""
+        return self._parser is not None and self._parser.done
+
+    def read(self, events: Sequence[TokenEvent]) -> Sequence[Part]:
+        """Return the parts that became certain with these tokens."""
+        marks = self._marks
+        if not marks:
+            return self.push("".join([event.text for event in events]))
+        return self.push("".join([marks.get(each.token_id, "") + each.text for each in events]))
+
+    def push(self, text: str) -> Sequence[Part]:
+        """Return the parts that became certain with a text."""
+        if self._parser is None:
+            return (Content(text),) if text else ()
+        return self._parser.push(text)
+
+    def finish(self, text: str) -> Sequence[Part]:
+        """Return what is left of the parts, with the last of the text."""
+        if self._parser is None:
+            return self.push(text)
+        return [*self._parser.push(text), *self._parser.finish()]
+
+
+def control_tokens(texts: Sequence[str], vocabulary: Vocabulary) -> dict[int, str]:
+    """Return those of the texts that are control tokens, by their ids."""
+    found: dict[int, str] = {}
+    for text in texts:
+        tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
+        if len(tokens) == 1 and not vocabulary.piece(tokens[0]):
+            found[tokens[0]] = text
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """A conversation as its template is to have it, and what is looked for in the reply."""
+
+    messages: Sequence[Message]
+    tools: Sequence[Tool] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    plan: ReplyPlan = field(default_factory=ReplyPlan)
+
+
+def plan_turn(
+    engine: Engine,
+    messages: Sequence[Message],
+    *,
+    tools: Sequence[Tool],
+    choice: ToolChoice,
+    parallel: bool = True,
+    splits_reasoning: bool = True,
+    template_kwargs: Mapping[str, Any] | None = None,
+) -> ChatTurn:
+    """Return how a conversation is rendered and its reply read; raises `RequestError`.
+
+    A template that knows no tools is refused where there are some, and so is one whose model's
+    syntax of calls is not known.
+    """
+    if choice.mode == "required" and not tools:
+        raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
+    used = tools if choice.mode != "none" else ()
+    template = _template(engine, used)
+    if template is None:  # what needs one says so
+        if used:
+            raise RequestError("tools need a chat template, and this model has none", "tools")
+        return ChatTurn(messages, (), template_kwargs or {})
+    syntax = syntax_of(template.source) if used else None
+    if used and "tools" not in template.names:
+        problem = "this model's chat template knows no tools: leave them out, or give the server"
+        raise RequestError(f"{problem} one that does (--chat-template-file)", "tools")
+    if used and syntax is None:
+        families = "Hermes and Qwen, Qwen3-Coder, Llama 3, Mistral"
+        problem = f"how this model writes calls is not known (known: {families})"
+        raise RequestError(f"{problem}: leave tools out", "tools")
+    known = syntax_of(template.source)
+    plan = ReplyPlan(
+        syntax=syntax,
+        schemas=_schemas(used, choice),
+        think=think_tags_of(template.source) if splits_reasoning else None,
+        most_calls=None if parallel else 1,
+        must_call=choice.mode == "required",
+        strict=frozenset(
+            tool["function"]["name"] for tool in used if tool["function"].get("strict")
+        ),
+    )
+    id_length = known.id_length if known is not None else None
+    return ChatTurn(for_template(messages, id_length), used, template_kwargs or {}, plan)
+
+
+def _template(engine: Engine, tools: Sequence[Tool]) -> ChatTemplate | None:
+    try:
+        return engine.tool_template if tools else engine.chat_template
+    except TemplateError:
+        return None
+
+
+def _schemas(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any]:
+    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
+    if choice.names is None:
+        return schemas
+    for name in choice.names:
+        if name not in schemas:
+            problem = f"tool_choice names {name!r}, which is not among the tools"
+            raise RequestError(problem, "tool_choice")
+    return {name: schema for name, schema in schemas.items() if name in choice.names}

@@ -1,1 +1,0 @@
-"""Tools and reasoning in requests: what models may call, and replies taken apart."""

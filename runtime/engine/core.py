@@ -1,0 +1,319 @@
+"""The core of `Engine` and `Runtime`: models, drafters and slots that are open, and their use."""
+
+from __future__ import annotations
+
+import functools
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from specrun.bindings.contexts.context import Context
+from specrun.bindings.errors import ClosedError, OptionError, TemplateError
+from specrun.bindings.machine.placement import placing
+from specrun.bindings.machine.workers import require_workers
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.trial import trusting_files
+from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.runtime.drafters.batching import DraftMeeting
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.engine.answer import Request
+from specrun.runtime.engine.opening import (
+    OpenModels,
+    RuntimeOptions,
+    draft_file_of,
+    opening,
+    prompt_tokens,
+)
+from specrun.runtime.engine.request_options import AnswerOptions, Choices
+from specrun.runtime.engine.session import Session
+from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
+from specrun.runtime.engine.trace import EvaluationCost
+from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
+from specrun.runtime.memory import Fitted
+from specrun.runtime.online import RejectionStore, open_rejections
+from specrun.runtime.round.backend_laws import is_wanted
+from specrun.runtime.round.drafter import Owned, close_all
+from specrun.runtime.round.target import TargetModel
+
+if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
+    from specrun.runtime.chat.template import ChatTemplate, Message
+
+_Result = TypeVar("_Result")
+
+
+class EngineCore(ABC):
+    """A target, drafters and slots that are open; the subclass decides whose thread steps answers.
+
+    Several slots share a context, in which the draft trees of all are verified in one evaluation. A
+    single slot has a context of its own: only there can every evaluation have a fixed shape, a GPU
+    send only the best logits, a small model speak alone, a drafter use look-ahead positions, and a
+    conversation's cache be kept in a file. `fitted` is the memory plan that layers and context were
+    chosen by, None if nothing was to be chosen; `rejections` the store of rejected drafts, if any.
+    """
+
+    options: RuntimeOptions
+    model: Model
+    fitted: Fitted | None
+    rejections: RejectionStore | None
+
+    def _open(
+        self,
+        target: Path,
+        drafter: str,
+        options: RuntimeOptions,
+        files: dict[str, Path],
+        slots: int = 1,
+    ) -> None:
+        _require_slots(slots, options)
+        self._sessions: Sequence[Session] = ()
+        self.options = options
+        self._clock, self._meeting = SlotClock(), DraftMeeting(slots)
+        sharing = (self._clock, self._meeting) if slots > 1 else ()
+        with opening(target, drafter, options, files, *sharing) as opened, ExitStack() as owned:
+            self.model, self.fitted = opened.model, opened.fitted
+            self._choices = Choices(opened, slots, options.others, options.rules)
+            owned.callback(self._choices.close)
+            self.rejections = open_rejections(options.learn, opened.model)
+            targets = self._open_targets(opened, slots)
+            context = targets[0].context
+            owned.callback(context.close)
+            kept = [] if self.rejections is None else [self.rejections]
+            self._owned: Sequence[Owned] = (
+                *(self._choices, context, opened.weights, opened.model),
+                *kept,
+            )
+            sessions = [self._open_session(opened, *each) for each in enumerate(targets)]
+            owned.pop_all()
+        self._sessions = sessions
+        self._template: ChatTemplate | None = None
+        self._tool_template: ChatTemplate | None = None
+
+    def _open_targets(self, opened: OpenModels, slots: int) -> Sequence[TargetModel]:
+        """Return the target of each slot, all of one context."""
+        choices, environment = self._choices, opened.environment
+        self._shared: SharedEvaluation | None = None
+        if slots == 1:
+            return [choices.open_target(opened.model)]
+        longest = environment.context.n_ctx
+        n_ctx = self.options.context.n_ctx or longest * slots
+        context = Context(opened.model, choices.context_options(opened.model, slots, n_ctx))
+        self._shared = SharedEvaluation(
+            context, slots, min(n_ctx, longest), environment.known, self._clock
+        )
+        return self._shared.slots
+
+    def _open_session(self, opened: OpenModels, index: int, target: TargetModel) -> Session:
+        drafters, vocabulary = self._choices.slots[index], opened.model.vocabulary
+        drafter = drafters.get(drafters.own)
+        session = Session(target, drafter, opened.rule, vocabulary, self._owned, drafters)
+        session.memory_note = opened.memory_note
+        if session.slot is None or self._shared is None:
+            session.backend_sampling = is_wanted(self.options.backend_sampling, opened.model)
+            session.cost_of = _cost_alone(opened.environment)
+        else:
+            session.slot.hold(session.conversation)
+            session.cost_of = self._shared.last_cost
+        if self.rejections is not None:
+            session.rejections = self.rejections.buffer.notes()
+        return session
+
+    @abstractmethod
+    def close(self) -> None:
+        """End all answers with `ClosedError` and free the native memory; again does nothing."""
+
+    @property
+    @abstractmethod
+    def closed(self) -> bool:
+        """Whether it was closed."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _request(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None,
+        options: AnswerOptions,
+    ) -> Request:
+        """Return a request; raises `OptionError` for choices that are not offered or do not fit."""
+        self._require_open()
+        params = params or SamplingParams()
+        tokens = prompt_tokens(self.vocabulary, prompt)
+        require_workers(self.options.placement.rpc)
+        seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
+        return Request(tokens, params, seed, options, self._choices.find(params, options))
+
+    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        """Return the tokens of a conversation, rendered by the model's chat template."""
+        from specrun.runtime.chat.template import chat_tokens
+
+        return chat_tokens(self.chat_template, self.vocabulary, messages)
+
+    # -- between answers ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def _when_idle(self, work: Callable[[], _Result]) -> _Result:
+        """Do something when no answer is being made, and return its result."""
+
+    def swap_drafter(self, drafter: str, files: Mapping[str, Path] | None = None) -> None:
+        """Draft with another expression by default, with caches of its own.
+
+        `files` are taken for methods that it names without a file, in place of the demo's own. The
+        target, its cache and the conversations stay, and so do the texts: drafts only make them
+        quicker. The new drafter is opened whole before the old one is closed. A runtime raises
+        `BusyError` while an answer is being streamed; an engine waits for the answers under way,
+        and requests that come meanwhile wait, too. Those still choose the drafter by the expression
+        that the engine was opened with. Raises `OptionError` for a drafter that needs a larger
+        context or more states of the target than the first one, and as opening one does; the old
+        drafter then stays.
+        """
+        self._when_idle(lambda: self._swap(drafter, files))
+
+    def _swap(self, drafter: str, files: Mapping[str, Path] | None) -> None:
+        # Liu et al. 2023: the drafter changes between answers. Each draw is tested with the law
+        # that it was drawn from, so never in the middle of one.
+        trust = trusting_files() if self.options.trust else nullcontext()
+        with trust, placing(self.options.placement):
+            replaced = self._choices.swap(drafter, files)
+            try:
+                for session in self._sessions:
+                    if session.drafter in replaced and session.drafters is not None:
+                        session.turn_to_drafter(session.drafters.get(session.drafters.own))
+            finally:
+                close_all(replaced)
+
+    def save_session(self, path: str | os.PathLike[str]) -> int:
+        """Keep the cache of the conversation so far in a file; return how many tokens it holds.
+
+        `load_session` of another runtime with the same model and settings takes it up: tokens that
+        its prompts share with the conversation are then not evaluated again. Errors:
+        `session_file`.
+        """
+        from specrun.runtime.engine.session_file import save_session
+
+        return self._when_idle(lambda: save_session(self._only_session, Path(path)))
+
+    def load_session(self, path: str | os.PathLike[str]) -> int:
+        """Take up a kept cache; return how many tokens it holds, 0 if the drafter forbids it.
+
+        A drafter that reads the target's states does: it would need those of the prompt.
+        """
+        from specrun.runtime.engine.session_file import load_session
+
+        return self._when_idle(lambda: load_session(self._only_session, Path(path)))
+
+    @property
+    def _only_session(self) -> Session:
+        if len(self._sessions) > 1:
+            problem = f"a session file holds one conversation, and there are {len(self._sessions)}"
+            raise OptionError(f"{problem} slots: give slots=1")
+        return self._first
+
+    # -- open models and drafters ------------------------------------------------------------------
+
+    @property
+    def _first(self) -> Session:
+        if not self._sessions:
+            raise ClosedError("the runtime is closed")
+        return self._sessions[0]
+
+    def _require_open(self) -> None:
+        if self.closed:
+            raise ClosedError("the engine is closed")
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The target's vocabulary."""
+        return self._first.vocabulary
+
+    @property
+    def n_ctx(self) -> int:
+        """How many tokens all conversations together may have cached.
+
+        llama.cpp rounds it up to a multiple of 256.
+        """
+        return self._first.target.context.n_ctx
+
+    @property
+    def memory_line(self) -> str:
+        """The layers and the context that were chosen for the memory here, and why; else ""."""
+        return "" if self.fitted is None else self.fitted.line
+
+    @property
+    def environment(self) -> DraftEnvironment:
+        """The environment that drafters for the target are built with."""
+        return self._choices.environment
+
+    @property
+    @abstractmethod
+    def drafter(self) -> str:
+        """The expression of the drafter of answers that choose none."""
+
+    @property
+    def draft_file(self) -> Path:
+        """The file of the draft model; raises `OptionError` if the drafter is no draft model."""
+        return draft_file_of(self.drafter, self.environment)
+
+    @property
+    def drafters(self) -> tuple[str, ...]:
+        """The expressions of all drafters that a request may choose, the default first."""
+        return self._choices.names
+
+    @property
+    def rules(self) -> list[str]:
+        """The acceptance rules that a request may name, the default first."""
+        return [*dict.fromkeys([self.options.accept, *self._choices.rules])]
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """The chat template; raises `TemplateError` if the model has none and none was given."""
+        if self._template is None:
+            from specrun.runtime.chat.template import template_of
+
+            source = self.options.chat_template or self.model.chat_template
+            if source is None:
+                advice = "give one (--chat-template-file), or generate from text"
+                raise TemplateError(f"{self.model.path} has no chat template: {advice}")
+            self._template = template_of(source, self.vocabulary)
+        return self._template
+
+    @property
+    def tool_template(self) -> ChatTemplate:
+        """The template of conversations with tools: some models have another one for them."""
+        if self._tool_template is None:
+            from specrun.runtime.chat.template import template_of
+
+            source = None if self.options.chat_template else self.model.tool_template
+            other = source and template_of(source, self.vocabulary)
+            self._tool_template = other or self.chat_template
+        return self._tool_template
+
+
+def _require_slots(slots: int, options: RuntimeOptions) -> None:
+    """Raise `OptionError` for a number of slots that is none, or too large for the options."""
+    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+        raise OptionError(f"slots is {slots!r}: give how many conversations go on at once")
+    if slots > 1 and options.shape != "free":
+        why = "every round of several conversations has a width of its own"
+        raise OptionError(f"shape is {options.shape!r}: {why}; leave it free, or give slots=1")
+    if slots > 1 and options.backend_sampling == "on":
+        raise OptionError("backend_sampling is for one conversation at a time: give slots=1")
+
+
+def _cost_alone(environment: DraftEnvironment) -> Callable[[int], EvaluationCost]:
+    """Return the cost of evaluations that a single slot has for itself."""
+    known = functools.cache(lambda: environment.known)
+
+    def cost_of(n_tokens: int) -> EvaluationCost:
+        seconds = known().seconds
+        return EvaluationCost(n_tokens, n_tokens, 1, seconds(n_tokens), seconds(1))
+
+    return cost_of

@@ -1,0 +1,164 @@
+"""Options are declared once: sampling settings beside their fields, loading by field, the page."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from operator import attrgetter
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from specrun.bindings.errors import OptionError
+from specrun.cli.chat.conversation import Conversation
+from specrun.cli.chat.settings import SETTING_NAMES, change_setting, setting_lines
+from specrun.cli.generate import generate
+from specrun.cli.options.group import SectionedOption, long_names, with_fields
+from specrun.cli.options.model import LoadSettings, load_options
+from specrun.runtime import SamplingParams
+from specrun.runtime.engine import RuntimeOptions
+from specrun.runtime.laws import SETTINGS
+
+ROOT = Path(__file__).resolve().parents[3]
+PRODUCT = [
+    path
+    for folder in ("bindings", "runtime", "convert", "train", "bench", "cli")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
+DECLARED = "runtime/laws/sampling.py"
+OTHERS = {
+    "seed": {"cli/bench/command.py", "cli/prove.py", "cli/train/options.py"},
+    "temp": {"cli/calibrate.py"},
+    "temperature": {"cli/calibrate.py"},
+    "top_p": {"cli/bench/cascade.py"},
+}
+"""Options of the same name and another meaning: seeds of other numbers, lists of values."""
+USAGE = re.compile(r"(-\w+, )*--[\w-]+(, --?[\w-]+)*( \S+)?")
+OPTIONS = [option for option in generate.params if isinstance(option, SectionedOption)]
+LOADING = [option for option in OPTIONS if option.field]
+
+
+def usages(path: Path) -> Iterator[str]:
+    """Yield the texts in calls of a file that are usages of options."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        for text in node.args if isinstance(node, ast.Call) else ():
+            if isinstance(text, ast.Constant) and USAGE.fullmatch(str(text.value)):
+                yield str(text.value)
+
+
+def test_every_setting_of_sampling_is_declared_with_its_field() -> None:
+    names = [entry.name for entry in dataclasses.fields(SamplingParams)]
+    assert [*SETTINGS, "grammar"] == names
+    for name, setting in SETTINGS.items():
+        assert setting.default == getattr(SamplingParams(), name), name
+
+
+def test_no_other_file_declares_the_flag_of_a_setting() -> None:
+    names = {name for setting in SETTINGS.values() for name in long_names(setting.flags)}
+    found: dict[str, set[str]] = {name: set() for name in names}
+    for path in PRODUCT:
+        for name in (name for usage in usages(path) for name in long_names(usage)):
+            if name in found:
+                found[name].add(path.relative_to(ROOT).as_posix())
+    assert found == {name: {DECLARED} | OTHERS.get(name, set()) for name in names}
+
+
+def test_names_of_settings_are_of_one_setting() -> None:
+    flags = [name for setting in SETTINGS.values() for name in long_names(setting.flags)]
+    fields = [name for setting in SETTINGS.values() for name in setting.fields]
+    variables = [setting.variable for setting in SETTINGS.values()]
+    for names in (flags, fields, variables):
+        assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("name", [name for name in SETTINGS if SETTINGS[name].kind != "other"])
+def test_an_option_takes_what_its_setting_takes(name: str) -> None:
+    setting = SETTINGS[name]
+    option = next(option for option in OPTIONS if option.name == setting.variable)
+    assert (option.help, option.default) == (setting.help, setting.default)
+    for number in (-3, -2, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 1000):
+        if setting.kind == "count" and number != int(number):
+            continue
+        try:
+            option.type.convert(str(number), option, None)
+            taken = True
+        except click.UsageError:
+            taken = False
+        assert taken == (not setting.problem(type(setting.default)(number))), number
+
+
+def test_set_takes_every_setting_by_the_names_of_its_flags() -> None:
+    texts = {"samplers": "top_k", "logit_bias": "5+1", "dry_sequence_breakers": "a"}
+    for name, setting in SETTINGS.items():
+        for alias in (*long_names(setting.flags), *setting.names):
+            conversation = Conversation(SamplingParams())
+            text = texts.get(name, "1")
+            assert change_setting(conversation, f"--{alias}", text, vocab_size=10) == name
+    assert [line.split()[0] for line in setting_lines(conversation)] == [*SETTING_NAMES]
+    assert set(SETTING_NAMES) == {*SETTINGS, "grammar", "max_tokens"}
+
+
+def test_every_option_of_loading_is_a_field_of_its_own() -> None:
+    names = [option.field for option in LOADING]
+    assert len(names) == len(set(names)) > 25
+    loaded = {name.partition(".")[0] for name in names}
+    assert loaded < {entry.name for entry in dataclasses.fields(RuntimeOptions)}
+    for option in LOADING:
+        attrgetter(option.field)(RuntimeOptions())
+
+
+def test_nothing_typed_is_the_default_of_every_field() -> None:
+    taken: dict[str, LoadSettings] = {}
+
+    @click.command()
+    @load_options
+    def command(load: LoadSettings) -> None:
+        taken["load"] = load
+
+    assert CliRunner().invoke(command).exit_code == 0
+    assert taken["load"].options == RuntimeOptions()
+    assert set(taken["load"].runtime_options()) == {
+        option.field.partition(".")[0] for option in LOADING
+    }
+
+
+def test_fields_of_inner_dataclasses_are_changed_by_dotted_names() -> None:
+    changes = {"context.rope.freq_base": 5.0, "context.n_ctx": 7, "use_mlock": True}
+    options = with_fields(RuntimeOptions(), changes)
+    context = dataclasses.replace(
+        RuntimeOptions().context,
+        n_ctx=7,
+        rope=dataclasses.replace(RuntimeOptions().context.rope, freq_base=5.0),
+    )
+    assert options == RuntimeOptions(context=context, use_mlock=True)
+    with pytest.raises(OptionError, match="n_ctx is -1"):
+        with_fields(RuntimeOptions(), {"context.n_ctx": -1})
+
+
+def test_the_page_of_options_is_the_generated_one() -> None:
+    """In a process of its own: other tests register drafters and rules, which help lists."""
+    command = [sys.executable, ROOT / "tools" / "options_page.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert (ROOT / "docs" / "options.md").read_text() == done.stdout
+
+
+def test_the_page_of_samplers_names_the_defaults() -> None:
+    """Flags with their defaults, such as `--top-k 40`, in the table of docs/sampling.md."""
+    page = (ROOT / "docs" / "sampling.md").read_text()
+    shown = re.findall(r"`--([\w-]+) (-?[\d.]+)`", page.partition("## ")[0])
+    defaults = {
+        name: setting.default
+        for setting in SETTINGS.values()
+        if setting.kind != "other"
+        for name in long_names(setting.flags)
+    }
+    named = {flag.replace("-", "_"): float(value) for flag, value in shown}
+    del named["mirostat"]  # shown with its versions
+    assert len(named) > 15
+    assert named == {name: defaults[name] for name in named}

@@ -1,1 +1,0 @@
-"""Training of what drafts in parallel, at look-ahead positions: PaSS and SPACE."""
