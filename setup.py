@@ -15,7 +15,6 @@ from setuptools import Extension, setup
 COMPILED = (
     "runtime/laws/law.py",
     "runtime/laws/noise.py",
-    "runtime/laws/truncation.py",
     "runtime/acceptance/rule.py",
     "runtime/acceptance/exact.py",
 )

@@ -36,8 +36,8 @@ from specrun.runtime.acceptance import (
 )
 from specrun.runtime.drafters.path_laws import PathLaws, grow_draft
 from specrun.runtime.laws import Law, Logits, NoiseSource, SamplingParams, transformed_law
+from specrun.runtime.laws.law import RowLaws
 from specrun.runtime.laws.transform import row_cuts
-from specrun.runtime.laws.truncation import RowLaws
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, most_likely, parse_topology
 

@@ -35,6 +35,8 @@ cdef class Law:
     cpdef list draw_distinct(self, Py_ssize_t count, unsigned long long word, unsigned long long first)
 
     cpdef Law residual(self, Law draft)
+    @cython.locals(law=Law)
+    cdef Law _with(self, probs)
 
     @cython.locals(out="double[::1]", probs="const double[::1]", ids="const Py_ssize_t[::1]",
         others="const double[::1]", other_ids="const Py_ssize_t[::1]", place=Py_ssize_t,
@@ -47,11 +49,16 @@ cdef class Law:
 @cython.locals(total=double, reached=double, last=Py_ssize_t, i=Py_ssize_t, wanted=double)
 cdef Py_ssize_t _place_at(const double[:] probs, Py_ssize_t size, double uniform) noexcept
 
+@cython.locals(out="double[::1]", i=Py_ssize_t)
+cdef _copied(const double[:] numbers, Py_ssize_t size)
+
+@cython.locals(law=Law)
+cdef Law _law_over(const double[::1] probs, const Py_ssize_t[::1] ids, Py_ssize_t size)
+
 @cython.locals(a=double, b=double, c=double, d=double, e=double, f=double, g=double, h=double,
     total=double, i=Py_ssize_t, end=Py_ssize_t)
-cdef double _sum_of(const double[:] values, Py_ssize_t size) noexcept
+cdef double _scale(double[:] values, Py_ssize_t start, Py_ssize_t size) noexcept
 
-@cython.locals(values="double[::1]", size=Py_ssize_t, i=Py_ssize_t, total=double)
 cpdef double scale_to_one(weights) except? -1.0
 
 @cython.locals(room=Py_ssize_t, n=Py_ssize_t, i=Py_ssize_t, j=Py_ssize_t, in_mine=bint,
@@ -59,3 +66,27 @@ cpdef double scale_to_one(weights) except? -1.0
     ids="const Py_ssize_t[::1]", others="const Py_ssize_t[::1]", probs="const double[::1]",
     other_probs="const double[::1]")
 cdef _merged(Law law, Law other)
+
+cdef class Truncation:
+    cdef object _id_array, _value_array, _ordered_array
+    cdef Py_ssize_t[::1] _ids
+    cdef double[::1] _values, _ordered
+    cdef Py_ssize_t _k, _room, _used, _width
+    cdef double _share, _lowest, _temperature
+
+    @cython.locals(k=Py_ssize_t, start=Py_ssize_t, count=Py_ssize_t)
+    cpdef law(self, row)
+
+    cdef _make_room(self, Py_ssize_t k)
+
+    @cython.locals(ids="Py_ssize_t[::1]", values="double[::1]", ordered="double[::1]", last=double,
+        value=double, n_last=Py_ssize_t, kept=Py_ssize_t, i=Py_ssize_t, count=Py_ssize_t)
+    cdef Py_ssize_t _cut(self, Py_ssize_t start) noexcept
+
+@cython.locals(count=Py_ssize_t, i=Py_ssize_t, total=double, reached=double, wanted=double)
+cdef Py_ssize_t _count_left(
+    const double[:] ordered, Py_ssize_t size, double share, double lowest) noexcept
+
+cdef class RowLaws:
+    cdef object _logits
+    cdef Truncation _truncation

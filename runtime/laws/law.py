@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import DecodeFailedError, OptionError
+from specrun.runtime.laws.rows import Logits, favourite, favourite_in_numpy, rank, rank_in_numpy
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
@@ -80,12 +82,16 @@ class Law:
     def probs(self) -> FloatArray:
         """The probabilities."""
         self._fill()
+        if self._held_probs is None:
+            self._held_probs = np.asarray(self._probs)
         return self._held_probs
 
     @property
     def ids(self) -> IdArray | None:
         """The tokens that have them; None: all."""
         self._fill()
+        if self._held_ids is None and not self._is_dense:
+            self._held_ids = np.asarray(self._ids, np.intp)
         return self._held_ids
 
     @property
@@ -138,12 +144,13 @@ class Law:
             return self._token_in(0)
         if self._size <= SHORT:
             return self._token_in(_place_at(self._probs, self._size, uniform))
-        cumulative = self._held_probs.cumsum()
+        probs = self.probs
+        cumulative = probs.cumsum()
         # Scaling by the last sum absorbs rounding; side "right" steps over entries of zero mass.
         index = int(cumulative.searchsorted(uniform * cumulative[-1], side="right"))
         # The product may round up to the sum itself: the last token with mass is meant.
         if index >= len(cumulative):
-            index = int(np.flatnonzero(self._held_probs)[-1])
+            index = int(np.flatnonzero(probs)[-1])
         return self._token_in(index)
 
     def first_to_arrive(self, key: int) -> int:
@@ -154,7 +161,7 @@ class Law:
         """
         self._fill()
         if self._size > SHORT:
-            return self._token_in(_first_of_many(self._held_probs, self._held_ids, key))
+            return self._token_in(_first_of_many(self.probs, self.ids, key))
         probs, is_dense, best, best_time = self._probs, self._is_dense, 0, math.inf
         for place in range(self._size):
             rate = probs[place]
@@ -175,9 +182,7 @@ class Law:
         """
         self._fill()
         tokens: list[int] = []
-        array = self._held_probs.copy()
-        left = array
-        number = first
+        left, number = _copied(self._probs, self._size), first
         while len(tokens) < count:
             uniform = uniform_of(split_mix(word, 2 * number)) if self._size > 1 else 0.0
             place = _place_at(left, self._size, uniform)
@@ -194,7 +199,7 @@ class Law:
         self._fill()
         if not self._is_dense and self._size == 1:
             return self._token_in(0), 1.0
-        index = int(self._held_probs.argmax())
+        index = int(self.probs.argmax())
         return self._token_in(index), float(self._probs[index])
 
     def residual(self, draft: Law) -> Law:
@@ -205,14 +210,14 @@ class Law:
         is returned.
         """
         left = self.left_over(draft)
-        return Law(left, self._held_ids) if scale_to_one(left) > 0.0 else self
+        return self._with(left) if scale_to_one(left) > 0.0 else self
 
     def left_over(self, draft: Law, share: float = 1.0) -> FloatArray:
         """Return max(0, share P - Q) of the tokens of this law, in its order."""
         self._fill()
         draft._fill()
         if self._is_dense or draft._is_dense or self._size > SHORT:
-            left = share * self._held_probs - draft.aligned_to(self)
+            left = share * self.probs - draft.aligned_to(self)
             np.maximum(left, 0.0, out=left)
             return left
         array = np.empty(self._size)
@@ -241,9 +246,15 @@ class Law:
         place = self._place_of(token)
         if place < 0:
             return self
-        left = self._held_probs.copy()
+        left = self.probs.copy() if self._size > SHORT else _copied(self._probs, self._size)
         left[place] = 0.0
-        return Law(left, self._held_ids) if scale_to_one(left) > 0.0 else self
+        return self._with(left) if scale_to_one(left) > 0.0 else self
+
+    def _with(self, probs: FloatArray) -> Law:
+        """Return the distribution of the same tokens with other probabilities."""
+        law = _law_over(_read_by_loops(probs), None if self._is_dense else self._ids, self._size)
+        law._held_probs, law._held_ids = probs, self._held_ids
+        return law
 
     def aligned_to(self, other: Law) -> FloatArray:
         """Return this law's probabilities of the tokens of `other`, in its order."""
@@ -306,6 +317,25 @@ def _read_by_loops(array: npt.NDArray[Any]) -> Any:  # noqa: ANN401 - a list, or
     return array if _IS_COMPILED or len(array) > SHORT else array.tolist()
 
 
+def _copied(numbers: FloatArray, size: int) -> FloatArray:
+    """Return a copy of a few numbers that loops read."""
+    array = np.empty(size)
+    out = array
+    for i in range(size):
+        out[i] = numbers[i]
+    return array
+
+
+def _law_over(probs: FloatArray, ids: IdArray | None, size: int) -> Law:
+    """Return the distribution of numbers as loops read them; arrays are made once they are read."""
+    law = Law.__new__(Law)
+    law._held_probs = law._held_ids = None
+    law._size, law._is_dense, law._probs = size, ids is None, probs
+    if ids is not None:
+        law._ids = ids
+    return law
+
+
 def _place_at(probs: FloatArray, size: int, uniform: float) -> int:
     """Return the place at `uniform` of the cumulative law; -1 if nothing has mass."""
     total, reached, last = 0.0, 0.0, -1
@@ -322,11 +352,14 @@ def _place_at(probs: FloatArray, size: int, uniform: float) -> int:
     return last
 
 
-def _sum_of(values: FloatArray, size: int) -> float:
-    """Return the sum of up to `SHORT` numbers, added in the order in which numpy adds them."""
+def _scale(values: FloatArray, start: int, size: int) -> float:
+    """Divide up to `SHORT` numbers by their sum, unless that is not positive; return the sum.
+
+    They are added in the order in which numpy adds them.
+    """
     a = b = c = d = e = f = g = h = total = 0.0
-    end = size - size % 8
-    for i in range(0, end, 8):
+    end = start + size - size % 8
+    for i in range(start, end, 8):
         a += values[i]
         b += values[i + 1]
         c += values[i + 2]
@@ -335,10 +368,13 @@ def _sum_of(values: FloatArray, size: int) -> float:
         f += values[i + 5]
         g += values[i + 6]
         h += values[i + 7]
-    if end:
+    if end > start:
         total = ((a + b) + (c + d)) + ((e + f) + (g + h))
-    for i in range(end, size):
+    for i in range(end, start + size):
         total += values[i]
+    if total > 0.0:
+        for i in range(start, start + size):
+            values[i] /= total
     return total
 
 
@@ -350,12 +386,7 @@ def scale_to_one(weights: FloatArray) -> float:
         if total > 0.0:
             weights /= total
         return total
-    values = weights
-    total = _sum_of(values, size)
-    if total > 0.0:
-        for i in range(size):
-            values[i] /= total
-    return total
+    return _scale(weights, 0, size)
 
 
 def _first_of_many(probs: FloatArray, ids: IdArray | None, key: int) -> int:
@@ -408,6 +439,123 @@ def _counters(size: int) -> npt.NDArray[np.uint64]:
 @functools.lru_cache(maxsize=4096)
 def _point(token: int) -> Law:
     return Law(_CERTAIN, np.array([token], np.intp))
+
+
+# == Truncation: what top-k, top-p and min-p leave of a row, and its probabilities by temperature ==
+
+
+Cuts = tuple[int, float, float, float]
+"""Top-k, the share of top-p, the logarithm of min-p, and the temperature."""
+
+FAVOURITE: Cuts = (1, 1.0, -math.inf, 1.0)
+"""Cuts that leave the token of the highest logit, of equals the lowest id."""
+
+_ROOM = 8
+"""Distributions of one evaluation that lie side by side."""
+
+
+def require_finite(highest: float) -> None:
+    """Raise `DecodeFailedError` unless the highest logit of a model's row is finite."""
+    if not math.isfinite(highest):
+        problem = f"the model gave logits of {highest}: the file or the backend is broken"
+        raise DecodeFailedError(problem, -3)
+
+
+class Truncation:
+    """Makes distributions of the k highest entries of rows, cut further, of up to `room` rows.
+
+    Of the k highest, of equals the lower ids, the likeliest stay up to the one that brings their
+    mass to `share` of all (1: all), and of these those no further than `lowest` below the highest.
+    """
+
+    def __init__(self, cuts: Cuts, room: int = 1) -> None:
+        self._k, self._share, self._lowest, self._temperature = cuts
+        self._room, self._used, self._width = room, room, 0
+
+    def law(self, row: Logits) -> Law | None:
+        """Return the distribution of a row; None if its highest is not finite or one is a NaN."""
+        is_usual = row.itemsize == 4  # tests bring rows of 64 bits
+        if self._k == 1:
+            token = favourite(row) if is_usual else favourite_in_numpy(row)
+            return None if token < 0 else _point(token)
+        k = min(self._k, len(row))
+        if self._used == self._room or k != self._width:
+            self._make_room(k)
+        start = self._used * k
+        find = rank if is_usual else rank_in_numpy
+        if not find(row, self._id_array, self._value_array, self._ordered_array, start):
+            return None
+        self._used += 1
+        count = self._cut(start)
+        return _law_over(
+            self._values[start : start + count], self._ids[start : start + count], count
+        )
+
+    def _make_room(self, k: int) -> None:
+        room = self._room
+        self._id_array, self._value_array = np.empty(room * k, np.intp), np.empty(room * k)
+        self._ordered_array = np.empty(k)
+        self._ids, self._values = self._id_array, self._value_array
+        self._ordered = self._ordered_array
+        self._used, self._width = 0, k
+
+    def _cut(self, start: int) -> int:
+        """Keep and normalise what the cuts leave of ranked entries; return how many these are."""
+        ids, values, ordered = self._ids, self._values, self._ordered
+        count = _count_left(ordered, self._width, self._share, self._lowest)
+        last, n_last, kept = ordered[count - 1], 0, start
+        for i in range(count):
+            n_last += ordered[i] == last
+        # In the order of their ids: of those that share the lowest value, the lower ids stay.
+        for i in range(start, start + self._width):
+            value = values[i]
+            if value > last or (value == last and n_last > 0):
+                n_last -= value == last
+                ids[kept] = ids[i]
+                values[kept] = math.exp(value / self._temperature)
+                kept += 1
+        _scale(values, start, count)
+        return count
+
+
+def _count_left(ordered: FloatArray, size: int, share: float, lowest: float) -> int:
+    """Return how many of the entries, which descend from 0, top-p and min-p leave."""
+    count = size
+    if share < 1.0:
+        total, reached = 0.0, 0.0
+        for i in range(size):
+            total += math.exp(ordered[i])
+        wanted = share * total
+        for i in range(size):
+            reached += math.exp(ordered[i])
+            if reached >= wanted:
+                count = i + 1
+                break
+    while count > 1 and ordered[count - 1] < lowest:
+        count -= 1
+    return count
+
+
+class RowLaws:
+    """The distribution after each node of an evaluated tree, by the cuts of `Truncation`.
+
+    `logits(0)` is the root's row, `logits(i + 1)` that of node i.
+    """
+
+    def __init__(self, logits: Callable[[int], Logits], cuts: Cuts) -> None:
+        self._logits, self._truncation = logits, Truncation(cuts, _ROOM)
+
+    def __call__(self, node: int) -> Law:
+        """Return the distribution after a node."""
+        row = self._logits(node + 1)
+        law = self._truncation.law(row)
+        if law is None:
+            require_finite(float(row.max()))
+            raise AssertionError("a finite row that is not ranked")
+        return law
+
+
+# == Tokens that a head ranked =====================================================================
 
 
 class RankedLaw(Law):

@@ -21,6 +21,7 @@ import numpy as np
 from specrun.runtime.laws.law import SHORT, Law, split_mix, uniform_of
 
 _WORD = 0xFFFFFFFFFFFFFFFF
+_IS_COMPILED = not __file__.endswith(".py")
 
 
 class NoiseSource(Protocol):
@@ -116,10 +117,9 @@ class SeededNoise:
 
     def _position_word(self) -> int:
         if not self._has_word:
-            # blake2b once a position: its further numbers are SplitMix64's, which cost less.
-            key = struct.pack("<Qqq", self._key, self._stream_number(), self._position)
-            digest = hashlib.blake2b(key, digest_size=8).digest()
-            self._word, self._has_word = int.from_bytes(digest, "little"), True
+            # A digest once a position: its further numbers are SplitMix64's, which cost less.
+            self._word = digest(3, self._key, self._stream_number() & _WORD, self._position & _WORD)
+            self._has_word = True
         return self._word
 
 
@@ -137,9 +137,8 @@ class DraftNoise(SeededNoise):
     def _stream_number(self) -> int:
         # Only if a draw needs it: most rounds' drafts are point masses, which draw nothing.
         if not self._has_stream:
-            key = struct.pack("<qq", self._stream, self._round_start)
-            digest = hashlib.blake2b(key, digest_size=8).digest()
-            self._stream = int.from_bytes(digest, "little", signed=True)
+            number = digest(2, self._stream & _WORD, self._round_start & _WORD, 0)
+            self._stream = number - (1 << 64) if number >> 63 else number  # with a sign
             self._has_stream = True
         return self._stream
 
@@ -175,3 +174,71 @@ def choose_in_turn(noise: NoiseSource, law: Law, count: int) -> list[int]:
         if rest is law:  # the law was sure of this token: it is exhausted
             return tokens
         law = rest
+
+
+# == BLAKE2b (RFC 7693) of one block, without a key ================================================
+
+
+def digest(count: int, first: int, second: int, third: int) -> int:
+    """Return BLAKE2b's digest of 8 bytes of the first `count` numbers of 64 bits, as a number."""
+    if _IS_COMPILED:  # without hashlib's objects, which take several times as long
+        return blake2b(count, first, second, third)
+    packed = struct.pack("<QQQ", first, second, third)[: 8 * count]
+    return int.from_bytes(hashlib.blake2b(packed, digest_size=8).digest(), "little")
+
+
+_START = (
+    *(0x6A09E667F3BCC908, 0xBB67AE8584CAA73B, 0x3C6EF372FE94F82B, 0xA54FF53A5F1D36F1),
+    *(0x510E527FADE682D1, 0x9B05688C2B3E6C1F, 0x1F83D9ABFB41BD6B, 0x5BE0CD19137E2179),
+)
+_ORDER = bytes(
+    int(place, 16)
+    for row in (
+        *("0123456789abcdef", "ea489fd61c02b753", "b8c052fdae367194"),
+        *("7931dcbe265a40f8", "905724afe1bc683d", "2c6a0b834d75fe19"),
+        *("c51fed4a0763928b", "db7ec13950f4862a", "6fe9b308c2d714a5"),
+        "a2847615fb9e3cd0",
+    )
+    for place in row
+)
+
+
+def blake2b(count: int, first: int, second: int, third: int) -> int:
+    """Return what `digest` does, by the loops of the standard."""
+    m = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    v = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
+    m[0], m[1], m[2] = first, second, third
+    for i in range(8):
+        v[i] = v[i + 8] = _start(i)
+    v[0] ^= 0x01010008  # a digest of 8 bytes, no key, one leaf
+    start = v[0]
+    v[12] ^= 8 * count  # bytes so far,
+    v[14] ^= _WORD  # and these are the last
+    for turn in range(12):
+        at = turn % 10 * 16
+        for i in range(4):
+            _mix(v, i, i + 4, i + 8, i + 12, m[_ORDER[at + 2 * i]], m[_ORDER[at + 2 * i + 1]])
+        at += 8
+        for i in range(4):
+            below, right, across = 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4
+            _mix(v, i, below, right, across, m[_ORDER[at + 2 * i]], m[_ORDER[at + 2 * i + 1]])
+    return start ^ v[0] ^ v[8]
+
+
+def _start(place: int) -> int:
+    return _START[place]
+
+
+def _mix(v: list[int], a: int, b: int, c: int, d: int, x: int, y: int) -> None:
+    v[a] = (v[a] + v[b] + x) & _WORD
+    v[d] = _turned(v[d] ^ v[a], 32)
+    v[c] = (v[c] + v[d]) & _WORD
+    v[b] = _turned(v[b] ^ v[c], 24)
+    v[a] = (v[a] + v[b] + y) & _WORD
+    v[d] = _turned(v[d] ^ v[a], 16)
+    v[c] = (v[c] + v[d]) & _WORD
+    v[b] = _turned(v[b] ^ v[c], 63)
+
+
+def _turned(word: int, bits: int) -> int:
+    return (word >> bits | word << (64 - bits)) & _WORD

@@ -405,27 +405,31 @@ static Py_ssize_t length_of(const Py_buffer *view)
 }
 
 PyDoc_STRVAR(rank_doc,
-"rank(row, ids, values, ordered): find the len(ids) highest entries, at most 256; of equals the lower ids.\n\n"
-"Writes their ids, ascending, how far each is from the highest, and these values in descending order.\n"
-"Returns False, and nothing is written, if the highest is not finite or there is a NaN.");
+"rank(row, ids, values, ordered, start): find the len(ordered) highest entries, at most 256.\n\n"
+"Of equals the lower ids. Writes their ids, ascending, and how far each is from the highest, both from\n"
+"place `start` on, and these values in descending order. Returns False, and nothing is written, if the\n"
+"highest is not finite or there is a NaN.");
 
 static PyObject *rank_entries(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 {
     static const char *const formats[] = {"f", "lq", "d", "d"};
     Py_buffer views[4];
     int n_open = 0, is_ranked = 0;
-    if (n_args != 4)
-        return PyErr_Format(PyExc_TypeError, "%zd arguments where 4 are needed", n_args);
+    if (n_args != 5)
+        return PyErr_Format(PyExc_TypeError, "%zd arguments where 5 are needed", n_args);
+    Py_ssize_t start = PyLong_AsSsize_t(args[4]);
+    if (start == -1 && PyErr_Occurred())
+        return NULL;
     while (n_open < 4 && open_array(args[n_open], &views[n_open], formats[n_open], n_open > 0) == 0)
         n_open++;
-    Py_ssize_t size = n_open ? length_of(&views[0]) : 0, k = n_open == 4 ? length_of(&views[1]) : 0;
-    if (n_open == 4 && k >= 1 && k <= MOST_RANKED && k <= size && k == length_of(&views[2])
-        && k == length_of(&views[3])) {
+    Py_ssize_t size = n_open ? length_of(&views[0]) : 0, k = n_open == 4 ? length_of(&views[3]) : 0;
+    if (n_open == 4 && k >= 1 && k <= MOST_RANKED && k <= size && start >= 0
+        && start + k <= length_of(&views[1]) && start + k <= length_of(&views[2])) {
         Ranking ranking = {.count = 0, .most = k, .has_nan = 0};
         rank_row(&ranking, views[0].buf, size);
         is_ranked = !ranking.has_nan && isfinite(ranking.values[0]);
-        int64_t *ids = views[1].buf;
-        double *values = views[2].buf, *ordered = views[3].buf;
+        int64_t *ids = (int64_t *)views[1].buf + start;
+        double *values = (double *)views[2].buf + start, *ordered = views[3].buf;
         for (Py_ssize_t i = 0; is_ranked && i < k; i++) {
             double value = ordered[i] = (double)ranking.values[i] - (double)ranking.values[0];
             Py_ssize_t place = i;
@@ -442,6 +446,22 @@ static PyObject *rank_entries(PyObject *self, PyObject *const *args, Py_ssize_t 
     while (n_open--)
         PyBuffer_Release(&views[n_open]);
     return PyErr_Occurred() ? NULL : PyBool_FromLong(is_ranked);
+}
+
+PyDoc_STRVAR(favourite_doc,
+"favourite(row): return the place of the highest entry, of equals the first; -1 as `rank` returns False.");
+
+static PyObject *favourite(PyObject *self, PyObject *row)
+{
+    Py_buffer view;
+    Ranking ranking = {.count = 0, .most = 1, .has_nan = 0};
+    if (open_array(row, &view, "f", 0))
+        return NULL;
+    if (length_of(&view) > 0)
+        rank_row(&ranking, view.buf, length_of(&view));
+    PyBuffer_Release(&view);
+    int is_found = ranking.count > 0 && !ranking.has_nan && isfinite(ranking.values[0]);
+    return PyLong_FromLongLong(is_found ? ranking.ids[0] : -1);
 }
 
 static PyObject *sum_up(PyObject *row, AddBlocks add)
@@ -473,6 +493,7 @@ static PyObject *rough_mass(PyObject *self, PyObject *row)
 
 static PyMethodDef methods[] = {
     {"rank", (PyCFunction)(void (*)(void))rank_entries, METH_FASTCALL, rank_doc},
+    {"favourite", favourite, METH_O, favourite_doc},
     {"log_mass", log_mass, METH_O, log_mass_doc},
     {"rough_mass", rough_mass, METH_O, rough_mass_doc},
     {NULL},

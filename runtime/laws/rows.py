@@ -32,8 +32,12 @@ class RowLoops(Protocol):
         ids: npt.NDArray[np.intp],
         values: npt.NDArray[np.float64],
         ordered: npt.NDArray[np.float64],
+        start: int,
     ) -> bool:
         """See `rank_in_numpy`."""
+
+    def favourite(self, row: Logits) -> int:
+        """See `favourite_in_numpy`."""
 
     def log_mass(self, row: Logits) -> Sums:
         """See `log_mass_in_numpy`."""
@@ -55,26 +59,34 @@ _LOOPS = _load()
 
 
 def rank_in_numpy(
-    row: Logits,
+    row: npt.NDArray[np.floating],
     ids: npt.NDArray[np.intp],
     values: npt.NDArray[np.float64],
     ordered: npt.NDArray[np.float64],
+    start: int,
 ) -> bool:
-    """Find the len(ids) highest entries, of equals those of lower ids.
+    """Find the len(ordered) highest entries, of equals those of lower ids.
 
-    Writes their ids, ascending, how far each is from the highest, and these values in descending
-    order. Returns False, and nothing is written, if the highest is not finite or there is a NaN.
+    Writes their ids, ascending, and how far each is from the highest, both from place `start` on,
+    and these values in descending order. Returns False, and nothing is written, if the highest is
+    not finite or there is a NaN.
     """
-    highest, k = float(row[row.argmax()]), len(ids)  # the first of equals, if signs of 0 differ
+    highest, k = float(row[row.argmax()]), len(ordered)  # the first of equals, if signs of 0 differ
     if not math.isfinite(highest):
         return False
     least = np.partition(row, len(row) - k)[len(row) - k]
     above, equal = (row > least).nonzero()[0], (row == least).nonzero()[0]
-    ids[:] = np.sort(np.concatenate([above, equal[: k - len(above)]]))
-    values[:] = row[ids]
-    values -= highest
-    ordered[:] = values[np.argsort(-values, kind="stable")]
+    places = slice(start, start + k)
+    ids[places] = np.sort(np.concatenate([above, equal[: k - len(above)]]))
+    values[places] = row[ids[places]].astype(np.float64) - highest
+    ordered[:] = values[places][np.argsort(-values[places], kind="stable")]
     return True
+
+
+def favourite_in_numpy(row: npt.NDArray[np.floating]) -> int:
+    """Return the place of the highest entry, of equals the first; -1 as `rank` returns False."""
+    place = int(row.argmax())
+    return place if math.isfinite(row[place]) else -1
 
 
 def log_mass_in_numpy(row: npt.NDArray[np.floating]) -> Sums:
@@ -101,3 +113,4 @@ def rough_mass(row: npt.NDArray[np.floating]) -> Sums:
 
 
 rank = rank_in_numpy if _LOOPS is None else _LOOPS.rank
+favourite = favourite_in_numpy if _LOOPS is None else _LOOPS.favourite

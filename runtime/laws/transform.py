@@ -21,7 +21,16 @@ import numpy.typing as npt
 from specrun.bindings.errors import OptionError
 from specrun.runtime.grammar.state import GrammarState
 from specrun.runtime.laws import samplers as steps
-from specrun.runtime.laws.law import FloatArray, IdArray, Law, scale_to_one
+from specrun.runtime.laws.law import (
+    FAVOURITE,
+    Cuts,
+    FloatArray,
+    IdArray,
+    Law,
+    Truncation,
+    require_finite,
+    scale_to_one,
+)
 from specrun.runtime.laws.rows import MOST_RANKED, Logits
 from specrun.runtime.laws.samplers import (
     FRESH,
@@ -34,7 +43,6 @@ from specrun.runtime.laws.samplers import (
     repetition_penalties,
 )
 from specrun.runtime.laws.sampling import COLDEST, SamplingParams
-from specrun.runtime.laws.truncation import FAVOURITE, Cuts, law_of_row, require_finite
 
 
 def transformed_law(
@@ -72,7 +80,7 @@ def transformed_law(
 
 
 def row_cuts(params: SamplingParams) -> Cuts | None:
-    """Return the cuts of `law_of_row`, if it alone makes the law of a row; else None."""
+    """Return the cuts of `Truncation`, if it alone makes the law of a row; else None."""
     if params.is_cut:
         return params.cuts if params.top_k <= MOST_RANKED else None
     is_alone = params.is_greedy and params.is_plain
@@ -258,7 +266,7 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
 
 def _ranked(logits: Logits, row: Logits, params: SamplingParams, cuts: Cuts) -> Law:
     """Return what top-k, top-p and min-p leave, as `_truncated` does, of a few ranked entries."""
-    law = law_of_row(logits, *cuts)
+    law = Truncation(cuts).law(logits)
     if law is None:
         _require_finite(float(logits.max()), row, params)
         raise AssertionError("a finite row that is not ranked")

@@ -19,7 +19,7 @@ from specrun.runtime.acceptance import (
     Rule,
     SequentialCascade,
 )
-from specrun.runtime.laws.law import Law
+from specrun.runtime.laws.law import Law, RowLaws
 from specrun.runtime.laws.noise import NoiseSource, SeededNoise
 from specrun.runtime.laws.samplers import FRESH, SamplerState, mu_after
 from specrun.runtime.laws.sampling import SamplingParams
@@ -30,7 +30,6 @@ from specrun.runtime.laws.transform import (
     starting_mu,
     transformed_law,
 )
-from specrun.runtime.laws.truncation import RowLaws
 from specrun.runtime.round.backend_laws import CutRows
 from specrun.runtime.round.drafter import NOTHING, Drafter, DraftRequest, Keep, RoundOutcome
 from specrun.runtime.round.target import CachedText, EvaluatedRows, Target, TargetModel

@@ -13,10 +13,10 @@ from support.build_cases import digests
 from support.mutated_source import IS_COMPILED, source_of
 
 from specrun.runtime.acceptance import exact, rule
-from specrun.runtime.laws import law, noise, truncation
+from specrun.runtime.laws import law, noise
 
 TESTS = Path(__file__).parents[1]
-COMPILED = (law, noise, truncation, rule, exact)
+COMPILED = (law, noise, rule, exact)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -25,10 +25,9 @@ from specrun.runtime.acceptance import (
 )
 from specrun.runtime.acceptance.law_pair import entropy_between, largest_between
 from specrun.runtime.laws import Law, SeededNoise, rows, transformed_law
-from specrun.runtime.laws.law import scale_to_one
+from specrun.runtime.laws.law import FAVOURITE, RowLaws, scale_to_one
 from specrun.runtime.laws.rows import MOST_RANKED
 from specrun.runtime.laws.transform import greedy_token
-from specrun.runtime.laws.truncation import FAVOURITE, RowLaws
 from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 
 SIZES = [1, 2, 15, 16, 40, 41, 300, 511, 512, 513, 2047, 2048, 5000]
@@ -113,7 +112,7 @@ def kernels(*names: str) -> list[tuple[Callable[..., Any], Callable[..., Any]]]:
 
 
 def test_the_highest_entries_are_those_of_numpy() -> None:
-    [(rank, rank_in_numpy)] = kernels("rank")
+    (rank, rank_in_numpy), favourites = kernels("rank", "favourite")
     refused = 0
     for seed in range(600):
         row, params, _ = random_case(seed)
@@ -122,9 +121,10 @@ def test_the_highest_entries_are_those_of_numpy() -> None:
             row[seed % len(row)] = np.nan if seed % 40 else np.inf
         found = []
         for each in (rank, rank_in_numpy):
-            arrays = np.zeros(k, np.intp), np.zeros(k), np.zeros(k)
-            found.append([each(row, *arrays), *(array.tobytes() for array in arrays)])
+            arrays = np.zeros(k + 3, np.intp), np.zeros(k + 3), np.zeros(k)
+            found.append([each(row, *arrays, seed % 3), *(array.tobytes() for array in arrays)])
         assert found[0] == found[1], seed
+        assert len({each(row) for each in favourites}) == 1
         refused += not found[0][0]
     assert refused > 20
 
@@ -132,7 +132,7 @@ def test_the_highest_entries_are_those_of_numpy() -> None:
 def test_arrays_of_another_kind_are_refused() -> None:
     [(rank, _)] = kernels("rank")
     row, ids, values = np.zeros(50, np.float32), np.zeros(5, np.intp), np.zeros(5)
-    assert rank(row, ids, values, values.copy())
+    assert rank(row, ids, values, values.copy(), 0)
     read_only = values.copy()
     read_only.flags.writeable = False
     for wrong in (
@@ -141,15 +141,18 @@ def test_arrays_of_another_kind_are_refused() -> None:
         (row.reshape(5, 10), ids, values, values),
         (row, ids.astype(np.int32), values, values),
         (row, ids, values[:4], values),
-        (row, ids, values, values[:4]),
+        (row, ids[:4], values, values),
         (row[:4], ids, values, values),
-        (row, ids[:0], values[:0], values[:0]),
+        (row, ids, values, values[:0]),
+        (row, ids, values, values, 1),
+        (row, ids, values, values, -1),
+        (row, ids, values, values, "0"),
         (row, ids, "values", values),
         (row, ids, read_only, values),
         (row, ids, values),
     ):
         with pytest.raises((TypeError, ValueError, BufferError)):
-            rank(*wrong)
+            rank(*wrong, *(0,)[len(wrong) - 4 :])
 
 
 @pytest.mark.parametrize("scale", [0.1, 3.0, 40.0])

@@ -41,9 +41,9 @@ from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafters.draft_model import DraftTreeDrafter, state
 from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
 from specrun.runtime.drafters.path_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
-from specrun.runtime.laws import Law, SamplingParams, truncation
+from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.laws import law as law_module
-from specrun.runtime.round import Drafter, DraftRequest, loop
+from specrun.runtime.round import Drafter, DraftRequest
 from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, parse_topology
 from specrun.runtime.trees import tree as tree_module
 
@@ -231,8 +231,8 @@ WALKS = [
         Mutant(
             "residual-not-renormalised",
             law_module,
-            "Law(left, self._held_ids) if scale_to_one(left) > 0.0 else self\n\n    def left_over",
-            "Law(left, self._held_ids) if left.sum() > 0.0 else self\n\n    def left_over",
+            "self._with(left) if scale_to_one(left) > 0.0 else self\n\n    def left_over",
+            "self._with(left) if left.sum() > 0.0 else self\n\n    def left_over",
         ),
         "token",
         "i.i.d. siblings",
@@ -250,7 +250,7 @@ WALKS = [
     (
         Mutant(
             "less-than-top-p-kept",
-            truncation,
+            law_module,
             "wanted = share * total",
             "wanted = share * share * total",
         ),
@@ -258,7 +258,7 @@ WALKS = [
         "plain",
     ),
     (
-        Mutant("not-tempered", truncation, "math.exp(value / temperature)", "math.exp(value)"),
+        Mutant("not-tempered", law_module, "value / self._temperature", "value"),
         "token",
         "plain",
     ),
@@ -272,8 +272,8 @@ def plant(monkeypatch: pytest.MonkeyPatch, wrong: ModuleType, name: str) -> None
     elif name == "law":
         for method in ("residual", "left_over"):
             monkeypatch.setattr(Law, method, getattr(wrong.Law, method))
-    elif name == "truncation":
-        monkeypatch.setattr(loop, "RowLaws", wrong.RowLaws)
+        for method in ("law", "_cut"):
+            monkeypatch.setattr(law_module.Truncation, method, getattr(wrong.Truncation, method))
 
 
 @pytest.mark.parametrize(("mutant", "rule", "name"), WALKS, ids=lambda value: str(value))

@@ -21,8 +21,8 @@ from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafters.draft_model import DraftTreeDrafter, state
 from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
 from specrun.runtime.laws import Law, NoiseSource, SamplingParams, SeededNoise
+from specrun.runtime.laws.law import RowLaws
 from specrun.runtime.laws.transform import row_cuts
-from specrun.runtime.laws.truncation import RowLaws
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree, parse_topology
 

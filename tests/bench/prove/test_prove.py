@@ -19,7 +19,7 @@ from support.tiny_nextn import write_tiny_qwen35
 from specrun.bench.prove import rules, texts
 from specrun.bench.prove.cache import check_cache
 from specrun.bench.prove.prove import STEPS, Proof, ProofOptions, prove
-from specrun.bench.prove.rules import SHAPES, WithoutResidual, check_rule
+from specrun.bench.prove.rules import WithoutResidual, check_rule
 from specrun.bench.prove.setting import ALPHA, Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
 from specrun.runtime.acceptance import (
