@@ -74,14 +74,14 @@ cdef class Truncation:
     cdef Py_ssize_t _k, _room, _used, _width
     cdef double _share, _lowest, _temperature
 
-    @cython.locals(k=Py_ssize_t, start=Py_ssize_t, count=Py_ssize_t)
+    @cython.locals(k=Py_ssize_t, start=Py_ssize_t, end=Py_ssize_t)
     cpdef law(self, row)
 
     cdef _make_room(self, Py_ssize_t k)
 
     @cython.locals(ids="Py_ssize_t[::1]", values="double[::1]", ordered="double[::1]", last=double,
         value=double, n_last=Py_ssize_t, kept=Py_ssize_t, i=Py_ssize_t, count=Py_ssize_t)
-    cdef Py_ssize_t _cut(self, Py_ssize_t start) noexcept
+    cdef Py_ssize_t _cut(self, Py_ssize_t start) except -1
 
 @cython.locals(count=Py_ssize_t, i=Py_ssize_t, total=double, reached=double, wanted=double)
 cdef Py_ssize_t _count_left(

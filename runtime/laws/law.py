@@ -486,10 +486,10 @@ class Truncation:
         if not find(row, self._id_array, self._value_array, self._ordered_array, start):
             return None
         self._used += 1
-        count = self._cut(start)
-        return _law_over(
-            self._values[start : start + count], self._ids[start : start + count], count
-        )
+        end = start + self._cut(start)
+        if not _IS_COMPILED:
+            return Law(self._value_array[start:end], self._id_array[start:end])
+        return _law_over(self._values[start:end], self._ids[start:end], end - start)
 
     def _make_room(self, k: int) -> None:
         room = self._room
@@ -514,7 +514,10 @@ class Truncation:
                 ids[kept] = ids[i]
                 values[kept] = math.exp(value / self._temperature)
                 kept += 1
-        _scale(values, start, count)
+        if count > SHORT:
+            scale_to_one(self._value_array[start : start + count])
+        else:
+            _scale(values, start, count)
         return count
 
 
