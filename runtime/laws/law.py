@@ -68,7 +68,9 @@ class Law:
         self._hold(probs, ids)
 
     def _hold(self, probs: FloatArray, ids: IdArray | None) -> None:
-        self._held_probs, self._held_ids = probs, ids
+        # Arrays of a distribution that lies among others are made once they are read.
+        self._held_probs: FloatArray | None = probs
+        self._held_ids: IdArray | None = ids
         self._size, self._is_dense = len(probs), ids is None
         # The same numbers, as loops read them.
         self._probs = _read_by_loops(probs)

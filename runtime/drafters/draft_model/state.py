@@ -443,11 +443,11 @@ class DraftTreeState(DraftModelState):
         if broken >= 0:
             row = context.rows_of(batch).logits(broken)
             transformed_law(self.shared(row), params)  # says what is wrong
-        draws = {
+        drawn_below = {
             parent: Siblings(first, named, made_law(law))
             for parent, (first, named, law) in siblings.items()
         }
-        return DraftTree.of_siblings(drafted, parents, draws)
+        return DraftTree.of_siblings(drafted, parents, drawn_below)
 
     def keep(self, tokens: Sequence[int]) -> None:
         """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""
