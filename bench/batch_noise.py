@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bench.model_comparison import Chunk, log_laws, scored_logits
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.memory import LayerCount, resolve_gpu_layers
 from specrun.runtime.round import CachedText, FixedShapeTarget, fixed_shape_options
 from specrun.runtime.trees import DraftTree

@@ -12,13 +12,12 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions
 from specrun.bindings.errors import ContextFullError, MissingPackageError, OptionError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.cut import LayeredModel
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, ranking_params
+from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params
 from specrun.runtime.engine import Session
 from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.memory import LayerCount, resolve_gpu_layers

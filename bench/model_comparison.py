@@ -14,12 +14,10 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import TensorInfo, read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.checkpoint import read_array
 from specrun.runtime.memory import LayerCount, resolve_gpu_layers
 from specrun.runtime.models import check_same_vocabulary

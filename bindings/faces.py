@@ -31,9 +31,8 @@ def lazy_face(package: str) -> tuple[Callable[[str], object], Callable[[], list[
         if name.startswith("__") or name not in homes():
             raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name)
         module, original = homes()[name]
-        value: object = getattr(importlib.import_module(module), original)
-        setattr(sys.modules[package], name, value)
-        return value
+        found: object = getattr(importlib.import_module(module), original)
+        return found
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes()})

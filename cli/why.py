@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from specrun.cli.accelerate.diagnosis import print_diagnosis
+from specrun.cli.accelerate.report import print_diagnosis
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import DraftSettings, LoadSettings, draft_options, load_options
 from specrun.cli.options.opening import chosen_drafter

@@ -17,14 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.errors import ModelError, OptionError, SpecrunError
 from specrun.bindings.files import check_target, require_free_space
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.trial import trusting_files
+from specrun.bindings.models import Model, trusting_files
 from specrun.bindings.quantizer import FILE_TYPES
 from specrun.convert.checkpoint import SOURCE_KEY, Checkpoint, SourceDigest, open_checkpoint
 from specrun.convert.families import family_of

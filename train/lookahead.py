@@ -31,10 +31,10 @@ from specrun.train.trainer.settings import TrainingDefaults
 
 # == Look-ahead positions in torch =================================================================
 #
-# A group of L embeddings stands behind position t of a text: they have the positions t + 1 to t +
-# L, attend to the text up to t and to one another as a chain, and nothing attends to them. So the
-# row of the j-th (from 1) is where the target would say the token t + 1 + j, without having seen
-# the j tokens before it. That is how they are evaluated when they draft
+# A group of L embeddings follows position t of a text: they have the positions t + 1 to t + L,
+# attend to the text up to t and to one another as a chain, and nothing attends to them. So at the
+# row of the j-th (from 1) the target would predict the token t + 1 + j, without the j tokens before
+# it. That is how they are evaluated when they draft
 # (`runtime/drafters/lookahead_positions.py`).
 #
 # The text is computed first, its keys and values are kept, and all groups of a batch then attend to
@@ -116,11 +116,11 @@ def _mask(places: Tensor, n_text: int, length: int) -> Tensor:
 
 # == Learners ======================================================================================
 #
-# Position j of a group behind position t learns what the target says after t + j, which it has to
-# say without the j tokens in between: the text's own tokens, or with `from_law` the target's law
-# there (KL divergence). PaSS learns the embeddings alone. SPACE's semi-autoregressive fine-tuning
-# learns the model too: L_AR + lambda L_mask, every text read once in order and once masked; with
-# `from_law`, L_AR is KL(p_before || p_now), and the masks learn the law of the model before.
+# Position j of a group behind position t learns to predict after t + j, without the j tokens in
+# between: the text's own tokens, or with `from_law` the target's law there (KL divergence). PaSS
+# learns the embeddings alone. SPACE's semi-autoregressive fine-tuning learns the model too: L_AR +
+# lambda L_mask, every text read once in order and once masked; with `from_law`, L_AR is KL(p_before
+# || p_now), and the masks learn the law of the model before.
 
 
 EMBEDDINGS = "lookahead_embeddings.safetensors"
@@ -160,11 +160,11 @@ class LookaheadRecipe(ModelRecipe):
 
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
         """Return the memory: the model, 16 bytes for a trained number, and a step's numbers."""
-        text = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
+        text = corpus.widest(run.tokens_per_batch)
         n_texts = max(1, text * len(corpus.sequences) // max(1, corpus.n_tokens))
         ahead = self.count * min(text, self.groups * n_texts)
         kept = ahead + (text if self.changes_model else 0)
-        layers = shape.n_layers * (24 * shape.hidden + 6 * shape.feed_forward)
+        layers = shape.n_layers * shape.layer_numbers
         return MemoryNeed(
             {
                 "target": (16 if self.changes_model else 4) * checkpoint_size(run.target),
@@ -218,7 +218,7 @@ class PassRecipe(LookaheadRecipe):
 class SpaceRecipe(LookaheadRecipe):
     """SPACE: one mask token for all positions; the target learns too and becomes another one.
 
-    `mask_weight` is the weight of what masks learn beside the model's own loss; the embedding of
+    `mask_weight` is the weight of the masks' loss in addition to the model's own; the embedding of
     the mask learns `mask_rate` times as fast as the model. The folder of a run is a whole model
     again, another one than the target, with the mask token as `space_mask.weight` [1, h].
     """

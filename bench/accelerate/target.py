@@ -14,7 +14,7 @@ from specrun.bindings.errors import OutOfMemoryError
 from specrun.bindings.models.model import Model
 from specrun.runtime.chat import prompt_tokens
 from specrun.runtime.memory import (
-    AskedCounts,
+    MemoryCounts,
     PlanRequest,
     PlanSettings,
     count_plan,
@@ -98,7 +98,7 @@ class SearchTarget:
 def needed_bytes(target: Path, drafter: str, context: ContextOptions) -> int:
     """Return the bytes that a target and its drafter take on this machine, with their caches."""
     parts = tuple(parts_of(target, drafter, context))
-    with AskedCounts() as counts:
+    with MemoryCounts() as counts:
         settings = PlanSettings(context.n_ctx, 0, 0)
         plan = count_plan(PlanRequest(parts, (), (), ()), settings, counts)
     return sum(sum(row.by_place.values()) for row in plan.rows)

@@ -15,10 +15,9 @@ from pathlib import Path
 
 from specrun.bench.model_comparison import ROWS_AT_ONCE, Chunk, scored_logits
 from specrun.bench.timing import Spread, spread_of
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.acceptance import (
     LawPair,
     PairRule,

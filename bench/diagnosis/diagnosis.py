@@ -1,21 +1,110 @@
 """Diagnosis of a pair: expected against measured, what costs most, and the best achievable.
 
-A round of w drafted nodes takes T(1 + w) for the target, the drafter's own time and Python's; T is
+A round of w drafted nodes takes T(1 + w) for the target, the drafter's own time and Python's. T is
 the measured cost curve, which has a second time for a round of another width than the one before,
 as llama.cpp then builds its graph anew. What would be gained without one of these, or with a better
-drafter, tells which of them stands in the way. Nothing is measured here: the same figures give the
+drafter, shows which of them stands in the way. Nothing is measured here: the same figures give the
 same words.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
-from specrun.bench.diagnosis.work import Work
+from specrun.bindings.errors import SpecrunError
 from specrun.runtime.language import parse_expression
 from specrun.runtime.planning import CostCurve, expected_tokens
+from specrun.runtime.round import GenerationResult
+
+# == Work: tokens, rounds and seconds of answers ===================================================
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Sums over answers.
+
+    `nodes` were evaluated beside the last committed token, in `drafting_rounds` of the `rounds`.
+    `tests` are the depths at which there were drafts to accept, and `accepted` those at which one
+    was. `seconds` are wall time, of which the others are parts. In `rebuilt` rounds the target's
+    graph was built anew.
+    """
+
+    tokens: int
+    rounds: int
+    drafting_rounds: int
+    nodes: int
+    tests: int
+    accepted: int
+    seconds: float
+    target_s: float
+    drafter_s: float
+    python_s: float
+    rebuilt: int = 0
+
+    @staticmethod
+    def together(parts: Iterable[Work]) -> Work:
+        """Return the sum of at least one."""
+        columns = zip(*map(astuple, parts), strict=True)
+        return Work(*map(sum, columns))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens over seconds."""
+        return self.tokens / self.seconds
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens over rounds: tau, with the target's own token."""
+        return self.tokens / self.rounds
+
+    @property
+    def acceptance(self) -> float | None:
+        """How often one of the drafts at a tested depth was kept; None if nothing was tested."""
+        return self.accepted / self.tests if self.tests else None
+
+    @property
+    def coverage(self) -> float:
+        """The share of rounds in which anything was drafted."""
+        return self.drafting_rounds / self.rounds
+
+
+def work_of(results: Iterable[GenerationResult]) -> Work:
+    """Return what answers took; raises SpecrunError if one has no tokens that were timed."""
+    return Work.together(map(_of_answer, results))
+
+
+def _of_answer(result: GenerationResult) -> Work:
+    stats, n = result.stats, len(result.token_ids)
+    if not n or not stats.tokens_per_second:
+        problem = "an answer without tokens cannot be timed"
+        raise SpecrunError(f"{problem}: is the context (-c) long enough?")
+    seconds = n / stats.tokens_per_second
+    prompt = result.usage.prompt_tokens - 1
+    rate = stats.prompt_tokens_per_second
+    # What the target took for the prompt is no part of decoding; the rest, but for Python, drafts.
+    target = min(seconds, max(0.0, stats.target_s - (prompt / rate if rate else 0.0)))
+    python = min(seconds - target, stats.overhead_s)
+    tested = stats.tested_by_position
+    return Work(
+        tokens=n,
+        rounds=stats.rounds,
+        drafting_rounds=tested[0] if tested else 0,
+        nodes=stats.drafted + stats.non_candidates,
+        tests=sum(tested),
+        accepted=stats.accepted,
+        seconds=seconds,
+        target_s=target,
+        drafter_s=seconds - target - python if stats.drafter_s else 0.0,
+        python_s=python if stats.drafter_s else seconds - target,
+        rebuilt=stats.rebuilt or 0,
+    )
+
+
+# == The diagnosis =================================================================================
+
 
 PAYS = 1.02
 """The speed-up from which drafting pays: less is within what the same drafter varies by."""
@@ -55,11 +144,11 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Achievable:
-    """Speed-ups over plain decoding by the curve alone, where drafts cost nothing.
+    """Speed-ups over plain decoding by the curve alone, if drafts cost nothing.
 
     `same` is that of chains of the best length (`same_length`) with the measured acceptance,
     `perfect` that of drafts that are always right. `needed` is the acceptance from which chains
-    would pay with the measured times of drafter and Python, None where even 1 is not enough.
+    would pay with the measured times of drafter and Python, None if even 1 is not enough.
     """
 
     same: float
@@ -75,7 +164,7 @@ class Diagnosis:
 
     `speed_up` was measured, `expected` follows from tokens a round, the curve and what drafter and
     Python took; `rebuilt_share` is that of the rounds that built the target's graph anew.
-    Milliseconds are those of a round. `workload` names the texts, where there are
+    Milliseconds are those of a round. `workload` names the texts, if there are
     several kinds.
     """
 
@@ -298,7 +387,7 @@ def _steep(found: _Round, best: Achievable, mixture: tuple[int, int]) -> Reason 
     flat = dataclasses.replace(found, curve=CostCurve.flat([curve.seconds(1)] * 2))
     without = flat.speed_up
     if found.coverage < _SELDOM:
-        # Drafters that plan by the curve draft nothing where nothing pays.
+        # Drafters that plan by the curve draft nothing if nothing pays.
         without = max(without, _chain(flat, _GOOD, _STEEP_AT, free=True, coverage=_SELDOM))
     times = ", ".join(f"{curve.seconds(n) / curve.seconds(1):.1f}" for n in (2, 4, 8))
     sizes = f"2, 4 and 8 tokens take {times} times as long as one"

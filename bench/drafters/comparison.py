@@ -10,13 +10,12 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from specrun.bench.diagnosis.diagnosis import diagnose
-from specrun.bench.diagnosis.work import work_of
+from specrun.bench.diagnosis.diagnosis import diagnose, work_of
 from specrun.bench.drafters.prompts import Prompt, as_text
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.machine.devices import devices
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.acceptance import SequentialCascade, build_rule
 from specrun.runtime.engine import Engine, Runtime
 from specrun.runtime.language import Expression, parse_expression, short_label

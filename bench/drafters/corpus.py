@@ -18,7 +18,7 @@ from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Final, Literal
 
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.drafters.retrieval import build_store
 

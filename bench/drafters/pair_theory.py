@@ -13,7 +13,7 @@ from typing import Any
 
 from specrun.bench.drafters.comparison import prompt_ids
 from specrun.bench.drafters.prompts import Prompt
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.runtime.engine import Runtime
 from specrun.runtime.language import parse_expression, short_label

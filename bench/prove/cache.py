@@ -27,7 +27,7 @@ from specrun.bench.prove.forced import (
     whole_drafts,
 )
 from specrun.bench.prove.setting import Check, ForkingDrafter, Logits, Setting
-from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts import Context
 from specrun.runtime.acceptance import SequentialCascade
 from specrun.runtime.engine import SharedEvaluation, SlotClock, n_slot_sequences
 from specrun.runtime.planning import known_curve

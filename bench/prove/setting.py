@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.runtime.acceptance import ExactRule, Rule, SequentialCascade
 from specrun.runtime.engine import Runtime, Session
 from specrun.runtime.laws import SamplingParams

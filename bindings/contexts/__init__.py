@@ -1,1 +1,51 @@
 """Contexts of a model: batches, rows of results, keys and values, embeddings as inputs."""
+
+from typing import TYPE_CHECKING
+
+from specrun.bindings.faces import lazy_face
+
+if TYPE_CHECKING:
+    from specrun.bindings.contexts.batch import Batch, BatchShape, chain_shape
+    from specrun.bindings.contexts.context import (
+        Context,
+        MtpContext,
+        StateBatch,
+        StepLoop,
+        TextEmbedder,
+        Vector,
+        can_draft_nextn,
+        check_nextn,
+    )
+    from specrun.bindings.contexts.context_options import (
+        AS_TRAINED,
+        MAX_SEQUENCES,
+        ContextOptions,
+        RopeScaling,
+    )
+    from specrun.bindings.contexts.embedding_inputs import (
+        EMBEDDING_INPUT_ARCHITECTURES,
+        EmbeddingBatch,
+        EmbeddingInputs,
+        check_embedding_inputs,
+    )
+    from specrun.bindings.contexts.input_observer import InputObserver, InputSums, expert_sums
+    from specrun.bindings.contexts.memory import (
+        ALL_SEQUENCES,
+        Memory,
+        MoveLoop,
+        Moves,
+        copy_sequence,
+        load_sequence,
+        place_sequence,
+        save_sequence,
+        sequence_bytes,
+    )
+    from specrun.bindings.contexts.rows import (
+        LAYER_INPUT_ARCHITECTURES,
+        BackendSamplers,
+        Candidates,
+        Rows,
+        check_layer_inputs,
+    )
+
+__getattr__, __dir__ = lazy_face(__name__)

@@ -3,7 +3,20 @@
 `device` computes, `weights` holds tensors, `graph` builds operations and runs them.
 """
 
-from specrun.bindings.ggml.device import ComputeDevice
-from specrun.bindings.ggml.graph import Graph, GraphBuilder, Rope
-from specrun.bindings.ggml.tensor import F16, F32, I32, I64, Tensor, call, fields
-from specrun.bindings.ggml.weights import TargetTensors, TensorStore, load_tensors
+from typing import TYPE_CHECKING
+
+from specrun.bindings.faces import lazy_face
+
+if TYPE_CHECKING:
+    from specrun.bindings.ggml.device import ComputeDevice
+    from specrun.bindings.ggml.graph import Graph, GraphBuilder, Rope
+    from specrun.bindings.ggml.tensor import F16, F32, I32, I64, Tensor, call, fields
+    from specrun.bindings.ggml.weights import (
+        TargetTensors,
+        TensorStore,
+        device_for_heads,
+        load_tensors,
+        read_numbers,
+    )
+
+__getattr__, __dir__ = lazy_face(__name__)

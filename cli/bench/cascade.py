@@ -19,17 +19,17 @@ from specrun.cli.bench.command import (
     predict_option,
     print_table,
     repetitions_option,
+    timed_target,
 )
 from specrun.cli.options.drafting import draft_kind
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
-from specrun.cli.options.output import check_plot, terminal_options
+from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import temperatures_option
 from specrun.cli.options.types import (
     COUNTS,
     FILE,
-    NEW_FILE,
     NUMBERS,
 )
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
@@ -153,11 +153,7 @@ _extent_options = option_group(
         click.Choice(["rouge_2", "bleu", "exact_match", "cross_entropy", "expected_accuracy"]),
         show_default="rouge_2 where there are answers, else cross_entropy",
     ),
-    OUTPUT.option(
-        "--plot FILE",
-        "Draw quality against latency, rejection and deferral: a .png, .svg or .pdf.",
-        NEW_FILE,
-    ),
+    plot_option("quality against latency, rejection and deferral"),
 )
 
 
@@ -177,7 +173,6 @@ def cascade(
     """Compare cascades with plain and exact decoding: quality, latency, rejection."""
     from specrun.bench.cascade.comparison import CascadeResults, best_points, measure_cascades
     from specrun.bench.cascade.report import best_table, cascades_table
-    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     check_plot(extent.plot)
@@ -190,7 +185,7 @@ def cascade(
         nonlocal measured
         with ExitStack() as stack:
             settings = _settings(target, load, compared, extent)
-            path = stack.enter_context(padded_target(target, extent.pad_to, progress=say))
+            path = stack.enter_context(timed_target(target, extent.pad_to, progress=say))
             measured = measure_cascades(settings(path), progress=show)
         return measured.points
 

@@ -21,11 +21,12 @@ from specrun.cli.bench.command import (
     padding_option,
     predict_option,
     repetitions_option,
+    timed_target,
 )
 from specrun.cli.options.drafting import draft_kind, require_draft_files
-from specrun.cli.options.group import OUTPUT, Section, SectionedCommand, option_group
+from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options, shape_option
-from specrun.cli.options.output import check_plot, terminal_options
+from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import (
     named_target,
     no_template_option,
@@ -38,7 +39,7 @@ from specrun.cli.options.sampling import (
     SamplingGrid,
     grid_options,
 )
-from specrun.cli.options.types import COUNTS, FILE, NEW_FILE, PATH
+from specrun.cli.options.types import COUNTS, FILE, PATH
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.round import Shape
@@ -185,9 +186,7 @@ measuring_options = option_group(
         "Report alpha of drafters that have a law, the mean of sum min(p, q): prompts are answered "
         "once more.",
     ),
-    OUTPUT.option(
-        "--plot FILE", "Draw speed-ups and acceptance by position: a .png, .svg or .pdf.", NEW_FILE
-    ),
+    plot_option("speed-ups and acceptance by position"),
 )
 
 
@@ -329,7 +328,6 @@ def drafters(
     """Compare drafters with plain decoding: speed, acceptance, text."""
     from specrun.bench.drafters.comparison import measure_drafters
     from specrun.bench.report import drafters_table
-    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     _check_options(chosen, measuring)
@@ -345,7 +343,7 @@ def drafters(
             settings = _settings(target, load, drafting, source, sampling, measuring)
             workload = "; ".join(filter(None, (settings.workload, about_store)))
             path = stack.enter_context(
-                padded_target(target, measuring.pad_to, keep=measuring.keep, progress=say)
+                timed_target(target, measuring.pad_to, keep=measuring.keep, progress=say)
             )
             bench = dataclasses.replace(settings, target=path, workload=workload)
             return measure_drafters(bench, progress=show)

@@ -19,7 +19,7 @@ from specrun.cli.options.types import LAYER_COUNT, SIZES
 from specrun.cli.terminal.screen import print_table
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.language import quoted
-from specrun.runtime.memory import AskedCounts, LayerCount, MemoryPlan, PlanRequest, WayOut, Wish
+from specrun.runtime.memory import LayerCount, MemoryCounts, MemoryPlan, PlanRequest, WayOut, Wish
 
 _SECTION = Section("Memory")
 
@@ -69,7 +69,7 @@ def fit_cards(
 ) -> list[FittedCard]:
     """Return a plan for each size of card; a length of 0 and `layers` "auto" are chosen."""
     from specrun.runtime.memory import (
-        AskedCounts,
+        MemoryCounts,
         PlanRequest,
         Wish,
         card,
@@ -86,14 +86,14 @@ def fit_cards(
     )
     if wish.n_ctx is not None:
         wish = dataclasses.replace(wish, n_ctx=min(wish.n_ctx, wish.most_ctx))
-    with AskedCounts() as counts:
+    with MemoryCounts() as counts:
         return [
             _fit_card(n_bytes, PlanRequest(parts, (card(n_bytes),), (0,), (0,)), wish, counts)
             for n_bytes in settings.memory or ()
         ]
 
 
-def _fit_card(n_bytes: int, request: PlanRequest, wish: Wish, counts: AskedCounts) -> FittedCard:
+def _fit_card(n_bytes: int, request: PlanRequest, wish: Wish, counts: MemoryCounts) -> FittedCard:
     from specrun.runtime.memory import choose_plan, ways_out
 
     plan = choose_plan(request, wish, counts)

@@ -10,7 +10,7 @@ from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.models.nextn import NEXTN_ARCHITECTURES, read_nextn
 from specrun.bindings.models.vocabulary import STORED_KINDS
 from specrun.cli.terminal.screen import bytes_text, count_text
-from specrun.cli.tune.mixture import SIZES, experts_text
+from specrun.cli.tune.target_costs import SIZES, experts_text
 from specrun.runtime.planning import bytes_per_position, expected_experts, mixture
 
 _SPECIAL = "_token_id"

@@ -166,6 +166,11 @@ def json_option(help: str = "Print one JSON object.", section: Section = OUTPUT)
     return section.flag("--json", help, dest="as_json")
 
 
+def plot_option(drawn: str) -> Decorator:
+    """Return --plot, the file for a picture of what `drawn` names."""
+    return OUTPUT.option("--plot FILE", f"Draw {drawn}: a .png, .svg or .pdf.", NEW_FILE)
+
+
 def check_plot(plot: Path | None) -> None:
     """Raise the errors of drawing to this file before the work begins."""
     if plot is not None:

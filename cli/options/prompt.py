@@ -43,7 +43,7 @@ def prompts_option(section: Section, help: str = "A prompt; repeatable.") -> Dec
 
 
 def prompt_file_option(section: Section) -> Decorator:
-    """Return -f of commands that have prompts answered to measure something."""
+    """Return -f, a file with one of the prompts of such a command."""
     return section.option("-f, --file", "A file that is one prompt.", FILE)
 
 

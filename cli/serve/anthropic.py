@@ -21,7 +21,7 @@ from specrun.cli.serve.replies import (
 )
 from specrun.cli.serve.sampling import (
     AnswerBody,
-    TextFormat,
+    FormatHolder,
     Texts,
     answer_request,
     with_settings,
@@ -47,6 +47,9 @@ _MODES = {"auto": "auto", "none": "none", "any": "required"}
 _MODEL_SAID = ("thinking", "redacted_thinking")
 _BLOCKS = 'a text, or blocks as {"type": "text", "text": "..."}'
 _CALL = '{"type": "tool_use", "id": "...", "name": "...", "input": {...}}'
+_ROLES = "one of user, assistant, system"
+_CHOICES = "auto, any, tool or none"
+_THINKING = "one of enabled, disabled, adaptive, between_tools"
 _ListOfBlocks = Annotated[list[dict[str, Any]], Meta(max_length=MOST_MESSAGES)]
 Blocks = Annotated[str | _ListOfBlocks, wanted(_BLOCKS, whole=True)]
 
@@ -54,9 +57,7 @@ Blocks = Annotated[str | _ListOfBlocks, wanted(_BLOCKS, whole=True)]
 class BlockMessage(Struct):
     """A message of a text, or of blocks."""
 
-    role: Annotated[
-        Literal["user", "assistant", "system"], wanted("one of user, assistant, system")
-    ]
+    role: Annotated[Literal["user", "assistant", "system"], wanted(_ROLES)]
     content: Blocks
 
 
@@ -70,7 +71,7 @@ class InputTool(Function):
 class ToolChoiceFields(Struct):
     """Anthropic's `tool_choice`."""
 
-    type: Annotated[Literal["auto", "any", "tool", "none"], wanted("auto, any, tool or none")]
+    type: Annotated[Literal["auto", "any", "tool", "none"], wanted(_CHOICES)]
     name: Annotated[str | None, wanted("the name of a tool")] = None
     disable_parallel_tool_use: bool | None = None
 
@@ -78,40 +79,26 @@ class ToolChoiceFields(Struct):
 class Thinking(Struct):
     """Anthropic's `thinking`: the variable `enable_thinking` of templates."""
 
-    type: Annotated[
-        Literal["enabled", "disabled", "adaptive", "between_tools"],
-        wanted("one of enabled, disabled, adaptive, between_tools"),
-    ]
+    type: Annotated[Literal["enabled", "disabled", "adaptive", "between_tools"], wanted(_THINKING)]
 
 
-class OutputConfig(Struct):
-    """Anthropic's `output_config`."""
-
-    format: TextFormat | None = None
+_Message = Annotated[BlockMessage, wanted("an object with role and content")]
+_Messages = Annotated[list[_Message], Meta(max_length=MOST_MESSAGES)]
+_Tool = Annotated[InputTool, wanted("a tool with a name")]
+_Tools = Annotated[list[_Tool], Meta(max_length=MOST_TOOLS)]
 
 
 @with_settings
 class MessageBody(AnswerBody, kw_only=True):
     """The body of a message."""
 
-    messages: (
-        Annotated[
-            list[Annotated[BlockMessage, wanted("an object with role and content")]],
-            Meta(max_length=MOST_MESSAGES),
-        ]
-        | None
-    ) = None
+    messages: _Messages | None = None
     system: Annotated[str | _ListOfBlocks | None, wanted(_BLOCKS, whole=True)] = None
-    tools: (
-        Annotated[
-            list[Annotated[InputTool, wanted("a tool with a name")]], Meta(max_length=MOST_TOOLS)
-        ]
-        | None
-    ) = None
+    tools: _Tools | None = None
     tool_choice: ToolChoiceFields | None = None
     stop: Texts = field(default=None, name="stop_sequences")
     thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
+    output_config: FormatHolder | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -150,7 +137,7 @@ def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
         parallel=not choice.disable_parallel_tool_use,
         template_kwargs=kwargs,
     )
-    output = body.output_config or OutputConfig()
+    output = body.output_config or FormatHolder()
     return answer_request(
         body,
         service,

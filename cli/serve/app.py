@@ -1,4 +1,4 @@
-"""The server's application: which path is answered by what, and what every request goes through."""
+"""The server's application: the table of paths, and the guard and the log of all requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings, host_name, is_loopback
 from specrun.runtime.engine import Engine
 
-# -- The guard of all requests (Host, Origin, key), the count of requests, and their log ----------
+# -- Middleware: the guard of all requests (Host, Origin, key), their count and their log ---------
 #
 # A page of the web that a browser shows may send requests to this machine: under a name of its own
 # that it lets point here (DNS rebinding: the Host says it), or across origins (Origin says it).
@@ -37,7 +37,7 @@ from specrun.runtime.engine import Engine
 
 _log = logging.getLogger(__name__)
 PUBLIC_PATHS = frozenset({"/", "/health", "/v1/health"})
-"""What is answered without a key: it says nothing of anyone's texts."""
+"""Paths that need no key: their answers have nothing of anyone's texts."""
 
 
 def has_key(headers: Headers, keys: Sequence[str]) -> bool:
@@ -52,7 +52,7 @@ def has_key(headers: Headers, keys: Sequence[str]) -> bool:
 
 
 def cors(settings: ServeSettings) -> list[Middleware]:
-    """Return what lets pages of the settings' origins ask; nothing where there are none."""
+    """Return the middleware for pages of the settings' origins; none without origins."""
     if not settings.cors:
         return []
     return [
@@ -66,7 +66,7 @@ def cors(settings: ServeSettings) -> list[Middleware]:
 
 
 class Guard:
-    """Refuses requests that are not for this server, or of nobody who may ask."""
+    """Middleware that refuses requests for other servers, of other origins, or without a key."""
 
     def __init__(self, app: ASGIApp, settings: ServeSettings) -> None:
         self._app = app
@@ -74,7 +74,7 @@ class Guard:
         self._on_loopback = is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it with why not."""
+        """Let a request through, or refuse it with the reason."""
         if scope["type"] == "http":
             error = self._problem(scope, Headers(scope=scope))
             if error is not None:
@@ -112,7 +112,7 @@ class Access:
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request through, and note what became of it."""
+        """Let a request through; count it and log it with its status and its time."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -127,7 +127,7 @@ class Access:
         try:
             await self._app(scope, receive, noting)
         finally:
-            # Of paths that do not exist there is no end: they are one.
+            # Unknown paths count as one, or clients could make any number of counters.
             route = scope.get("route")
             path = str(getattr(route, "path", "other"))
             self._metrics.count_request(path, status)
@@ -197,7 +197,7 @@ async def _failed(request: Request, problem: Exception) -> Response:
 
 
 async def _not_found(request: Request, problem: Exception) -> Response:
-    """Answer what no route takes."""
+    """Refuse a path or a method that no route has."""
     assert isinstance(problem, HTTPException)
     path, status = request.url.path, problem.status_code
     if status == HTTPStatus.METHOD_NOT_ALLOWED:

@@ -115,7 +115,7 @@ def decoded(data: bytes, kind: type[_Body], depth: int) -> _Body:
         raise RequestError(f"the body is no JSON: {error}") from None
     except RecursionError:
         raise _too_deep(depth) from None
-    if _depth_of(data) > depth:
+    if data.count(b"[") + data.count(b"{") > depth and _depth_of(data) > depth:
         raise _too_deep(depth)
     if body is not None:
         return body
@@ -182,7 +182,7 @@ def wanted(text: str, *, whole: bool = False) -> Meta:
 
 def shown(value: object) -> str:
     """Return a value as messages show it: not more than its beginning."""
-    text = repr(value)
+    text = repr(value[:_SHOWN] if isinstance(value, str | list) else value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 

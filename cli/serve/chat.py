@@ -37,9 +37,11 @@ from specrun.runtime.engine import Engine
 
 # -- Requests -------------------------------------------------------------------------------------
 
+_PARTS = 'a text, or parts as {"type": "text", "text": "..."}'
 _CALL = '{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
 _TOOL = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
-_PARTS = 'a text, or parts as {"type": "text", "text": "..."}'
+_ROLES = "one of system, developer, user, assistant, tool, function"
+_FORMATS = "one of none, auto, deepseek, deepseek-legacy"
 Choices = Annotated[int, Meta(ge=1, le=32)]
 Likely = Annotated[int, Meta(ge=0, le=20)]
 """How many likely tokens are listed for each token: OpenAI's limit."""
@@ -72,33 +74,32 @@ class OpenAIBody(AnswerBody, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class CalledFunction(Struct):
+class HistoryFunction(Struct):
     """The function of a call in the history; its arguments are JSON, or an object."""
 
     name: str
     arguments: Any = None
 
 
-class ToolCall(Struct):
+class HistoryCall(Struct):
     """A call in the history."""
 
-    function: CalledFunction
+    function: HistoryFunction
     id: Any = None
+
+
+_Calls = Annotated[
+    list[Annotated[HistoryCall, wanted(_CALL, whole=True)]], Meta(max_length=MOST_CALLS)
+]
+Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class ChatMessage(Struct):
     """The fields of a message that are read here; templates may read any others, too."""
 
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant", "tool", "function"],
-        wanted("one of system, developer, user, assistant, tool, function"),
-    ]
+    role: Annotated[Role, wanted(_ROLES)]
     content: Annotated[str | list[Any] | None, wanted(_PARTS)] = None
-    tool_calls: Annotated[
-        Annotated[list[Annotated[ToolCall, wanted(_CALL, whole=True)]], Meta(max_length=MOST_CALLS)]
-        | None,
-        wanted("a list of calls"),
-    ] = None
+    tool_calls: Annotated[_Calls | None, wanted("a list of calls")] = None
 
 
 class ChatTool(Struct):
@@ -107,36 +108,26 @@ class ChatTool(Struct):
     function: Annotated[Function, wanted('a function, as {"name": "...", "parameters": {...}}')]
 
 
+_Message = Annotated[dict[str, Any], wanted("an object with role and content")]
+_Messages = Annotated[list[_Message], Meta(max_length=MOST_MESSAGES)]
+_Tool = Annotated[ChatTool, wanted(f"a function, as {_TOOL}")]
+_Tools = Annotated[list[_Tool], Meta(max_length=MOST_TOOLS)]
+_Kwargs = Annotated[dict[str, Any] | None, wanted('an object, as {"enable_thinking": false}')]
+_ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]
+
+
 @with_settings
 class ChatBody(OpenAIBody, kw_only=True):
     """The body of a chat completion, and of /apply-template."""
 
-    messages: (
-        Annotated[
-            list[Annotated[dict[str, Any], wanted("an object with role and content")]],
-            Meta(max_length=MOST_MESSAGES),
-        ]
-        | None
-    ) = None
-    tools: Annotated[
-        Annotated[
-            list[Annotated[ChatTool, wanted(f"a function, as {_TOOL}")]],
-            Meta(max_length=MOST_TOOLS),
-        ]
-        | None,
-        wanted("a list of functions"),
-    ] = None
+    messages: _Messages | None = None
+    tools: Annotated[_Tools | None, wanted("a list of functions")] = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
-    reasoning_format: Annotated[
-        Literal["none", "auto", "deepseek", "deepseek-legacy"] | None,
-        wanted("one of none, auto, deepseek, deepseek-legacy"),
-    ] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, wanted('an object, as {"enable_thinking": false}')
-    ] = None
+    reasoning_format: Annotated[_ReasoningFormat | None, wanted(_FORMATS)] = None
+    chat_template_kwargs: _Kwargs = None
     logprobs: bool | None = None
     top_logprobs: Likely | None = None
 
@@ -211,7 +202,7 @@ class ChatForm(OpenAIForm):
     def __init__(self, answer: ServedAnswer, body: ChatBody) -> None:
         usage = body.wants_usage
         super().__init__(answer, "chatcmpl", "chat.completion.chunk", with_usage=usage)
-        self._plan = answer.request.plan
+        self._plan = answer.request.turn.plan
 
     def delta(self, delta: Delta) -> bytes:
         """Return a chunk with a round's text; at the end of a choice one with the reason."""

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from specrun.train.trainer.learner import TrainingStatus
 
 
-# -- Online speculative decoding while a server answers: the draft model learns in a thread -------
+# -- Online learning: the draft model learns in a thread while the server answers -----------------
 #
 # Answers go on meanwhile, with the drafter there was; the new one is swapped in when none is being
 # made, and requests that come in that moment wait for it.
@@ -62,10 +62,10 @@ Observer = Callable[[GenerationResult], None]
 def serve_learning(
     closed_last: ExitStack, engine: Engine, settings: LearnSettings, terminal: Terminal
 ) -> Iterator[list[Observer]]:
-    """Yield whom answers are to be told to, nobody where nothing is to be learnt.
+    """Yield the observers to notify of finished answers; none unless `--learn` is set.
 
-    At the end an update that is under way is given up: the drafter stays as it is. `closed_last`
-    deletes what nobody keeps, after the engine: it still drafts with it.
+    An update that is under way at the end is given up: the drafter stays as it is. `closed_last`
+    deletes temporary files after the engine is closed, which drafts with them.
     """
     if not settings.wanted:
         yield []
@@ -75,22 +75,22 @@ def serve_learning(
     worker = threading.Thread(target=learning.run, name="specrun learning", daemon=True)
     worker.start()
     try:
-        yield [learning.tell]
+        yield [learning.queue_answer]
     finally:
         learning.stop()
         worker.join()
 
 
 class ServeLearning(ChatLearning):
-    """Learns after so many answers, in the thread that runs it."""
+    """Learning after every so many answers, in the thread that calls `run`."""
 
     def __init__(self, engine: Engine, settings: LearnSettings, terminal: Terminal) -> None:
         super().__init__(engine, settings, terminal)
         self._answered: queue.SimpleQueue[GenerationResult | None] = queue.SimpleQueue()
         self._stopped = threading.Event()
 
-    def tell(self, result: GenerationResult) -> None:
-        """Note an answer that has ended."""
+    def queue_answer(self, result: GenerationResult) -> None:
+        """Queue an answer that has ended."""
         self._answered.put(result)
 
     def stop(self) -> None:
@@ -332,7 +332,7 @@ def serve(
 def _print_block(
     engine: Engine, settings: ServeSettings, rule: str, url: str, terminal: Terminal
 ) -> None:
-    """Say what is served, to whom, and where."""
+    """Print the start block: the model, its settings, the keys and the address."""
     model, statistics = engine.model, engine.statistics()
     name = one_line(str(model.header.metadata.get("general.name") or model.path.name), 60)
     about = one_line(f"{model.architecture}, {count_text(model.n_params)} parameters")

@@ -64,6 +64,10 @@ class OtherFile(Struct):
     filename: str = "file"
 
 
+_Other = Annotated[OtherFile, wanted('{"filename": "a.py", "text": "..."}', whole=True)]
+_Others = Annotated[list[_Other], Meta(max_length=_MOST_FILES)]
+
+
 @with_settings
 class InfillBody(AnswerBody, kw_only=True):
     """The body of /infill; `prompt` is the begin of the text in the gap."""
@@ -71,13 +75,7 @@ class InfillBody(AnswerBody, kw_only=True):
     input_prefix: str | None = None
     input_suffix: str | None = None
     prompt: str | None = None
-    input_extra: (
-        Annotated[
-            list[Annotated[OtherFile, wanted('{"filename": "a.py", "text": "..."}', whole=True)]],
-            Meta(max_length=_MOST_FILES),
-        ]
-        | None
-    ) = None
+    input_extra: _Others | None = None
 
 
 def completion_request(body: CompletionBody, service: AnswerService) -> AnswerRequest:

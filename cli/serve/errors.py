@@ -1,6 +1,6 @@
 """Errors of requests: a sentence, the field it is about, and the status of the reply.
 
-What specrun raises has a status by its class; all APIs write the same errors, each in its own form.
+Errors of specrun have a status by their class; each API writes them in its own form.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _KINDS = {
 
 
 class RequestError(SpecrunError):
-    """A request that is not answered: `param` names the field, `retry_after` is in seconds."""
+    """The reason that a request is refused: `param` is the field, `retry_after` is in seconds."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class RequestError(SpecrunError):
 
 
 def request_error(problem: BaseException) -> RequestError:
-    """Return what a client is told of an error: of a defect no more than that there is one."""
+    """Return the error that a client gets; a defect of specrun is only named by its class."""
     if isinstance(problem, RequestError):
         return problem
     message = str(problem)

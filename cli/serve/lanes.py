@@ -13,10 +13,10 @@ _Result = TypeVar("_Result")
 
 
 class Lane:
-    """Threads beside the loop for one kind of work: so many at once, and more of it waits.
+    """Threads beside the event loop for one kind of work: `width` at once, more of it waits.
 
-    What waits is dropped with its client. What is under way goes on, and keeps its place, but does
-    not keep the process from ending.
+    Waiting work is dropped with its client. Work that has begun goes on and keeps its place, but it
+    does not keep the process from ending.
     """
 
     def __init__(self, width: int, name: str) -> None:
@@ -26,12 +26,12 @@ class Lane:
         )
 
     async def run(self, work: Callable[[], _Result]) -> _Result:
-        """Return what `work` returns, in another thread; raises what it raises."""
+        """Run `work` in another thread; return its result, or raise its error."""
         loop = asyncio.get_running_loop()
         free = self._free.setdefault(loop, asyncio.Semaphore(self._width))
         done: asyncio.Future[_Result] = loop.create_future()
 
-        def tell(result: _Result | None, problem: BaseException | None) -> None:
+        def finish(result: _Result | None, problem: BaseException | None) -> None:
             free.release()
             if done.cancelled():
                 return
@@ -48,7 +48,7 @@ class Lane:
             except BaseException as raised:
                 problem = raised
             with suppress(RuntimeError):  # the loop has ended: nobody waits
-                loop.call_soon_threadsafe(tell, result, problem)
+                loop.call_soon_threadsafe(finish, result, problem)
 
         await free.acquire()
         try:
@@ -60,7 +60,7 @@ class Lane:
 
 
 _REQUESTS = Lane(4, "specrun request")
-"""A request can make templates and tokenizers busy for long; more than these wait."""
+"""For bodies, templates and tokenizers: a large request keeps them busy for long."""
 
 
 GRAMMARS = Lane(2, "specrun grammar")
@@ -68,5 +68,5 @@ GRAMMARS = Lane(2, "specrun grammar")
 
 
 async def beside_the_loop(work: Callable[[], _Result]) -> _Result:
-    """Return what `work` returns, in another thread; raises what it raises."""
+    """Run `work` in another thread; return its result, or raise its error."""
     return await _REQUESTS.run(work)

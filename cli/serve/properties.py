@@ -1,4 +1,4 @@
-"""/props and /slots: what the server is, and what each of its slots does."""
+"""Properties and states of the server: /health, /props, /slots, /v1/models and /metrics."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from specrun.runtime.round import GenerationResult
 
 
 async def props(request: Request) -> Response:
-    """Return llama-server's properties, and what requests may choose to draft with."""
+    """Return llama-server's properties, and the drafters and rules that requests may choose."""
     service: AnswerService = request.app.state.service
     engine, settings = service.engine, service.settings
     vocabulary = engine.vocabulary
@@ -42,7 +42,7 @@ async def props(request: Request) -> Response:
             },
             "total_slots": engine.statistics().slots,
             "model_alias": settings.model,
-            "model_path": engine.model.path.name,  # where it lies is nobody else's business
+            "model_path": engine.model.path.name,  # its folder is nobody else's business
             "chat_template": _template(engine),
             "bos_token": bos,
             "eos_token": eos,
@@ -80,7 +80,7 @@ def _template(engine: Engine) -> str:
 
 
 async def slots(request: Request) -> Response:
-    """Return what each slot does; nothing of anyone's text."""
+    """Return the state of each slot, without anyone's text."""
     service: AnswerService = request.app.state.service
     states = [
         {
@@ -98,11 +98,11 @@ async def slots(request: Request) -> Response:
 
 
 async def health(_request: Request) -> Response:
-    """Say that the model is loaded: the server listens from then on."""
+    """Return that the model is loaded: before that the server does not listen."""
     return json_reply({"status": "ok"})
 
 
-# -- /metrics: what the server does and has done, for Prometheus ----------------------------------
+# -- Metrics --------------------------------------------------------------------------------------
 
 
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -115,7 +115,7 @@ async def metrics(request: Request) -> Response:
 
 
 class Metrics:
-    """The numbers of one server, in a registry of its own."""
+    """The counters of one server, in a registry of its own."""
 
     def __init__(self, service: AnswerService) -> None:
         self.registry = registry = CollectorRegistry()
@@ -167,7 +167,7 @@ class Metrics:
 
 
 class _Now:
-    """What goes on in the engine when it is asked."""
+    """Collector of the engine's present state."""
 
     def __init__(self, service: AnswerService) -> None:
         self._service = service
@@ -185,7 +185,7 @@ class _Now:
         yield GaugeMetricFamily("specrun_conversations_per_evaluation", about, together)
 
 
-# -- The model that a server has: /v1/models, a list of one, and the /v1/embeddings it may make ---
+# -- Models ---------------------------------------------------------------------------------------
 
 
 async def list_models(request: Request) -> Response:

@@ -1,8 +1,8 @@
 """Replies to requests for answers: one JSON object, or server-sent events, one a round.
 
-What the objects and events look like is the API's own, a `ReplyForm`. A client that leaves frees
-its slots within a round. A stream's errors before the first token are replies with a status, unless
-that takes so long that the client should hear that it is waited for: then they are events.
+The form of objects and events is the API's own, a `ReplyForm`. A client that leaves frees its slots
+within a round. An error before the first token is a reply with a status. If the first token takes
+long, the stream begins without it, and an error is an event.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _Body = TypeVar("_Body", bound=AnswerBody)
 Endpoint = Callable[[Request], Awaitable[Response]]
 _ANTHROPIC = ("/v1/messages", "/messages")
 _PING_SECONDS = 15
-_LEFT = 499  # nginx's status for clients that left; nobody reads it but logs
+_LEFT = 499  # nginx's status for clients that left, for the log
 
 
 @dataclass(slots=True)
@@ -91,7 +91,7 @@ def parts_of(reply: Reply) -> list[Part]:
 
 
 def event_bytes(payload: object, name: str = "") -> bytes:
-    """Return a server-sent event with a JSON object, and a name where the API has names."""
+    """Return a server-sent event with a JSON object, and a name if the API has names."""
     data = b"data: " + _encoder.encode(payload) + b"\n\n"
     return b"event: " + name.encode() + b"\n" + data if name else data
 
@@ -106,7 +106,7 @@ def failure(path: str, error: RequestError) -> Response:
     """Return the reply to a request for a path that fails."""
     payload = (anthropic_error if path.startswith(_ANTHROPIC) else openai_error)(error)
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-    if error.status == HTTPStatus.REQUEST_TIMEOUT:  # what comes later belongs to no request
+    if error.status == HTTPStatus.REQUEST_TIMEOUT:  # later bytes belong to no request
         headers["Connection"] = "close"
     return json_reply(payload, error.status, **headers)
 
@@ -240,7 +240,7 @@ async def _disconnect(request: Request) -> None:
         pass
 
 
-# -- Figures of answers: OpenAI's usage and log-probabilities, llama-server's timings -------------
+# -- Figures: OpenAI's usage and log-probabilities, llama-server's timings ------------------------
 #
 # Log-probabilities are the target's own, whatever drafted the tokens.
 
@@ -249,16 +249,16 @@ def usage_of(answer: ServedAnswer) -> dict[str, Any]:
     """Return OpenAI's usage of the choices that have ended."""
     results = answer.results.values()
     n_prompt = sum(map(len, answer.prompts.tokens))
-    n_said = sum(result.usage.completion_tokens for result in results)
-    # All choices of a prompt have it: what the first of them found in the cache counts.
+    n_made = sum(result.usage.completion_tokens for result in results)
+    # All choices share their prompt: the cached tokens of the first one count.
     first = [answer.results.get(index) for index in range(0, len(answer.streams), answer.request.n)]
     n_cached = sum(result.usage.cached_tokens for result in first if result is not None)
     accepted = sum(result.stats.accepted for result in results)
     drafted = sum(result.stats.drafted for result in results)
     return {
         "prompt_tokens": n_prompt,
-        "completion_tokens": n_said,
-        "total_tokens": n_prompt + n_said,
+        "completion_tokens": n_made,
+        "total_tokens": n_prompt + n_made,
         "prompt_tokens_details": {"cached_tokens": n_cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
@@ -346,7 +346,7 @@ def completion_logprobs(
     }
 
 
-# -- Replies of OpenAI's APIs: what chat completions and completions share, streamed or whole -----
+# -- The form that chat completions and completions share -----------------------------------------
 
 
 _DONE = b"data: [DONE]\n\n"

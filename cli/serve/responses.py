@@ -19,8 +19,8 @@ from specrun.cli.serve.replies import (
 )
 from specrun.cli.serve.sampling import (
     AnswerBody,
+    FormatHolder,
     Length,
-    TextFormat,
     answer_request,
     with_settings,
 )
@@ -44,29 +44,22 @@ _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _PARTS = 'a text, or parts as {"type": "input_text", "text": "..."}'
 _CALL = '{"type": "function_call", "call_id": "...", "name": "...", "arguments": "{}"}'
 _ITEMS = "a text, or a list of at least one item"
+_ROLES = "one of system, developer, user, assistant"
 _STORED = ("previous_response_id", "conversation", "prompt")
+_Item = Annotated[dict[str, Any], wanted("an object")]
+_Items = Annotated[list[_Item], Meta(max_length=MOST_MESSAGES)]
+_Tool = Annotated[dict[str, Any], wanted("a function")]
+_Tools = Annotated[list[_Tool], Meta(max_length=MOST_TOOLS)]
 
 
 @with_settings
 class ResponseBody(AnswerBody, kw_only=True):
     """The body of a response; fields that the response repeats are as they were given."""
 
-    input: Annotated[
-        str
-        | Annotated[
-            list[Annotated[dict[str, Any], wanted("an object")]], Meta(max_length=MOST_MESSAGES)
-        ]
-        | None,
-        wanted(_ITEMS),
-    ] = None
+    input: Annotated[str | _Items | None, wanted(_ITEMS)] = None
     instructions: str | None = None
     max_output_tokens: Length | None = None
-    tools: (
-        Annotated[
-            list[Annotated[dict[str, Any], wanted("a function")]], Meta(max_length=MOST_TOOLS)
-        ]
-        | None
-    ) = None
+    tools: _Tools | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -86,19 +79,10 @@ class ReasoningFields(Struct):
     effort: str | None = None
 
 
-class TextFields(Struct):
-    """The fields of `text` that are read."""
-
-    format: TextFormat | None = None
-
-
 class MessageItem(Struct):
     """An item that is a message."""
 
-    role: Annotated[
-        Literal["system", "developer", "user", "assistant"],
-        wanted("one of system, developer, user, assistant"),
-    ]
+    role: Annotated[Literal["system", "developer", "user", "assistant"], wanted(_ROLES)]
     content: Any = None
 
 
@@ -136,7 +120,7 @@ def response_request(body: ResponseBody, service: AnswerService) -> AnswerReques
         parallel=body.parallel_tool_calls is not False,
         template_kwargs=kwargs,
     )
-    form = checked(body.text or {}, TextFields, "text").format
+    form = checked(body.text or {}, FormatHolder, "text").format
     return answer_request(
         body,
         service,
@@ -264,7 +248,7 @@ class ResponseForm(ItemForm):
 
     def _begin_item(self, part: Part) -> bytes:
         if isinstance(part, CallBegun):
-            call_id = self._answer.request.plan.new_id()
+            call_id = self._answer.request.turn.plan.new_id()
             return self._add_item(
                 "function_call", "fc", call_id=call_id, name=part.name, arguments=""
             )

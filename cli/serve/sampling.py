@@ -52,15 +52,10 @@ FIELDS: dict[str, tuple[str, Any]] = {
 }
 """Fields of sampling settings: the name in `SamplingParams`, and the type in a body."""
 
+_NO_TURN = ChatTurn()
 _MOST_WHOLE = 10**300
 _MOST_BIASES = 4096
 _FAR = 1e30  # a bias that decides alone, and that a logit of 32 bits can have added
-
-
-class SchemaHolder(Struct):
-    """The object that has a JSON schema in OpenAI's `response_format`."""
-
-    schema: Any = None
 
 
 class TextFormat(Struct):
@@ -70,19 +65,25 @@ class TextFormat(Struct):
         Literal["text", "json_object", "json_schema"],
         wanted("one of text, json_object and json_schema"),
     ]
-    json_schema: SchemaHolder | None = None
+    json_schema: dict[str, Any] | None = None
     schema: Any = None
 
     def grammar(self, field: str) -> Grammar | None:
         """Return the grammar of a text of this format; None for any text."""
         if self.type == "text":
             return None
-        schema = self.schema if self.json_schema is None else self.json_schema.schema
+        schema = self.schema if self.json_schema is None else self.json_schema.get("schema")
         if schema is not None:
             return _of_schema(schema, field)
         if self.type == "json_schema":
             raise RequestError(f"{field} has no schema: give one, or the type json_object", field)
         return Grammar.json_object()
+
+
+class FormatHolder(Struct):
+    """The object that has the format in newer APIs."""
+
+    format: TextFormat | None = None
 
 
 class AnswerBody(Struct, kw_only=True):
@@ -114,7 +115,7 @@ def answer_request(
     body: AnswerBody,
     service: AnswerService,
     *,
-    turn: ChatTurn | None = None,
+    turn: ChatTurn = _NO_TURN,
     prefill: str = "",
     prompts: Sequence[Prompt] = (),
     n: int = 1,
@@ -128,25 +129,21 @@ def answer_request(
     `top_logprobs` None asks for no log-probabilities at all; `max_tokens` goes before the
     body's, and so does `form`, the format of newer APIs in the field `form_field`.
     """
-    settings, turn = service.settings, turn or ChatTurn(())
     own = body.speculative or Speculation()
     if body.accept and not own.accept:
         own = msgspec.structs.replace(own, accept=body.accept)
-    params = sampling_params(body, settings, service.engine.vocabulary)
+    params = sampling_params(body, service.settings, service.engine.vocabulary)
     if form is not None:
         params = params.replace(grammar=form.grammar(form_field))
     return AnswerRequest(
-        messages=turn.messages,
+        turn=turn,
         prefill=prefill,
         prompts=prompts,
         params=params,
-        max_tokens=length_of(body, settings) if max_tokens is None else max_tokens,
+        max_tokens=length_of(body, service.settings) if max_tokens is None else max_tokens,
         n=n,
         logprobs=top_logprobs is not None,
         top_logprobs=top_logprobs or 0,
-        tools=turn.tools,
-        template_kwargs=turn.template_kwargs,
-        plan=turn.plan,
         speculative=own,
     )
 

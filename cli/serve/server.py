@@ -33,13 +33,13 @@ if TYPE_CHECKING:
     from specrun.cli.serve.service import AnswerService
 
 
-# -- Connections: how many may be open at once, and when one that sends no request is given up ----
+# -- Connections: their number, and the end of those that send no request -------------------------
 #
-# Files are few, and every connection is one. So there are at most as many as this process may open,
-# and one waits a bounded time: for a request's header, for the rest of a body whose answer came
-# before it, and for a client that takes what was written. The time for a body is `read_body`'s. If
-# all places are taken, the connection that has waited longest for its client makes room; if answers
-# are made for all of them, new ones wait in the system's queue.
+# Every connection is an open file, so there are at most as many as this process may open. One waits
+# a bounded time for a request's header, for the rest of a body that is answered already, and for a
+# client to read its reply; `read_body` bounds the time of a body. If all are in use, the one that
+# has waited longest for its client is closed; if all wait for answers, new ones wait in the queue
+# of the system.
 
 
 try:
@@ -53,7 +53,7 @@ _SPARE = 32  # files that the server itself may still open: logs, trials, module
 _WATCH_SECONDS = 0.5
 _PAUSE_SECONDS = 0.05
 _SHORTAGE_SECONDS = 0.5  # after which a system that had no files may have some
-_SAID_SECONDS = 10.0  # between two lines about the same shortage
+_WARNING_SECONDS = 10.0  # between two lines about the same shortage
 _REST_SECONDS = 10.0  # for the rest of a body whose request was answered before it was whole
 _SHORTAGES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _BACKLOG = 2048
@@ -68,7 +68,7 @@ uvicorn's own time limit ends those that are idle.
 
 
 def most_connections() -> int:
-    """Return how many connections may be open: what this process may open beside its own files."""
+    """Return how many connections may be open: the limit of open files, less the process's own."""
     if resource is None:
         return _MOST
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -79,7 +79,7 @@ def most_connections() -> int:
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """A connection of uvicorn's that knows how long it has waited for its client.
+    """A connection of uvicorn's, with the time that it has waited for its client.
 
     It reads little at a time: a body may come in chunks of a byte, each of which is parsed.
     """
@@ -87,7 +87,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     _waits_for: tuple[object, ...] = ()
     _received = 0
     since = 0.0
-    """When it began to wait for what it waits for now, as it was last seen."""
+    """When it began to wait in its present phase, as it was last seen."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request."""
@@ -95,7 +95,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.seen(time.monotonic())
 
     def get_buffer(self, sizehint: int) -> bytearray:
-        """Return where the next bytes go."""
+        """Return the buffer for the next bytes."""
         self._buffer = bytearray(_READ_BYTES)
         return self._buffer
 
@@ -104,15 +104,15 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.data_received(bytes(self._buffer[:nbytes]))
 
     def data_received(self, data: bytes) -> None:
-        """Take what the client sent, and note what is waited for next."""
+        """Take the bytes of the client, and note the phase that follows."""
         self._received += len(data)
         super().data_received(data)
         self.seen(time.monotonic())
 
     def seen(self, now: float) -> Phase:
-        """Return what it waits for, and note since when."""
+        """Return its phase, and note when it began."""
         phase = self._phase()
-        # Another request is a new beginning, and so are bytes of a body, and bytes that were taken.
+        # A new request begins a new wait, and so do bytes of a body, and bytes that were read.
         unsent = self.transport.get_write_buffer_size() if phase == "closing" else 0
         waits_for = (phase, self.cycle, self._received if phase == "body" else unsent)
         if waits_for != self._waits_for:
@@ -132,18 +132,18 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         return "busy" if self.cycle.response_started else "body"
 
     def give_up(self, settings: ServeSettings, now: float) -> None:
-        """End it where it has waited for too long."""
+        """End the connection if it has waited for too long."""
         phase, waited = self.seen(now), now - self.since
         if phase == "header" and waited > settings.bounds.header_seconds:
-            self._say_late(settings.bounds.header_seconds)
+            self._refuse_late(settings.bounds.header_seconds)
             self.transport.close()
         elif phase == "rest" and waited > _REST_SECONDS:
             self.transport.close()
         elif phase == "closing" and waited > settings.send_seconds:
             self.transport.abort()
 
-    def _say_late(self, seconds: float) -> None:
-        if not self.conn.trailing_data[0]:  # it has not even begun to ask
+    def _refuse_late(self, seconds: float) -> None:
+        if not self.conn.trailing_data[0]:  # it has sent nothing
             return
         problem = f"the request's header did not arrive within {seconds:g} seconds"
         body = json.dumps(openai_error(RequestError(problem, status=408)))
@@ -152,7 +152,7 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self.transport.write((head + body).encode())
 
     def may_end(self, now: float) -> bool:
-        """Whether nobody loses an answer where it ends: no whole request of it is there."""
+        """Whether it can end without the loss of an answer: it has no whole request."""
         is_waiting = self.seen(now) not in ("busy", "closing")
         return is_waiting and not self.transport.get_write_buffer_size()
 
@@ -168,7 +168,7 @@ class Connections:
     ) -> None:
         self._open, self._make, self._settings = open_ones, make, settings
         self._most = settings.bounds.connections or most_connections()
-        self._said = -_SAID_SECONDS
+        self._warned = -_WARNING_SECONDS
 
     async def accept(self, listener: socket.socket) -> None:
         """Accept what comes, for ever."""
@@ -181,7 +181,7 @@ class Connections:
             except ConnectionAbortedError:
                 continue
             except OSError as problem:
-                self._say(f"no connection can be accepted ({problem.strerror})")
+                self._warn(f"no connection can be accepted ({problem.strerror})")
                 if problem.errno in _SHORTAGES:
                     self._make_room()
                 await asyncio.sleep(_SHORTAGE_SECONDS)
@@ -214,7 +214,7 @@ class Connections:
             if self._make_room():
                 await asyncio.sleep(0)  # in which it is taken for closed
             else:
-                self._say(f"answers are made for all {self._most} connections that may be open")
+                self._warn(f"answers are made for all {self._most} connections that may be open")
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     def _make_room(self) -> bool:
@@ -225,16 +225,16 @@ class Connections:
             min(waiting, key=attrgetter("since")).transport.abort()
         return bool(waiting)
 
-    def _say(self, problem: str) -> None:
-        """Log a shortage, now and then: it lasts while somebody holds connections."""
+    def _warn(self, problem: str) -> None:
+        """Log a shortage, now and then: it can last long."""
         now = time.monotonic()
-        if now - self._said >= _SAID_SECONDS:
-            self._said = now
+        if now - self._warned >= _WARNING_SECONDS:
+            self._warned = now
             _log.warning("%s: new ones wait", problem)
 
 
 _IDLE_SECONDS = 75  # longer than clients keep a connection that they do not use
-_MORE_SECONDS = 5.0  # in which answers that were ended say so
+_MORE_SECONDS = 5.0  # for the last events of answers that were ended
 _LAST_SECONDS = 1.0  # the same after a second signal
 
 
@@ -277,7 +277,7 @@ class DrainingServer(uvicorn.Server):
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and say so."""
+        """Listen, and call `ready`."""
         await super().startup([])  # uvicorn would accept more connections than there are files
         self._connections = Connections(
             cast("set[Connection]", self.server_state.connections),
@@ -315,7 +315,7 @@ class DrainingServer(uvicorn.Server):
             await self._last_words()
 
     async def _last_words(self) -> None:
-        """Let answers that were ended say so, which takes a round, where their clients listen."""
+        """Let answers that were ended send their last events, which takes a round."""
         tasks = self.server_state.tasks
         if tasks:
             await asyncio.wait(tasks, timeout=_LAST_SECONDS)

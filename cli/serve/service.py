@@ -1,7 +1,7 @@
 """Answers of a server: requests become streams of the engine, read round by round.
 
-What all APIs share: how many requests wait at most, seeds, the choices of a request side by side,
-and what becomes of answers when nobody reads them any more or the server ends.
+All APIs share it: the bound of the queue, prompts, grammars, seeds, the choices of a request side
+by side, and the end of answers that nobody reads any more.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.lanes import GRAMMARS, beside_the_loop
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools import PartReader, ReplyPlan
+from specrun.cli.serve.tools import ChatTurn, PartReader, ReplyPlan
 from specrun.runtime.chat import CallBegun, ChatText, Part, chat_text, require_room, too_long
 from specrun.runtime.engine import Engine, EngineStream, RoundTrace
 from specrun.runtime.grammar import Grammar, GrammarError
@@ -32,52 +32,7 @@ from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.laws import SamplingParams, random_if_unset
 from specrun.runtime.round import FinishReason, GenerationResult, TokenEvent
 
-# -- Grammar of a reply ---------------------------------------------------------------------------
-
-
-async def bound_text(
-    asked: Grammar | None,
-    plan: ReplyPlan,
-    vocabulary: Vocabulary,
-    prompt_end: str,
-    is_closing: Callable[[], bool],
-) -> Grammar | None:
-    """Return the grammar of a reply, compiled aside, where nobody waits for it.
-
-    That of calls that have to come, or what was `asked` for; behind the reasoning, where the prompt
-    has opened one. Raises `RequestError` where both are, and for what cannot be compiled.
-    """
-    calls = plan.grammar(vocabulary, prompt_end)
-    if calls is not None and asked is not None:
-        problem = "tool_choice or strict tools bind the text, and so does the grammar or format"
-        raise RequestError(f"{problem}: give one of them", "tool_choice")
-    grammar = asked if calls is None else calls
-    if grammar is None:
-        return None
-    if calls is None and plan.think is not None and plan.thinks_already(prompt_end):
-        grammar = dataclasses.replace(grammar, after=plan.think[1])
-    gone = threading.Event()
-
-    def is_wanted() -> bool:
-        return not (gone.is_set() or is_closing())
-
-    try:
-        await GRAMMARS.run(lambda: compiled(grammar, vocabulary, is_wanted))
-    except ClosedError:
-        raise ClosedError("the server is shutting down") from None
-    except GrammarError as error:
-        if calls is not None:
-            raise RequestError(
-                f"a call of these tools cannot be forced: {error}", "tools"
-            ) from None
-        field = "response_format" if grammar.kind == "json-schema" else "grammar"
-        raise RequestError(f"{field}: {error}", field) from None
-    finally:
-        gone.set()
-    return grammar
-
-
-# -- A request for an answer, as every API hands it to the service --------------------------------
+# -- Requests -------------------------------------------------------------------------------------
 
 
 Prompt = str | tuple[int, ...]
@@ -95,16 +50,15 @@ class Speculation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRequest:
-    """What is to be answered: `messages` of a conversation, or `prompts` that are continued.
+    """A request for an answer: the `turn` of a conversation, or `prompts` that are continued.
 
     There are `n` choices for each prompt; choice k of prompt i is number i * n + k. `max_tokens`
     None goes on until the model ends or the context is full. `logprobs` asks for the target's
-    log-probabilities, `top_logprobs` for those of so many likely tokens. `tools` and
-    `template_kwargs` are for the chat template; `plan` is what is looked for in the reply. It goes
-    on with `prefill`, a text behind the rendered conversation.
+    log-probabilities, `top_logprobs` for those of so many likely tokens. The answer goes on
+    with `prefill`, a text behind the rendered conversation.
     """
 
-    messages: Sequence[Mapping[str, Any]] = ()
+    turn: ChatTurn = field(default_factory=ChatTurn)
     prefill: str = ""
     prompts: Sequence[Prompt] = ()
     params: SamplingParams = field(default_factory=SamplingParams)
@@ -112,15 +66,12 @@ class AnswerRequest:
     n: int = 1
     logprobs: bool = False
     top_logprobs: int = 0
-    tools: Sequence[Mapping[str, Any]] = ()
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    plan: ReplyPlan = field(default_factory=ReplyPlan)
     speculative: Speculation = field(default_factory=Speculation)
 
 
-# -- Prompts of requests as tokens: rendered and read beside the event loop, and beside each other -
+# -- Prompts --------------------------------------------------------------------------------------
 #
-# What is longer than the context by its bytes alone is refused before it is read.
+# A text that is longer than the context by its bytes alone is refused before it is tokenized.
 
 
 _SHORT = 2_000  # characters that are tokenized faster than a thread is woken
@@ -145,11 +96,11 @@ class PromptReader:
     async def read(self, request: AnswerRequest, n_ctx: int | None = None) -> Prompts:
         """Return the tokens of each prompt.
 
-        Raises `TemplateError` where messages do not fit the template, and `ContextFullError`
-        where it is plain that a prompt does not fit in `n_ctx` tokens (None: the engine's).
+        Raises `TemplateError` if messages do not fit the template, and `ContextFullError` if a
+        prompt by its bytes alone does not fit in `n_ctx` tokens (None: the engine's).
         """
         longest = self._engine.n_ctx if n_ctx is None else n_ctx
-        if request.messages:
+        if request.turn.messages:
             self._require_template()
             return await beside_the_loop(lambda: self._conversation(request, longest))
         if sum(map(len, request.prompts)) <= _SHORT:
@@ -161,7 +112,7 @@ class PromptReader:
         return await beside_the_loop(lambda: self._rendered(request).text)
 
     def _require_template(self) -> None:
-        """Raise `RequestError` where there is no template; its words are for clients."""
+        """Raise `RequestError` if there is no template, with advice for clients."""
         if self._engine.options.chat_template is None and self._engine.model.chat_template is None:
             problem = "this model has no chat template, which messages need"
             advice = "continue a prompt (/v1/completions), or give the server --chat-template-file"
@@ -169,11 +120,11 @@ class PromptReader:
 
     def _rendered(self, request: AnswerRequest, longest: int | None = None) -> ChatText:
         return chat_text(
-            self._engine.tool_template if request.tools else self._engine.chat_template,
+            self._engine.tool_template if request.turn.tools else self._engine.chat_template,
             self._engine.vocabulary,
-            request.messages,
-            tools=request.tools,
-            variables={**self._template_kwargs, **request.template_kwargs},
+            request.turn.messages,
+            tools=request.turn.tools,
+            variables={**self._template_kwargs, **request.turn.template_kwargs},
             n_ctx=longest,
         )
 
@@ -207,18 +158,65 @@ class PromptReader:
         return tokens
 
 
+# -- Grammars --------------------------------------------------------------------------------------
+
+
+async def bound_text(
+    asked: Grammar | None,
+    plan: ReplyPlan,
+    vocabulary: Vocabulary,
+    prompt_end: str,
+    is_closing: Callable[[], bool],
+) -> Grammar | None:
+    """Return the grammar of a reply, compiled beside the event loop.
+
+    It is the grammar of forced calls, or the `asked` one; it begins behind the reasoning if the
+    prompt has opened one. Raises `RequestError` if there are both, or one cannot be compiled.
+    """
+    calls = plan.grammar(vocabulary, prompt_end)
+    if calls is not None and asked is not None:
+        problem = "tool_choice or strict tools bind the text, and so does the grammar or format"
+        raise RequestError(f"{problem}: give one of them", "tool_choice")
+    grammar = asked if calls is None else calls
+    if grammar is None:
+        return None
+    if calls is None and plan.think is not None and plan.thinks_already(prompt_end):
+        grammar = dataclasses.replace(grammar, after=plan.think[1])
+    gone = threading.Event()
+
+    def is_wanted() -> bool:
+        return not (gone.is_set() or is_closing())
+
+    try:
+        await GRAMMARS.run(lambda: compiled(grammar, vocabulary, is_wanted))
+    except ClosedError:
+        raise ClosedError("the server is shutting down") from None
+    except GrammarError as error:
+        if calls is not None:
+            raise RequestError(
+                f"a call of these tools cannot be forced: {error}", "tools"
+            ) from None
+        field = "response_format" if grammar.kind == "json-schema" else "grammar"
+        raise RequestError(f"{field}: {error}", field) from None
+    finally:
+        gone.set()
+    return grammar
+
+
+# -- Answers ---------------------------------------------------------------------------------------
+
 Finish = Literal["stop", "length", "tool_calls", "abort"]
-"""Why a choice ended; "abort", as vLLM calls it, where the server cut it short."""
+"""Why a choice ended; "abort", as vLLM calls it, if the server cut it short."""
 _FINISHES: dict[FinishReason, Finish] = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a choice has said since its last delta: a round's text and tokens, or how it ended.
+    """The new text and tokens of a choice since its last delta, or its end.
 
-    `parts` are that text taken apart, `traces` those of its rounds, where they were asked for.
-    `result` comes with the last delta of a choice, whose text is what was held back until then, and
-    `finish` why it ended.
+    `parts` are the text by reasoning, content and calls; `traces` are those of its rounds, if they
+    were requested. The last delta of a choice has its `result`, its `finish`, and as text the rest
+    that was held back.
     """
 
     index: int
@@ -244,7 +242,7 @@ class ServedAnswer:
     results: dict[int, GenerationResult] = field(default_factory=dict)
 
     async def deltas(self) -> AsyncGenerator[Delta]:
-        """Yield what the choices say, a round at a time; raises what ended a choice.
+        """Yield the deltas of the choices, one a round; raises the error that ended a choice.
 
         Leaving it early frees the slots within a round.
         """
@@ -252,7 +250,7 @@ class ServedAnswer:
             async for delta in _merged([self._choice(k) for k in range(len(self.streams))]):
                 if delta.result is not None:
                     self.results[delta.index] = delta.result
-                    self.service.tell(delta.result)
+                    self.service.notify(delta.result)
                 yield delta
         finally:
             self.cancel()
@@ -260,7 +258,7 @@ class ServedAnswer:
     async def _choice(self, index: int) -> AsyncIterator[Delta]:
         stream, length, called = self.streams[index], 0, False
         vocabulary = self.service.engine.vocabulary
-        reader = PartReader(self.request.plan, vocabulary, self.prompts.end)
+        reader = PartReader(self.request.turn.plan, vocabulary, self.prompts.end)
         async for events in stream.rounds():
             text = "".join([event.text for event in events])
             length += len(text)
@@ -289,7 +287,7 @@ class ServedAnswer:
 
 
 class AnswerService:
-    """Turns requests into answers of an engine, as many as its slots and the queue hold."""
+    """The answers of an engine, as many as its slots and the queue hold."""
 
     def __init__(self, engine: Engine, settings: ServeSettings) -> None:
         self.engine = engine
@@ -297,11 +295,11 @@ class AnswerService:
         self.prompts = PromptReader(engine, settings.template_kwargs)
         self.is_closing = False
         self.observers: list[Callable[[GenerationResult], None]] = []
-        # Weak: one that nobody came to read counts no more, and its streams end with it.
+        # Weak: an answer that lost its reader counts no more, and its streams end with it.
         self._answers: WeakSet[ServedAnswer] = WeakSet()
 
-    def tell(self, result: GenerationResult) -> None:
-        """Tell all observers of a choice that has ended."""
+    def notify(self, result: GenerationResult) -> None:
+        """Notify all observers of a choice that has ended."""
         for observe in self.observers:
             observe(result)
 
@@ -311,7 +309,7 @@ class AnswerService:
         return sum(len(answer.streams) for answer in self._answers)
 
     async def begin(self, request: AnswerRequest) -> ServedAnswer:
-        """Let the engine begin, or queue, what is asked; raises `RequestError` where it is full."""
+        """Let the engine begin or queue an answer; raises `RequestError` if the queue is full."""
         self._require_room(max(1, len(request.prompts)) * request.n)
         prompts = await self.prompts.read(request)
         longest = max(map(len, prompts.tokens))
@@ -320,7 +318,7 @@ class AnswerService:
         seed = random_if_unset(request.params.seed)
         asked, vocabulary = request.params.grammar, self.engine.vocabulary
         grammar = await bound_text(
-            asked, request.plan, vocabulary, prompts.end, lambda: self.is_closing
+            asked, request.turn.plan, vocabulary, prompts.end, lambda: self.is_closing
         )
         self._require_room(len(prompts.tokens) * request.n)  # others came meanwhile
         params = request.params.replace(seed=seed, grammar=grammar)
@@ -370,14 +368,14 @@ class AnswerService:
         self.end_all()
 
     def end_all(self) -> None:
-        """End all answers now: they say that they were cut short."""
+        """End all answers now, with the reason "abort"."""
         for answer in self._answers:
             for stream in answer.streams:
                 stream.cancel()
 
 
 async def _merged(sources: Sequence[AsyncIterator[Delta]]) -> AsyncIterator[Delta]:
-    """Yield what all sources yield, as it comes; raises the first error of one."""
+    """Yield the deltas of all sources as they come; raises the first error of one."""
     if len(sources) == 1:
         async for delta in sources[0]:
             yield delta

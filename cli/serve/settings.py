@@ -1,4 +1,4 @@
-"""Settings of a server: who may ask, bounds, what requests leave out; and the packages it needs."""
+"""Settings of a server: its address, its keys, bounds of requests, defaults of answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """How a server is reached, and what its answers are like unless a request says otherwise.
+    """How a server is reached, and the defaults of its answers.
 
     `host` is the address that is listened on: on loopback only requests for this machine's own
     names are answered, so that no web page reaches the server by a name that its owner lets point
@@ -74,7 +74,7 @@ def require_packages() -> None:
             raise MissingPackageError("specrun serve", package, "serve")
 
 
-# -- Addresses that a server listens on: bound before anything is loaded, and told on loopback ----
+# -- Addresses, bound before a model is loaded ----------------------------------------------------
 
 
 def is_loopback(host: str) -> bool:
@@ -97,7 +97,7 @@ def host_name(value: str) -> str:
 
 @contextmanager
 def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
-    """Bind a socket, which does not listen yet; raises `OptionError` where that cannot be."""
+    """Bind a socket, which does not listen yet; raises `OptionError` if that fails."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:

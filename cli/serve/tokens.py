@@ -44,7 +44,7 @@ class DetokenizeBody(Struct, kw_only=True):
 
 
 async def tokenize(request: Request) -> Response:
-    """Return the tokens of `content`, with their texts where `with_pieces` asks for them."""
+    """Return the tokens of `content`, with their texts if `with_pieces` is set."""
     return await _answered(request, TokenizeBody, _tokens_of)
 
 
@@ -104,7 +104,7 @@ def _parts(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
-    """Return a token's text, or its bytes where they are no text."""
+    """Return a token's text, or its bytes if they are no text."""
     piece = vocabulary.piece(token)
     try:
         return piece.decode() or vocabulary.label(token)
@@ -134,10 +134,7 @@ def _text_of(body: DetokenizeBody, service: AnswerService) -> Callable[[], objec
 
 
 def _template_request(body: ChatBody, service: AnswerService) -> AnswerRequest:
-    turn = chat_turn(body, service.engine)
-    return AnswerRequest(
-        messages=turn.messages, tools=turn.tools, template_kwargs=turn.template_kwargs
-    )
+    return AnswerRequest(turn=chat_turn(body, service.engine))
 
 
 # -- Embeddings -----------------------------------------------------------------------------------
@@ -160,7 +157,7 @@ async def embeddings(request: Request) -> Response:
     texts = (await service.prompts.read(asked, n_ctx)).tokens
 
     def work() -> list[Vector]:
-        # A context for each request: nothing is held where nobody asks.
+        # A context for each request: it holds no memory between them.
         with TextEmbedder(model, options) as embedder:
             return [embedder.embed(tokens) for tokens in texts]
 

@@ -1,4 +1,4 @@
-"""Conversations with tools and reasoning: what a model may call, its history, and its reply's plan.
+"""Conversations with tools and reasoning: history, tools, and the plan of a reply.
 
 All APIs' conversations become OpenAI's form, which chat templates read.
 """
@@ -129,7 +129,7 @@ class Function(Struct):
     strict: Any = None
 
     def tool(self) -> Tool:
-        """Return it in OpenAI's form, with what templates ask for and clients may leave out."""
+        """Return it in OpenAI's form, with the fields that clients may leave out."""
         own: Tool = {"name": self.name, "description": self.description or ""}
         if self.strict is True:
             own["strict"] = True
@@ -182,7 +182,7 @@ def _inner(value: object, name: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplyPlan:
-    """What is looked for in a reply; nothing: all of its text is content.
+    """The forms that a reply may have in addition to content; by default none.
 
     `schemas` are those of the arguments, by the names of the tools that may be called. With
     `must_call` the reply is nothing but calls, behind its reasoning; calls of `strict` tools follow
@@ -273,7 +273,7 @@ class PartReader:
         return self._parser.push(text)
 
     def finish(self, text: str) -> Sequence[Part]:
-        """Return what is left of the parts, with the last of the text."""
+        """Return the rest of the parts, with the last of the text."""
         if self._parser is None:
             return self.push(text)
         return [*self._parser.push(text), *self._parser.finish()]
@@ -291,9 +291,9 @@ def control_tokens(texts: Sequence[str], vocabulary: Vocabulary) -> dict[int, st
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """A conversation as its template is to have it, and what is looked for in the reply."""
+    """A conversation in the form for its template, and the plan of the reply."""
 
-    messages: Sequence[Message]
+    messages: Sequence[Message] = ()
     tools: Sequence[Tool] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     plan: ReplyPlan = field(default_factory=ReplyPlan)
@@ -311,14 +311,14 @@ def plan_turn(
 ) -> ChatTurn:
     """Return how a conversation is rendered and its reply read; raises `RequestError`.
 
-    A template that knows no tools is refused where there are some, and so is one whose model's
-    syntax of calls is not known.
+    Tools are refused if the template does not render them, or if the syntax of the model's calls
+    is not known.
     """
     if choice.mode == "required" and not tools:
         raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
     used = tools if choice.mode != "none" else ()
     template = _template(engine, used)
-    if template is None:  # what needs one says so
+    if template is None:  # rendering refuses it, too
         if used:
             raise RequestError("tools need a chat template, and this model has none", "tools")
         return ChatTurn(messages, (), template_kwargs or {})

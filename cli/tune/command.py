@@ -18,7 +18,6 @@ from specrun.cli.options.prompt import named_target
 from specrun.cli.options.sampling import SamplingGrid
 from specrun.cli.terminal.screen import print_table, progress_bar
 from specrun.cli.terminal.terminal import Terminal, require_file
-from specrun.cli.tune.mixture import warn_of_experts
 from specrun.cli.tune.options import (
     LayerSkip,
     TuneOutput,
@@ -29,6 +28,7 @@ from specrun.cli.tune.options import (
     tune_sampling_options,
     tune_text_options,
 )
+from specrun.cli.tune.target_costs import warn_of_experts
 
 if TYPE_CHECKING:
     from specrun.runtime.tuning import Candidate, ShapeTrial, TunedSetting, TuneOptions, TuneResult

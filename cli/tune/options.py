@@ -9,7 +9,7 @@ import click
 
 from specrun.cli.options.group import MODEL, OUTPUT, Section, option_group
 from specrun.cli.options.model import MODEL_DRAFT
-from specrun.cli.options.output import json_option
+from specrun.cli.options.output import json_option, plot_option
 from specrun.cli.options.prompt import (
     no_template_option,
     prompt_file_option,
@@ -104,9 +104,7 @@ tune_output_options = option_group(
     "output",
     TuneOutput,
     json_option("Print everything that was measured as JSON."),
-    OUTPUT.option(
-        "--plot FILE", "Draw the cost curves and the plans' speeds: a .png, .svg or .pdf.", NEW_FILE
-    ),
+    plot_option("the cost curves and the plans' speeds"),
     OUTPUT.option(
         "--save/--no-save",
         "Keep the plan, so that chat and generate use it for this pair.",

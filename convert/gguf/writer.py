@@ -17,7 +17,7 @@ from gguf import GGUFValueType, GGUFWriter
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.files import check_target, require_free_space, unnamed_path
 from specrun.bindings.gguf import TENSOR_TYPES, stored_bytes
-from specrun.bindings.models.trial import is_known_file, remember_written
+from specrun.bindings.models import is_known_file, remember_written
 
 # == Metadata: keys with values of stated types, in order ==========================================
 

@@ -21,7 +21,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.checkpoint import Checkpoint, read_json_object
 from specrun.convert.families import family_of
 from specrun.convert.families.family import Array

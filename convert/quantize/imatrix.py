@@ -15,13 +15,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.input_observer import InputObserver, InputSums
+from specrun.bindings.contexts import Batch, Context, ContextOptions, InputObserver, InputSums
 from specrun.bindings.errors import OptionError, PairError
 from specrun.bindings.files import check_target, require_writable
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.quantize.imatrix_file import (
     ImportanceEntry,
     ImportanceMatrix,

@@ -18,7 +18,7 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.files import atomic_path, check_target, require_free_space, require_writable
 from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header, stored_bytes
-from specrun.bindings.models.trial import is_known_file, remember_written
+from specrun.bindings.models import is_known_file, remember_written
 from specrun.bindings.quantizer import (
     COPY,
     FILE_TYPE_ALIASES,

@@ -19,8 +19,7 @@ import jinja2.meta
 from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.bindings.models import Model, Vocabulary
 from specrun.runtime.chat.sandbox import TemplateSandbox
 
 Message = Mapping[str, Any]

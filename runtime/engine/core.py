@@ -35,7 +35,7 @@ from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
 from specrun.runtime.memory import Fitted
 from specrun.runtime.online import RejectionStore, open_rejections
 from specrun.runtime.round.backend_laws import is_wanted
-from specrun.runtime.round.drafter import Owned, close_all
+from specrun.runtime.round.drafter import Owned
 from specrun.runtime.round.target import TargetModel
 
 if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
@@ -182,13 +182,13 @@ class EngineCore(ABC):
         # that it was drawn from, so never in the middle of one.
         trust = trusting_files() if self.options.trust else nullcontext()
         with trust, placing(self.options.placement):
-            replaced = self._choices.swap(drafter, files)
+            self._choices.swap(drafter, files)
             try:
-                for session in self._sessions:
-                    if session.drafter in replaced and session.drafters is not None:
-                        session.turn_to_drafter(session.drafters.get(session.drafters.own))
+                for session, drafters in zip(self._sessions, self._choices.slots, strict=True):
+                    if session.drafter not in drafters.started.values():
+                        session.turn_to_drafter(drafters.get(drafters.own))
             finally:
-                close_all(replaced)
+                self._choices.close_unused()
 
     def save_session(self, path: str | os.PathLike[str]) -> int:
         """Keep the cache of the conversation so far in a file; return how many tokens it holds.

@@ -45,19 +45,19 @@ class RuntimeOptions:
     the target was trained with as there is memory for; larger values than that are cut to it,
     unless `rope` stretches positions, which then holds for the draft model too. `placement` has the
     devices of models, of this machine and of others; without one, every GPU of this machine.
-    `n_gpu_layers` is a count, "all" or "auto" (as many as fit, with the context, the
-    drafter and a margin: `Runtime.memory_line`). `seed` None or -1 picks one at random for every
-    answer, which its result names. `accept` names the acceptance rule: exact ones, or
-    "typical(eps=0.09, delta=0.3)", which is not. `reference` is a text file that prompt lookup
-    reads too: short for `prompt-lookup(reference=FILE)` wherever the drafter has a prompt lookup.
-    `trust` opens files that were not seen before without trying them in another process. `shape`
-    "fixed", or a width in tokens, evaluates as many tokens whatever is drafted, so that a text is
-    the same to the bit with any drafter of point masses of that width; "pairs" evaluates two tokens
-    at least. `backend_sampling` "on", or "auto" if a GPU has the whole target, sends only the best
-    logits of each row to the host, in answers without log-probabilities that keep a top k; one GPU
-    was tried. `lora` are adapters for the target, each a FILE or FILE:SCALE; the drafter stays as
-    it is, so its acceptance may fall. `learn` True keeps rejected drafts in a buffer
-    (`Runtime.rejections`), "keep" in the user's state folder, a path in that file; only a
+    `n_gpu_layers` is a count, "all" or "auto" (as many as fit, with the context, the drafter and a
+    margin: `Runtime.memory_line`). `seed` None or -1 picks one at random for every answer, which
+    its result names. `accept` names the acceptance rule: exact ones, or "typical(eps=0.09,
+    delta=0.3)", which is not. `reference` is a text file that prompt lookup reads too: short for
+    `prompt-lookup(reference=FILE)` wherever the drafter has a prompt lookup. `trust` opens files
+    that were not seen before without trying them in another process. `shape` "fixed", or a width in
+    tokens, evaluates as many tokens whatever is drafted, so that a text is the same to the bit with
+    any drafter of point masses of that width; "pairs" evaluates two tokens at least.
+    `backend_sampling` "on", or "auto" if a GPU has the whole target, sends only the best logits of
+    each row to the host, in answers without log-probabilities that keep a top k; one GPU was tried.
+    `lora` are adapters for the target, each a FILE or FILE:SCALE; the drafter stays as it is, so
+    its acceptance may fall. `learn` True keeps rejected drafts in a buffer (`Runtime.rejections`),
+    "keep" in the user's state folder, a path in that file; only a
     `specrun.train.online.online_drafter.OnlineDrafter` learns from them. A request may choose
     "none", the drafter or one of the drafters `others`, in full or by the name of its method if
     only one has it, and another acceptance rule: any exact one if `accept` is exact, any that is

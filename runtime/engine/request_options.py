@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,6 +142,7 @@ class Choices:
         self._single = slots == 1
         self._own_rule, self.environment = self._allowed(opened.rule), opened.environment
         self._given = opened.weights
+        self._perhaps_unused: list[Owned] = []
         self._named = rules
         kinds = [RuleKind.of(rule) for rule in (self._own_rule, *map(self._rule_of, rules))]
         self._kinds = (*dict.fromkeys(kinds),)
@@ -189,40 +189,53 @@ class Choices:
     def close(self) -> None:
         """Close all drafters, then the weights of those that were opened here."""
         weights = [each for each in self.weights.values() if each is not self._given]
-        close_all([*self.slots, *weights])
+        close_all([*self._unused(), *self.slots, *weights])
 
     # -- swapping ----------------------------------------------------------------------------------
 
-    def swap(self, drafter: str, files: Mapping[str, Path] | None) -> list[Owned]:
-        """Replace the default drafter by that of another expression; return the replaced parts.
+    def swap(self, drafter: str, files: Mapping[str, Path] | None) -> None:
+        """Replace the default drafter by that of another expression.
 
-        The caller closes those once no session has them. Raises as building a drafter does, and
-        `OptionError` for one that needs more room or other states of the target; all then stays.
+        `close_unused` closes the old one, once no session has it. Raises as building a drafter
+        does, and `OptionError` for one that needs more room or other states of the target; all then
+        stays.
         """
         environment = self.environment
         if files is not None:
             environment = dataclasses.replace(environment, default_files=files)
         keys = [key for key in self.weights if key.expression == self.own.expression]
-        with ExitStack() as opened:
-            new: dict[DrafterKey, DrafterWeights] = {}
-            first: dict[DrafterKey, Drafter] = {}
+        new: dict[DrafterKey, DrafterWeights] = {}
+        first: dict[DrafterKey, Drafter] = {}
+        try:
             for key in keys:
                 exact, keeps_rows = key.kind
                 made_for = dataclasses.replace(environment, by_clock=exact, keeps_rows=keeps_rows)
                 new[key] = build_drafter(drafter, made_for)
-                opened.callback(new[key].close)
                 first[key] = new[key].start()
-                opened.callback(first[key].close)
                 require_as_small(first[key], self.slots[0].get(key))
-            opened.pop_all()
-        replaced: list[Owned] = [
-            slot.started.pop(key) for key in keys for slot in self.slots if key in slot.started
-        ]
-        replaced += [self.weights[key] for key in keys]
-        self.own_drafter, self.environment = str(parse_expression(drafter)), environment
-        self.weights.update(new)
+        except BaseException:
+            close_all([*first.values(), *new.values()])
+            raise
+        drafters = [slot.started[key] for slot in self.slots for key in keys if key in slot.started]
+        weights = [*(self.weights[key] for key in keys), *new.values()]
+        # Before anything changes: an interrupt leaves either drafter, and the other in this list.
+        self._perhaps_unused += [*drafters, *first.values(), *weights]
         self.slots[0].started.update(first)
-        return replaced
+        self.weights.update(new)
+        for slot in self.slots[1:]:
+            for key in keys:
+                slot.started.pop(key, None)
+        self.own_drafter, self.environment = str(parse_expression(drafter)), environment
+
+    def close_unused(self) -> None:
+        """Close the drafters that were replaced, then their weights."""
+        close_all(self._unused())
+        self._perhaps_unused = []
+
+    def _unused(self) -> list[Owned]:
+        used = [drafter for slot in self.slots for drafter in slot.started.values()]
+        known = {id(each) for each in (*used, *self.weights.values())}
+        return [each for each in self._perhaps_unused if id(each) not in known]
 
     # -- choosing ----------------------------------------------------------------------------------
 

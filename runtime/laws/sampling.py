@@ -1,7 +1,7 @@
 """Sampling settings (temperature, top-k, top-p, penalties, ...) with llama.cpp's defaults.
 
-What they come to for a row (which samplers do anything, in which order) is worked out once, for it
-is asked for every row.
+Each is declared once, for all faces of the program. Facts that every row needs (the samplers that
+have an effect, in their order) are computed once.
 """
 
 from __future__ import annotations
@@ -223,25 +223,13 @@ def _is_bias(value: object) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams(_WorkedOut):
-    """Sampling settings: what is done to a row's logits, by the `samplers` in their order.
+    """Sampling settings: changes of a row's logits, by the `samplers` in their order.
 
-    First goes what the `grammar` forbids. Then comes `logit_bias` (maps token ids to what is added
-    to their logit; -inf forbids), and:
-
-    - `penalties` on the last `repeat_last_n` tokens (0: none, -1: all);
-    - `dry` on tokens that go on with a repetition among the last `dry_penalty_last_n` tokens which
-      is longer than `dry_allowed_length`; texts of `dry_sequence_breakers` end a repetition;
-    - `top_n_sigma` (0 or less: off), `top_k` (0: off), `typ_p` (`typical_p` 1: off), `top_p` (1:
-      off) and `min_p` (0: off), which truncate;
-    - `xtc`, which cuts off all tokens of `xtc_threshold` and more but the last, with
-      `xtc_probability` (0: off);
-    - `temperature`, 0 for greedy; with a `dynatemp_range` above 0 it moves by so much with the
-      entropy, to the power of `dynatemp_exp`.
-
-    `mirostat` 1 or 2 stands for all of these but bias and temperature: it aims at a surprise of
-    `mirostat_ent` bits a token and learns at the rate `mirostat_lr`. `stop` strings end the answer
-    and are not part of it; they may span tokens. `seed` None takes the runtime's, -1 a random one.
-    Out-of-range values raise `OptionError`.
+    The `grammar` goes first, then `logit_bias` (a mapping of token ids to what is added to their
+    logits; -inf forbids), then the samplers. Each field is declared with its help: which values
+    switch a sampler off, and what it does. `mirostat` takes the place of all samplers but a plain
+    temperature. `stop` strings end the answer and are not part of it; they may span tokens. `seed`
+    None takes the runtime's, -1 a random one. Out-of-range values raise `OptionError`.
     """
 
     temperature: float = _setting(

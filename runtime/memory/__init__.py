@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
-    from specrun.runtime.memory.count import AskedCounts, parts_of
+    from specrun.runtime.memory.count import MemoryCounts, parts_of
     from specrun.runtime.memory.fit import (
         Fitted,
         LayerCount,

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from specrun.bindings.contexts.context import Context, MtpContext
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions, MtpContext
 from specrun.bindings.gguf import GGUFHeader, read_header
-from specrun.bindings.machine.placement import Placement, placing
+from specrun.bindings.machine import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import Breakdown, CountedModel, memory_breakdown
-from specrun.bindings.models.nextn import ROLLBACK_ARCHITECTURES
+from specrun.bindings.models import ROLLBACK_ARCHITECTURES
 from specrun.runtime.language import (
     METHODS,
     Expression,
@@ -217,15 +216,15 @@ def _heads(header: GGUFHeader, target: ModelShape) -> HeadPart:
 
 # == Counts by llama.cpp ===========================================================================
 #
-# `AskedCounts` opens models without their weights on the CPU (`CountedModel`): the graphs there
-# take as much as on a card, but for the copies between the two. `asked_on_devices` counts on the
+# `MemoryCounts` opens models without their weights on the CPU (`CountedModel`): the graphs there
+# take as much as on a card, but for the copies between the two. `count_on_devices` counts on the
 # devices of this machine.
 
 
 _CPU_ONLY = Placement(devices=("none",))
 
 
-class AskedCounts:
+class MemoryCounts:
     """Bytes of weights, cells and compute buffers, each counted once by llama.cpp.
 
     A context manager: it keeps models open. Raises as `Model` does for files that cannot be loaded,
@@ -237,7 +236,7 @@ class AskedCounts:
         self._models: dict[tuple[object, bool], CountedModel] = {}
         self._found: dict[tuple[object, ...], Breakdown] = {}
 
-    def __enter__(self) -> AskedCounts:
+    def __enter__(self) -> MemoryCounts:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -250,11 +249,11 @@ class AskedCounts:
 
     def weights(self, part: ModelPart) -> int:
         """Return the bytes of all weights in this machine's memory."""
-        return self._ask(part, STEP, nextn=part.alone).weights
+        return self._count(part, STEP, nextn=part.alone).weights
 
     def compute(self, part: ModelPart, n_ctx: int, *, nextn: bool = False) -> int:
         """Return the bytes of the compute buffers of a context, all on one device."""
-        return self._ask(part, n_ctx, nextn=nextn).compute
+        return self._count(part, n_ctx, nextn=nextn).compute
 
     def cells(self, part: ModelPart, n_ctx: int, *, nextn: bool = False) -> list[int]:
         """Return the bytes of the cells of each layer, of the NextN blocks alone if `nextn`.
@@ -263,7 +262,7 @@ class AskedCounts:
         bytes in every step; recurrent states do not grow. Both are counted at two lengths, and
         shared out by the layers' widths.
         """
-        first, second = (self._ask(part, n * STEP, nextn=nextn).cells for n in (1, 2))
+        first, second = (self._count(part, n * STEP, nextn=nextn).cells for n in (1, 2))
         growing, states = second - first, 2 * first - second
         model = part.model
         layers = model.blocks if nextn else model.trunk
@@ -274,12 +273,12 @@ class AskedCounts:
         found[layers.start : layers.stop] = map(int.__add__, keys, kept)
         return found
 
-    def _ask(self, part: ModelPart, n_ctx: int, *, nextn: bool) -> Breakdown:
+    def _count(self, part: ModelPart, n_ctx: int, *, nextn: bool) -> Breakdown:
         options = dataclasses.replace(part.context, n_ctx=n_ctx, n_rollback=part.n_rollback)
         key = part.model.path, part.nextn, options, nextn
         if key not in self._found:
             with placing(_CPU_ONLY):
-                found = asked_breakdown(self._model(part), options, nextn=nextn)
+                found = count_context(self._model(part), options, nextn=nextn)
             self._found[key] = sum(found.values(), Breakdown())
         return self._found[key]
 
@@ -298,7 +297,7 @@ def _shared_out(n_bytes: int, widths: Sequence[int]) -> list[int]:
     return [n_bytes * b // ends[-1] - n_bytes * a // ends[-1] for a, b in pairwise(ends)]
 
 
-def asked_breakdown(
+def count_context(
     model: CountedModel, options: ContextOptions, *, nextn: bool = False
 ) -> dict[str, Breakdown]:
     """Return the bytes that a context of a model would take, by device name (`HOST_NAME`: CPU)."""
@@ -306,7 +305,7 @@ def asked_breakdown(
         return memory_breakdown(context)
 
 
-def asked_on_devices(part: ModelPart, n_ctx: int, n_gpu_layers: int) -> dict[str, Breakdown]:
+def count_on_devices(part: ModelPart, n_ctx: int, n_gpu_layers: int) -> dict[str, Breakdown]:
     """Return the bytes that a part takes on the devices in force (`placing`), by device name."""
     options = dataclasses.replace(part.context, n_ctx=n_ctx, n_rollback=part.n_rollback)
     found: dict[str, Breakdown] = {HOST_NAME: Breakdown()}
@@ -314,7 +313,7 @@ def asked_on_devices(part: ModelPart, n_ctx: int, n_gpu_layers: int) -> dict[str
         part.model.path, n_gpu_layers=n_gpu_layers, load_nextn=part.nextn, drafts=part.drafts
     ) as model:
         for nextn in part.contexts:
-            for name, counts in asked_breakdown(model, options, nextn=nextn).items():
+            for name, counts in count_context(model, options, nextn=nextn).items():
                 known = found.get(name, Breakdown())
                 # A second context shares the weights.
                 weights = counts.weights if not known.weights else 0

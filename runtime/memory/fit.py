@@ -9,20 +9,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import DecodeMemoryError, OptionError, OutOfMemoryError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.library import quiet_log
-from specrun.bindings.machine.devices import Device
-from specrun.bindings.machine.placement import Placement, current_placement, resolve_placement
+from specrun.bindings.machine import Device, Placement, current_placement, resolve_placement
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.runtime.memory.count import (
     HEADS,
     STEP,
     TARGET,
-    AskedCounts,
+    MemoryCounts,
     ModelPart,
-    asked_on_devices,
+    count_on_devices,
     parts_of,
 )
 from specrun.runtime.memory.plan import MemoryPlan, PlanRequest, PlanRow, PlanSettings, count_plan
@@ -41,7 +40,7 @@ LEAST_CTX = 4096
 _MOST_WAYS = 3
 
 _Count = Callable[[int, int, int], MemoryPlan]
-"""AskedCounts a plan of so much context, layers of the target on devices, and of drafts."""
+"""MemoryCounts a plan of so much context, layers of the target on devices, and of drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class WayOut:
     plan: MemoryPlan
 
 
-def choose_plan(request: PlanRequest, wish: Wish, counts: AskedCounts) -> MemoryPlan:
+def choose_plan(request: PlanRequest, wish: Wish, counts: MemoryCounts) -> MemoryPlan:
     """Return the plan with the most layers on devices, then the most context, that fits.
 
     If none fits, the nearest one, which does not `fit`.
@@ -129,7 +128,7 @@ def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:
     return low
 
 
-def ways_out(plan: MemoryPlan, counts: AskedCounts) -> list[WayOut]:
+def ways_out(plan: MemoryPlan, counts: MemoryCounts) -> list[WayOut]:
     """Return up to three ways to make a plan fit, each counted anew: it fits.
 
     A smaller context; keys and values of q8_0, with less context if that is needed; fewer layers on
@@ -168,7 +167,7 @@ def ways_out(plan: MemoryPlan, counts: AskedCounts) -> list[WayOut]:
     return found
 
 
-def _combined(plan: MemoryPlan, counts: AskedCounts) -> list[WayOut]:
+def _combined(plan: MemoryPlan, counts: MemoryCounts) -> list[WayOut]:
     """Return fewer layers together with less cache, which leaves more of them on devices."""
     variants: list[tuple[str, MemoryPlan]] = []
     n_ctx = min(LEAST_CTX, plan.settings.n_ctx)
@@ -186,7 +185,7 @@ def _combined(plan: MemoryPlan, counts: AskedCounts) -> list[WayOut]:
     return found
 
 
-def can_quantize(request: PlanRequest, counts: AskedCounts) -> bool:
+def can_quantize(request: PlanRequest, counts: MemoryCounts) -> bool:
     """Whether q8_0 would make keys and values smaller, and llama.cpp accepts it for them."""
     context = request.target.context
     wide = {"f32", "f16", "bf16"} & {context.cache_type_k, context.cache_type_v}
@@ -199,7 +198,7 @@ def can_quantize(request: PlanRequest, counts: AskedCounts) -> bool:
     return True
 
 
-def _fewer_layers(plan: MemoryPlan, counts: AskedCounts) -> MemoryPlan | None:
+def _fewer_layers(plan: MemoryPlan, counts: MemoryCounts) -> MemoryPlan | None:
     request, settings = plan.request, plan.settings
     layers = plan.layers_on_devices
     most = _largest(
@@ -295,7 +294,7 @@ def ways_text(ways: Sequence[WayOut], place: int) -> str:
     return "; ".join(f"{way.options} ({size_text(way.plan.total(place))})" for way in ways)
 
 
-def alternatives(plan: MemoryPlan, counts: AskedCounts) -> str:
+def alternatives(plan: MemoryPlan, counts: MemoryCounts) -> str:
     """Return the bytes of a plan by place and part, and those of halved settings."""
     request, settings = plan.request, plan.settings
     places = [(HOST, "this machine"), *((n, d.name) for n, d in enumerate(request.devices))]
@@ -433,7 +432,7 @@ def fit_here(loading: Loading) -> Fitted | None:
     if not devices and not loading.leaves_context:
         return None
     try:
-        with quiet_log(), AskedCounts() as counts:
+        with quiet_log(), MemoryCounts() as counts:
             request = _request(loading, devices, target, draft)
             wish = _wish(loading, request)
             plan = _confirmed(choose_plan(request, wish, counts), wish, counts)
@@ -480,7 +479,7 @@ def plan_in_use(loading: Loading) -> str:
     """
     try:
         devices, target, draft = _devices_in_force()
-        with quiet_log(), AskedCounts() as counts:
+        with quiet_log(), MemoryCounts() as counts:
             request = _request(loading, devices, target, draft)
             wish = _wish(loading, request)
             settings = PlanSettings(
@@ -560,8 +559,8 @@ def _wish(loading: Loading, request: PlanRequest) -> Wish:
         return -1 if wanted == "all" else wanted
 
     sizes = [
-        context.rope.context_size(asked, model.n_ctx_train, model.rope_factor)
-        for asked in (context.n_ctx, 0)
+        context.rope.context_size(wanted, model.n_ctx_train, model.rope_factor)
+        for wanted in (context.n_ctx, 0)
     ]
     given = context.n_ctx if request.target.shared else sizes[0]
     return Wish(
@@ -572,7 +571,7 @@ def _wish(loading: Loading, request: PlanRequest) -> Wish:
     )
 
 
-def _confirmed(plan: MemoryPlan, wish: Wish, counts: AskedCounts) -> MemoryPlan:
+def _confirmed(plan: MemoryPlan, wish: Wish, counts: MemoryCounts) -> MemoryPlan:
     """Return a plan with llama.cpp's counts on its devices in place of the estimates.
 
     If they do not fit, and a setting is left to choose, another plan.
@@ -581,19 +580,19 @@ def _confirmed(plan: MemoryPlan, wish: Wish, counts: AskedCounts) -> MemoryPlan:
     for _ in range(_MOST_CORRECTIONS):
         if not request.devices:
             return plan
-        asked = _asked(plan)
-        if not asked.excess_on_devices or not plan.fits:
-            return asked
+        counted = _counted(plan)
+        if not counted.excess_on_devices or not plan.fits:
+            return counted
         devices = tuple(
-            replace(device, kept=device.kept + max(0, asked.total(place) - device.budget))
-            for place, device in enumerate(asked.request.devices)
+            replace(device, kept=device.kept + max(0, counted.total(place) - device.budget))
+            for place, device in enumerate(counted.request.devices)
         )
         request = replace(request, devices=devices)
         plan = choose_plan(request, wish, counts)
-    return _asked(plan)
+    return _counted(plan)
 
 
-def _asked(plan: MemoryPlan) -> MemoryPlan:
+def _counted(plan: MemoryPlan) -> MemoryPlan:
     request, settings = plan.request, plan.settings
     names = {device.name: place for place, device in enumerate(request.devices)}
     rows = [row for row in plan.rows if row.kind == "output rows"]
@@ -603,7 +602,7 @@ def _asked(plan: MemoryPlan) -> MemoryPlan:
         if not isinstance(part, ModelPart):
             continue
         layers = settings.n_gpu_layers_draft if part.drafts else settings.n_gpu_layers
-        found = asked_on_devices(part, part.n_ctx(settings.n_ctx), layers)
+        found = count_on_devices(part, part.n_ctx(settings.n_ctx), layers)
         for kind, name in (
             ("weights", "weights"),
             ("keys and values", "cells"),
@@ -620,7 +619,7 @@ def _asked(plan: MemoryPlan) -> MemoryPlan:
     return replace(plan, rows=tuple(rows))
 
 
-def _require_room(plan: MemoryPlan, devices: Sequence[Device], counts: AskedCounts) -> None:
+def _require_room(plan: MemoryPlan, devices: Sequence[Device], counts: MemoryCounts) -> None:
     """Raise if a card of this machine has less memory than a plan needs there."""
     for place, device in enumerate(plan.request.devices):
         needed = plan.total(place)

@@ -1,7 +1,7 @@
 """The memory plan: bytes of each part of a runtime on each device, row by row.
 
 Weights are summed by layer from the header; llama.cpp counts cells and compute buffers of the whole
-model on one device (`AskedCounts`). Every device with layers gets the whole compute buffer. A card
+model on one device (`MemoryCounts`). Every device with layers gets the whole compute buffer. A card
 that also computes with this machine's weights needs room for the largest.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from specrun.runtime.memory.count import TARGET, AskedCounts, HeadPart, ModelPart, Part
+from specrun.runtime.memory.count import TARGET, HeadPart, MemoryCounts, ModelPart, Part
 from specrun.runtime.memory.shape import (
     HOST,
     MemoryDevice,
@@ -125,7 +125,7 @@ class MemoryPlan:
         return self.n_layers if wanted < 0 else min(wanted, self.n_layers)
 
 
-def count_plan(request: PlanRequest, settings: PlanSettings, counts: AskedCounts) -> MemoryPlan:
+def count_plan(request: PlanRequest, settings: PlanSettings, counts: MemoryCounts) -> MemoryPlan:
     """Count the bytes of all parts with these settings."""
     rows: list[PlanRow] = []
     output_place = HOST
@@ -141,7 +141,7 @@ def count_plan(request: PlanRequest, settings: PlanSettings, counts: AskedCounts
 
 
 def _model_rows(
-    request: PlanRequest, part: ModelPart, places: Sequence[int], n_ctx: int, counts: AskedCounts
+    request: PlanRequest, part: ModelPart, places: Sequence[int], n_ctx: int, counts: MemoryCounts
 ) -> list[PlanRow]:
     overrides = () if part.drafts else request.overrides
     weights = weights_by_place(part.model, places, overrides, load_nextn=part.nextn)
@@ -193,7 +193,7 @@ def _compute(
     weights: Weights,
     whole: int,
     n_ctx: int,
-    counts: AskedCounts,
+    counts: MemoryCounts,
 ) -> dict[int, int]:
     """Return compute buffers by place: graphs, their inputs, weights that are copied to a card."""
     context = part.context
@@ -214,7 +214,7 @@ def _compute(
     return found
 
 
-def _widened_cells(part: ModelPart, n_ctx: int, counts: AskedCounts) -> int:
+def _widened_cells(part: ModelPart, n_ctx: int, counts: MemoryCounts) -> int:
     """Return the bytes of F16 copies of one layer's keys and values that are of another type.
 
     The largest layer's: a copy lives no longer than its layer is computed.

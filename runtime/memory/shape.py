@@ -15,9 +15,8 @@ import numpy as np
 
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, TensorInfo, read_header
-from specrun.bindings.machine.devices import Device, available_memory
-from specrun.bindings.models.model import rope_factor
-from specrun.bindings.models.nextn import NextnBlocks, read_nextn, split_headers
+from specrun.bindings.machine import Device, available_memory
+from specrun.bindings.models import NextnBlocks, read_nextn, rope_factor, split_headers
 
 # == The shape of a model ==========================================================================
 
@@ -69,7 +68,7 @@ class ModelShape:
             n_vocab,
             _count(path, header, "context_length"),
             n_layers,
-            _count(path, header, "nextn_predict_layers", 0),
+            min(n_layers, _count(path, header, "nextn_predict_layers", 0)),
             read_nextn(path, header),
             rope_factor(header),
             keys,

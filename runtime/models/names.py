@@ -10,8 +10,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import FileMissingError, OptionError, SpecrunError
 from specrun.bindings.gguf import GGUFHeader, read_any_header, read_header
-from specrun.bindings.models.nextn import read_nextn
-from specrun.bindings.models.vocabulary import stored_fingerprint
+from specrun.bindings.models import read_nextn, stored_fingerprint
 from specrun.runtime.heads.file import TARGET_VOCABULARY
 from specrun.runtime.language import method_of_head
 from specrun.runtime.models.hub import HUB_PREFIX, HubName, Progress, fetch_model

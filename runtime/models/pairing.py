@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from specrun.bindings.errors import PairError, UnsupportedModelError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 # The constants of llama.cpp's speculative decoding: vocabularies may differ by this many tokens,
 # and the first ids (unknown, bos, eos, padding) may have other texts.

@@ -1,7 +1,7 @@
-"""Batch noise: its figures by hand, what quantized and F32 models show, and a fixed shape's bits.
+"""Batch noise: its figures by hand, those of quantized and F32 models, and a fixed shape's bits.
 
 Nothing here is drawn: models and texts are fixed. Sizes of noise are those of this machine's
-kernels, so tests hold only what has orders of magnitude to spare.
+kernels, so tests require only figures with orders of magnitude to spare.
 """
 
 from __future__ import annotations
@@ -22,10 +22,9 @@ from specrun.bench.batch_noise import (
     measure_batch_noise,
 )
 from specrun.bench.model_comparison import Chunk, scored_logits
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions
 from specrun.bindings.errors import OptionError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.conversion import FIXED_TEXT
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama

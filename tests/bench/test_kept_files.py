@@ -20,10 +20,10 @@ import pytest
 from specrun.bench.accelerate import training
 from specrun.bench.accelerate.record import Contender, LeftOut, Record, Sweep
 from specrun.bench.accelerate.training import TrainingOrder, TrainingPlan
-from specrun.bench.diagnosis.work import Work
+from specrun.bench.diagnosis.diagnosis import Work
 from specrun.bindings import files as files_module
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.models.model import Model
+from specrun.bindings.contexts import ContextOptions
+from specrun.bindings.models import Model
 from specrun.runtime.online import BufferKey, learn_folder, open_rejections
 from specrun.runtime.planning import (
     ANY,
@@ -50,7 +50,7 @@ SETTINGS = describe_settings(CONTEXT, 0, 0)
 
 @dataclass(frozen=True)
 class Kept:
-    """A good file, and its reader, which returns nothing ("falsy") where it is damaged."""
+    """A good file, and its reader, which returns nothing ("falsy") if it is damaged."""
 
     path: Path
     read: Callable[[], object]
@@ -232,7 +232,7 @@ def numbers_in(value: object) -> Iterator[float]:
 
 
 def test_any_value_may_be_junk(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
-    """Nothing is raised; what is still taken has finite numbers, and what is not was named."""
+    """Nothing is raised; kept values have finite numbers, and dropped ones were named."""
     content = json.loads(kept.path.read_text())
     n_left_out = 0
     for way in places(content):
@@ -243,7 +243,7 @@ def test_any_value_may_be_junk(kept: Kept, caplog: pytest.LogCaptureFixture) -> 
             n_left_out += not found
             if isinstance(found, CostCurve):
                 assert math.isfinite(found.seconds(64) / found.seconds(1))
-            # Of a curve, acceptance or training for something else nothing is said.
+            # A curve, acceptance or training for something else causes no warning.
             assert len(said) <= 1
     assert n_left_out > 100
 

@@ -14,15 +14,15 @@ from click.testing import Result
 from support.commands import run
 
 from specrun.bench.layer_search import CutJudge, LayerSearchOptions, LayerTrial, search_layers
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import RandomLlama, write_random_llama
 from specrun.convert.gguf import GGUFSource, PlannedTensor, write_gguf
 from specrun.runtime.laws import SamplingParams
 
 LAYERS = 5
-NEEDED = {1, 3}  # the other layers add nothing to what passes through
+NEEDED = {1, 3}  # the other layers add nothing to their input
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_the_layers_that_do_nothing_are_found(sparse: Path, steady: None) -> Non
 
 
 def test_acceptance_is_what_drafting_would_accept(sparse: Path, steady: None) -> None:
-    """Where every needed layer is kept, all is accepted; the share is below 1 where one is not."""
+    """If every needed layer is kept, all is accepted; the share is below 1 if one is not."""
     trials = search_layers(options(sparse, evaluations=30), prompts).trials
     for trial in trials:
         assert trial.acceptance == pytest.approx(1.0) or not set(trial.kept) >= NEEDED

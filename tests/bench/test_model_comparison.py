@@ -17,11 +17,9 @@ from specrun.bench.model_comparison import (
     summarise_rows,
     tensor_errors,
 )
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.errors import OptionError, PairError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama

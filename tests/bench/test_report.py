@@ -139,7 +139,7 @@ def test_rules_that_are_not_exact_are_marked() -> None:
 def test_csv_has_one_row_a_result_and_raw_numbers() -> None:
     rows = list(csv.DictReader(io.StringIO(to_csv([PLAIN, DRAFTED]))))
     assert len(rows) == 2
-    assert "speed_up" not in rows[0]  # it would stand beside speed_up_value
+    assert "speed_up" not in rows[0]  # speed_up_value is in the row
     assert rows[0]["speed_up_value"] == ""
     assert float(rows[1]["speed_up_value"]) == 2.0
     assert float(rows[1]["tokens_per_second_median"]) == 22.0

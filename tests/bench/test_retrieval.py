@@ -1,4 +1,4 @@
-"""Inputs for measuring retrieval: workloads, documentation; the literature beside them."""
+"""Inputs for measuring retrieval: workloads, documentation; the literature's figures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from support.commands import results_of, run
 from specrun.bench.drafters.corpus import Entry, documentation_store, store_description
 from specrun.bench.drafters.prompts import Conversation, demo_workload
 from specrun.bench.report import literature_note
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.drafters.retrieval import open_store
 
@@ -42,7 +42,7 @@ def test_repeated_questions_were_answered_before(context: int) -> None:
         assert [message["role"] for message in chat] == ["user", "assistant"] * (len(chat) // 2) + [
             "user"
         ]
-        # Asked once before, however long the conversation.
+        # Once before, however long the conversation.
         assert sum(message["content"] == question for message in chat) == 2
         assert context <= count_words(chat) < max(context, 60) + 60
 

@@ -10,12 +10,10 @@ import pytest
 from support.tiny_models import F32
 
 from specrun.bindings import direct_calls
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.direct_calls import CALLS
 from specrun.bindings.library import address_of, llama
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 compiled = pytest.mark.skipif(CALLS is None, reason="nothing was compiled")
 
@@ -47,7 +45,7 @@ def test_pieces_are_those_that_llama_cpp_writes(model, way):
 
 
 def test_a_piece_may_be_of_any_length(way, monkeypatch):
-    """The function is asked again with as much room as it said."""
+    """The function is called again with as much room as it returned."""
     text = b"long" * 40
     asked: list[int] = []
 

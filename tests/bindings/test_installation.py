@@ -9,7 +9,7 @@ import pytest
 
 from specrun.bindings import installation
 from specrun.bindings.errors import MissingPackageError
-from specrun.bindings.machine.devices import describe_backends
+from specrun.bindings.machine import describe_backends
 
 METADATA = [
     "numpy>=2.0",

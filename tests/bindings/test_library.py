@@ -18,9 +18,7 @@ import pytest
 from support.tiny_models import F32
 
 from specrun.bindings import library
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.errors import ClosedError
 from specrun.bindings.library import (
     NativeHandle,
@@ -33,7 +31,7 @@ from specrun.bindings.library import (
     native_function,
     own_cpp_library,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 LOAD = """
 import sys
@@ -132,7 +130,7 @@ def test_empty_lines_and_null_texts_are_left_out(router, caplog):
 
 
 CONTEXT = "llama_context *"
-# The third: what llama.dll exports, as others read it from shipped wheels; the last two by clang
+# The third: llama.dll's exports, as others read them from shipped wheels; the last two by clang
 # for x86_64-pc-windows-msvc.
 EXPORTS = [
     (("llama_set_embeddings_nextn", "void", CONTEXT, "bool", "bool"), "XPEAUllama_context@@_N1"),
@@ -164,7 +162,7 @@ def test_names_of_compilers(declaration: tuple[str, ...], types: str):
 
 
 def test_ggml_may_lie_in_libraries_of_its_own(monkeypatch: pytest.MonkeyPatch):
-    """As on Windows, where a handle shows its own functions only."""
+    """As on Windows, on which a handle shows its own functions only."""
     whole = library.llama()._lib
     first = type("Shown", (), {"__getitem__": lambda _, name: getattr(None, name)})()
     monkeypatch.setattr(library, "_libraries", lambda: [first, whole])

@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_no_mutant_is_met_by_whoever_opens_it(folder: Path, whole_sweep: bool) -> None:
-    """What dies in a trial is opened again with the trial in another process: that one must not.
+    """A mutant that dies in a trial is opened again, tried in another process: this one must live.
 
     The mutants' numbers are fixed, so that the same ones are opened each time.
     """

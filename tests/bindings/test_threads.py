@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from specrun.bindings.library import has_function
-from specrun.bindings.machine.devices import supports_gpu_offload
+from specrun.bindings.machine import supports_gpu_offload
 from specrun.bindings.threads import (
     SPIN_COUNT,
     Processors,
@@ -142,7 +142,7 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_libgomp_reads_the_setting() -> None:
-    """It prints the settings it has read when it is loaded, if asked to."""
+    """It prints the settings it has read when it is loaded, with a variable set."""
     if not has_function("GOMP_parallel"):
         pytest.skip("this llama.cpp is built without libgomp")
     code = "from specrun.bindings.library import llama; llama()"

@@ -1,4 +1,4 @@
-"""What the converter's tests share: checkpoint folders, and llama.cpp's own logits and text."""
+"""Shared by the converter's tests: checkpoint folders, and llama.cpp's own logits and text."""
 
 from __future__ import annotations
 
@@ -18,10 +18,8 @@ from support.tiny_checkpoints import (
     tokenizer_files,
 )
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.models.model import Model
+from specrun.bindings.contexts import Batch, Context, ContextOptions
+from specrun.bindings.models import Model
 
 
 @pytest.fixture
@@ -51,7 +49,7 @@ def logits() -> Callable[..., npt.NDArray[np.float32]]:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Fail what was skipped in the comparison of families."""
+    """Fail tests that were skipped in the comparison of families."""
     report = yield
     if report.skipped and item.path.name == "test_families.py":
         report.outcome, report.longrepr = "failed", "a family's comparison was skipped"

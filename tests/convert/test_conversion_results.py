@@ -1,4 +1,4 @@
-"""What a conversion leaves behind: name, metadata, the source's hash, any type; and nothing where
+"""Results of a conversion: name, metadata, the source's hash, any type; and nothing if
 it fails."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A converted checkpoint computes what the checkpoint means, and reads text as its tokenizer
+"""A converted checkpoint computes the same as the checkpoint, and reads text as its tokenizer
 does."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from support.tiny_checkpoints import (
 from tokenizers import Tokenizer
 
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_checkpoint
 
 TOKENS = [72, 101, 108, 256, 298, 32, 0, 255, 119, 111, 270, 33]

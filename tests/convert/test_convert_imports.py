@@ -1,4 +1,4 @@
-"""What importing the converter costs and says."""
+"""Imports of the converter: their cost, and their message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random models load, read and write text, and have the entropy that was asked for."""
+"""Random models load, read and write text, and have the entropy of their settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import RandomLlama, write_random_llama
 from specrun.convert.tokenizer import CONTROL, NORMAL, BytePairVocabulary
 
@@ -60,7 +60,7 @@ def test_tokens_of_a_large_vocabulary_are_reached(tmp_path: Path) -> None:
     ("scale", "low", "high"), [(0.0, 5.545, 5.546), (1.0, 4.7, 5.4), (6.0, 0.0, 2.5)]
 )
 def test_scale_sets_how_peaked_the_laws_are(tmp_path, logits, tied, scale, low, high) -> None:
-    # Half of the spread squared is what a normal law of logits takes from ln 256 = 5.545.
+    # Half of the spread squared is the loss of a normal law of logits from ln 256 = 5.545.
     write_random_llama(tmp_path / "m.gguf", RandomLlama(vocab_size=256, scale=scale, tied=tied))
     found = entropies(logits(tmp_path / "m.gguf", range(40))).mean()
     assert low <= found <= high

@@ -7,6 +7,7 @@ no file replaced by what Cython made of it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from support.scripted import LawTable, law_of
 from support.tree_laws import fixed
 from support.wrong_drafts import WRONG_DRAFTERS, DropsDuplicates, falsely_stated
 
+from specrun.bench.prove.rules import RowsByPath
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -38,13 +40,13 @@ from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import BlockRule, ExactRule, exact
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters.draft_model import DraftTreeDrafter, state
-from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
-from specrun.runtime.drafters.path_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
+from specrun.runtime.drafters.draft_model import model_drafter, state
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.source import HighestLogits, NodeRows
 from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.laws import law as law_module
 from specrun.runtime.round import Drafter, DraftRequest
-from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, parse_topology
+from specrun.runtime.trees import ROOT, DraftTree, Topology, TreeBuilder, parse_topology
 from specrun.runtime.trees import tree as tree_module
 
 RULES = {"exact": BlockRule(), "token": ExactRule()}
@@ -308,34 +310,30 @@ def test_an_unchanged_copy_passes() -> None:
 # -- draws -----------------------------------------------------------------------------------------
 
 
-def whole(rows: list[np.ndarray]) -> EvaluatedDepth:
+def whole(rows: list[np.ndarray]) -> NodeRows:
     """Whole rows, as a model has them."""
-    return rows
+    return NodeRows(rows)
 
 
-def highest(rows: list[np.ndarray]) -> EvaluatedDepth:
+def highest(rows: list[np.ndarray]) -> NodeRows:
     """The highest of each row with their names, as a head has them: one more than top-k keeps."""
     order = [np.sort(np.argsort(-row, kind="stable")[: CUT.top_k + 1]) for row in rows]
     logits = [row[best] for row, best in zip(rows, order, strict=True)]
-    return HighestLogits(np.array(order, np.int32), np.array(logits))
+    return NodeRows(highest=HighestLogits(np.array(order, np.int32), np.array(logits)))
 
 
-Said = Callable[[list[np.ndarray]], EvaluatedDepth]
+Said = Callable[[list[np.ndarray]], NodeRows]
 
 
 def below_rows(drafts: RowTable, shape: str, said: Said) -> Propose:
     """Trees that are drawn depth by depth, from rows that a table has."""
 
     def propose(request: DraftRequest) -> DraftTree:
-        laws = PathLaws(
-            lambda: said([drafts.row(request.tokens)]),
-            lambda _parents, _tokens, paths: said(
-                [drafts.row([*request.tokens, *path]) for path in paths()]
-            ),
-            request,
-            drafts.params,
+        source = RowsByPath(
+            lambda paths: said([drafts.row([*request.tokens, *path]) for path in paths])
         )
-        return grow_draft(parse_topology(shape), laws, request, sampling="without")
+        drafter = GrowingDrafter(source, parse_topology(shape), sampling="without")
+        return drafter.propose(dataclasses.replace(request, params=drafts.params))
 
     return propose
 
@@ -383,14 +381,14 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Context
         yield first, second
 
 
-def model_drafter(context: Context, shape: str) -> Drafter:
+def drafter_of_model(context: Context, shape: str) -> Drafter:
     """A chain, or a tree of such a shape; what is cached is forgotten."""
     context.memory.clear()
     if shape == "chain":
         cache = state.DraftModelState(context, target_vocab_size=VOCAB)
-        return DraftModelDrafter(cache, num_draft_tokens=3)
-    tree_cache = state.DraftTreeState(context, target_vocab_size=VOCAB)
-    return DraftTreeDrafter(tree_cache, shape=parse_topology(shape))
+        return model_drafter(cache, Topology.chain(3))
+    tree_cache = state.DraftModelState(context, target_vocab_size=VOCAB)
+    return model_drafter(tree_cache, parse_topology(shape), sampling="without")
 
 
 def model_bias(
@@ -400,7 +398,7 @@ def model_bias(
     watched = Watched(loops)
     for module in (state, state):
         monkeypatch.setattr(module, "LOOPS", watched)
-    drafter, table = model_drafter(contexts[0], shape), ModelTable(contexts[1], 5)
+    drafter, table = drafter_of_model(contexts[0], shape), ModelTable(contexts[1], 5)
     emitted = law_with_drafter(ExactRule(), lambda: drafter, table, 3, params=FEW)
     drawn = "drawn_chain" if shape == "chain" else "drawn_tree"
     assert watched.answered[drawn] > 20

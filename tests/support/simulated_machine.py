@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from specrun.bench.accelerate.record import PLAIN
 from specrun.bench.accelerate.search import CutFound, FoundDrafter
-from specrun.bench.diagnosis.work import Work
+from specrun.bench.diagnosis.diagnosis import Work
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.planning import CostCurve, DraftPlan, expected_tokens
 from specrun.runtime.planning.curves import DraftCost

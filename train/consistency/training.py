@@ -348,7 +348,7 @@ class ConsistencyTraining(Training[ConsistencyReport]):
         """Return the memory: 16 bytes for a trained number, and what a step keeps."""
         run, shape = self.run, self._shape
         tokens, longest = run.tokens_per_batch, run.max_length
-        layers = shape.n_layers * (24 * shape.hidden + 6 * shape.feed_forward)
+        layers = shape.n_layers * shape.layer_numbers
         attention = shape.n_layers * 2 * shape.n_heads * min(longest, tokens)
         return MemoryNeed(
             {
@@ -402,11 +402,7 @@ class ConsistencyTraining(Training[ConsistencyReport]):
         return ConsistencyLearner(self.recipe, model, self._found)
 
     def finished(
-        self,
-        learner: ConsistencyLearner,
-        corpus: TokenCorpus,
-        settings: TrainerSettings,
-        report: TrainingReport,
+        self, learner: ConsistencyLearner, corpus: TokenCorpus, report: TrainingReport
     ) -> ConsistencyReport:
         """Write the new model, let it answer held-out prompts, and complete its card."""
         run, decoded = self.run, self._decoded

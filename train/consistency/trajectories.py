@@ -3,8 +3,8 @@
 Each prompt is answered greedily. The draft of every round is an iterate: a guess of the next n
 tokens, made by the target from the guess before. The answer itself is the fixed point that all of
 them come to (Kou et al. 2024, section 3.2.1). Here the block slides with the text, as in decoding,
-so that what is learnt is what will be met. Kept as JSON Lines and written as they come: an
-interrupted run asks only what is left.
+so that training meets the blocks of decoding. Kept as JSON Lines and written as they come: an
+interrupted run collects only the rest.
 """
 
 from __future__ import annotations

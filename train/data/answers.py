@@ -197,7 +197,7 @@ def answer_prompts(
     """Return each prompt of the documents with the target's answer, which is learnt.
 
     `target` is entered only if an answer is missing in `store`. `identity` names its weights:
-    others are asked again. Texts that ask nothing, and prompts that leave no room for an answer
+    others answer again. Texts without a question, and prompts that leave no room for an answer
     within `max_length` tokens, are left out. Raises ModelError if none is left,
     MalformedFileError for a damaged `store`.
     """

@@ -56,9 +56,9 @@ class EpochTexts(Protocol):
 class TokenCorpus:
     """All sequences, and the numbers of those to train on and of those held out.
 
-    Where there are too few sequences to hold one out, `held_out` are some of the training sequences
-    themselves, and `measured_on_training` says so. `widths`, where there are some, say how long
-    each sequence may become in a step that writes its answer anew: batches are planned by them.
+    With too few sequences to hold one out, `held_out` are some of the training sequences, and
+    `measured_on_training` is True. `widths`, if any, are the lengths that sequences may reach in a
+    step that writes their answers anew: batches are planned by them.
     """
 
     sequences: tuple[TokenSequence, ...]
@@ -76,6 +76,10 @@ class TokenCorpus:
     def longest(self) -> int:
         """The length of the longest sequence."""
         return max(len(sequence) for sequence in self.sequences)
+
+    def widest(self, tokens_per_batch: int) -> int:
+        """Return the most tokens of a step: a text may be longer than `tokens_per_batch`."""
+        return min(max(tokens_per_batch, self.longest), self.n_tokens)
 
     @property
     def digest(self) -> str:
@@ -148,7 +152,7 @@ def encode_corpus(
 
     Texts are cut into pieces; of chats and answers the rest is left out. `need_answers`
     False also takes prompts that have room for an answer, nothing of which is marked. Raises
-    ModelError where nothing can be learnt.
+    ModelError if nothing can be learnt.
     """
     if max_length < _SHORTEST:
         raise OptionError(f"sequences of {max_length} tokens: give at least {_SHORTEST}")

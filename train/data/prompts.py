@@ -128,7 +128,7 @@ def own_prompts(
     Left out are those that it did not end, those of fewer than three words, and those that it had
     written before. `target`, `store` and `identity` as of `answer_prompts`. A smaller count gives
     the first of a larger one. Raises TemplateError if the target has no chat template,
-    ModelError where its template shows no message or where it wrote nothing of use.
+    ModelError if its template shows no message or if it wrote nothing of use.
     """
     opening = tokenizer.opening()
     params = SamplingParams(temperature=1.0, top_k=0, top_p=_TOP_P, min_p=0.0, seed=seed)

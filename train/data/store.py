@@ -1,6 +1,6 @@
 """Records of a run that are expensive to make, kept as JSON Lines while they come.
 
-An interrupted run goes on with what its store holds, and makes only the rest.
+An interrupted run reads its store, and makes only the rest.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class TargetTokens(ABC):
     def _placed(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a whole conversation, whose `text` the template has rendered.
 
-        The second list says at which character of the text each begins; -1 stands before it.
+        The second list says at which character of the text each begins; -1 is before it.
         """
 
     @property
@@ -299,7 +299,7 @@ def _template_text(folder: Path, tokenizer: Any) -> str | None:  # noqa: ANN401 
 class FileTokens(TargetTokens):
     """A GGUF file's vocabulary and chat template; its weights are not read.
 
-    Raises UnsupportedModelError if the file has no vocabulary that llama.cpp knows,
+    Raises UnsupportedModelError if llama.cpp does not support the file's vocabulary,
     FileMissingError, MalformedFileError.
     """
 

@@ -1,13 +1,12 @@
 """Answers that a drafter learns on: written by the data, the target, or the drafter itself.
 
-DistillSpec (Zhou et al. 2023, section 3) asks the target for its laws along any text. Texts of the
-data are free; those the target samples are what acceptance is measured on; those the drafter
-samples are cheap, show it its own mistakes, and bound what is lost (their theorem 3.2). Mixed data,
+DistillSpec (Zhou et al. 2023, section 3) takes the target's laws along any text. Texts of the data
+are free; acceptance is measured on texts that the target samples; texts that the drafter samples
+are cheap, contain its own mistakes, and bound the loss (their theorem 3.2). Mixed data,
 a share lambda of on-policy answers, are those of generalised knowledge distillation (Agarwal et al.
 2023, algorithm 1), here drawn for each text anew.
 
-Answers that the target samples before training are kept on disk: an interrupted run does not ask
-twice.
+Answers that the target samples before training are kept on disk for interrupted runs.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import hashlib
 import json
 import math
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from torch import Tensor
 
 from specrun.bindings.files import DAMAGE
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, plan_batches
+from specrun.train.data.store import Progress
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.target.hf_model import HFModel
 from specrun.train.target.sampling import answers_as_they_end, in_order, uniform_numbers
@@ -35,7 +35,7 @@ from specrun.train.trainer.model_folder import write_text
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerSettings:
+class SampledAnswers:
     """How answers are sampled: `temperature`, most tokens `n_longest`, of a text `max_length`.
 
     `end_ids` end an answer; tokens from `vocab_size` on are never sampled.
@@ -71,7 +71,7 @@ def first_to_answer(learnt: Sequence[bool], uniform: float) -> int:
 
 
 def with_room_for_answers(
-    corpus: TokenCorpus, settings: AnswerSettings, on_policy: float
+    corpus: TokenCorpus, settings: SampledAnswers, on_policy: float
 ) -> TokenCorpus:
     """Return the corpus with batches planned for a share `on_policy` of answers written anew."""
     if on_policy == 0.0:
@@ -82,7 +82,7 @@ def with_room_for_answers(
     return dataclasses.replace(corpus, widths=tuple(map(max, anew, given)))
 
 
-def _longest_anew(text: TokenSequence, settings: AnswerSettings) -> int:
+def _longest_anew(text: TokenSequence, settings: SampledAnswers) -> int:
     """Return how long a text can be after `answer_anew`."""
     # The largest number below 1 chooses the last answer and the latest cut: the longest prompt.
     last = first_to_answer([bool(flag) for flag in text.learnt], math.nextafter(1.0, 0.0))
@@ -92,7 +92,7 @@ def _longest_anew(text: TokenSequence, settings: AnswerSettings) -> int:
 
 
 def answer_anew(
-    model: HFModel, texts: Sequence[TokenSequence], uniforms: Tensor, settings: AnswerSettings
+    model: HFModel, texts: Sequence[TokenSequence], uniforms: Tensor, settings: SampledAnswers
 ) -> list[TokenSequence]:
     """Return each text up to an answer that `model` writes anew; only that is to be learnt.
 
@@ -138,21 +138,17 @@ def collate(
     return TokenBatch(tuple(numbers), padded.ids, padded.learnt, padded.valid).to(device)
 
 
-AnswersProgress = Callable[[int, int], None]
-"""Called with the texts answered and those to answer."""
-
-
 def answered_by_target(
     corpus: TokenCorpus,
     target: HFModel,
     numbers: Collection[int],
-    settings: AnswerSettings,
+    settings: SampledAnswers,
     *,
     seed: int,
     tokens_per_batch: int,
     store: Path,
     identity: str,
-    progress: AnswersProgress | None = None,
+    progress: Progress | None = None,
 ) -> TokenCorpus:
     """Return the corpus with the answers of the texts `numbers` written anew by the target.
 

@@ -29,7 +29,7 @@ _MAX_SIZE_DIFFERENCE = 128
 
 @dataclass(frozen=True, slots=True)
 class ModelVocabulary:
-    """A model's vocabulary by id; `is_used` says whether an id stands for a token at all."""
+    """A model's vocabulary by id; `is_used` returns whether an id is a token at all."""
 
     path: Path
     size: int
@@ -83,7 +83,7 @@ def check_same_vocabulary(target: ModelVocabulary, draft: ModelVocabulary) -> in
 # == Existing drafters' right guesses by position: SpecInfer's boosting trains on the rest =========
 #
 # Miao et al. 2023, "SpecInfer", section 3 (collective boost-tuning): drafters of one tree need not
-# be good alone, they should cover together what the target says. They are trained one after the
+# be good alone, they should cover the target's tokens together. They are trained one after the
 # other, each on what those before it miss. There samples are dropped whose next tokens a drafter
 # generates as the target does; here positions are, so that a text of which a drafter knows the easy
 # half still teaches the other half.

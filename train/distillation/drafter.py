@@ -27,7 +27,7 @@ from specrun.train.distillation.acceptance import (
     acceptance_gain,
 )
 from specrun.train.distillation.answers import (
-    AnswerSettings,
+    SampledAnswers,
     answered_by_target,
     with_room_for_answers,
 )
@@ -146,7 +146,7 @@ class DrafterTraining(Training[DrafterReport]):
         self._target = load_hf_model(run.target, self.device, self.precision)
         # Not in `precision`: small updates would be rounded away.
         self._draft = load_hf_model(recipe.draft, self.device)
-        self._answers = AnswerSettings(
+        self._answers = SampledAnswers(
             temperature=recipe.loss.temperature,
             n_longest=recipe.longest_answer,
             max_length=run.max_length,
@@ -193,11 +193,7 @@ class DrafterTraining(Training[DrafterReport]):
         return learner
 
     def finished(
-        self,
-        learner: DistillationLearner,
-        corpus: TokenCorpus,
-        settings: TrainerSettings,
-        report: TrainingReport,
+        self, learner: DistillationLearner, corpus: TokenCorpus, report: TrainingReport
     ) -> DrafterReport:
         """Measure the drafter again and write its folder."""
         before, after = self._before, learner.compare(self._held_out(corpus))
@@ -228,7 +224,7 @@ class DrafterTraining(Training[DrafterReport]):
     def _answered(self, corpus: TokenCorpus) -> TokenCorpus:
         """Let the target write the answers that are to be its own: measured on, or learnt."""
         run, recipe, answers = self.run, self.recipe, self._answers
-        jobs: list[tuple[str, Sequence[int], AnswerSettings]] = []
+        jobs: list[tuple[str, Sequence[int], SampledAnswers]] = []
         if recipe.measured_on == "target" and not corpus.measured_on_training:
             measured = dataclasses.replace(answers, temperature=recipe.measured_at)
             jobs.append(("the target answers held-out texts", corpus.held_out, measured))
@@ -261,18 +257,18 @@ class DrafterTraining(Training[DrafterReport]):
 # == Memory, by the sizes in the folders' files alone ==============================================
 
 _FLOAT = 4
-# Of each position the laws of two models, their logarithms, what a divergence keeps, and gradients.
+# Of each position the laws of two models, their logarithms, a divergence's parts, and gradients.
 _ROWS_PER_POSITION = 12
-# Of each position and layer what the gradient needs, in widths of states and of the feed-forward.
+# Of each position and layer the gradient's inputs, in widths of states and of the feed-forward.
 _HIDDEN_PER_LAYER, _FEED_FORWARD_PER_LAYER = 16, 4
-# Of each position what a pass without gradients holds at once, beside all keys and values.
+# Of each position the numbers of a pass without gradients, in addition to keys and values.
 _HIDDEN_IN_PASSING, _FEED_FORWARD_IN_PASSING = 8, 3
 
 
 def drafter_memory(
     target: Path, draft: Path, target_dtype: torch.dtype, *, tokens_per_batch: int
 ) -> MemoryNeed:
-    """Return what is needed at the widest step, where every position of a batch is an answer's."""
+    """Return the memory of the widest step, if every position of a batch is an answer's."""
     teacher, learner = (_Sizes.of(read_config(folder)) for folder in (target, draft))
     vocab_size = max(teacher.vocab_size, learner.vocab_size)
     passing = _HIDDEN_IN_PASSING * teacher.hidden + _FEED_FORWARD_IN_PASSING * teacher.feed_forward
@@ -293,7 +289,7 @@ def drafter_memory(
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What config.json says of a model's sizes; what it does not say counts nothing."""
+    """Sizes of a model in config.json; missing ones are 0."""
 
     vocab_size: int
     layers: int

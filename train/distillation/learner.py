@@ -3,7 +3,7 @@
 The four divergences of a drafter's law Q from the target's law P are DistillSpec's (Zhou et al.
 2023, section 3). Each takes the log-probabilities of P and of Q, [..., vocab], and gives nats (the
 total variation: a share), [...]. Gradients flow into Q; in logits z of Q they are stated below, q =
-softmax(z). Only the total variation is what is lost in speed: alpha is 1 - TV(P, Q) (Leviathan et
+softmax(z). Only the total variation is the loss of speed: alpha is 1 - TV(P, Q) (Leviathan et
 al. 2023, corollary 3.6), and by Pinsker's inequality TV <= sqrt(KL / 2).
 """
 
@@ -26,7 +26,7 @@ from specrun.train.distillation.acceptance import (
     acceptance_at,
     mean_acceptance,
 )
-from specrun.train.distillation.answers import AnswerSettings, answer_anew, collate, texts_of
+from specrun.train.distillation.answers import SampledAnswers, answer_anew, collate, texts_of
 from specrun.train.distillation.coverage import (
     ExistingDrafters,
     covered_positions,
@@ -40,12 +40,12 @@ Divergence = Callable[[Tensor, Tensor], Tensor]
 
 
 def forward_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """Return KL(P || Q) = sum P log(P / Q): Q must cover whatever P says. Gradient in z: q - p."""
+    """Return KL(P || Q) = sum P log(P / Q): Q must cover all of P. Gradient in z: q - p."""
     return _mean_difference(target_log_probs, target_log_probs, draft_log_probs)
 
 
 def reverse_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """Return KL(Q || P) = sum Q log(Q / P): Q must stay where P is. d/dz: q (log(q / p) - KL)."""
+    """Return KL(Q || P) = sum Q log(Q / P): Q must stay inside P. d/dz: q (log(q / p) - KL)."""
     return _mean_difference(draft_log_probs, draft_log_probs, target_log_probs)
 
 
@@ -102,7 +102,7 @@ _ROWS_AT_ONCE = 512
 
 @dataclass(frozen=True, slots=True)
 class DistillationLoss:
-    """What is minimised: `divergence` of laws at `temperature`, a mean over answers' tokens.
+    """The loss: `divergence` of laws at `temperature`, a mean over answers' tokens.
 
     A share `on_policy` of the answers, drawn text by text, is written anew by the drafter.
     Positions that an existing drafter gets right count `covered_weight`.
@@ -139,7 +139,7 @@ class DistillationLearner(Learner):
         target: HFModel,
         draft: HFModel,
         loss: DistillationLoss,
-        answers: AnswerSettings,
+        answers: SampledAnswers,
         *,
         n_shared: int,
         measured_at: float = 1.0,
@@ -153,7 +153,7 @@ class DistillationLearner(Learner):
         self._n_shared = n_shared
         self._measured_at = measured_at
         self._drafters = drafters
-        # What other drafters say along texts that do not change, by the texts' numbers.
+        # Tokens of other drafters along texts that do not change, by the texts' numbers.
         self._tops: dict[int, Any] = {}
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
@@ -174,7 +174,7 @@ class DistillationLearner(Learner):
         if self._drafters is not None:
             covered = self._covered(batch, wanted, target_logits, fresh)
             weights = position_weights(covered, self.loss.covered_weight).to(divergences)
-        # A batch of which other drafters know everything teaches nothing: no division by 0.
+        # A batch that other drafters cover wholly teaches nothing: no division by 0.
         mean = (weights * divergences).sum() / weights.sum().clamp(min=1.0)
         yield LossPart(self.loss.divergence, mean, float(mean.detach()))
 
@@ -186,7 +186,7 @@ class DistillationLearner(Learner):
         if self.loss.on_policy == 0.0:
             return batch, (False,) * len(batch.numbers)
         # By column: whether the drafter answers, which answer, its tokens. Drawn for every row, so
-        # that a row's noise does not hang on the others' choice.
+        # that a row's noise does not depend on the others' choice.
         shape = (len(batch.numbers), 2 + self._answers.n_longest)
         drawn = torch.rand(shape, generator=noise, device=noise.device, dtype=torch.float64).cpu()
         own = (drawn[:, 0] < self.loss.on_policy).nonzero()[:, 0].tolist()
@@ -204,7 +204,7 @@ class DistillationLearner(Learner):
         fresh = tuple(row in own for row in range(len(texts)))
         return collate(batch.numbers, texts, self.device), fresh
 
-    # -- what other drafters know ------------------------------------------------------------------
+    # -- coverage by other drafters ----------------------------------------------------------------
 
     def _covered(
         self, batch: TokenBatch, wanted: Tensor, target_logits: Tensor, fresh: Sequence[bool]
@@ -236,8 +236,8 @@ class DistillationLearner(Learner):
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
         """Return alpha at the measured temperature, its error, and the share of equal first tokens.
 
-        With existing drafters also the share of the target's likeliest tokens that they know, and
-        that they know together with this one.
+        With existing drafters also the share of the target's likeliest tokens that they cover, and
+        that they cover together with this one.
         """
         found = self.compare(batches)
         values = {

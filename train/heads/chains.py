@@ -92,12 +92,12 @@ class ChainRecipe(HeadRecipe):
     ) -> int:
         """Return the numbers that chains keep for each token; a law has `n_laws` of them.
 
-        A step keeps logits and what is made of them, a layer's states, and from the second step on
+        A step keeps logits and their derived laws, a layer's states, and from the second step on
         its scores for the text.
         """
         most = max(self.steps, self.late_steps)
         attention = 3 * shape.n_heads * longest if most > 1 else 0
-        step = 4 * n_laws + 24 * shape.hidden + 6 * shape.feed_forward + attention
+        step = 4 * n_laws + shape.layer_numbers + attention
         # Computed again, one step's insides are there at a time; of the others what goes in and
         # out.
         return step + most * 5 * shape.hidden if recompute else most * step
@@ -175,17 +175,17 @@ def chain_states(
 ) -> Iterator[Tensor]:
     """Yield the head's states [B, T-1, h] at depths 0 to depth-1 of the chains below each position.
 
-    `ids` are [B, T], `embedding` [vocab, h], `states` [B, T-1, h] what the first step reads at
-    positions 0 to T-2; beside a state stands the next token. The state that chain p yields at depth
-    s stands for position p + s + 1, and means nothing from p + s + 1 = T on. With `learnt` [B, T],
+    `ids` are [B, T], `embedding` [vocab, h], `states` [B, T-1, h] the input of the first step at
+    positions 0 to T-2, each paired with the next token. The state that chain p yields at depth s is
+    that of position p + s + 1, and means nothing from p + s + 1 = T on. With `learnt` [B, T],
     states are whole only where `draft_marks` counts them: half of a chat is questions.
 
     With `recompute`, while gradients are taken over several steps, each step is computed again for
-    its own: what attention keeps of all steps together would be the largest part of the memory.
+    its own: the attention of all steps together would be the largest part of the memory.
     """
     earlier: list[KeysValues] = []
     for step in range(min(depth, ids.shape[1] - 1)):
-        # Chain p reads the text's token p + step + 1; what is beyond the end means nothing.
+        # Chain p reads the text's token p + step + 1; tokens beyond the end mean nothing.
         tokens = F.pad(ids[:, step + 1 :], (0, step + 1))[:, : ids.shape[1] - 1]
         embeddings = embedding[tokens].to(states.dtype)
         wanted = None if learnt is None else F.pad(draft_marks(learnt, step), (0, step + 1))
@@ -255,9 +255,9 @@ def always_compared(count: int) -> int:
 
 
 def frequent_tokens(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
-    """Return the ids of the `most` tokens said most often in the training texts, in that order.
+    """Return the ids of the `most` tokens most frequent in the training texts, in that order.
 
-    Ties go to the lower id. Where fewer were said, the lowest other ids fill up: they cost little
+    Ties go to the lower id. If fewer occur, the lowest other ids fill up: they cost little
     and can be learnt later.
     """
     counts = torch.zeros(vocab_size, dtype=torch.long)

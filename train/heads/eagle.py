@@ -179,7 +179,7 @@ class EagleRecipe(ChainRecipe):
             both = f"the inputs are {self.inputs!r}, and {head.path} reads both"
             raise OptionError(f"{both}: leave --inputs or --from out")
         drafted = head.draft_tokens
-        # Where all tokens are drafted laws may still be those of some.
+        # If all tokens are drafted laws may still be those of some.
         law = self.law_tokens if drafted is None else 0
         count = 0 if drafted is None else len(drafted)
         return replace(self, start="random", draft_tokens=count, law_tokens=law)
@@ -264,8 +264,8 @@ class EagleLearner(ChainLearner):
     def start(self, corpus: TokenCorpus) -> None:
         """Let `fc` be the linear map that predicts best, by least squares over the states of texts.
 
-        As many texts as say enough about so many numbers, drawn evenly; the layer adds nothing to
-        what `fc` says until it has learnt something.
+        As many texts as determine so many numbers, drawn evenly; the layer adds nothing to the
+        output of `fc` until it has learnt something.
         """
         if self.recipe.start != "fitted":
             return
@@ -316,7 +316,7 @@ class EagleLearner(ChainLearner):
     def _compared(self, noise: torch.Generator) -> TargetMatrices:
         """Return the target with the rows of its output matrix that this step compares.
 
-        None are drawn where the others will never be drafted.
+        None are drawn if the others will never be drafted.
         """
         if self._law_tokens is None:
             return self._drafts

@@ -51,7 +51,7 @@ from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 from specrun.train.trainer.settings import MatrixOptimizer, TrainingDefaults
 
 N_TAPS = 3
-# Linear without a bias, and what the layer adds: a factor of it is one of these weights.
+# Linear without a bias, and last before the layer's sums: a factor can go into these weights.
 _SCALED = ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight")
 _SCALE_TEXTS = 16
 _RATE_BESIDE_MUON = 0.5

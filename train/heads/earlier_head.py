@@ -1,6 +1,6 @@
 """An EAGLE head's GGUF file, read back so that a trainer learns on from it (`--from`).
 
-What is quantized becomes the numbers it stands for, names become upstream's, and in EAGLE-3's files
+Quantized weights become the numbers of their codes, names become upstream's, and in EAGLE-3's files
 rows of queries and keys go back to Hugging Face's order. A head that has what ours lack (an
 embedding or norms of its own, scaled positions, biases) is refused: without it, it would be another
 head.
@@ -96,7 +96,7 @@ def read_earlier_head(
     """Return the head of a file, to go on with as a `kind` ("eagle", "eagle3") for a target.
 
     Raises UnsupportedModelError for other kinds and unknown parts, PairError for one
-    that was made for another target, and what reading a GGUF file raises.
+    that was made for another target, and the errors of reading a GGUF file.
     """
     file = GGUFSource(path)
     what = file.header.architecture

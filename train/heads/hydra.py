@@ -39,9 +39,6 @@ from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart
 from specrun.train.trainer.settings import TrainingDefaults
 
-PAPER_NOISE = 75.0
-"""The alpha of the noise that Hydra's paper tries on the heads' inputs; its own trainer's is 0."""
-
 
 class _GroundedBlock(nn.Module):
     """From [..., (followers + 1) h] to [..., h]; starts as the state alone."""
@@ -51,8 +48,8 @@ class _GroundedBlock(nn.Module):
         width = hidden * (followers + 1)
         self.linear = nn.Linear(width, hidden)
         self.res_connection = nn.Linear(width, hidden)
-        # The state passes unchanged and embeddings count 0: an untrained head says what the
-        # target's output matrix makes of the state.
+        # The state passes unchanged and embeddings count 0: an untrained head gives the law
+        # that the target's output matrix makes of the state.
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         self.res_connection.weight.data[:, :hidden] = torch.eye(hidden)
@@ -127,8 +124,8 @@ class HydraHeads(nn.Module):
 class HydraRecipe(HeadRecipe):
     """`heads` heads of `layers` blocks, with `prefix` behind a decoder layer (Hydra++).
 
-    `teacher_weight` and `token_weight` are those of the two losses. `noise` is the alpha of what
-    shakes the states and embeddings that heads read while they learn (`shaken`).
+    `teacher_weight` and `token_weight` are those of the two losses. `noise` is the alpha of the
+    noise on states and embeddings that heads read while they learn (`shaken`).
     """
 
     heads: int = 4
@@ -183,7 +180,7 @@ class HydraRecipe(HeadRecipe):
         inside = together * (2 + copies + (self.layers - 1) * (1 + copies) + copies)
         passing = 3 * (self.heads + 1)
         laws = (together * kept + 3) * shape.vocab_size
-        layer = 24 * shape.hidden + 6 * shape.feed_forward if self.prefix else 0
+        layer = shape.layer_numbers if self.prefix else 0
         return 4 * tokens * (laws + (read + inside + passing) * shape.hidden + layer)
 
     @property
@@ -278,7 +275,7 @@ class HydraLearner(HeadLearner):
     ) -> Tensor:
         """Return a head's logits at marks [B, length] given the tokens of the text.
 
-        `embedded` [B, T, h] stands for the tokens' embeddings, where they are not the target's.
+        `embedded` [B, T, h] replaces the tokens' embeddings, if they are not the target's.
         """
         followers = []
         for ahead in range(1, head + 2):

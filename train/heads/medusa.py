@@ -58,7 +58,7 @@ class MedusaHeads(nn.ModuleList):
     """`count` heads over final states; head i predicts the token i + 2 after the state's own.
 
     With `output` [vocab, hidden], each head owns an output matrix that starts as a copy of it, so
-    that an untrained head predicts what the target itself would say next. Without it, heads return
+    that an untrained head predicts the target's own next token. Without it, heads return
     states for the target's own matrix.
     """
 
@@ -232,8 +232,8 @@ class Medusa2Recipe(ModelRecipe):
         """Return the memory: 16 bytes for a trained number, and what a step keeps."""
         vocab_size, n_heads = shape.vocab_size, self.heads.heads
         head = shape.hidden * (vocab_size + self.heads.layers * (shape.hidden + 1))
-        tokens = min(max(run.tokens_per_batch, corpus.longest), corpus.n_tokens)
-        layers = shape.n_layers * (24 * shape.hidden + 6 * shape.feed_forward)
+        tokens = corpus.widest(run.tokens_per_batch)
+        layers = shape.n_layers * shape.layer_numbers
         return MemoryNeed(
             {
                 "target": 16 * checkpoint_size(run.target),

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from specrun.bindings.errors import OptionError
-from specrun.convert.checkpoint import open_checkpoint
 from specrun.runtime.language import method_of_head
 from specrun.train.data.answers import AnswerSettings, answer_prompts
 from specrun.train.data.corpus import TokenCorpus, corpus_of, encode_corpus
@@ -32,7 +31,7 @@ from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.heads.learner import FormerModel, HeadLearner
 from specrun.train.heads.states import CACHED, CachePolicy, RunStates, states_root
 from specrun.train.target.head_target import HeadTarget, is_file_target, open_head_target
-from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
+from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model, stored_tensors
 from specrun.train.target.shape import ModelShape, source_digest, source_identity
 from specrun.train.target.states import CachePlace, FeatureCache, FeatureSource, ModelFeatures
 from specrun.train.trainer.learner import Learner, RunListener
@@ -166,7 +165,7 @@ class HeadRecipe(TargetRecipe):
         Sequences have at most `longest` tokens; `recompute` as of Learner. By default: logits,
         their softmax, the target's law and two gradients for every token, and a layer's states.
         """
-        return 4 * tokens * (5 * shape.vocab_size + 24 * shape.hidden + 6 * shape.feed_forward)
+        return 4 * tokens * (5 * shape.vocab_size + shape.layer_numbers)
 
     @property
     def smaller(self) -> str:
@@ -416,14 +415,11 @@ class HeadTraining(TargetTraining):
         return target.matrices(device, precision), kept
 
     def finished(
-        self,
-        learner: HeadLearner,
-        corpus: TokenCorpus,
-        settings: TrainerSettings,
-        report: TrainingReport,
+        self, learner: HeadLearner, corpus: TokenCorpus, report: TrainingReport
     ) -> TrainingReport:
         """Write the head's folder."""
         settled, by = self.recipe.shown(), self.target.computed_by
+        settings = self.settings(corpus)
         card = head_card(self.kind, self.run, corpus, report, settings, settled, by)
         self._write(self.recipe.files(learner, self.shape), card)
         self.states.remove(self.source)
@@ -467,14 +463,11 @@ class ModelTraining(TargetTraining):
         return self.recipe.learner(self.shape, model, settings.steps, former)
 
     def finished(
-        self,
-        learner: Learner,
-        corpus: TokenCorpus,
-        settings: TrainerSettings,
-        report: TrainingReport,
+        self, learner: Learner, corpus: TokenCorpus, report: TrainingReport
     ) -> TrainingReport:
         """Write the folder: if the model has learnt too, all of it."""
         run, files = self.run, self.recipe.files(learner, self.shape)
+        settings = self.settings(corpus)
         card = head_card(self.kind, run, corpus, report, settings, self.recipe.shown())
         if self.recipe.changes_model:
             copy_tokenizer(run.target, run.output)
@@ -504,7 +497,7 @@ def head_memory(
         head = recipe.learner(shape, matrices, states, corpus)
     size = 2 if settings.precision == torch.bfloat16 else 4
     target = source.weight_bytes(size)
-    tokens = min(max(settings.tokens_per_batch, corpus.longest), corpus.n_tokens)
+    tokens = corpus.widest(settings.tokens_per_batch)
     read = {"target's matrices": size * 2 * matrix.numel()}
     frozen = read if cached else {"target": target}
     step = recipe.activation_bytes(shape, tokens, corpus.longest, recompute=recompute)
@@ -617,20 +610,3 @@ def _card_commands(kind: str) -> list[str]:
         "specrun convert FOLDER --target TARGET.gguf -o head.gguf",
         f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"',
     ]
-
-
-def stored_tensors(target: Path, model: HFModel) -> dict[str, Tensor]:
-    """Return a trained model's tensors under the names that the files of `target` have."""
-    stored = set(open_checkpoint(target).tensors)
-    named: dict[str, Any] = dict(model.module.state_dict())
-    if not stored <= named.keys():  # files of another generation of transformers
-        stored = {name for name in named if not _is_tied_copy(name, named)}
-    return {name: named[name] for name in stored}
-
-
-def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:
-    # Tied weights share memory: they are stored once, as the embedding.
-    pointer = named[name].data_ptr()
-    return name == "lm_head.weight" and any(
-        other != name and array.data_ptr() == pointer for other, array in named.items()
-    )

@@ -183,7 +183,7 @@ class OnlineLearner(Learner):
 # == A drafter's GGUF file in torch and back =======================================================
 #
 # Only plain Llamas can be read back from GGUF; of any other architecture the Hugging Face folder
-# that the file was converted from is what learns.
+# that the file was converted from learns.
 
 
 def check_drafter(path: Path) -> None:
@@ -229,7 +229,7 @@ class OnlineReport(TrainingReport):
     """`before` and `after`: alpha at the rejected places of texts that were not learnt.
 
     `n_places` is how many rejected drafts there were in all; `gguf` is the file that was written,
-    where the drafter is one.
+    if the drafter is one.
     """
 
     before: MeasuredAcceptance
@@ -242,7 +242,7 @@ class OnlineReport(TrainingReport):
 class OnlineRecipe:
     """A drafter, `draft`, a GGUF file or a Hugging Face folder, that learns from a `buffer`.
 
-    The run's `target` is only the name of the model that the buffer tells of, and its `data` are
+    The run's `target` is only the name of the buffer's model, and its `data` are
     none. A GGUF file is also written as `gguf`, if that is given.
     """
 
@@ -319,11 +319,7 @@ class OnlineTraining(Training[OnlineReport]):
         return self._learner.acceptance(held_out)
 
     def finished(
-        self,
-        learner: OnlineLearner,
-        corpus: TokenCorpus,
-        settings: TrainerSettings,
-        report: TrainingReport,
+        self, learner: OnlineLearner, corpus: TokenCorpus, report: TrainingReport
     ) -> OnlineReport:
         """Measure the drafter again, and write it in the form that it had."""
         recipe, run, draft = self.recipe, self.run, self._draft

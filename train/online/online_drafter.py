@@ -1,7 +1,7 @@
 """The drafter of an open runtime that learns between answers, and is swapped in whole.
 
 An update trains a copy in torch, measures it on texts that it never learns from, writes a new GGUF
-file aside and lets the runtime open it: the old drafter serves until the new one stands. Where it
+file aside and lets the runtime open it: the old drafter serves until the new one is ready. If it
 accepts less, by more than the measure's error, nothing is swapped.
 """
 
@@ -167,7 +167,7 @@ class OnlineDrafter:
         """Learn from the buffer, and swap the drafter unless it accepts less on held-out texts.
 
         Ctrl-C leaves the drafter as it was. Raises BusyError in the middle of an answer,
-        OptionError for a buffer that holds too little, OutOfMemoryError where it does not fit.
+        OptionError for a buffer that holds too little, OutOfMemoryError if it does not fit.
         """
         self.runtime.require_idle()
         store, settings = self.runtime.rejections, self.settings

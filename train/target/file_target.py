@@ -63,7 +63,7 @@ def _matrix(source: GGUFSource, name: str) -> Tensor:
 def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> None:
     """Raise PairError unless a GGUF file has the folder's vocabulary and sizes; reads no weights.
 
-    Raises UnsupportedModelError where its logits are not its output matrix (and a soft cap) times
+    Raises UnsupportedModelError if its logits are not its output matrix (and a soft cap) times
     its states.
     """
     header = read_header(path)

@@ -2,7 +2,7 @@
 
 Two kinds: a Hugging Face folder, which torch computes, and a GGUF file, which llama.cpp does; where
 torch is faster, on a GPU or a CPU with AVX-512, and has the memory, it computes the file of a
-Llama, too. What trains does not know which of them it has.
+Llama, too. Trainings do not depend on which of them it is.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from specrun.train.trainer.settings import dtype_name
 class HeadTarget(ABC):
     """The interface of a target for training.
 
-    `path` is where its weights lie, `caution` what users should know before they train heads for
-    it, or "", `computed_by` the library that computes its states, and `leaves_states` says whether
+    `path` are its weights, `caution` is a warning before heads are trained for it, or "",
+    `computed_by` the library that computes its states, and `leaves_states` is true if
     those of its answers are kept as they are given: a GPU computes them again in less time than
     they take to a disk.
     """

@@ -24,6 +24,7 @@ from specrun.bindings.errors import (
     OutOfMemoryError,
 )
 from specrun.bindings.files import require_free_space, sync_folder
+from specrun.convert.checkpoint import open_checkpoint
 from specrun.train.data.tokens import first_line, require_folder
 from specrun.train.trainer.model_folder import copy_tokenizer, write_json, write_text
 from specrun.train.trainer.settings import dtype_name
@@ -98,16 +99,6 @@ class HFModel:
     def matrices(self) -> TargetMatrices:
         """The matrices without their gradients; they share the model's memory."""
         return TargetMatrices(self.embedding.detach(), self.output.detach(), self.softcap)
-
-    @property
-    def n_layers(self) -> int:
-        """The number of layers."""
-        return int(self.config["num_hidden_layers"])
-
-    @property
-    def n_params(self) -> int:
-        """The number of parameters."""
-        return sum(parameter.numel() for parameter in self.module.parameters())
 
     def hidden_states(
         self, ids: Tensor, taps: tuple[int, ...] = ()
@@ -256,3 +247,20 @@ def _aside(output: Path) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def stored_tensors(folder: Path, model: HFModel) -> dict[str, Tensor]:
+    """Return a trained model's tensors under the names that the files of `folder` have."""
+    stored = set(open_checkpoint(folder).tensors)
+    named: dict[str, Any] = dict(model.module.state_dict())
+    if not stored <= named.keys():  # files of another generation of transformers
+        stored = {name for name in named if not _is_tied_copy(name, named)}
+    return {name: named[name] for name in stored}
+
+
+def _is_tied_copy(name: str, named: dict[str, Any]) -> bool:
+    # Tied weights share memory: they are stored once, as the embedding.
+    pointer = named[name].data_ptr()
+    return name == "lm_head.weight" and any(
+        other != name and array.data_ptr() == pointer for other, array in named.items()
+    )

@@ -22,7 +22,7 @@ from specrun.train.target.hf_model import read_config
 class ModelShape:
     """A model's sizes; `n_heads` divides `hidden`, and `n_kv_heads` divides `n_heads`.
 
-    `vocab_size` is 0 if config.json does not say it.
+    `vocab_size` is 0 if config.json does not contain it.
     """
 
     hidden: int
@@ -40,10 +40,15 @@ class ModelShape:
         """The width of an attention head."""
         return self.hidden // self.n_heads
 
+    @property
+    def layer_numbers(self) -> int:
+        """The numbers that a decoder layer keeps of each token for gradients, roughly."""
+        return 24 * self.hidden + 6 * self.feed_forward
+
     def default_taps(self) -> tuple[int, int, int]:
         """Return the low, middle and high layer whose inputs EAGLE-3 reads by default.
 
-        As EAGLE-3's reference: 2, n/2 and n-3. Where these would fall together, 1, n/2 and n-1.
+        As EAGLE-3's reference: 2, n/2 and n-3. If these are not distinct, 1, n/2 and n-1.
         """
         n = self.n_layers
         usual = (2, n // 2, n - 3)

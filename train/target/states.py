@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,6 +19,7 @@ from torch import Tensor
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.files import DAMAGE, count_in, text_in
 from specrun.train.data.corpus import TokenBatch, TokenCorpus
+from specrun.train.data.store import Progress
 from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.model_folder import write_json, write_weights
 
@@ -110,7 +111,7 @@ class AnswerStates:
 
 # == States on disk, computed once: chunks of whole texts in float16 ===============================
 #
-# What states depend on besides the text (layers, weights, precision) is a cache's manifest. A
+# A cache's manifest holds all that states depend on besides the text: layers, weights, precision. A
 # folder of caches holds one folder for each manifest, named by its hash, so that heads which read
 # other states leave one another's alone. In it are `manifest.json` and `features-HASH.safetensors`,
 # each chunk written whole or not at all, so that an interrupted computation goes on where it was. A
@@ -123,7 +124,6 @@ _CHUNK_TOKENS = 16384
 _MANIFEST, _CHUNKS = "manifest.json", "features-*.safetensors"
 _NAME_LENGTH = 12
 _LARGEST = float(torch.finfo(torch.float16).max)
-Progress = Callable[[int, int], None]
 
 
 def cache_bytes(corpus: TokenCorpus, hidden: int, n_taps: int) -> int:

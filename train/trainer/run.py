@@ -19,7 +19,7 @@ import torch
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.train.data.corpus import TokenCorpus
-from specrun.train.trainer.learner import Learner, NobodyListens, RunListener, TrainingResult
+from specrun.train.trainer.learner import Learner, RunListener, SilentListener, TrainingResult
 from specrun.train.trainer.memory import MemoryNeed, require_memory
 from specrun.train.trainer.settings import (
     TrainerSettings,
@@ -107,8 +107,8 @@ def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) ->
     """Raise OptionError if the folder has something that a run would overwrite.
 
     `holds` names the file that a finished run leaves, `reads` the folders of the models that the
-    run reads: none of them is written into, whatever else is said. Raises FileMissingError where
-    there is no checkpoint to resume.
+    run reads: none of them is ever written into. Raises FileMissingError if there is
+    no checkpoint to resume.
     """
     folder = run.output
     if folder.exists() and not folder.is_dir():
@@ -133,7 +133,7 @@ def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) ->
 def open_output(run: TrainingRun, *, holds: str) -> None:
     """Make the folder, without an earlier run's checkpoint if that is overwritten.
 
-    Raises as `check_output`, and SpecrunError where the folder cannot be made.
+    Raises as `check_output`, and SpecrunError if the folder cannot be made.
     """
     check_output(run, holds=holds)
     try:
@@ -195,7 +195,7 @@ class Training(ABC, Generic[Report_co]):
         if run.n_threads:
             torch.set_num_threads(run.n_threads)
         self.run = run
-        self.listener = listener or NobodyListens()
+        self.listener = listener or SilentListener()
         self.device = usable_device(run.device)
         self.earlier = earlier_run(run.state_path, resume=run.resume)
         self.precision = usable_precision(run.precision, self.device, self.earlier.precision)
@@ -228,7 +228,6 @@ class Training(ABC, Generic[Report_co]):
         self,
         learner: Any,  # noqa: ANN401 - the one that `learner` returned
         corpus: TokenCorpus,
-        settings: TrainerSettings,
         report: TrainingReport,
     ) -> Report_co:
         """Measure the trained model, write its folder, and return the whole report."""
@@ -267,9 +266,9 @@ def train(
 ) -> Report_co:
     """Train a recipe's model from files to files.
 
-    Ctrl-C keeps a checkpoint. Raises OptionError, FileMissingError and MalformedFileError for what
-    was given, PairError for models that do not fit each other, OutOfMemoryError with an estimate
-    before weights are loaded, SpecrunError where the disk is too small or the loss is not a number,
+    Ctrl-C keeps a checkpoint. Raises OptionError, FileMissingError and MalformedFileError for the
+    input, PairError for models that do not fit each other, OutOfMemoryError with an estimate
+    before weights are loaded, SpecrunError if the disk is too small or the loss is not a number,
     and as reading data and models does.
     """
     training = recipe.training(run, listener)
@@ -302,4 +301,4 @@ def train(
             precision=settings.precision_name,
             device=device_name(learner.device),
         )
-        return training.finished(learner, corpus, settings, report)
+        return training.finished(learner, corpus, report)

@@ -98,7 +98,7 @@ def runs_faster_in_bfloat16(device: torch.device) -> bool:
 
 
 def usable_precision(wanted: str, device: torch.device, earlier: str | None = None) -> torch.dtype:
-    """Return the precision of products: "auto" is bfloat16 where it works and is faster.
+    """Return the precision of products: "auto" is bfloat16 if it works and is faster.
 
     A resumed run goes on in its `earlier` one if it is left the choice: a second trial on a busy
     machine may fall differently, and the losses would part. Raises OptionError if bfloat16 is asked
@@ -214,8 +214,8 @@ class TrainerSettings:
         """The settings that a checkpoint's run and a resumed one must share.
 
         Not how often it is saved, nor its precision, nor the end of a plateau, which may be put off
-        while it lasts. What most runs leave alone is left out there, as in the checkpoints of
-        versions that did not know it.
+        while it lasts. Defaults are left out, as in the checkpoints of versions without
+        these settings.
         """
         values = dataclasses.asdict(self)
         left_out = ["save_seconds", "precision", "decay" if self.decay is None else "steps"]

@@ -61,7 +61,7 @@ class Place:
 class EarlierRun:
     """The `identity` that a resumed run must share, and the precision it last computed in.
 
-    Empty where nothing is resumed; `precision` is None if a checkpoint does not tell.
+    Empty if nothing is resumed; `precision` is None if a checkpoint does not contain it.
     """
 
     identity: Mapping[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class EarlierRun:
 
 
 def check_checkpoint(path: Path, *, resume: bool) -> None:
-    """Raise where there is no checkpoint to resume, or if one would be overwritten."""
+    """Raise if there is no checkpoint to resume, or if one would be overwritten."""
     if resume and not path.exists():
         raise FileMissingError(f"there is no {path} to resume: leave out --resume to begin")
     if not resume and path.exists():
@@ -125,7 +125,7 @@ def load_run(
 ) -> tuple[Place, Curves]:
     """Load learner and optimizer from a checkpoint; return its place and the curves up to it.
 
-    Raises MalformedFileError if it is damaged or of another version, OptionError where
+    Raises MalformedFileError if it is damaged or of another version, OptionError if
     `identity` differs.
     """
     state = _checked(path, load_state)

@@ -21,7 +21,7 @@ from specrun.runtime.drafters.combinators.bandit import (
     Arm,
     ArmForecast,
     ArmLedger,
-    Resting,
+    AutoAccounts,
 )
 from specrun.runtime.drafters.combinators.members import MembersDrafter, outcome_for_idle
 from specrun.runtime.planning import START
@@ -54,7 +54,7 @@ from specrun.runtime.trees.tree import DraftTree
 # else.
 #
 # Choosing takes time, too, in rounds of plain decoding as well: what it takes there has an account
-# of its own (`Resting`), and drafting rounds are compared with plain rounds as they are.
+# of its own (`AutoAccounts`), and drafting rounds are compared with plain rounds as they are.
 #
 # An arm that is new, or was found slower than plain decoding, drafts few tokens at first, as many
 # as stake `STAKE` of a plain round (or one), and twice as many each time half of a draft is
@@ -112,7 +112,7 @@ class ArmChooser(ArmLedger):
         """Return the arm that is worth more in this round than `index`, which was chosen.
 
         `promised` are the speed-ups over plain decoding that the arms promise for this round alone.
-        None where no promise is better than what is known of `index`, or may be where it is
+        None if no promise is better than what is known of `index`, or may be if it is
         probed; `index` itself where its own is the best, and no draft need be limited.
         """
         most = max(promised)
@@ -128,9 +128,9 @@ class ArmChooser(ArmLedger):
 
     @property
     def rest(self) -> int:
-        """For how many rounds of plain decoding nobody is to be asked from now on."""
+        """How many rounds of plain decoding come next without a choice."""
         drafts = self._current != self._plain or self._probing
-        return 0 if drafts else self._resting.rounds()
+        return 0 if drafts else self._accounts.rounds_without_choice()
 
     # -- deciding ----------------------------------------------------------------------------------
 
@@ -287,7 +287,7 @@ _MAX_ROUNDS = 1 << 24
 class ChoiceLog:
     """Choices among `names` as runs of [index, rounds]; `totals` are rounds, tokens and seconds.
 
-    `depths` are runs of [tokens, rounds]: how deep the chosen might draft, 0 where it was free.
+    `depths` are runs of [tokens, rounds]: how deep the chosen might draft, 0 if it was free.
     `asks` are runs of [0 or 1, rounds]: whether the others were asked what they promise, which
     teaches them.
     """
@@ -416,7 +416,7 @@ Clock = Callable[[], float]
 
 @dataclass(slots=True)
 class _Rest:
-    """Rounds of plain decoding in which nobody is asked: how many are to come, and those that were.
+    """Rounds of plain decoding without a choice: how many are to come, and those that were.
 
     Each is a token. `text` is the live list of these.
     """
@@ -434,16 +434,16 @@ class _Rest:
 
 
 class AutoDrafter(MembersDrafter):
-    """Asks the member that `ArmChooser` picks for the round; one of them should be `none`.
+    """Drafts with the member that `ArmChooser` picks for the round; one of them should be `none`.
 
     A round's time runs from the request for a draft to the end of `observe`: drafting, verification
-    and what drafters learn, not what the consumer of a stream does between rounds. Members learn of
-    every round, but for those that find its text themselves; one that slept catches up when it is
-    asked again, which is part of its time. `forecasts` are what is known of the members' costs.
-    `shared` is what another conversation with the same weights has measured: it is where a new one
-    begins, and filled again when an answer ends. A round of plain decoding does as little as can
-    be: that is all that `auto` costs where nothing pays. Where it is more than a token allows, and
-    all members find the text themselves, it rests for some rounds.
+    and what drafters learn, not what the consumer of a stream does between rounds. Members observe
+    every round, except those that find its text themselves. One that was not used catches up when
+    it is used again, which is part of its time. `forecasts` are the members' known costs. `shared`
+    are the measurements of another conversation with the same weights: a new one begins with them,
+    and they are filled again when an answer ends. A round of plain decoding does as little as
+    possible: that is all that `auto` costs if nothing pays. If it is more than a token allows, and
+    all members find the text themselves, some rounds follow without a choice.
     """
 
     def __init__(
@@ -460,7 +460,7 @@ class AutoDrafter(MembersDrafter):
             problem = "there is nothing to choose from; name at least one drafter beside none"
             raise OptionError(f"{name}: {problem}")
         super().__init__(members, name=name)
-        self.keeps_rows = False  # which member speaks would hang on a clock
+        self.keeps_rows = False  # which member speaks would depend on a clock
         self.max_leaves = max(member.max_leaves for member in members)
         self.max_nodes = max(member.max_nodes for member in members)
         self._names = [member.name for member in members]
@@ -470,8 +470,7 @@ class AutoDrafter(MembersDrafter):
         unknown = (ArmForecast(most=max(1, member.max_nodes)) for member in members)
         self._forecasts = tuple(forecasts) or tuple(unknown)
         self._shared = [] if shared is None else shared
-        # What was lost is lost, whatever text comes next.
-        self._resting = Resting()
+        self._accounts = AutoAccounts()
         self._may_rest = all(each.finds_text or not each.max_nodes for each in members)
         self._rest, self.pause = _Rest(), Pause()
         self._chooser = self._new_chooser()
@@ -561,18 +560,18 @@ class AutoDrafter(MembersDrafter):
         return found, 0
 
     def _ask(self, request: DraftRequest, chosen: Drafter | None) -> None:
-        """Ask all but the chosen what they promise."""
+        """Collect the forecasts of all members but the chosen one."""
         self._promised = [
             0.0 if member is chosen else member.forecast(request) for member in self._members
         ]
 
     def _asks(self) -> bool:
-        """Return whether members are asked for forecasts in this round."""
+        """Return whether this round collects forecasts."""
         self._vain += 1
         return self._vain <= _VAIN or self._vain % 2 == 0
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Tell the asked member what became of its tree, and the others what the text is now."""
+        """Pass the outcome on: the chosen member sees its tree, the others the text alone."""
         if self._rest.left:
             self._sleep(outcome)
             return
@@ -607,7 +606,7 @@ class AutoDrafter(MembersDrafter):
         self._counting = self._clock() - ended
 
     def _sleep(self, outcome: RoundOutcome) -> None:
-        """Note a round in which nobody was asked, and nobody is told: all find the text."""
+        """Note a round without a choice, which no member observes: all find the text."""
         rest = self._rest
         rest.count(1, self._clock() - self._started)
         rest.text = outcome.tokens
@@ -615,13 +614,13 @@ class AutoDrafter(MembersDrafter):
         self.pause.begin(rest.left)
 
     def _end_pause(self) -> None:
-        """Count the rounds in which it was not called: they took what others of the rest did."""
+        """Count the rounds in which it was not called: they took what others of that run did."""
         lasted, rest = self.pause.end(), self._rest
         if lasted:
             rest.count(lasted, rest.seconds / rest.rounds)
 
     def _count_rest(self) -> None:
-        """Take the rounds in which nobody was asked into the account and the log."""
+        """Take the rounds without a choice into the account and the log."""
         self._end_pause()
         rest = self._rest
         if rest.rounds:
@@ -636,7 +635,7 @@ class AutoDrafter(MembersDrafter):
             self._shared[:] = self._chooser.arms
 
     def _new_chooser(self) -> ArmChooser:
-        return ArmChooser(self._forecasts, self._plain, known=self._shared, resting=self._resting)
+        return ArmChooser(self._forecasts, self._plain, known=self._shared, accounts=self._accounts)
 
     def close(self) -> None:
         """Close all members; what was measured stays with the weights."""
@@ -650,6 +649,6 @@ class AutoDrafter(MembersDrafter):
         super().rewind(length)
 
     def report(self) -> dict[str, Any]:
-        """Return who was asked how often, how fast it was, and all choices, as a log to replay."""
+        """Return how often each member was chosen, its speed, and the choices, to be replayed."""
         self._count_rest()
         return {**self._log.to_dict(), **super().report()}

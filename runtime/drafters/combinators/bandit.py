@@ -122,7 +122,7 @@ class Arm:
         return lower_median(recent) if recent else None
 
     def add(self, tokens: int, seconds: float, drafted: bool) -> None:
-        """Count a round, its time cut where something else disturbed it."""
+        """Count a round, its time cut if something else disturbed it."""
         self.recent[drafted].append(seconds)
         seconds = min(seconds, STALL * (self.usual(drafted) or seconds))
         self.last.append((tokens, seconds))
@@ -187,15 +187,16 @@ class Arm:
 
 # == The ledger: time and tokens of each arm's rounds, and what was lost ===========================
 #
-# Seconds are those of rounds as they were; what is lost is counted in rounds of plain decoding
-# (see `auto`). The first round of a run of an arm is counted when its second tells
-# how much of it was catching up with the text.
+# Seconds are those of rounds as they were. Losses are counted in rounds of plain decoding (see
+# `auto`). The first round of a run of an arm is counted when the second shows how much of it was
+# catching up with the text.
 #
-# **Rests.** To choose, and to ask who has something to say, takes a tenth of a millisecond a round,
-# whatever the target takes for a token. That is a loss like that of drafts which are rejected, and
-# has an account of its own. Where it is more than `_CHOOSING` of each token (a small target, a fast
-# machine) and than what drafting saves, nobody is asked for as many rounds of plain decoding as
-# save up `_WAKE` of one. So something that repeats is noticed some tokens later there.
+# **Rounds without a choice.** To choose, and to collect the drafters' forecasts, takes a tenth of a
+# millisecond a round, whatever the target takes for a token. That is a loss like that of drafts
+# which are rejected, and has an account of its own. If it is more than `_CHOOSING` of each token (a
+# small target, a fast machine) and than what drafting saves, as many rounds of plain decoding
+# follow without a choice as save up `_WAKE` of one. Something that repeats is then noticed some
+# tokens later.
 
 
 SHARE = 0.025
@@ -218,45 +219,45 @@ _MEASURABLE = 64  # tokens behind from which an arm's first round tells what cat
 _TICK = 1e-9  # the shortest round: clocks may stand still
 
 
-class Resting:
-    """Books what choosing takes in rounds of plain decoding; says for how long to do without.
+class AutoAccounts:
+    """The accounts of `auto`: what drafting may lose, and what choosing among drafters may take.
 
-    `account` is that of all that is lost to drafting, and outlives a text.
+    They outlive a text: what was lost is lost.
     """
 
     def __init__(self) -> None:
-        self.account = Account(SHARE)
+        self.drafting = Account(SHARE)
         self._choosing = Account(_CHOOSING, START, _WAKE)
         self._own: deque[float] = deque(maxlen=_OWN)  # seconds, lately
 
     def allow(self, tokens: int) -> None:
         """Count tokens, however they were decoded."""
-        self.account.allow(tokens)
+        self.drafting.allow(tokens)
         self._choosing.allow(tokens)
 
-    def book(self, seconds: float, plain: float) -> None:
+    def lose_to_choosing(self, seconds: float, plain: float) -> None:
         """Count the seconds of choosing in a round that took `plain` seconds without them."""
         if plain <= 0.0:
             return
         if self._own:
-            # Pauses of the machine are no loss of the chooser's, as far as they can be told. Not
-            # the median: where every second round asks for more, each kind is usual.
+            # Pauses of the machine are no loss of choosing, as far as they can be told. The median
+            # would not do: if every second round takes longer, each kind is usual.
             self._choosing.lose(ASKING * min(seconds, STALL * max(self._own)) / plain)
         # The very first time everything is cold, which does not come again.
         self._own.append(seconds)
 
-    def drafted(self, lost: float) -> None:
-        """Book what a round with a draft lost or, below 0, saved.
+    def lose_to_drafting(self, lost: float) -> None:
+        """Count what a round with a draft lost or, below 0, saved.
 
         What drafting saves, choosing may lose: it is what choosing is for.
         """
-        before = self.account.saved
-        self.account.lose(lost)
+        before = self.drafting.saved
+        self.drafting.lose(lost)
         # At most what was saved is lost again; more is lost to drafting, not to choosing.
-        self._choosing.lose(min(lost, before - self.account.saved))
+        self._choosing.lose(min(lost, before - self.drafting.saved))
 
-    def rounds(self) -> int:
-        """Return for how many rounds of plain decoding nobody is to be asked, 0 for none."""
+    def rounds_without_choice(self) -> int:
+        """Return how many rounds of plain decoding come next without a choice, 0 for none."""
         if self._choosing.room > 0.0:
             return 0
         # One pause that was taken for choosing must not silence it for a whole text.
@@ -267,8 +268,7 @@ class ArmLedger:
     """What is known of all arms, and what was lost; `ArmChooser` decides by it.
 
     `plain` is the arm that is plain decoding. `known` are the arms of an earlier text, whose rates
-    are believed to be as they were. `resting` has the account, which may be that of earlier texts:
-    what they lost is lost.
+    are believed to be as they were. `accounts` may be those of earlier texts, too.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class ArmLedger:
         plain: int,
         *,
         known: Sequence[Arm] = (),
-        resting: Resting | None = None,
+        accounts: AutoAccounts | None = None,
     ) -> None:
         self._forecasts, self._plain = tuple(forecasts), plain
         self._first_depths = [forecast.deepest(STAKE) for forecast in forecasts]
@@ -290,8 +290,8 @@ class ArmLedger:
         ]
         self._arms[plain].depth = 0
         self._now = 0
-        self._resting = resting or Resting()
-        self._account = self._resting.account
+        self._accounts = accounts or AutoAccounts()
+        self._account = self._accounts.drafting
         self._lost = self._elapsed = self._credit = 0.0  # in plain rounds
         self._best = self._current = plain
         self._left = 0
@@ -330,7 +330,7 @@ class ArmLedger:
         """
         vain = choosing if index == self._plain or not drafted else 0.0
         if vain:
-            self._resting.book(vain, seconds - vain)
+            self._accounts.lose_to_choosing(vain, seconds - vain)
         if index == self._plain == self._current and len(self._run) > 1 and not self._probing:
             self._waiting.append((tokens, seconds))
             if len(self._waiting) == SEGMENT:
@@ -349,7 +349,7 @@ class ArmLedger:
         arm = self._arms[index]
         self._book(index, tokens, max(seconds, _TICK))
         self._now += 1
-        self._resting.allow(tokens)
+        self._accounts.allow(tokens)
         for other in self._arms:
             other.behind = 0 if other is arm else other.behind + tokens
 
@@ -357,7 +357,7 @@ class ArmLedger:
         """Count rounds of plain decoding, a token each, in which nobody was asked."""
         self._count_waiting()
         self._now += tokens
-        self._resting.allow(tokens)
+        self._accounts.allow(tokens)
         self._arms[self._plain].last_seen = self._now
         for index, arm in enumerate(self._arms):
             arm.behind = 0 if index == self._plain else arm.behind + tokens
@@ -382,7 +382,7 @@ class ArmLedger:
             arm.fade(0.5 ** ((self._now - arm.last_seen) / SPACING))
         self._book(index, tokens, seconds, booked=booked)
         self._now += 1
-        self._resting.allow(tokens)
+        self._accounts.allow(tokens)
         # The first round includes catching up with the text; it
         # is counted when a second tells how much.
         if len(self._run) > 1:
@@ -418,7 +418,7 @@ class ArmLedger:
             seconds = min(seconds, STALL * (known + self._reading(index) * plain))
         self._elapsed += seconds / plain
         if index != self._plain and not booked:
-            self._resting.drafted(seconds / plain - tokens)
+            self._accounts.lose_to_drafting(seconds / plain - tokens)
         if self._probing:
             self._lost = max(0.0, self._lost + (seconds - tokens / self._best_rate) / plain)
 

@@ -18,9 +18,9 @@ from specrun.bench.accelerate.candidates import cut_file, files_in, found_drafte
 from specrun.bench.accelerate.prompts import PROMPTS, search_prompts
 from specrun.bench.accelerate.search import FoundDrafter
 from specrun.bench.accelerate.target import needed_bytes
-from specrun.bench.diagnosis.curve_beside import CurveBeside
+from specrun.bench.diagnosis.pair import CurveBeside
 from specrun.bindings import files
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.laws import SamplingParams

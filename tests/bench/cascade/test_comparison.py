@@ -1,4 +1,4 @@
-"""Comparison of cascades on tiny models: what is measured, kept after Ctrl-C, and called best."""
+"""Comparison of cascades on tiny models: measures, results after Ctrl-C, best points."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specrun.bench.cascade.comparison import (
 )
 from specrun.bench.cascade.examples import Example
 from specrun.bench.timing import Ratio, spread_of
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.runtime.laws import SamplingParams
 
@@ -166,7 +166,7 @@ def test_of_cross_entropies_the_lower_is_better_and_doubt_is_that_of_the_differe
     ]
     assert metric_of(points) == "cross_entropy"
     found = {best.method: best for best in best_points(points)}
-    # Texts differ by far more than rules do: pairs tell what their spread would hide.
+    # Texts differ by far more than rules do: pairs show differences that their spread would hide.
     assert found["sure"].fastest is None
     assert found["doubtful"].fastest is not None
     assert found["better"].fastest is not None

@@ -47,7 +47,7 @@ def test_no_two_methods_look_alike() -> None:
     names = [f"method {number}" for number in range(60)]
     looks = looks_of(names)
     assert len({tuple(look.items()) for look in looks.values()}) == len(names)
-    # Where colours have to come again, marks and dashes tell methods apart, each alone.
+    # If colours have to come again, marks and dashes distinguish methods, each alone.
     for number, name in enumerate(names[:28]):
         for other in names[:number]:
             if looks[name]["color"] == looks[other]["color"]:

@@ -8,7 +8,7 @@ from support.tiny_models import fresh_logits
 
 from specrun.bench.cascade.teacher import Teacher, draft_law, stated_law, target_law
 from specrun.bindings.errors import OptionError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.laws import SamplingParams
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from specrun.bench.diagnosis import curve_beside
-from specrun.bench.diagnosis.curve_beside import CurveBeside
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.rows import Rows
+from specrun.bench.diagnosis import pair
+from specrun.bench.diagnosis.pair import CurveBeside
+from specrun.bindings.contexts import Batch, Context, Rows
 from specrun.bindings.errors import DecodeError
 from specrun.runtime.engine import Runtime
 from specrun.runtime.laws import SamplingParams
@@ -50,7 +48,7 @@ class Clockwork(Context):
 def clockwork(monkeypatch: pytest.MonkeyPatch) -> type[Clockwork]:
     """The context in which evaluations are timed."""
     kind = type("Clockwork", (Clockwork,), {"at": set(), "sizes": []})
-    monkeypatch.setattr(curve_beside, "Context", kind)
+    monkeypatch.setattr(pair, "Context", kind)
     return kind
 
 

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated
 
-from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose
-from specrun.bench.diagnosis.work import Work
+from specrun.bench.diagnosis.diagnosis import Diagnosis, Work, diagnose
 from specrun.bench.drafters.comparison import DrafterBench, measure_drafters
 from specrun.bench.timing import Ratio
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.cli.accelerate.diagnosis import verdict_lines
+from specrun.bindings.contexts import ContextOptions
+from specrun.cli.accelerate.report import verdict_lines
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.planning import CostCurve, save_curve
 

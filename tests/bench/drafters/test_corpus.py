@@ -1,4 +1,4 @@
-"""The corpus: what is in it, and that it is the same every time."""
+"""The corpus: its entries, and that it is the same every time."""
 
 import pytest
 

@@ -9,10 +9,10 @@ import pytest
 from specrun.bench.drafters.comparison import DrafterBench, with_files
 from specrun.bench.drafters.pair_theory import curve_of
 from specrun.bench.drafters.prompts import demo_prompts, read_prompts
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.cut.pad import padded_target, parse_parameters
 from specrun.runtime.demo import demo_questions
 from specrun.runtime.language import parse_expression

@@ -1,11 +1,11 @@
-"""In which order a comparison asks its arms: no arm may have a minute of the machine of its own."""
+"""The order of arms in a comparison: no arm may have a minute of the machine to itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from specrun.bench.drafters.comparison import DrafterBench, measure_drafters
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.runtime.laws import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -15,9 +15,8 @@ from specrun.bench.prove.cache import check_cache, check_conversations
 from specrun.bench.prove.forced import FLOOR, Drift, ForcedText, excess, plain_texts
 from specrun.bench.prove.setting import ALPHA, Check, Setting
 from specrun.bench.prove.texts import most_partings
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.models.model import Model
+from specrun.bindings.contexts import Context, ContextOptions
+from specrun.bindings.models import Model
 from specrun.runtime.engine import Runtime
 from specrun.runtime.engine.slots import SlotTarget
 from specrun.runtime.round import CachedText, TargetModel
@@ -62,7 +61,7 @@ def by_level(self: TargetModel, text: CachedText, tree: DraftTree) -> EvaluatedR
 
 
 def with_holes(self: TargetModel, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-    """Keep a path where it lies: what is dropped leaves holes, which the next cells fill."""
+    """Keep a path in its place: dropped cells leave holes, which the next cells fill."""
     self._keep_at(text.n_cached, tree.parents, path)
     text.commit(tree.tokens[node] for node in path)
 
@@ -152,7 +151,7 @@ def test_few_texts_are_held_against_a_wrong_cell() -> None:
     noise, wrong = drift([[0.001] * 50] * 2), drift([[0.1] * 50] * 2)
     assert not excess(drift([[0.04] * 50] * 2), noise, wrong, quiet=False).is_seen
     assert excess(drift([[0.06] * 50] * 2), noise, wrong, quiet=False).is_seen
-    near = drift([[0.005] * 50] * 2)  # too near to noise to say anything
+    near = drift([[0.005] * 50] * 2)  # too near to noise to prove anything
     assert not excess(wrong, noise, near, quiet=False).is_seen
 
 

@@ -1,4 +1,4 @@
-"""`specrun prove`: sound pairs pass, and each check fails for what it is there to see."""
+"""`specrun prove`: sound pairs pass, and each check fails for the fault that it detects."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_rule_that_states_its_law_is_held_to_that(tiny_model: Path, tiny_draft
         ours = runtime.generate([5, 6, 7], greedy, max_tokens=24).token_ids
     wanted = dict.fromkeys((name for name, _ in STEPS), "passed")
     assert statuses(proof) == wanted | {"law of texts": "left out"}
-    assert ours != theirs  # or faults would say nothing about such rules
+    assert ours != theirs  # or faults would prove nothing about such rules
 
 
 def test_a_cascade_that_verifies_nothing_keeps_its_own_text_after_faults(
@@ -144,7 +144,7 @@ def test_a_context_too_small_for_a_text(tiny_model: Path) -> None:
     assert "raise the context size (-c)" in proof.checks[0].note
 
 
-# -- what each check is there to see ---------------------------------------------------------------
+# -- the fault that each check detects -------------------------------------------------------------
 
 
 def test_a_rule_that_forgets_the_residual_fails_twice(
@@ -201,7 +201,7 @@ def test_a_stale_sibling_fails(setting: Setting, monkeypatch: pytest.MonkeyPatch
 
 
 class KeepsFirst:
-    """Keeps the first draft, whatever the target says of it."""
+    """Keeps the first draft, whatever the target's law is."""
 
     name, exact = "keeps first", True
 

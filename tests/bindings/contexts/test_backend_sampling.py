@@ -9,12 +9,9 @@ import numpy as np
 import pytest
 from support.tiny_models import F32
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.rows import BackendSamplers, Rows
+from specrun.bindings.contexts import BackendSamplers, Batch, Context, ContextOptions, Rows
 from specrun.bindings.errors import OptionError, StaleViewError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 N_SEQUENCES = 4
 # Sequence ids of the seven tokens of trees, one after the other. Samplers that stay attached give

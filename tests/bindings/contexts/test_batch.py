@@ -1,4 +1,4 @@
-"""What a batch refuses to be filled with, and that llama.cpp reads what was written."""
+"""Batches: refused contents, and llama.cpp's reading of the written ones."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.contexts.batch import Batch, BatchShape, chain_shape
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, BatchShape, Context, ContextOptions, chain_shape
 from specrun.bindings.errors import OptionError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 
 @pytest.mark.parametrize(("capacity", "ids"), [(0, 1), (-1, 1), (1, 0)])
@@ -145,7 +143,7 @@ def test_a_single_token_after_a_batch_of_several_is_filled_anew():
         batch.fill_one(7, 30, 2)
         batch.fill([1, 2], [5, 6], None, [0, 1], [0, 0])
         batch.fill_one(8, 31, 2)
-        batch.fill_one(9, 32, 2)  # only token and position differ from what is in place
+        batch.fill_one(9, 32, 2)  # only token and position differ from the earlier contents
         assert (batch.n_tokens, batch.n_outputs, batch.first_position) == (1, 1, 32)
         assert (batch.token_bounds, batch.id_bounds) == ((9, 9), (2, 2))
         assert [
@@ -157,7 +155,7 @@ def test_a_single_token_after_a_batch_of_several_is_filled_anew():
 
 
 def written(batch: Batch, n: int) -> tuple[object, ...]:
-    """Everything that llama.cpp reads of n tokens, and what the context checks."""
+    """Everything of n tokens that llama.cpp reads, and that the context checks."""
     n_ids = int(batch.id_counts[:n].sum())
     fields = (batch.tokens, batch.positions, batch.id_counts, batch.outputs)
     return (

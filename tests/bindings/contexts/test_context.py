@@ -1,4 +1,4 @@
-"""Contexts: what is checked before an assertion of llama.cpp would end the process, failures, rows,
+"""Contexts: checks before an assertion of llama.cpp would end the process, failures, rows,
 state."""
 
 from __future__ import annotations
@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from support.tiny_models import F32, fresh_logits
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.errors import (
     ClosedError,
     DecodeFailedError,
@@ -21,7 +19,7 @@ from specrun.bindings.errors import (
     OutOfMemoryError,
     StaleViewError,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 PROMPT = [11, 12, 13]
 
@@ -142,7 +140,7 @@ def test_an_option_out_of_range_is_refused_by_name(options):
     "reason", ["", "failed to initialize the context: std::bad_alloc", "Out Of Memory"]
 )
 def test_no_memory_for_a_context_is_an_error_with_advice(model, monkeypatch, reason):
-    words = iter(["", reason])  # asked before the call, to forget, and after it
+    words = iter(["", reason])  # read before the call, to forget, and after it
     monkeypatch.setattr("specrun.bindings.contexts.context.last_native_errors", lambda: next(words))
     monkeypatch.setattr(model._native, "llama_init_from_model", lambda _model, _params: None)
     with pytest.raises(OutOfMemoryError, match=r"of 256 tokens .*-c\)") as caught:

@@ -1,4 +1,4 @@
-"""Batches of embeddings: the bits that tokens give, in every family; refused where they are not."""
+"""Batches of embeddings: the bits of tokens, in every family; refusals of the others."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from support.renamed_models import as_architecture
 from support.tiny_families import FAMILIES, SENTENCEPIECE, Family
 from support.tiny_models import CHAT, F32
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.embedding_inputs import (
+from specrun.bindings.contexts import (
     EMBEDDING_INPUT_ARCHITECTURES,
+    Batch,
+    Context,
+    ContextOptions,
     EmbeddingBatch,
     EmbeddingInputs,
 )
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_checkpoint
 from specrun.convert.random_model import RandomLlama, write_random_llama
 

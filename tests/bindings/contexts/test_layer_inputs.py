@@ -17,13 +17,16 @@ from support.renamed_models import as_architecture, qwen3_norms
 from support.tiny_models import CHAT, F32
 from support.tiny_nextn import write_tiny_qwen35
 
+from specrun.bindings.contexts import (
+    LAYER_INPUT_ARCHITECTURES,
+    Batch,
+    Context,
+    ContextOptions,
+    check_layer_inputs,
+)
 from specrun.bindings.contexts import rows as rows_module
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.rows import LAYER_INPUT_ARCHITECTURES, check_layer_inputs
 from specrun.bindings.errors import OptionError, StaleViewError, UnsupportedModelError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 
 LAYERS, WIDTH, EPS = 6, 32, 1e-5
@@ -117,7 +120,7 @@ def test_rows_of_a_tree_belong_to_its_nodes(model: Model) -> None:
         model, ContextOptions(**F32, n_sequences=2, n_outputs=3, layer_inputs=(2,))
     ) as context:
         batch = Batch(8, 2)
-        # TEXT[:3], then TEXT[3] in sequence 0 beside another token in sequence 1.
+        # TEXT[:3], then TEXT[3] in sequence 0 with another token in sequence 1.
         ids = [0, 1, 0, 1, 0, 1, 0, 1]
         batch.fill(
             [*TEXT[:3], 99, TEXT[3]],
@@ -218,7 +221,7 @@ with Model(sys.argv[1]) as model, Context(model, ContextOptions(n_ctx=64, n_thre
 def test_the_list_says_who_survives_being_asked(
     renamed: dict[str, Path], architecture: str, lives: bool
 ) -> None:
-    """Asked in a process of its own, with the list out of the way."""
+    """In a process of its own, with the list out of the way."""
     command = [sys.executable, "-c", ASK, str(renamed[architecture]), architecture]
     quiet = {**os.environ, "GGML_NO_BACKTRACE": "1"}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Contexts over NextN blocks: what they compute, and what they refuse before llama.cpp would
+"""Contexts over NextN blocks: their results, and their refusals before llama.cpp would
 assert."""
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ import pytest
 from support.tiny_models import F32
 from support.tiny_nextn import TinyNextN, variant, write_tiny_qwen35
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context, MtpContext, StateBatch, check_nextn
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import (
+    Batch,
+    Context,
+    ContextOptions,
+    MtpContext,
+    StateBatch,
+    check_nextn,
+)
 from specrun.bindings.errors import (
     ModelLoadError,
     OptionError,
@@ -21,8 +26,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.nextn import read_nextn
+from specrun.bindings.models import Model, read_nextn
 
 TEXT = [5, 200, 7, 7, 31, 90, 2, 5]
 PLAIN = TinyNextN()
@@ -44,7 +48,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def states_of(model: Model, tokens: list[int], *, rows: int = 0) -> np.ndarray:
-    """What NextN blocks read of a text, from one evaluation whose last `rows` tokens ask for
+    """The inputs of NextN blocks for a text, from one evaluation whose last `rows` tokens have
     logits."""
     with Context(
         model, ContextOptions(**F32, n_outputs=max(rows, 1), nextn_states=True)
@@ -68,7 +72,7 @@ def evaluate(
     )  # type: ignore[return-value]
 
 
-# -- what they compute -----------------------------------------------------------------------------
+# -- results ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rows", [0, 1, len(TEXT)])
@@ -134,7 +138,7 @@ def test_loading_the_blocks_does_not_change_the_trunk(files: dict[str, Path]) ->
     np.testing.assert_array_equal(*found)
 
 
-# -- what files say --------------------------------------------------------------------------------
+# -- declarations of files -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -252,7 +256,7 @@ def test_blocks_without_their_model_cannot_be_a_target(files: dict[str, Path], l
             Context(model, ContextOptions(**F32))
 
 
-# -- what would end the process --------------------------------------------------------------------
+# -- batches that would end the process ------------------------------------------------------------
 
 
 def test_batches_that_llama_cpp_would_misread_are_refused(files: dict[str, Path]) -> None:

@@ -296,7 +296,7 @@ def test_arrays_are_filled_in_place(
 def test_writes_into_weights_are_the_first_backends(
     device: ComputeDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the CPU behind a GPU could compute does not reach the GPU's memory."""
+    """Nodes that the CPU behind a GPU could compute do not reach the GPU's memory."""
     store = TensorStore(device, {"t": ("F32", (8, 3))})
     gpu, cpu = 1, device.backends[0]
     monkeypatch.setattr(ComputeDevice, "backends", [gpu, cpu])

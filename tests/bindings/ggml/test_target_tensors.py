@@ -1,4 +1,4 @@
-"""The target's matrices in a head's graph: shared where that works, and the same numbers where it
+"""The target's matrices in a head's graph: shared if that works, and the same numbers if it
 does not."""
 
 from __future__ import annotations
@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.ggml import F32, I32, ComputeDevice, GraphBuilder, TargetTensors, weights
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 TOKENS = [5, 6, 7, 8]
 

@@ -1,4 +1,4 @@
-"""The header check: what it reads, what it refuses and in which words, and that nothing makes it
+"""The header check: its reading, its refusals and their words; no file makes it
 hang."""
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def test_values_survive_the_file(path: Path) -> None:
 
 @pytest.fixture
 def written(path: Path) -> tuple[Path, dict[str, Any], dict[str, np.ndarray]]:
-    """A file from gguf's own writer with every value type, and what was written."""
+    """A file from gguf's own writer with every value type, and the written values."""
     writer = gguf.GGUFWriter(path, "llama")
     scalars: dict[str, tuple[Callable[[str, Any], None], Any]] = {
         "t.uint8": (writer.add_uint8, 255),
@@ -888,5 +888,5 @@ TENSORS = st.builds(
 def test_nearly_sound_files(
     path: Path, entries: list[bytes], tensors: list[bytes], data: int
 ) -> None:
-    # As above: `survives` is what fails.
+    # As above: `survives` is the check.
     survives(path, make(*entries, tensors=tuple(tensors), data=data))

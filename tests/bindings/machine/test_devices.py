@@ -1,9 +1,10 @@
-"""Devices with their memory, and the versions of what computes."""
+"""Devices with their memory, and the versions of the native libraries."""
 
 from __future__ import annotations
 
 from specrun.bindings.library import engine_versions
-from specrun.bindings.machine.devices import devices, supports_gpu_offload, system_info
+from specrun.bindings.machine import supports_gpu_offload, system_info
+from specrun.bindings.machine.devices import devices
 
 
 def test_there_is_a_cpu_with_memory():

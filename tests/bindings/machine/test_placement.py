@@ -1,4 +1,4 @@
-"""Placements: what is refused before llama.cpp sees it, and which devices are chosen."""
+"""Placements: refusals before llama.cpp is called, and the choice of devices."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import pytest
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.machine import placement as module
-from specrun.bindings.machine.devices import Device
-from specrun.bindings.machine.placement import (
+from specrun.bindings.machine import (
+    Device,
     Placement,
     current_placement,
     find_device,
     placing,
     resolve_placement,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.machine import placement as module
+from specrun.bindings.models import Model
 
 GIB = 1 << 30
 
@@ -35,7 +35,7 @@ OURS, THEIRS = device("RPC0", worker="a:1"), device("RPC1", worker="b:1")
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine with two GPUs, and two workers of which one is asked for."""
+    """A machine with two GPUs, and two workers of which one is chosen."""
     theirs = {"a:1": OURS, "b:1": THEIRS}
     monkeypatch.setattr(
         module, "devices", lambda asked: [CPU, FIRST, SECOND, *(theirs[text] for text in asked)]

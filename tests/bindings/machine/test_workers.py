@@ -1,4 +1,4 @@
-"""Workers: what is asked of them before ggml connects, and how one that is gone is noticed.
+"""Workers: the checks before ggml connects, and the detection of one that is gone.
 
 Each kind of answer comes from a listener of the test's own; ggml itself would end the process.
 """
@@ -18,18 +18,19 @@ import pytest
 from support.workers import free_port, listening, running_worker
 
 from specrun.bindings.errors import OptionError, WorkerLostError
-from specrun.bindings.machine import workers
-from specrun.bindings.machine.devices import devices
-from specrun.bindings.machine.placement import Placement, placing
-from specrun.bindings.machine.workers import (
+from specrun.bindings.machine import (
     PROTOCOL,
     Endpoint,
+    Placement,
     add_workers,
     is_lost,
     is_reachable,
+    placing,
     require_workers,
+    workers,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.machine.devices import devices
+from specrun.bindings.models import Model
 
 HELLO = 1 + 8 + 24
 
@@ -58,7 +59,7 @@ def listener(answer: Callable[[socket.socket], None]) -> Iterator[str]:
 
 
 def greeting(major: int, minor: int) -> Callable[[socket.socket], None]:
-    """What a worker of this version answers."""
+    """The answer of a worker of this version."""
 
     def answer(client: socket.socket) -> None:
         assert len(client.recv(HELLO, socket.MSG_WAITALL)) == HELLO
@@ -121,7 +122,7 @@ def test_a_worker_that_serves_somebody_else(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_workers_version_is_the_one_that_is_asked_for() -> None:
-    """`PROTOCOL` is not written in the library for others to read: a server of it tells."""
+    """`PROTOCOL` is not exported by the library: a server of it sends it."""
     with running_worker() as (worker, _), socket.socket() as client:
         client.connect(("127.0.0.1", Endpoint.parse(worker).port))
         client.sendall(struct.pack("<BQ", 14, 24) + bytes(24))
@@ -147,8 +148,8 @@ def test_a_worker_is_added_once_and_its_connection_watched(tiny_model: Path) -> 
         assert not is_reachable(worker)
         with pytest.raises(WorkerLostError):
             add_workers([worker])
-        model.close()  # ggml is not asked to free what is there no more
-    # What lies elsewhere is freed all the same, and with it the connection.
+        model.close()  # ggml does not free memory that is gone
+    # Memory elsewhere is freed all the same, and with it the connection.
     with running_worker() as (other, _):
         with placing(Placement(rpc=(other,))), Model(tiny_model, n_gpu_layers=-1):
             assert workers._ended_connections(other) == [False]

@@ -12,8 +12,7 @@ from support.tiny_models import F32
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, OptionError, PairError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import LoraFile
-from specrun.bindings.models.trial import remember_written
+from specrun.bindings.models import LoraFile, remember_written
 from specrun.runtime import Runtime, SamplingParams
 
 MATRICES = ("blk.0.attn_q.weight", "blk.0.ffn_down.weight")

@@ -1,4 +1,4 @@
-"""Models: what they say of themselves, and files that cannot be used."""
+"""Models: their properties, and files that cannot be used."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specrun.bindings.errors import (
     ModelLoadError,
     OptionError,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Headers that would end the process: each is refused by name, and what is next to it is not."""
+"""Headers that would end the process: each is refused by name, and its sound neighbours are not."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from support.tiny_nextn import write_tiny_glm4moe, write_tiny_qwen35
 
 from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model_checks import check_model
+from specrun.bindings.models import check_model
 
 _NUMBERS = {"F16": 1, "Q4_0": 2, "I32": 26, "F64": 28, "Q8_1": 9}
 Change = Callable[[Parts], None]

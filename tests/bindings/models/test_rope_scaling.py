@@ -1,4 +1,4 @@
-"""Contexts beyond what a model was trained for: what is asked of llama.cpp, and what it does."""
+"""Contexts beyond the trained length: the parameters for llama.cpp, and their effect."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
+from specrun.bindings.contexts import AS_TRAINED, Batch, Context, ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.draft_model import draft_context_options
 
@@ -45,7 +43,7 @@ def test_contexts_grow_only_where_positions_are_stretched() -> None:
 
 
 def test_a_files_own_scaling_is_not_made_worse() -> None:
-    """llama.cpp lets a scale replace the file's factor, and ignores it where the file says none."""
+    """llama.cpp lets a scale replace the file's factor, and ignores it if the file has none."""
     assert RopeScaling(scale=8.0).context_size(0, 131072, 4.0) == 262144
     RopeScaling(scale=8.0).check("yarn", 4.0)
     AS_TRAINED.check("none", 1.0)

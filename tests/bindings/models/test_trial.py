@@ -1,4 +1,4 @@
-"""Trials: what an unknown file may do to the process that opens it, and which files are known."""
+"""Trials: faults of unknown files in the process that opens them, and known files."""
 
 from __future__ import annotations
 
@@ -18,9 +18,7 @@ from support.tiny_nextn import write_tiny_qwen35
 
 from specrun.bindings.errors import ModelLoadError, OutOfMemoryError
 from specrun.bindings.memory_breakdown import CountedModel
-from specrun.bindings.models import trial
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.trial import is_known_file, remember_written, trusting_files
+from specrun.bindings.models import Model, is_known_file, remember_written, trial, trusting_files
 from specrun.convert.cut import cut_layers
 from specrun.convert.quantize import quantize_model
 from specrun.runtime import Runtime
@@ -47,7 +45,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def deadly(path: Path) -> Path:
-    """Write a model whose recurrent state has 63 numbers where its tensors have 64: llama.cpp loads
+    """Write a model whose recurrent state has 63 numbers for tensors of 64: llama.cpp loads
     it, and asserts when it builds the graph."""
     parts = take_apart(write_tiny_qwen35(path))
     (old,) = (entry for entry in parts.entries if entry.key == b"qwen35.ssm.inner_size")
@@ -213,8 +211,8 @@ def test_more_memory_than_such_a_file_may_need_is_refused(
     ("code", "reports", "expected"),
     [
         (0, {"opening": [], "done": True}, True),
-        (0, {"opening": [], "refused": "no"}, False),  # this process says the same
-        (1, {}, False),  # it never got to the file
+        (0, {"opening": [], "refused": "no"}, False),  # this process refuses it, too
+        (1, {}, False),  # it never opened the file
     ],
 )
 def test_how_a_trial_is_read(code: int, reports: dict[str, Any], expected: bool) -> None:

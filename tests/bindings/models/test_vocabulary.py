@@ -1,4 +1,4 @@
-"""Vocabularies: every text comes back, control tokens only when asked for, comparison token by
+"""Vocabularies: every text comes back, control tokens only if wanted, comparison token by
 token."""
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specrun.bindings.errors import ClosedError, OptionError
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.bindings.models import Model, Vocabulary
 from specrun.convert.random_model import RandomLlama, synthetic_vocabulary, write_random_llama
 from specrun.convert.tokenizer import NORMAL, USER_DEFINED, BytePairVocabulary
 

@@ -16,8 +16,7 @@ from gguf.quants import dequantize
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header, stored_bytes
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.trial import trusting_files
+from specrun.bindings.models import Model, trusting_files
 from specrun.bindings.quantizer import (
     FILE_TYPES,
     TENSOR_NUMBERS,
@@ -31,7 +30,7 @@ from specrun.bindings.quantizer import (
 from specrun.convert.random_model import RandomLlama, write_random_llama
 
 # Root mean square error of normally distributed weights of spread 1, a tenth above what each type
-# was seen to do.
+# was measured with.
 ERRORS = {
     "F32": 1e-7,
     "F16": 2.3e-4,
@@ -143,7 +142,7 @@ def test_types_that_need_importance_say_so(name, source, caplog):
     plan_quantization(source, QuantizeOptions(name))
     if name != "Q2_K_S":
         assert any("will require an imatrix" in record.getMessage() for record in caplog.records)
-    # Tokens are refused only where ggml would end the process.
+    # Tokens are refused only if ggml would end the process.
     asserts = FILE_TYPES[name].base_type in ("IQ1_S", "IQ2_XXS", "IQ2_XS")
     assert needs_importance("token_embd.weight", FILE_TYPES[name].base_type, name) == asserts
 

@@ -69,6 +69,15 @@ def test_no_other_file_declares_the_flag_of_a_setting() -> None:
     assert found == {name: {DECLARED} | OTHERS.get(name, set()) for name in names}
 
 
+def test_usages_are_found_in_sources(tmp_path: Path) -> None:
+    source = tmp_path / "made_up.py"
+    source.write_text(
+        'A.option("--dry-base N", "help"), f(1, "-t, --temp, --temperature N")\n'
+        'raise UsageError("--samplers and --sampler-seq say the same")\n'
+    )
+    assert list(usages(source)) == ["--dry-base N", "-t, --temp, --temperature N"]
+
+
 def test_names_of_settings_are_of_one_setting() -> None:
     flags = [name for setting in SETTINGS.values() for name in long_names(setting.flags)]
     fields = [name for setting in SETTINGS.values() for name in setting.fields]

@@ -1,5 +1,5 @@
-"""What cannot be converted is refused by name, before anything is written, and nothing is left
-behind."""
+"""Checkpoints that cannot be converted are refused by name, before anything is written; nothing is
+left behind."""
 
 from __future__ import annotations
 

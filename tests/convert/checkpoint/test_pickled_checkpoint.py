@@ -1,4 +1,4 @@
-"""Pickled weights: only when asked for, as tensors only, and never by another way when that
+"""Pickled weights: only if allowed, as tensors only, and never by another way when that
 fails."""
 
 from __future__ import annotations

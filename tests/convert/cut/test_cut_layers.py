@@ -38,7 +38,7 @@ CUTS = [
     ("gemma2", 5, (1, 2, 3)),
     ("gemma3", 8, (0, 1, 2, 3, 4, 5)),
     ("gemma3", 8, (0, 5, 7)),
-    # SmolLM3 has no rope in every fourth layer, which no file can say: whole groups may go.
+    # SmolLM3 has no rope in every fourth layer, which no file can express: whole groups may go.
     ("smollm3", 8, (0, 1, 2)),
     ("smollm3", 8, (0, 1, 2, 7)),
     ("smollm3", 8, (4, 5, 6, 7)),
@@ -136,8 +136,8 @@ def test_a_quantized_cut_runs(tmp_path: Path, logits) -> None:
     spec = RandomLlama(vocab_size=96, width=256, heads=4, kv_heads=4, ffn=256, layers=4, scale=3.0)
     write_random_llama(tmp_path / "plain.gguf", spec)
     quantize_model(tmp_path / "plain.gguf", tmp_path / "whole.gguf", "Q4_K_M", n_threads=1)
-    # Q4_K_M gives some layers other types: quantizing a cut would not give the same as cutting what
-    # is quantized.
+    # Q4_K_M gives some layers other types: quantizing a cut is not the same as cutting a
+    # quantized model.
     cut = cut_layers(tmp_path / "whole.gguf", tmp_path / "cut.gguf", layers="0,3").output
     assert np.isfinite(logits(cut, TOKENS)).all()
     assert len(read_header(cut).tensor_type_counts) > 2

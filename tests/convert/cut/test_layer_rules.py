@@ -1,4 +1,4 @@
-"""What a cut makes of the metadata, and which cuts it refuses, architecture by architecture."""
+"""The metadata of a cut, and refused cuts, architecture by architecture."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ KINDS = {bool: GGUFValueType.BOOL, int: GGUFValueType.INT32, float: GGUFValueTyp
 def write(
     path: Path, architecture: str, n_layers: int, n_blocks: int | None = None, **values: Any
 ) -> Path:
-    """A file of one small tensor a block; __ in a key stands for a point, a leading _ for no
+    """A file of one small tensor a block; __ in a key is a point, a leading _ is no
     prefix."""
     metadata = Metadata()
     metadata.count(f"{architecture}.block_count", n_layers)
@@ -276,7 +276,7 @@ def test_every_rule_can_be_asked(tmp_path: Path) -> None:
     for architecture in RULES:
         source = write(tmp_path / "m.gguf", architecture, 8, attention__sliding_window=16)
         try:
-            cut(source, 0, 1, 2, 3)  # early exit keeps every layer where it was
+            cut(source, 0, 1, 2, 3)  # early exit keeps every layer in its place
         except UnsupportedModelError:
             refused.add(architecture)
         source.unlink()

@@ -1,4 +1,4 @@
-"""A padded model says exactly what it said, and carries the parameters it was asked to carry."""
+"""A padded model has the same output, and the wanted number of parameters."""
 
 from __future__ import annotations
 

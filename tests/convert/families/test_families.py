@@ -1,4 +1,4 @@
-"""Every family: converted, it computes what transformers computes and splits text as transformers
+"""Every family: converted, it computes the logits of transformers and splits text as transformers
 does.
 
 None of this may be skipped: `conftest.py` makes a skip here a failure.
@@ -22,7 +22,7 @@ from transformers import AutoTokenizer
 
 from specrun.bindings.errors import ModelError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_checkpoint
 from specrun.convert.checkpoint import SOURCE_KEY
 from specrun.convert.families import known_architectures
@@ -32,7 +32,7 @@ TOLERANCE = 1e-4
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Family], tuple[Built, Path]]:
-    """Each family's checkpoint and its GGUF file, made when first asked for."""
+    """Each family's checkpoint and its GGUF file, made when first used."""
     folder = tmp_path_factory.mktemp("families")
     known: dict[str, tuple[Built, Path]] = {}
 
@@ -114,7 +114,7 @@ def older(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_digest(path: Path) -> bytes:
-    """The file without what tells its source: the configs differ, what they mean does not."""
+    """The file without the keys of its source: the configs differ, their meaning does not."""
     digest = read_header(path).metadata[SOURCE_KEY]
     assert isinstance(digest, str)
     return path.read_bytes().replace(digest.encode(), b"")

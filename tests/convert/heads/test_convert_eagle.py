@@ -1,5 +1,5 @@
-"""EAGLE-1, EAGLE-2 and HASS checkpoints become files whose head computes what a torch reference
-does."""
+"""EAGLE-1, EAGLE-2 and HASS checkpoints become files whose head computes the same as a torch
+reference."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_head
 from specrun.runtime.drafters.eagle import EagleHead
 from specrun.runtime.drafters.eagle.versions import draft_vocabulary
@@ -26,7 +26,7 @@ HIDDEN, VOCAB = 32, 320
 SAFE, PICKLE = "model.safetensors", "pytorch_model.bin"
 TOKENS = [3, 1, 4, 1, 5, 9]
 FEATURES = np.random.default_rng(0).normal(size=(6, HIDDEN)).astype(np.float32)
-# A tree below two real pairs: 2 and 3 are siblings, 4 and 5 hang below 2.
+# A tree below two real pairs: 2 and 3 are siblings, 4 and 5 are children of 2.
 PARENTS = [-1, 0, 1, 1, 2, 2]
 POSITIONS = [0, 11, 12, 12, 13, 13]  # far enough apart for the rotation to matter
 

@@ -20,7 +20,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_head, plan_head
 from specrun.convert.heads.head_conversion import detect_kind
 from specrun.convert.random_model import RandomLlama, write_random_llama

@@ -1,5 +1,5 @@
-"""Hydra checkpoints with upstream's names become GGUF files that compute what the reference
-computes."""
+"""Hydra checkpoints with upstream's names become GGUF files that compute the same as the
+reference."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_head, plan_head, target_facts
 from specrun.convert.heads.head_conversion import HEAD_KINDS
 from specrun.convert.random_model import RandomLlama, write_random_llama
@@ -51,8 +51,8 @@ def config_of(heads: TinyHydra, **changes: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
-    """Writes a checkpoint as upstream's training does: the state dict of the heads, with all that
-    hangs on them."""
+    """Writes a checkpoint as upstream's training does: the state dict of the heads, with all of
+    their modules."""
 
     def write(
         heads: TinyHydra, *, pickled: bool = True, drop: str = "", add: Any = None, **changes: Any

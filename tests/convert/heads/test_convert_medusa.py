@@ -1,5 +1,5 @@
-"""Medusa checkpoints, as they are published, become files whose heads compute what a torch
-reference does."""
+"""Medusa checkpoints, as they are published, become files whose heads compute the same as a torch
+reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from specrun.bindings.errors import MalformedFileError, ModelError, UnsupportedModelError
 from specrun.bindings.ggml import F32, GraphBuilder
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_checkpoint, convert_head
 from specrun.runtime.drafters.medusa import MedusaHead
 
@@ -74,8 +74,8 @@ def off_by(path: Path, target: Model, reference: TorchMedusa) -> float:
 def test_medusa_1_computes_what_torch_does(
     target: Model, tmp_path: Path, blocks: int, own_output: bool, file: str
 ) -> None:
-    """Four heads and so many blocks, where config.json states two heads of one block, as old
-    uploads do."""
+    """Four heads and so many blocks, with a config.json of two heads of one block, as old
+    uploads have."""
     reference = TorchMedusa(HIDDEN, VOCAB, 4, blocks, own_output=own_output, shared=False)
     folder = publish(tmp_path / "medusa-tiny", medusa_config(), named(reference), file)
     report = convert_head(
@@ -86,7 +86,7 @@ def test_medusa_1_computes_what_torch_does(
 
 
 def test_blocks_that_the_reference_shares(target: Model, tmp_path: Path) -> None:
-    """`[ResBlock] * n` is one block: saved under each name, or once where equal tensors are left
+    """`[ResBlock] * n` is one block: saved under each name, or once if equal tensors are left
     out."""
     reference = TorchMedusa(HIDDEN, VOCAB, 2, 3)
     tensors = named(reference)
@@ -104,7 +104,7 @@ def test_blocks_that_the_reference_shares(target: Model, tmp_path: Path) -> None
 
 
 def test_medusa_2_lies_beside_its_model(target: Model, tmp_path: Path, write_checkpoint) -> None:
-    """Only the heads are taken; the model beside them is converted by itself."""
+    """Only the heads are taken; the model in the same file is converted by itself."""
     from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes
 
     reference = TorchMedusa(HIDDEN, VOCAB, 2)

@@ -1,4 +1,4 @@
-"""Converting heads of any kind: which kind it is, which target it fits, and what becomes of bad
+"""Conversion of heads of any kind: their kind, the target they fit, and refusals of bad
 input."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.bindings.quantizer import dequantize_rows, quantize_rows
 from specrun.convert import convert_head, plan_head, target_facts
 from specrun.convert.heads.head_conversion import HEAD_KINDS, detect_kind, quantized_pieces
@@ -134,7 +134,7 @@ def test_a_file_for_one_target_is_refused_by_another(
     tmp_path: Path, tiny_model: Path, write_checkpoint
 ) -> None:
     """Of equal sizes but of another vocabulary: made for the checkpoint's model, it does not load
-    beside another."""
+    with another."""
     folder = write_checkpoint(llama_config(vocab_size=VOCAB))
     report = convert_head(medusa(tmp_path / "heads"), tmp_path / "h.gguf", target=folder)
     assert report.n_words == VOCAB

@@ -1,4 +1,4 @@
-"""What a head must know of its target is the same from the GGUF file and from the checkpoint it was
+"""A head's facts of its target are the same from the GGUF file and from the checkpoint it was
 made from."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from specrun.bindings.errors import (
     PairError,
     UnsupportedModelError,
 )
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import (
     RandomLlama,
     TargetFacts,

@@ -10,9 +10,9 @@ import pytest
 from support.llama_reference import reference_logits
 from support.tiny_checkpoints import llama_config, llama_tensors
 
-from specrun.bindings.contexts.input_observer import InputObserver, expert_sums
+from specrun.bindings.contexts import InputObserver, expert_sums
 from specrun.bindings.errors import OptionError, PairError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import (
     ImportanceOptions,
     RandomLlama,
@@ -45,7 +45,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Watched(np.ndarray):
-    """A weight matrix that sums the squares of what it is multiplied with."""
+    """A weight matrix that sums the squares of its inputs."""
 
     sums: dict[str, np.ndarray]
     label = ""

@@ -1,4 +1,4 @@
-"""Heads: matrices in the type that was asked for, norms in F32, token ids as they were, numbers as
+"""Heads: matrices in the chosen type, norms in F32, token ids unchanged, numbers as
 ggml makes them."""
 
 from __future__ import annotations

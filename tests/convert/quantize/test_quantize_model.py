@@ -1,4 +1,4 @@
-"""Quantized files are what was asked for, stay close to the source, and are refused where they
+"""Quantized files have the chosen types, stay close to the source, and are refused if they
 would not."""
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-# How far logits of spread 2 may move: a little above what each type was seen to do.
+# How far logits of spread 2 may move: a little above the measured error of each type.
 @pytest.mark.parametrize(
     ("file_type", "matrix_type", "tolerance"),
     [

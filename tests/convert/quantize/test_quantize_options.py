@@ -1,4 +1,4 @@
-"""What is asked for is what llama.cpp's own API writes, byte for byte; what does not fit is refused
+"""Files are those of llama.cpp's own API, byte for byte; options that do not fit are refused
 before."""
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def test_progress_comes_tensor_by_tensor(source, tmp_path) -> None:
     assert seen[-1] == (total, total)
 
 
-# -- what is refused -------------------------------------------------------------------------------
+# -- refusals --------------------------------------------------------------------------------------
 
 
 def assert_refused(

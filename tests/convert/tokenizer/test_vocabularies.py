@@ -1,4 +1,4 @@
-"""Vocabularies: what is recognised, what is refused by name, and the kinds of tokens."""
+"""Vocabularies: recognised ones, ones that are refused by name, and the kinds of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.tiny_checkpoints import llama_config, llama_tensors
 from support.tiny_tokenizers import byte_level, llama_style, sentencepiece_bytes
 
 from specrun.bindings.errors import MalformedFileError, OptionError, UnsupportedModelError
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.convert import convert_checkpoint
 from specrun.convert.tokenizer import (
     BYTE,

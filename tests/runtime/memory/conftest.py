@@ -12,7 +12,7 @@ from support.tiny_mamba import write_tiny_mamba
 from support.tiny_nextn import write_tiny_glm4moe, write_tiny_qwen35
 from support.workers import running_worker
 
-from specrun.bindings.models.trial import remember_written
+from specrun.bindings.models import remember_written
 
 LARGE = Size(vocab=16_000, width=768, layers=12, heads=12, kv_heads=4, head=64, ffn=2048)
 """100 million parameters."""

@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 from support.sparse_models import FAMILIES, Size, write_sparse
 
-from specrun.bindings.contexts.context import Context, MtpContext
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions, MtpContext
+from specrun.bindings.machine import Placement, placing
 from specrun.bindings.machine.devices import devices
-from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import Breakdown, CountedModel, memory_breakdown
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.memory import (
-    AskedCounts,
+    MemoryCounts,
     MemoryDevice,
     PlanRequest,
     PlanSettings,
@@ -36,13 +35,13 @@ Counted = dict[int, tuple[int, int]]  # by place: bytes of weights, of cells
 
 
 @pytest.fixture(scope="module")
-def counts() -> Iterator[AskedCounts]:
-    with AskedCounts() as asked:
-        yield asked
+def counts() -> Iterator[MemoryCounts]:
+    with MemoryCounts() as found:
+        yield found
 
 
 def counted(
-    counts: AskedCounts,
+    counts: MemoryCounts,
     path: Path,
     options: ContextOptions,
     n_gpu_layers: int = 0,
@@ -84,12 +83,12 @@ NAMES = [*FAMILIES, *_OTHERS]
 
 @pytest.mark.parametrize("name", [*NAMES, "tied gemma4", "large tied"])
 def test_weights_and_cells_on_the_cpu(
-    models: dict[str, Path], counts: AskedCounts, name: str
+    models: dict[str, Path], counts: MemoryCounts, name: str
 ) -> None:
     options = ContextOptions(n_ctx=700, n_threads=1)
     real = allocated(models[name], options)[HOST_NAME]
     assert counted(counts, models[name], options) == {HOST: (real.weights, real.cells)}
-    # Without allocating llama.cpp says the same, compute buffers too.
+    # Without allocating llama.cpp counts the same, compute buffers too.
     assert allocated(models[name], options, kind=CountedModel) == {HOST_NAME: real}
 
 
@@ -106,7 +105,7 @@ def test_weights_and_cells_on_the_cpu(
 )
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gemma4"])
 def test_types_and_sizes_of_cells(
-    models: dict[str, Path], counts: AskedCounts, name: str, changes: dict[str, Any]
+    models: dict[str, Path], counts: MemoryCounts, name: str, changes: dict[str, Any]
 ) -> None:
     options = ContextOptions(**{"n_ctx": 700, "n_threads": 1, **changes})
     real = allocated(models[name], options)[HOST_NAME]
@@ -115,7 +114,7 @@ def test_types_and_sizes_of_cells(
 
 @pytest.mark.parametrize("types", [("q8_0", "q4_0"), ("f32", "bf16")], ids=str)
 def test_keys_of_another_type_than_values(
-    models: dict[str, Path], counts: AskedCounts, types: tuple[str, str]
+    models: dict[str, Path], counts: MemoryCounts, types: tuple[str, str]
 ) -> None:
     keys, values = types
     options = ContextOptions(n_ctx=700, cache_type_k=keys, cache_type_v=values, n_threads=1)
@@ -125,7 +124,7 @@ def test_keys_of_another_type_than_values(
 
 @pytest.mark.parametrize("n_rollback", [0, 3])
 def test_recurrent_states_that_can_be_taken_back(
-    models: dict[str, Path], counts: AskedCounts, n_rollback: int
+    models: dict[str, Path], counts: MemoryCounts, n_rollback: int
 ) -> None:
     options = ContextOptions(n_ctx=256, n_threads=1, n_rollback=n_rollback)
     real = allocated(models["qwen35"], options)[HOST_NAME]
@@ -134,7 +133,7 @@ def test_recurrent_states_that_can_be_taken_back(
 
 
 @pytest.mark.parametrize("name", ["glm4moe", "qwen35"])
-def test_nextn_blocks(models: dict[str, Path], counts: AskedCounts, name: str) -> None:
+def test_nextn_blocks(models: dict[str, Path], counts: MemoryCounts, name: str) -> None:
     options = ContextOptions(n_ctx=512, n_threads=1)
     part = ModelPart(TARGET, ModelShape.read(models[name]), options, nextn=True)
     real = allocated(models[name], options, nextn=True)[HOST_NAME]
@@ -143,7 +142,7 @@ def test_nextn_blocks(models: dict[str, Path], counts: AskedCounts, name: str) -
     assert (sum(cells), cells[:-1]) == (real.cells, [0] * (len(cells) - 1))
 
 
-def test_one_layer_more_would_be_seen(models: dict[str, Path], counts: AskedCounts) -> None:
+def test_one_layer_more_would_be_seen(models: dict[str, Path], counts: MemoryCounts) -> None:
     """Negative control: the counts are of this model and this context and no other."""
     options = ContextOptions(n_ctx=512, n_threads=1)
     first = counted(counts, models["llama"], options)
@@ -170,7 +169,7 @@ def test_one_layer_more_would_be_seen(models: dict[str, Path], counts: AskedCoun
 )
 def test_weights_and_cells_on_devices(
     models: dict[str, Path],
-    counts: AskedCounts,
+    counts: MemoryCounts,
     workers: tuple[str, str],
     name: str,
     n_gpu_layers: int,
@@ -205,7 +204,7 @@ def test_weights_and_cells_on_devices(
         assert abs(weights - breakdown.weights) <= 0.002 * breakdown.weights
         assert cells == breakdown.cells
         assert (asked[device].weights, asked[device].cells) == (breakdown.weights, breakdown.cells)
-        # Where a layer is cut in parts, llama.cpp counts some more than it then allocates.
+        # If a layer is cut in parts, llama.cpp counts some more than it then allocates.
         assert asked[device].compute >= breakdown.compute
         assert pairs or asked[device].compute == breakdown.compute
     assert found == {}
@@ -220,7 +219,7 @@ def test_layers_are_split_as_llama_cpp_does() -> None:
 
 
 def test_a_quantized_cache_that_llama_cpp_refuses_is_no_way_out(
-    models: dict[str, Path], counts: AskedCounts, tmp_path: Path
+    models: dict[str, Path], counts: MemoryCounts, tmp_path: Path
 ) -> None:
     """Heads of 48 numbers, which no block of 32 divides."""
     path = write_sparse(tmp_path / "48.gguf", "llama", Size(heads=4, head=48))

@@ -1,4 +1,4 @@
-"""Runtimes that choose layers and context by memory, and what they say where it does not do."""
+"""Runtimes that choose layers and context by memory, and their refusals."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.tiny_models import F32
 from support.workers import running_worker
 
 from specrun.bindings.errors import OutOfMemoryError
-from specrun.bindings.machine.devices import available_memory
+from specrun.bindings.machine import available_memory
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.memory import MemoryDevice, fit
@@ -35,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def small_devices(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Lets devices say that less of their memory is free."""
+    """Makes devices report less free memory."""
 
     def set_free(n_bytes: int) -> None:
         real = fit.memory_device
@@ -108,7 +108,7 @@ def test_layers_are_as_many_as_fit_and_the_text_is_the_same(
 def test_heads_and_draft_models_have_their_room(
     files: dict[str, Path], workers: tuple[str, str], small_devices: Any
 ) -> None:
-    """The same memory holds fewer layers where a drafter lies beside the target."""
+    """The same memory holds fewer layers if a drafter is on the target's device."""
     small_devices(26 * MIB)
     layers = {}
     for drafter in ("none", "draft(FILE:wide, n=2)"):
@@ -131,7 +131,7 @@ def test_the_plan_of_a_device_is_what_llama_cpp_counts_there(
         rows = {row.kind: row.by_place[0] for row in plan.rows if row.kind != "output rows"}
         assert rows["weights"] == found[name].weights
         assert rows["keys and values"] == found[name].cells
-        # Plain decoding asks for fewer rows than a plan leaves room for.
+        # Plain decoding needs fewer rows than a plan leaves room for.
         assert found[name].compute <= rows["compute"] <= 1.05 * found[name].compute
 
 
@@ -150,7 +150,7 @@ def test_layers_that_do_not_fit_are_refused_with_what_would(
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux bounds a process's memory so")
 def test_out_of_memory_comes_with_the_plan(models: dict[str, Path]) -> None:
-    """A worker that says it has all of the machine's memory, and gives less than the weights."""
+    """A worker that reports all of the machine's memory, and gives less than the weights."""
     with running_worker(memory=MIB) as (worker, _), pytest.raises(OutOfMemoryError) as raised:
         Runtime(models["large"], rpc=[worker], n_gpu_layers="all", n_ctx=8192)
     (note,) = raised.value.__notes__

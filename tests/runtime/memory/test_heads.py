@@ -6,7 +6,7 @@ import ctypes
 
 import pytest
 
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.ggml import graph
 from specrun.bindings.library import native_function
 from specrun.runtime import Runtime, SamplingParams

@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 from support.every_drafter import write_all
 
-from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions
+from specrun.bindings.machine import Placement, placing
 from specrun.bindings.machine.devices import devices
-from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import memory_breakdown
-from specrun.bindings.models.model import Model
+from specrun.bindings.models import Model
 from specrun.runtime.memory import (
-    AskedCounts,
+    MemoryCounts,
     MemoryDevice,
     MemoryPlan,
     PlanRequest,
@@ -36,9 +35,9 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def counts() -> Iterator[AskedCounts]:
-    with AskedCounts() as asked:
-        yield asked
+def counts() -> Iterator[MemoryCounts]:
+    with MemoryCounts() as found:
+        yield found
 
 
 def request_for(
@@ -57,7 +56,7 @@ def request_for(
 def test_a_plan_is_within_5_percent_of_what_is_allocated(
     models: dict[str, Path],
     workers: tuple[str, str],
-    counts: AskedCounts,
+    counts: MemoryCounts,
     name: str,
     n_gpu_layers: int,
 ) -> None:
@@ -79,7 +78,7 @@ def test_a_plan_is_within_5_percent_of_what_is_allocated(
 
 
 def test_a_card_has_room_for_the_weights_that_it_takes_over(
-    models: dict[str, Path], counts: AskedCounts
+    models: dict[str, Path], counts: MemoryCounts
 ) -> None:
     """As ggml's CUDA backend does for prompts, while some layers stay in this machine's memory."""
     request = request_for(models["large"], "none", card(8 << 30))
@@ -105,7 +104,7 @@ def test_a_card_has_room_for_the_weights_that_it_takes_over(
     ids=str,
 )
 def test_a_card_has_room_for_keys_and_values_in_f16(
-    models: dict[str, Path], counts: AskedCounts, types: tuple[str, str], n_numbers: int
+    models: dict[str, Path], counts: MemoryCounts, types: tuple[str, str], n_numbers: int
 ) -> None:
     """As ggml's CUDA backend does for flash attention (fattn-common.cuh): one layer at a time."""
     keys, values = types
@@ -120,7 +119,7 @@ def test_a_card_has_room_for_keys_and_values_in_f16(
 
 
 def test_rows_of_two_vocabularies_are_this_machines(
-    models: dict[str, Path], counts: AskedCounts
+    models: dict[str, Path], counts: MemoryCounts
 ) -> None:
     request = request_for(models["large"], f"draft('{models['llama']}')", card(8 << 30))
     plan = count_plan(request, PlanSettings(512, -1), counts)
@@ -133,7 +132,7 @@ def test_rows_of_two_vocabularies_are_this_machines(
 
 def chosen(
     request: PlanRequest,
-    counts: AskedCounts,
+    counts: MemoryCounts,
     n_ctx: int | None = None,
     layers: int | None = None,
     drafts: int | None = None,
@@ -148,7 +147,7 @@ def resized(request: PlanRequest, n_bytes: int) -> PlanRequest:
 
 @pytest.mark.parametrize("mebibytes", [64, 120, 180, 240, 300, 330, 400, 700])
 def test_what_is_chosen_fits_and_one_step_more_would_not(
-    models: dict[str, Path], counts: AskedCounts, mebibytes: int
+    models: dict[str, Path], counts: MemoryCounts, mebibytes: int
 ) -> None:
     drafter = f"draft('{models['odd']}')"
     request = request_for(models["large"], drafter, card(mebibytes * MIB))
@@ -166,7 +165,7 @@ def test_what_is_chosen_fits_and_one_step_more_would_not(
         assert settings.n_ctx == most
 
 
-def test_more_memory_never_gives_less(models: dict[str, Path], counts: AskedCounts) -> None:
+def test_more_memory_never_gives_less(models: dict[str, Path], counts: MemoryCounts) -> None:
     request = request_for(models["large"], "none", card(MIB))
     plans = [chosen(resized(request, size * MIB), counts) for size in range(20, 500, 40)]
     found = [(plan.layers_on_devices, plan.settings.n_ctx) for plan in plans]
@@ -178,14 +177,14 @@ def test_more_memory_never_gives_less(models: dict[str, Path], counts: AskedCoun
     assert whole[-1] == 8192
 
 
-def test_what_was_asked_for_is_kept(models: dict[str, Path], counts: AskedCounts) -> None:
+def test_what_was_asked_for_is_kept(models: dict[str, Path], counts: MemoryCounts) -> None:
     request = request_for(models["large"], "none", card(300 * MIB))
     assert chosen(request, counts, n_ctx=512, layers=7).settings == PlanSettings(512, 7)
     assert chosen(request, counts, layers=2).settings.n_gpu_layers == 2
     assert chosen(request, counts, n_ctx=1024).settings.n_ctx == 1024
 
 
-def test_a_draft_model_gives_way_last(models: dict[str, Path], counts: AskedCounts) -> None:
+def test_a_draft_model_gives_way_last(models: dict[str, Path], counts: MemoryCounts) -> None:
     drafter = f"draft('{models['large']}')"
     request = request_for(models["large"], drafter, card(400 * MIB))
     settings = chosen(request, counts, n_ctx=512).settings
@@ -196,7 +195,7 @@ def test_a_draft_model_gives_way_last(models: dict[str, Path], counts: AskedCoun
 
 
 def test_without_a_device_the_context_is_what_memory_holds(
-    models: dict[str, Path], counts: AskedCounts
+    models: dict[str, Path], counts: MemoryCounts
 ) -> None:
     request = request_for(models["large"])
     for size, least, most in ((2000, 8192, 8192), (330, 4096, 8191), (100, 4096, 4096)):
@@ -210,7 +209,7 @@ def test_without_a_device_the_context_is_what_memory_holds(
 
 
 @pytest.mark.parametrize("mebibytes", [60, 150, 260, 300])
-def test_every_way_out_fits(models: dict[str, Path], counts: AskedCounts, mebibytes: int) -> None:
+def test_every_way_out_fits(models: dict[str, Path], counts: MemoryCounts, mebibytes: int) -> None:
     request = request_for(models["large"], "none", card(mebibytes * MIB))
     plan = count_plan(request, PlanSettings(8192, -1), counts)
     assert not plan.fits
@@ -230,7 +229,7 @@ def test_every_way_out_fits(models: dict[str, Path], counts: AskedCounts, mebiby
 
 
 def test_there_is_no_way_out_of_a_card_that_is_far_too_small(
-    models: dict[str, Path], counts: AskedCounts
+    models: dict[str, Path], counts: MemoryCounts
 ) -> None:
     request = request_for(models["large"], "none", card(MIB))
     assert ways_out(count_plan(request, PlanSettings(512, -1), counts), counts) == []
@@ -260,7 +259,7 @@ def test_parts_are_found_below_combinators(models: dict[str, Path], tmp_path: Pa
 
 
 def test_own_blocks_are_counted_with_the_target(
-    models: dict[str, Path], counts: AskedCounts
+    models: dict[str, Path], counts: MemoryCounts
 ) -> None:
     sizes = []
     for drafter in ("none", "mtp"):
@@ -269,11 +268,11 @@ def test_own_blocks_are_counted_with_the_target(
         assert [row.part for row in plan.rows] == ["target"] * 4
         sizes.append({row.kind: row.by_place[0] for row in plan.rows[:3]})
     assert all(sizes[1][kind] > sizes[0][kind] for kind in sizes[0])
-    # One more layer of cells beside three.
+    # One more layer of cells than three.
     assert 3 * sizes[1]["keys and values"] == 4 * sizes[0]["keys and values"]
 
 
-def test_blocks_of_a_file_of_their_own(tmp_path: Path, counts: AskedCounts) -> None:
+def test_blocks_of_a_file_of_their_own(tmp_path: Path, counts: MemoryCounts) -> None:
     files = write_all(tmp_path)
     request = request_for(files["nextn"], f"mtp('{files['blocks']}')", card(1 << 30))
     plan = count_plan(request, PlanSettings(256, -1), counts)
@@ -284,7 +283,7 @@ def test_blocks_of_a_file_of_their_own(tmp_path: Path, counts: AskedCounts) -> N
 
 
 def test_cells_lie_in_the_layers_that_keep_them(
-    models: dict[str, Path], counts: AskedCounts
+    models: dict[str, Path], counts: MemoryCounts
 ) -> None:
     """Three of a hybrid's four layers keep a state, which does not grow; one keeps keys."""
     (part,) = parts_of(models["qwen35"], "none", ContextOptions())

@@ -106,7 +106,7 @@ def test_ctrl_c_keeps_what_was_fetched(home, served) -> None:
         if done > 20_000:
             raise KeyboardInterrupt
 
-    # Progress is told at most ten times a second: here at once.
+    # Progress is reported at most ten times a second: here at once.
     hub.time.monotonic, before = iter(range(10**6)).__next__, hub.time.monotonic
     try:
         with pytest.raises(KeyboardInterrupt) as caught:
@@ -126,7 +126,7 @@ def test_a_connection_that_breaks_once_is_taken_up_at_once(home, served) -> None
 
 
 def test_a_wrong_start_is_found_by_the_hash_and_removed(home, served) -> None:
-    """What lies in the cache as the start of a file may be anything: the whole is hashed."""
+    """The start of a file in the cache may be anything: the whole is hashed."""
     blobs = home / ".cache/huggingface/hub/models--ann--tiny-GGUF/blobs"
     blobs.mkdir(parents=True)
     (blobs / f"{hashlib.sha256(Q4).hexdigest()}.incomplete").write_bytes(b"x" * 100)

@@ -1,4 +1,4 @@
-"""Models in the caches of other programs: found, named, and what could draft for what."""
+"""Models in the caches of other programs: found, named, and paired with their drafts."""
 
 from __future__ import annotations
 

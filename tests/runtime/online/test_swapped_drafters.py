@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 from support.enumeration import PROMPT, TOLERANCE, Propose, chain
+from support.interrupts import Interrupted, sampled_points
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of, law_of
 from support.tiny_models import F32, fresh_logits
 
@@ -17,6 +18,7 @@ from specrun.bindings.errors import BusyError, ClosedError, ModelError, OptionEr
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.engine.answer import note_rejected
+from specrun.runtime.engine.request_options import Choices
 from specrun.runtime.language import quoted
 from specrun.runtime.online import RejectionBuffer, likeliest
 from specrun.runtime.round import DraftRequest
@@ -215,3 +217,34 @@ def test_swaps_free_what_they_replace(learning: Runtime, tiny_model) -> None:
     assert [weights.owned == () for weights in opened] == [True, True, False]
     learning.close()
     assert opened[-1].owned == ()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a __del__
+def test_an_interrupt_of_a_swap_leaves_the_old_drafter_or_the_new_one(
+    tiny_model, drafter, whole_sweep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C at lines of a swap, before anything is closed: the runtime answers, swaps again, and
+    closes everything."""
+    other = f"draft({quoted(str(tiny_model))}, n=4, sampling=argmax)"
+    close_unused, n_lines = Choices.close_unused, list[int]()
+    with Runtime(tiny_model, drafter, **F32) as runtime, monkeypatch.context() as patch:
+        wanted = runtime.generate(QUESTION, GREEDY, max_tokens=6).token_ids
+        with Interrupted() as counting:
+
+            def noted(choices: Choices) -> None:
+                n_lines.append(counting.lines)
+                close_unused(choices)
+
+            patch.setattr(Choices, "close_unused", noted)
+            runtime.swap_drafter(other)
+    points = sampled_points(n_lines[0], 12, whole=whole_sweep)
+    # The last lines replace one drafter by the other.
+    for at in sorted({*points, *range(n_lines[0] - 30, n_lines[0] + 1)}):
+        with Runtime(tiny_model, drafter, **F32) as runtime:
+            with Interrupted(at):
+                runtime.swap_drafter(other)
+            where = f"before line {at} of {n_lines[0]}"
+            assert runtime.generate(QUESTION, GREEDY, max_tokens=6).token_ids == wanted, where
+            runtime.swap_drafter(other)
+            found = runtime.generate(QUESTION, GREEDY, max_tokens=6)
+            assert (found.token_ids, found.stats.acceptance_rate) == (wanted, 1.0), where

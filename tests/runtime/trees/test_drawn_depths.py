@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from support.tree_laws import drafted_bits
 
+from specrun.bench.prove.rules import RowsByPath
 from specrun.bindings.errors import DecodeFailedError
-from specrun.runtime.drafters.path_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.source import HighestLogits, NodeRows
 from specrun.runtime.laws import SamplingParams, SeededNoise
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree, parse_topology
@@ -31,19 +33,19 @@ def row_after(seed: int, path: Sequence[int]) -> np.ndarray:
     return generator.integers(-6, 7, VOCAB).astype(np.float32)
 
 
-def whole(rows: list[np.ndarray], k: int) -> EvaluatedDepth:
-    return rows
+def whole(rows: list[np.ndarray], k: int) -> NodeRows:
+    return NodeRows(rows)
 
 
-def highest(rows: list[np.ndarray], k: int) -> EvaluatedDepth:
+def highest(rows: list[np.ndarray], k: int) -> NodeRows:
     """The k + 1 highest of each row, the lower ids of equals, ascending."""
     order = [np.sort(np.argsort(-row, kind="stable")[: k + 1]) for row in rows]
     logits = [row[best] for row, best in zip(rows, order, strict=True)]
-    return HighestLogits(np.array(order, np.int32), np.array(logits))
+    return NodeRows(highest=HighestLogits(np.array(order, np.int32), np.array(logits)))
 
 
 def drawn(
-    said: Callable[[list[np.ndarray], int], EvaluatedDepth],
+    said: Callable[[list[np.ndarray], int], NodeRows],
     params: SamplingParams,
     tree: str,
     seed: int,
@@ -52,13 +54,8 @@ def drawn(
 ) -> DraftTree:
     noise = SeededNoise(seed).for_drafting(len(TEXT))
     request = DraftRequest(TEXT, params, noise, *limits)
-    laws = PathLaws(
-        lambda: said([rows(seed, [])], params.top_k),
-        lambda _parents, _tokens, paths: said([rows(seed, path) for path in paths()], params.top_k),
-        request,
-        params,
-    )
-    return grow_draft(parse_topology(tree), laws, request, sampling="without")
+    source = RowsByPath(lambda paths: said([rows(seed, path) for path in paths], params.top_k))
+    return GrowingDrafter(source, parse_topology(tree), sampling="without").propose(request)
 
 
 @pytest.mark.parametrize("params", SETTINGS)

@@ -10,7 +10,7 @@ from specrun.train.data.corpus import TokenCorpus
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.distillation import answers as target_answers
 from specrun.train.distillation.answers import (
-    AnswerSettings,
+    SampledAnswers,
     answer_anew,
     answered_by_target,
     collate,
@@ -20,7 +20,7 @@ from specrun.train.distillation.answers import (
 )
 from specrun.train.target.sampling import end_tokens, uniform_numbers
 
-SETTINGS = AnswerSettings(
+SETTINGS = SampledAnswers(
     temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), vocab_size=300
 )
 

@@ -9,10 +9,10 @@ import torch
 from specrun.bindings.errors import OptionError
 from specrun.runtime.planning import acceptance_probability
 from specrun.train.distillation import DistillationLoss
-from specrun.train.distillation.answers import AnswerSettings
+from specrun.train.distillation.answers import SampledAnswers
 from specrun.train.distillation.learner import DIVERGENCES, DistillationLearner
 
-ANSWERS = AnswerSettings(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), vocab_size=300)
+ANSWERS = SampledAnswers(temperature=1.0, n_longest=10, max_length=64, end_ids=(0,), vocab_size=300)
 
 
 class ScriptedDrafters:

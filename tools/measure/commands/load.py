@@ -22,9 +22,9 @@ from specrun.cli.bench.command import (
 )
 from specrun.cli.bench.drafters import PromptChoice, chosen_prompts, prompt_choice_options
 from specrun.cli.options.drafting import require_draft_files
-from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
+from specrun.cli.options.group import SAMPLING, Section, SectionedCommand, option_group
 from specrun.cli.options.model import LoadSettings, load_options
-from specrun.cli.options.output import check_plot, terminal_options
+from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.types import COUNTS, MAX_COUNT, NEW_FILE
 from specrun.cli.terminal.terminal import Terminal
@@ -101,7 +101,7 @@ _loading_options = option_group(
         "--temp, --temperature", "Temperature.", click.FloatRange(0.0, 100.0), default=0.0
     ),
     first_seed_option,
-    OUTPUT.option("--plot FILE", "Draw throughput against load: a .png, .svg or .pdf.", NEW_FILE),
+    plot_option("throughput against load"),
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.scripted import PLAIN, TableRows
 
 from specrun.runtime.drafters.combinators import ArmForecast, AutoDrafter, ChoiceLog
-from specrun.runtime.drafters.combinators.bandit import Resting
+from specrun.runtime.drafters.combinators.bandit import AutoAccounts
 from specrun.runtime.laws import SeededNoise
 from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.round.drafter import NOTHING, RoundOutcome
@@ -134,7 +134,7 @@ def test_probes_that_find_nothing_take_no_more_than_choosing_may(own: float) -> 
 
 def test_without_rests_short_texts_lose_a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: an `auto` that never rests breaks that bound."""
-    monkeypatch.setattr(Resting, "rounds", lambda _self: 0)
+    monkeypatch.setattr(AutoAccounts, "rounds_without_choice", lambda _self: 0)
     auto, machine = pondering(0.2)
     for _ in range(100):
         ponder(auto, machine, 12)
