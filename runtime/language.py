@@ -405,7 +405,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "hydra",
             "Hydra and Hydra++: Medusa's heads, each of which reads the tokens drafted before.",
-            "specrun.runtime.drafters.hydra.drafter",
+            "specrun.runtime.drafters.hydra.source",
             options=(*_HEAD_TREE_OPTIONS, "depth", "topk", "n"),
             file=DraftFile("the GGUF file of Hydra heads", "hydra(heads.gguf)"),
             head="hydra",

@@ -18,14 +18,14 @@ import pytest
 from specrun.runtime.acceptance import decide, settle_point_masses, walk
 from specrun.runtime.laws import Law
 from specrun.runtime.round.loop import decode_rounds
-from specrun.runtime.trees import chain_steps
+from specrun.runtime.trees import tree_steps
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "exactness.md"
 HEADING = "## The whole algorithm on one page\n"
 MOST_LINES = 160
 QUOTED: tuple[Callable[..., object], ...] = (
     decode_rounds,
-    chain_steps,
+    tree_steps,
     walk,
     decide,
     settle_point_masses,

@@ -89,7 +89,7 @@ HOUSE = {
     "runtime__init": "from specrun.runtime.session import Session",
     "runtime__tree": "import numpy",
     "runtime__law": "from specrun.runtime.tree import DraftTree",
-    "runtime__drafters__init": "from specrun.runtime.drafters.eagle.drafter import Eagle",
+    "runtime__drafters__init": "from specrun.runtime.drafters.eagle.source import Eagle",
     "runtime__drafters__state": "from specrun.runtime.law import Law",
     "runtime__drafters__build": "from specrun.runtime.drafters import Eagle",
     "runtime__drafters__eagle__init": "",
@@ -158,7 +158,7 @@ EAGLE, MEDUSA = "runtime__drafters__eagle__drafter", "runtime__drafters__medusa_
         (
             {
                 EAGLE: "from specrun.runtime.drafters.medusa.heads import Heads",
-                MEDUSA: "from specrun.runtime.drafters.eagle.drafter import Eagle",
+                MEDUSA: "from specrun.runtime.drafters.eagle.source import Eagle",
             },
             ["runtime/drafters/eagle", "runtime/drafters/medusa"],
         ),
@@ -166,7 +166,7 @@ EAGLE, MEDUSA = "runtime__drafters__eagle__drafter", "runtime__drafters__medusa_
             {
                 EAGLE: "import specrun.runtime.drafters.medusa.heads",
                 MEDUSA: "import specrun.runtime.drafters.state",
-                "runtime__drafters__state": "import specrun.runtime.drafters.eagle.drafter",
+                "runtime__drafters__state": "import specrun.runtime.drafters.eagle.source",
             },
             ["methods", "runtime/drafters/eagle", "runtime/drafters/medusa"],
         ),

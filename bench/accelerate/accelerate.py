@@ -165,7 +165,7 @@ class _Finder:
 
     @property
     def _basis(self) -> str:
-        """What a record's measurements hang on beside target, machine and settings."""
+        """A record's conditions, in addition to target, machine and settings."""
         samplers = sorted(
             {repr(params.replace(temperature=0.0, seed=None)) for params in self._options.params}
         )

@@ -116,7 +116,7 @@ class Candidates:
         return [f"{found.method}({file})", *chain]
 
     def _tuned(self, draft: Path) -> list[str]:
-        """Return the fastest plan for each temperature, where one drafts; all are kept."""
+        """Return the fastest plan for each temperature, if one drafts; all are kept."""
         target, runtime = self._target, self._target.options.runtime
         options = TuneOptions(
             target.path,
@@ -143,7 +143,7 @@ class Candidates:
         self._target.progress(share)
 
     def cut(self) -> CutFound:
-        """Search for layers to skip, and write the best cut where it promises something."""
+        """Search for layers to skip, and write the best cut if it promises something."""
         from specrun.bench.layer_search import LayerSearchOptions, search_layers
         from specrun.convert import LayeredModel
         from specrun.convert.cut import range_text
@@ -174,7 +174,7 @@ class Candidates:
         return CutFound(expression, best.speed_up, range_text(best.skipped(result.n_layers)))
 
     def _affordable_cuts(self) -> int:
-        """Return how many cuts can be judged; raises OptionError where they would take too long."""
+        """Return how many cuts can be judged; raises OptionError if they would take too long."""
         written = self._target.path.stat().st_size / _WRITTEN
         each = 0.5 + written + FITTED_TOKENS * self._target.token_seconds
         count = int(_CUT_BUDGET / each)

@@ -21,7 +21,7 @@ PLAIN = "none"
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A drafter that is compared with plain decoding, and where it comes from."""
+    """A drafter that is compared with plain decoding, and its source."""
 
     drafter: str
     source: str
@@ -49,7 +49,7 @@ class Sweep:
 class Record:
     """Everything that was found, in order; `done` names the steps that need not be done again.
 
-    `basis` is what all of it hangs on (prompts, samplers, lengths): with another one nothing of it
+    `basis` names its conditions (prompts, samplers, lengths): with another one nothing of it
     counts.
     """
 
@@ -81,7 +81,7 @@ class Record:
 
     @staticmethod
     def read(content: Mapping[str, Any], basis: str, warn: Warn = lambda _: None) -> Record:
-        """Return a stored record, or an empty one where it is damaged or has another basis.
+        """Return a stored record, or an empty one if it is damaged or has another basis.
 
         `warn` is told of damage.
         """
@@ -183,7 +183,7 @@ def measured(record: Record, temperature: float, workload: str) -> list[Measured
 
 
 def fastest(rows: Sequence[Measured]) -> Measured | None:
-    """Return the first of the fastest, None where plain decoding is: drafting must pay."""
+    """Return the first of the fastest, None if plain decoding is: drafting must pay."""
     paying = [row for row in rows if row.pays]
     best = max((row.speed_up.value for row in paying), default=0.0)
     return next((row for row in paying if row.speed_up.value >= _EQUAL * best), None)
@@ -210,9 +210,9 @@ def choices(
     workloads: Sequence[str],
     reasons: Mapping[tuple[float, str], str],
 ) -> list[Choice]:
-    """Return a choice for each temperature, for each workload and for any; none where unknown.
+    """Return a choice for each temperature, for each workload and for any; none if unknown.
 
-    `reasons` say for a temperature and a workload why nothing pays, where nothing does.
+    `reasons` say for a temperature and a workload why nothing pays, if nothing does.
     """
     found = []
     for temperature in temperatures:

@@ -5,7 +5,7 @@ target's own layers and, with hours, a trained head. All that promises something
 with plain decoding on prompts that nothing was fitted to: in sweeps, which answer every prompt of a
 workload with every drafter once. Drafters that fall behind are dropped from later sweeps.
 
-What is measured comes from a `Machine`, so that the search itself hangs on no clock of its own: the
+A `Machine` measures, so that the search itself depends on no clock of its own: the
 same measurements give the same choice.
 """
 
@@ -73,7 +73,7 @@ class Machine(Protocol):
         """Measure what evaluations of the target cost, once."""
 
     def curve_beside(self) -> CostCurve | None:
-        """Return what evaluations cost between the answers, None where that was not measured."""
+        """Return what evaluations cost between the answers, None if that was not measured."""
 
     def look(self) -> Sequence[FoundDrafter]:
         """Return what could draft for the target: in its file, beside it and in the caches."""

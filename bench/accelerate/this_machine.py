@@ -68,7 +68,7 @@ class ThisMachine(Candidates):
         return self._target.measure()
 
     def curve_beside(self) -> CostCurve | None:
-        """Return the curve as it was while drafters were compared, None where none were."""
+        """Return the curve as it was while drafters were compared, None if none were."""
         return None if self._beside is None else self._beside.curve()
 
     def sweep(
@@ -120,7 +120,7 @@ class ThisMachine(Candidates):
                 warm_up.answer(0, self._params[temperature], _WARM_UP_TOKENS, seed=0)
             own = None
             if not files_in(drafter):
-                # It learns what pays on its texts, which says nothing of others: where nothing
+                # It learns what pays on its texts, which says nothing of others: if nothing
                 # repeats prompt lookup stops, and would hardly begin again for an edit.
                 own = runtime.start_drafter()
                 self._started[drafter].append(own)

@@ -259,7 +259,7 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
 
 
 def _train(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> None:
-    """Answer, compute states and train, or go on where that was interrupted."""
+    """Answer, compute states and train, or go on if that was interrupted."""
     from specrun.train.trainer import train
 
     run = _run(order, plan)
@@ -408,7 +408,7 @@ def _asked(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> Trainin
 
 
 def _own(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> list[str]:
-    """Return the prompts that the target writes itself; none where it writes nothing of use."""
+    """Return the prompts that the target writes itself; none if it writes nothing of use."""
     from specrun.train.data import Answered, own_prompts
     from specrun.train.target import source_identity
     from specrun.train.trainer import usable_precision
@@ -442,7 +442,7 @@ def _built_in(count: int) -> list[str]:
 
 
 def _begun(order: TrainingOrder) -> TrainingPlan | None:
-    """Return how an earlier training with these hours was begun; None where there was none."""
+    """Return how an earlier training with these hours was begun; None if there was none."""
 
     def parse(data: bytes) -> TrainingPlan | None:
         content = json_object(data)

@@ -62,7 +62,7 @@ class Work:
 
     @property
     def acceptance(self) -> float | None:
-        """How often one of the drafts at a tested depth was kept; None where nothing was tested."""
+        """How often one of the drafts at a tested depth was kept; None if nothing was tested."""
         return self.accepted / self.tests if self.tests else None
 
     @property
@@ -144,11 +144,11 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Achievable:
-    """Speed-ups over plain decoding by the curve alone, where drafts cost nothing.
+    """Speed-ups over plain decoding by the curve alone, if drafts cost nothing.
 
     `same` is that of chains of the best length (`same_length`) with the measured acceptance,
     `perfect` that of drafts that are always right. `needed` is the acceptance from which chains
-    would pay with the measured times of drafter and Python, None where even 1 is not enough.
+    would pay with the measured times of drafter and Python, None if even 1 is not enough.
     """
 
     same: float
@@ -164,7 +164,7 @@ class Diagnosis:
 
     `speed_up` was measured, `expected` follows from tokens a round, the curve and what drafter and
     Python took; `rebuilt_share` is that of the rounds that built the target's graph anew.
-    Milliseconds are those of a round. `workload` names the texts, where there are
+    Milliseconds are those of a round. `workload` names the texts, if there are
     several kinds.
     """
 
@@ -387,7 +387,7 @@ def _steep(found: _Round, best: Achievable, mixture: tuple[int, int]) -> Reason 
     flat = dataclasses.replace(found, curve=CostCurve.flat([curve.seconds(1)] * 2))
     without = flat.speed_up
     if found.coverage < _SELDOM:
-        # Drafters that plan by the curve draft nothing where nothing pays.
+        # Drafters that plan by the curve draft nothing if nothing pays.
         without = max(without, _chain(flat, _GOOD, _STEEP_AT, free=True, coverage=_SELDOM))
     times = ", ".join(f"{curve.seconds(n) / curve.seconds(1):.1f}" for n in (2, 4, 8))
     sizes = f"2, 4 and 8 tokens take {times} times as long as one"

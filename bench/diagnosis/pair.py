@@ -151,7 +151,7 @@ def diagnose_pair(
 ) -> Diagnosis:
     """Measure plain decoding and the drafter in turn, and say what stands in the way.
 
-    Raises as `Runtime` does, and SpecrunError where the target answers nothing.
+    Raises as `Runtime` does, and SpecrunError if the target answers nothing.
     """
     opening = parse_options(dict(options.options))
     with placing(opening.placement):

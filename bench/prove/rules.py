@@ -32,7 +32,9 @@ from specrun.runtime.acceptance import (
     settle_point_masses,
     total_variation,
 )
-from specrun.runtime.drafters.path_laws import PathLaws, grow_draft
+from specrun.runtime.drafters.draft import can_draw
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.source import NodeRows, Source
 from specrun.runtime.laws import Law, Logits, NoiseSource, SamplingParams, transformed_law
 from specrun.runtime.round import DraftRequest, followed_laws
 from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, most_likely, parse_topology
@@ -407,17 +409,29 @@ def _draft(
     if shape != "without replacement":
         return grow(shape, rows.after, noise)
     request = DraftRequest([], params, noise, max_depth=2, max_nodes=4)
-    laws = PathLaws(
-        lambda: [rows.of(())[0]],
-        lambda _parents, _tokens, paths: [rows.of(tuple(path))[0] for path in paths()],
-        request,
-        params,
-    )
-    drawn = laws.drawn_tree(_SIBLINGS)
-    if drawn is None:
-        return grow_draft(_SIBLINGS, laws, request, sampling="without")
-    walks["drawn"] += 1
-    return drawn
+    source = RowsByPath(lambda paths: NodeRows([rows.of(tuple(path))[0] for path in paths]))
+    walks["drawn"] += can_draw(request)
+    return GrowingDrafter(source, _SIBLINGS, sampling="without").propose(request)
+
+
+class RowsByPath(Source):
+    """Rows of logits by the drafted tokens before them."""
+
+    def __init__(self, rows_after: Callable[[Sequence[Sequence[int]]], NodeRows]) -> None:
+        self._rows_after = rows_after
+        self._paths: list[list[int]] = []
+
+    def root(self, request: DraftRequest, highest: int) -> NodeRows:
+        """Return the row before any drafted token."""
+        self._paths = []
+        return self._rows_after([[]])
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows:
+        """Return the rows after tokens."""
+        first = len(self._paths)
+        for parent, token in zip(parents, tokens, strict=True):
+            self._paths.append([*(self._paths[parent] if parent != ROOT else []), token])
+        return self._rows_after(self._paths[first:])
 
 
 def largest_error(

@@ -19,6 +19,7 @@ from specrun.cli.bench.command import (
     predict_option,
     print_table,
     repetitions_option,
+    timed_target,
 )
 from specrun.cli.options.drafting import draft_kind
 from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
@@ -172,7 +173,6 @@ def cascade(
     """Compare cascades with plain and exact decoding: quality, latency, rejection."""
     from specrun.bench.cascade.comparison import CascadeResults, best_points, measure_cascades
     from specrun.bench.cascade.report import best_table, cascades_table
-    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     check_plot(extent.plot)
@@ -185,7 +185,7 @@ def cascade(
         nonlocal measured
         with ExitStack() as stack:
             settings = _settings(target, load, compared, extent)
-            path = stack.enter_context(padded_target(target, extent.pad_to, progress=say))
+            path = stack.enter_context(timed_target(target, extent.pad_to, progress=say))
             measured = measure_cascades(settings(path), progress=show)
         return measured.points
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
 
 import click
@@ -174,3 +176,21 @@ def padding_option(section: Section) -> Decorator:
     """Return `--pad-to`, the parameters of the target that is timed."""
     help = "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs."
     return section.option("--pad-to N", help, PARAMETERS)
+
+
+@contextmanager
+def timed_target(
+    target: Path,
+    pad_to: int | None,
+    *,
+    keep: Path | None = None,
+    progress: Callable[[str], None],
+) -> Iterator[Path]:
+    """Yield the target of `--pad-to`, or `target` itself: only padding needs the package gguf."""
+    if pad_to is None:
+        yield target
+        return
+    from specrun.convert.cut.pad import padded_target
+
+    with padded_target(target, pad_to, keep=keep, progress=progress) as padded:
+        yield padded

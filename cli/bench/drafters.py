@@ -21,6 +21,7 @@ from specrun.cli.bench.command import (
     padding_option,
     predict_option,
     repetitions_option,
+    timed_target,
 )
 from specrun.cli.options.drafting import draft_kind, require_draft_files
 from specrun.cli.options.group import Section, SectionedCommand, option_group
@@ -327,7 +328,6 @@ def drafters(
     """Compare drafters with plain decoding: speed, acceptance, text."""
     from specrun.bench.drafters.comparison import measure_drafters
     from specrun.bench.report import drafters_table
-    from specrun.convert.cut.pad import padded_target
 
     target = named_target(load)
     _check_options(chosen, measuring)
@@ -343,7 +343,7 @@ def drafters(
             settings = _settings(target, load, drafting, source, sampling, measuring)
             workload = "; ".join(filter(None, (settings.workload, about_store)))
             path = stack.enter_context(
-                padded_target(target, measuring.pad_to, keep=measuring.keep, progress=say)
+                timed_target(target, measuring.pad_to, keep=measuring.keep, progress=say)
             )
             bench = dataclasses.replace(settings, target=path, workload=workload)
             return measure_drafters(bench, progress=show)

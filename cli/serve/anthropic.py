@@ -21,7 +21,7 @@ from specrun.cli.serve.replies import (
 )
 from specrun.cli.serve.sampling import (
     AnswerBody,
-    TextFormat,
+    FormatHolder,
     Texts,
     answer_request,
     with_settings,
@@ -82,12 +82,6 @@ class Thinking(Struct):
     type: Annotated[Literal["enabled", "disabled", "adaptive", "between_tools"], wanted(_THINKING)]
 
 
-class OutputConfig(Struct):
-    """Anthropic's `output_config`."""
-
-    format: TextFormat | None = None
-
-
 _Message = Annotated[BlockMessage, wanted("an object with role and content")]
 _Messages = Annotated[list[_Message], Meta(max_length=MOST_MESSAGES)]
 _Tool = Annotated[InputTool, wanted("a tool with a name")]
@@ -104,7 +98,7 @@ class MessageBody(AnswerBody, kw_only=True):
     tool_choice: ToolChoiceFields | None = None
     stop: Texts = field(default=None, name="stop_sequences")
     thinking: Thinking | None = None
-    output_config: OutputConfig | None = None
+    output_config: FormatHolder | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -143,7 +137,7 @@ def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
         parallel=not choice.disable_parallel_tool_use,
         template_kwargs=kwargs,
     )
-    output = body.output_config or OutputConfig()
+    output = body.output_config or FormatHolder()
     return answer_request(
         body,
         service,

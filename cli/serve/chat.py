@@ -74,22 +74,22 @@ class OpenAIBody(AnswerBody, kw_only=True):
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
-class CalledFunction(Struct):
+class HistoryFunction(Struct):
     """The function of a call in the history; its arguments are JSON, or an object."""
 
     name: str
     arguments: Any = None
 
 
-class ToolCall(Struct):
+class HistoryCall(Struct):
     """A call in the history."""
 
-    function: CalledFunction
+    function: HistoryFunction
     id: Any = None
 
 
 _Calls = Annotated[
-    list[Annotated[ToolCall, wanted(_CALL, whole=True)]], Meta(max_length=MOST_CALLS)
+    list[Annotated[HistoryCall, wanted(_CALL, whole=True)]], Meta(max_length=MOST_CALLS)
 ]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 

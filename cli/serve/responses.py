@@ -19,8 +19,8 @@ from specrun.cli.serve.replies import (
 )
 from specrun.cli.serve.sampling import (
     AnswerBody,
+    FormatHolder,
     Length,
-    TextFormat,
     answer_request,
     with_settings,
 )
@@ -79,12 +79,6 @@ class ReasoningFields(Struct):
     effort: str | None = None
 
 
-class TextFields(Struct):
-    """The fields of `text` that are read."""
-
-    format: TextFormat | None = None
-
-
 class MessageItem(Struct):
     """An item that is a message."""
 
@@ -126,7 +120,7 @@ def response_request(body: ResponseBody, service: AnswerService) -> AnswerReques
         parallel=body.parallel_tool_calls is not False,
         template_kwargs=kwargs,
     )
-    form = checked(body.text or {}, TextFields, "text").format
+    form = checked(body.text or {}, FormatHolder, "text").format
     return answer_request(
         body,
         service,

@@ -58,12 +58,6 @@ _MOST_BIASES = 4096
 _FAR = 1e30  # a bias that decides alone, and that a logit of 32 bits can have added
 
 
-class SchemaHolder(Struct):
-    """The object that has a JSON schema in OpenAI's `response_format`."""
-
-    schema: Any = None
-
-
 class TextFormat(Struct):
     """OpenAI's `response_format`; the schema may stand beside the type, as in newer APIs."""
 
@@ -71,19 +65,25 @@ class TextFormat(Struct):
         Literal["text", "json_object", "json_schema"],
         wanted("one of text, json_object and json_schema"),
     ]
-    json_schema: SchemaHolder | None = None
+    json_schema: dict[str, Any] | None = None
     schema: Any = None
 
     def grammar(self, field: str) -> Grammar | None:
         """Return the grammar of a text of this format; None for any text."""
         if self.type == "text":
             return None
-        schema = self.schema if self.json_schema is None else self.json_schema.schema
+        schema = self.schema if self.json_schema is None else self.json_schema.get("schema")
         if schema is not None:
             return _of_schema(schema, field)
         if self.type == "json_schema":
             raise RequestError(f"{field} has no schema: give one, or the type json_object", field)
         return Grammar.json_object()
+
+
+class FormatHolder(Struct):
+    """The object that has the format in newer APIs."""
+
+    format: TextFormat | None = None
 
 
 class AnswerBody(Struct, kw_only=True):

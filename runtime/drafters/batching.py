@@ -9,8 +9,10 @@ evaluated at once, alone.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol, cast
+from itertools import accumulate, pairwise
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -27,15 +29,59 @@ MOST_SEQUENCES = 256
 """llama.cpp's limit (LLAMA_MAX_SEQ) for one context."""
 
 
-class Joint(Protocol):
-    """A draft model or heads that conversations share, and what they are asked for."""
+class Waiting(Protocol):
+    """A conversation's request for a shared evaluation."""
+
+    def answer(self, answered: Any, seconds: float) -> None:  # noqa: ANN401 - its own type
+        """Take the result, or the error, and the share of an evaluation's time."""
+
+
+WaitingT = TypeVar("WaitingT", bound=Waiting)
+
+
+class Joint(ABC, Generic[WaitingT]):
+    """A draft model or heads that conversations share, and the requests that wait for them."""
+
+    def __init__(self, meeting: DraftMeeting) -> None:
+        self.meeting = meeting
+        self.asking: list[WaitingT] = []
+        meeting.join(self)
 
     @property
-    def asking(self) -> Sequence[object]:
-        """What is asked for."""
+    def waits(self) -> bool:
+        """Whether others draft at the same time, so that it is worth to wait for them."""
+        return self.meeting.n_drafting > 1
+
+    def withdraw(self, request: WaitingT) -> None:
+        """Drop a request, if it still waits."""
+        if request in self.asking:
+            self.asking.remove(request)
 
     def evaluate(self) -> float:
-        """Evaluate what is asked for, as much as fits a batch; return the seconds."""
+        """Evaluate the first requests, as many as fit; return the seconds."""
+        taken = self.fitting()
+        del self.asking[: len(taken)]
+        try:
+            answers, shares = self.answers(taken)
+        except SpecrunError as problem:
+            for request in taken:
+                request.answer(problem, 0.0)
+            return 0.0
+        for request, own, seconds in zip(taken, answers, shares, strict=True):
+            request.answer(own, seconds)
+        return sum(shares)
+
+    @abstractmethod
+    def fitting(self) -> list[WaitingT]:
+        """Return the first requests that fit one evaluation."""
+
+    @abstractmethod
+    def answers(self, taken: Sequence[WaitingT]) -> tuple[Sequence[object], Sequence[float]]:
+        """Evaluate requests; return the result of each, and its share of the seconds."""
+
+    def close(self) -> None:
+        """Leave the meeting; again does nothing."""
+        self.meeting.leave(self)
 
 
 class DraftMeeting:
@@ -48,19 +94,17 @@ class DraftMeeting:
     def __init__(self, n_texts: int) -> None:
         self.n_texts = n_texts
         self.n_drafting = 1
-        self._joint: list[Joint] = []
+        self._joint: list[Joint[Any]] = []
 
     def share(self, model: Model, options: ContextOptions) -> SharedDraftContext:
         """Make the context of a draft model, with a part for every conversation."""
-        shared = SharedDraftContext(self, model, options, self.n_texts)
-        self.join(shared)
-        return shared
+        return SharedDraftContext(self, model, options, self.n_texts)
 
-    def join(self, joint: Joint) -> None:
+    def join(self, joint: Joint[Any]) -> None:
         """Let something be evaluated with what others ask for."""
         self._joint.append(joint)
 
-    def leave(self, joint: Joint) -> None:
+    def leave(self, joint: Joint[Any]) -> None:
         """Forget what was closed."""
         if joint in self._joint:
             self._joint.remove(joint)
@@ -70,13 +114,12 @@ class DraftMeeting:
         return sum(joint.evaluate() for joint in self._joint if joint.asking)
 
 
-class SharedDraftContext:
+class SharedDraftContext(Joint["ContextPart"]):
     """A draft model's context: `n_parts` times the cells, sequences and rows of `options`."""
 
     def __init__(
         self, meeting: DraftMeeting, model: Model, options: ContextOptions, n_parts: int
     ) -> None:
-        self.meeting = meeting
         self.own = options
         self.context = Context(
             model,
@@ -87,9 +130,9 @@ class SharedDraftContext:
                 n_outputs=max(options.n_outputs, options.n_sequences) * n_parts,
             ),
         )
-        self.asking: list[ContextPart] = []
         self._free = [*range(n_parts)]
         self._batch = Batch(self.context.n_batch, options.n_sequences)
+        super().__init__(meeting)
 
     def part(self, *, copies: bool) -> ContextPart | None:
         """Return a part that nobody has, None where there is none left.
@@ -105,30 +148,25 @@ class SharedDraftContext:
             part.memory.clear()
         self._free.append(part.number)
 
-    def evaluate(self) -> float:
-        """Evaluate what the first parts ask for, as much as fits a batch; return the seconds."""
-        context = self.context
+    def fitting(self) -> list[ContextPart]:
+        """Return the first parts whose requests fit a batch."""
         taken: list[ContextPart] = []
         n_tokens = n_outputs = 0
         for part in self.asking:
             n_tokens, n_outputs = n_tokens + part.asked.n_tokens, n_outputs + part.asked.n_outputs
-            if taken and (n_tokens > context.n_batch or n_outputs > context.n_outputs):
+            full = n_tokens > self.context.n_batch or n_outputs > self.context.n_outputs
+            if taken and full:
                 break
             taken.append(part)
-        del self.asking[: len(taken)]
-        try:
-            rows, seconds = self.decode(taken)
-        except SpecrunError as problem:
-            for part in taken:
-                part.answer(problem, 0.0)
-            return 0.0
-        place, n = 0, sum(part.asked.n_tokens for part in taken)
-        for part in taken:
-            end = place + part.asked.n_outputs
-            own = PlacedRows(rows, range(place, end))
-            part.answer(cast("Rows", own), seconds * part.asked.n_tokens / n)
-            place = end
-        return seconds
+        return taken
+
+    def answers(self, taken: Sequence[ContextPart]) -> tuple[list[Rows], list[float]]:
+        """Evaluate the requests side by side; return the rows of each, and its seconds."""
+        rows, seconds = self.decode(taken)
+        ends = [*accumulate((part.asked.n_outputs for part in taken), initial=0)]
+        own = [cast("Rows", PlacedRows(rows, range(*pair))) for pair in pairwise(ends)]
+        n = sum(part.asked.n_tokens for part in taken)
+        return own, [seconds * part.asked.n_tokens / n for part in taken]
 
     def decode(self, parts: Sequence[ContextPart]) -> tuple[Rows, float]:
         """Evaluate the batches of parts side by side; return all rows and the seconds."""
@@ -151,7 +189,7 @@ class SharedDraftContext:
 
     def close(self) -> None:
         """Free the native memory; again does nothing."""
-        self.meeting.leave(self)
+        super().close()
         self.context.close()
 
 
@@ -176,7 +214,7 @@ class ContextPart(Context):
     @property
     def waits(self) -> bool:
         """Whether others draft at the same time, whom it is worth to wait for."""
-        return self._shared.meeting.n_drafting > 1
+        return self._shared.waits
 
     @property
     def is_open(self) -> bool:
@@ -205,8 +243,7 @@ class ContextPart(Context):
     def withdraw(self) -> None:
         """Ask for nothing any more."""
         self._answered = None
-        if self in self._shared.asking:
-            self._shared.asking.remove(self)
+        self._shared.withdraw(self)
 
     def decode(self, batch: Batch) -> Rows:
         """Evaluate a batch at once, alone."""

@@ -71,7 +71,7 @@ class BreakEven:
         if not widest:
             return 0  # the first rounds are plain: all others are compared with them
         if not costs.spread:
-            # A curve that nobody measured may be far off: drafts are at most twice as long as any.
+            # A curve that was not measured may be far off: drafts are at most twice as long as any.
             wanted = min(wanted, max(1, 2 * (widest - 1)))
         limit = (1.0 + self._account.room) * costs.seconds(1)
         if costs.seconds(1 + wanted) <= limit:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from contextlib import closing
-from typing import Any, Literal, cast, get_args
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from specrun.bindings.ggml.tensor import I32, Tensor
 from specrun.bindings.ggml.weights import TargetTensors, device_for_heads
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.source import NodeRows, Source
+from specrun.runtime.drafters.tree_options import ChainOptions
 from specrun.runtime.heads import FloatRows
 from specrun.runtime.heads.graphs import (
     AttentionSizes,
@@ -28,14 +29,9 @@ from specrun.runtime.heads.graphs import (
     filled_width,
 )
 from specrun.runtime.language import Expression, options_of
-from specrun.runtime.laws.law import Law
-from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law
-from specrun.runtime.planning import DraftPlan
 from specrun.runtime.planning.theory import multiplied
-from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
+from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.round.text import common_prefix
-from specrun.runtime.trees import draft_chain
-from specrun.runtime.trees.tree import DraftTree
 
 # == The first layers as a ggml graph over the target's own tensors ================================
 #
@@ -259,7 +255,7 @@ def _sizes(target: Model) -> tuple[AttentionSizes, float]:
     return AttentionSizes(heads, kv_heads, size, rope), eps
 
 
-# == The drafter ===================================================================================
+# == The source of rows ============================================================================
 #
 # LayerSkip's self-speculative decoding (Elhoushi et al. 2024) without a file of its own, and what
 # predictive pipelined decoding (PPD, Yang et al. 2023) is on one device. PPD lets the exit's guess
@@ -269,106 +265,27 @@ def _sizes(target: Model) -> tuple[AttentionSizes, float]:
 # draft.
 
 
-ExitSampling = Literal["with", "argmax"]
+class EarlyExitSource(Source):
+    """The first layers of the target, which draft chains; it owns the cells.
 
-
-class EarlyExitDrafter(Drafter):
-    """Drafts up to `n` tokens, each drawn from its own law ("with") or the most likely ("argmax").
-
-    The keys and values of accepted drafts stay: they are what the first layers compute of the text
-    anyway. `p_min` and `length` end a chain as a draft model's. Owns the cells.
+    The keys and values of accepted drafts stay: the first layers compute them of the text anyway.
     """
 
-    keeps_rows = True
+    def __init__(self, cells: ExitCells, n_params: int = 0) -> None:
+        self._cells, self._n_params = cells, n_params
 
-    def __init__(
-        self,
-        cells: ExitCells,
-        n: int,
-        *,
-        sampling: ExitSampling = "with",
-        p_min: float = 0.0,
-        length: DraftPlan | None = None,
-        n_params: int = 0,
-        name: str = "early-exit",
-    ) -> None:
-        self.name, self.max_nodes = name, n
-        self._cells, self._sampling, self._p_min = cells, sampling, p_min
-        self._length, self._n_params = length, n_params
-        self._drafted: Sequence[int] = ()
-        self._row_memory = RowMemory()
+    def room(self, tokens: Sequence[int]) -> int:
+        """Return how many cells are left behind the text."""
+        return self._cells.n_cells - len(tokens)
 
-    def begin(self, tokens: Sequence[int]) -> None:
-        """Start an answer; what the cells hold of its prompt stays."""
-        self._drafted = ()
-        if self._length is not None:
-            self._length.begin()
+    def root(self, request: DraftRequest, highest: int) -> NodeRows:
+        """Evaluate the tokens that are not in the cells, at least the last one."""
+        cells, tokens = self._cells, request.tokens
+        return NodeRows([cells.after(tokens, common_prefix(cells.tokens, tokens))])
 
-    def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain."""
-        rows = self._kept_rows(request)
-        chain = self._chain(request, rows)
-        return chain if rows is None else rows.of(chain)
-
-    def _chain(self, request: DraftRequest, rows: ChainRows | None) -> DraftTree:
-        start, cells = len(request.tokens), self._cells
-        # The last drafted token is not evaluated, hence one more than there are free cells.
-        room = cells.n_cells - start + 1
-        most = min(self.max_nodes, request.max_depth, request.max_nodes, room)
-        if most < 1:
-            return DraftTree()
-        points = self._sampling == "argmax" or request.params.is_greedy
-        params, reads_law = request.params, self._p_min > 0.0 or self._length is not None
-        if self._length is not None:
-            self._length.start(points=points)
-        if points and not reads_law:
-            params = params.replace(temperature=0.0)
-        elif params.is_greedy:
-            params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
-
-        def law_after(drafted: list[int]) -> Law:
-            # Views die with the next evaluation: each row becomes a law before the next is made.
-            row = cells.rows(drafted[-1:])[0] if drafted else self._root(request.tokens)
-            if rows is not None:
-                rows.take(len(drafted) - 1, row)
-            window = penalty_window(request.tokens, drafted, params)
-            return transformed_law(row, params, window, request.state)
-
-        chain = draft_chain(
-            law_after,
-            request.noise,
-            start,
-            most=most,
-            points=points,
-            threshold=self._p_min,
-            stop=self._length,
-            end_tokens=request.end_tokens,
-        )
-        if self._length is not None:
-            self._length.drafted(chain)
-        return chain
-
-    def _kept_rows(self, request: DraftRequest) -> ChainRows | None:
-        """Return what keeps the rows that the request asks for."""
-        if request.keep in ("nothing", "points"):
-            return None
-        cells, text = self._cells, request.tokens
-
-        def after(drafted: Sequence[int]) -> Logits | None:
-            if not drafted:
-                return self._root(text)
-            return cells.rows(drafted[-1:])[0] if len(cells.tokens) < cells.n_cells else None
-
-        copies = copies_rows(request, points=self._sampling == "argmax")
-        return ChainRows(self._row_memory, after, copies=copies)
-
-    def _root(self, tokens: Sequence[int]) -> FloatRows:
-        return self._cells.after(tokens, common_prefix(self._cells.tokens, tokens))
-
-    def observe(self, outcome: RoundOutcome) -> None:
-        """Learn how long chains pay."""
-        if self._length is not None:
-            self._length.observe(outcome)
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows:
+        """Evaluate a token after the last one."""
+        return NodeRows([self._cells.rows(tokens)[0]])
 
     @property
     def native_seconds(self) -> float:
@@ -392,19 +309,12 @@ def build_early_exit(
     expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
     """Build `early-exit(layers=a third, n=auto, sampling=with, p_min=0)`."""
-    options = options_of(expression)
-    n, n_layer = options.length("n"), env.target.n_layer
-    if n is not None and not 1 <= n < env.context.n_batch:
-        most = f"{env.context.n_batch - 1} tokens, as many as a batch holds"
-        raise OptionError(f"n is {n}: give 1 to {most}")
+    chain = ChainOptions.of(expression, env, "with")
+    options, n_layer = options_of(expression), env.target.n_layer
     layers = options.integer("layers", max(1, n_layer // 3))
     if not 1 <= layers < n_layer:
         has = f"{env.target.path} has {n_layer}, all of which would be the target itself"
         raise OptionError(f"{expression}: an exit after {layers} layers: {has}")
-    schemes = list(get_args(ExitSampling))
-    sampling = cast("ExitSampling", options.choice("sampling", schemes, "with"))
-    p_min = options.number("p_min", 0.0)
-    check_p_min(p_min)
     if env.context.rope.stretches:
         problem = "draws by the rotary positions of the file: leave out the options that scale them"
         raise OptionError(f"{expression} {problem}")
@@ -412,21 +322,8 @@ def build_early_exit(
     name, n_cells, n_params = str(expression), env.n_ctx, exit_layers.evaluated_params
     share = n_params / max(1, env.target.n_params)
 
-    def start() -> EarlyExitDrafter:
-        cells = exit_layers.cells(n_cells)
-        try:
-            return EarlyExitDrafter(
-                cells,
-                n or env.most_drafted,
-                sampling=sampling,
-                p_min=p_min,
-                length=None if n is not None else env.draft_plan(share),
-                n_params=n_params,
-                name=name,
-            )
-        except BaseException:
-            cells.close()
-            raise
+    def start() -> GrowingDrafter:
+        source = EarlyExitSource(exit_layers.cells(n_cells), n_params)
+        return chain.drafter(source, chain.n or env.most_drafted, env, share, name)
 
-    pace = env.pace_of(chooses=n is None, draws=sampling != "argmax")
-    return DrafterWeights(name, start, [exit_layers], pace)
+    return DrafterWeights(name, start, [exit_layers], chain.pace(env))

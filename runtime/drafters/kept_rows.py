@@ -1,20 +1,18 @@
 """A drafter's own rows of one round, kept for rules that weigh its laws (`DraftTree.rows`).
 
-A row is a view that dies with the model's or head's next evaluation, so rows are copied where a
-rule reads them all, into memory that each draft uses again: they die with the next draft. The one
-after the last token of a draft is evaluated when it is asked for: only a draft that was kept whole
-needs it, and a draft model's next draft would evaluate that token anyway.
+A row is a view that dies with the next evaluation of the model or head. If a rule reads all rows,
+they are copied into memory that each draft uses again, so they die with the next draft. The row
+after a leaf is evaluated when it is read: only a draft that was accepted down to the leaf needs it,
+and a draft model's next draft would evaluate that token anyway.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from specrun.bindings.errors import StaleViewError
 from specrun.runtime.laws.transform import Logits
-from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.trees.tree import ROOT, DraftTree
 
 
@@ -50,23 +48,54 @@ class RowMemory:
         return self._rows[self._used - 1]
 
 
-def copies_rows(request: DraftRequest, *, points: bool) -> bool:
-    """Return whether a request asks for the rows of all places, not only the last one.
+class EvaluatedNodes(Protocol):
+    """The nodes of a tree that a drafter evaluated, numbered in their order."""
 
-    `points` says that drafts are chosen, not drawn: a draw says its law itself; so does, at
-    temperature 0, the token that was drafted.
+    def place_of(self, parent: int, token: int) -> int | None:
+        """Return the number of the node of a token below another (or ROOT), None if none is."""
+
+    def leaf(self, parent: int, token: int) -> tuple[int, Logits] | None:
+        """Evaluate a token below a node; return its number and its row, None without room."""
+
+    def root(self) -> Logits | None:
+        """Evaluate the text alone; return the row after it, None if there is none."""
+
+
+class DepthNodes:
+    """Nodes whose rows depend on their depth alone: each depth counts as one (`EvaluatedNodes`)."""
+
+    def place_of(self, parent: int, token: int) -> int:
+        """Return the number of the depth below another."""
+        return parent + 1
+
+    def leaf(self, parent: int, token: int) -> None:
+        """Return None: nothing is evaluated late."""
+
+    def root(self) -> None:
+        """Return None: likewise."""
+
+
+class KeptRows:
+    """The rows of a tree's nodes, alive for one round: all with `copies`, else the latest ones.
+
+    The latest rows are those of the last evaluation, and those of leaves, which are evaluated here.
     """
-    return request.keep == "rows" or (points and not request.params.is_greedy)
 
-
-class KeptRows(ABC):
-    """What the two kinds share: rows by the number of their evaluation, alive for one round."""
-
-    def __init__(self, memory: RowMemory, *, copies: bool) -> None:
+    def __init__(self, memory: RowMemory, nodes: EvaluatedNodes, *, copies: bool) -> None:
         self._memory, self._generation, self._copies = memory, memory.reuse(), copies
+        self._nodes, self.n_taken = nodes, 0
         self._rows: dict[int, Logits] = {}
         # Not the tree that is returned: it would keep itself, and its rows, alive.
         self._tree = DraftTree()
+
+    def take(self, first: int, rows: Sequence[Logits]) -> None:
+        """Note the rows of nodes that were evaluated just now, numbered from `first` on."""
+        if self._copies:
+            rows = [*map(self._memory.copy_of, rows)]
+        else:
+            self._rows.clear()  # the others die with this evaluation
+        self._rows.update(enumerate(rows, first))
+        self.n_taken += len(rows)
 
     def of(self, tree: DraftTree) -> DraftTree:
         """Return the tree with its rows."""
@@ -82,74 +111,9 @@ class KeptRows(ABC):
         """
         if self._generation != self._memory.generation:
             raise StaleViewError("the rows of a draft died with the drafter's next draft")
-        return self._found(node)
-
-    @abstractmethod
-    def _found(self, node: int) -> Logits | None:
-        """Return the row after a node, evaluated now if need be."""
-
-
-After = Callable[[Sequence[int]], Logits | None]
-"""Evaluates the last of the drafted tokens; without any, the text. None: there is no room."""
-
-
-class ChainRows(KeptRows):
-    """Rows of a chain's nodes; with `copies` all, else the last one. `after` evaluates that."""
-
-    def __init__(self, memory: RowMemory, after: After, *, copies: bool) -> None:
-        super().__init__(memory, copies=copies)
-        self._after = after
-
-    def take(self, node: int, row: Logits) -> None:
-        """Note the row after a node, which was evaluated just now."""
-        if self._copies:
-            row = self._memory.copy_of(row)
-        else:
-            self._rows.clear()  # the others die with this evaluation
-        self._rows[node] = row
-
-    def _found(self, node: int) -> Logits | None:
-        row = self._rows.get(node)
-        tokens = self._tree.tokens
-        if row is None and node == len(tokens) - 1:
-            row = self._after(tokens)
-            if row is not None:
-                self._rows[node] = row  # nothing is evaluated before the next draft
-        return row
-
-
-class EvaluatedNodes(Protocol):
-    """The nodes of a tree that a drafter evaluated, numbered in their order."""
-
-    def place_of(self, parent: int, token: int) -> int | None:
-        """Return the number of the node of a token below another (or ROOT), None if none is."""
-
-    def leaf(self, parent: int, token: int) -> tuple[int, Logits] | None:
-        """Evaluate a token below a node; return its number and its row, None without room."""
-
-    def root(self) -> Logits | None:
-        """Evaluate the text alone; return the row after it, None if there is none."""
-
-
-class TreeRows(KeptRows):
-    """Rows of a tree's nodes; with `copies` all that the draft evaluated.
-
-    A tree that branches evaluates what has children: only leaves are missing then.
-    """
-
-    def __init__(self, memory: RowMemory, nodes: EvaluatedNodes, *, copies: bool) -> None:
-        super().__init__(memory, copies=copies)
-        self._nodes = nodes
-
-    def take(self, first: int, rows: Sequence[Logits]) -> None:
-        """Note the rows of evaluated nodes, numbered from `first` on."""
-        if self._copies:
-            copied = self._memory.copy_of
-            self._rows.update((node, copied(row)) for node, row in enumerate(rows, first))
-
-    def _found(self, node: int) -> Logits | None:
-        place = ROOT
-        path = [self._tree.tokens[above] for above in self._tree.path_to(node)]
+        if node != ROOT and not self._tree.is_candidate[node]:
+            return None
+        place, path = ROOT, [self._tree.tokens[above] for above in self._tree.path_to(node)]
         for depth, token in enumerate(path, 1):
             below = self._nodes.place_of(place, token)
             if below is None:
@@ -162,6 +126,8 @@ class TreeRows(KeptRows):
         return self._rows.get(place)
 
     def _keep(self, place: int, row: Logits) -> Logits:
-        # The walk reads a node's row once; whoever asks again gets the same numbers.
+        # The walk reads a node's row once; a second reader gets the same numbers.
+        if not self._copies:
+            self._rows.clear()
         self._rows[place] = row = self._memory.copy_of(row)
         return row

@@ -16,13 +16,14 @@ from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.weights import load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
-from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.kept_rows import KeptRows
+from specrun.runtime.drafters.source import NodeRows, Source
 from specrun.runtime.heads import HeadFile
 from specrun.runtime.language import Expression, options_of
-from specrun.runtime.laws.law import Law
-from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law
-from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
-from specrun.runtime.trees import draft_chain
+from specrun.runtime.laws.transform import Logits
+from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, RoundOutcome
+from specrun.runtime.trees import Topology
 from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
 
 # == Files of look-ahead embeddings: one a position (PaSS), or a mask token's (SPACE) ==============
@@ -106,31 +107,51 @@ def lookahead_nodes(n: int, topk: int, below: Below) -> int:
     return candidates + n * (candidates + 1 if below == "every" else 1)
 
 
-class LookaheadRows(KeptRows):
-    """What look-ahead positions said, by the depth of a draft: they do not see what is drafted."""
+class LookaheadSource(Source):
+    """Rows of logits at the look-ahead positions below the last token, by the depth of a draft."""
 
-    def __init__(self, memory: RowMemory, rows: Sequence[Logits]) -> None:
-        super().__init__(memory, copies=False)
-        self._said = rows
+    reads_logits = rows_by_depth = True
 
-    def _found(self, node: int) -> Logits | None:
-        tree = self._tree
-        if node != ROOT and not tree.is_candidate[node]:
-            return None
-        depth = 0 if node == ROOT else tree.depths[node]
-        return self._said[depth] if depth < len(self._said) else None
+    def __init__(self, file: LookaheadFile) -> None:
+        self._file, self.embedding_inputs = file, file.inputs
+        # The rows, and how many tokens there were.
+        self.rows: tuple[list[npt.NDArray[np.float32]], int] = ([], 0)
+        self._depth = 0
+
+    def depth_rows(self, request: DraftRequest) -> Sequence[Logits]:
+        """Return the rows below this text; none if the last evaluation did not look ahead here."""
+        rows, length = self.rows
+        return rows if length == len(request.tokens) else []
+
+    def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
+        """Return the row of the first position."""
+        self._depth, rows = 0, self.depth_rows(request)
+        return NodeRows(rows[:1]) if rows else None
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows:
+        """Return the row of the next position: it does not see what is drafted."""
+        self._depth += 1
+        return NodeRows(self.rows[0][self._depth : self._depth + 1])
+
+    @property
+    def n_params(self) -> int:
+        """The embeddings' numbers."""
+        return self._file.n_params
+
+    @property
+    def depth_params(self) -> float:
+        """None: the target's own evaluation drafts."""
+        return 0.0
 
 
-class ParallelDrafter(Drafter):
-    """Drafts up to `n` tokens that the last evaluation said at look-ahead positions.
+class ParallelDrafter(GrowingDrafter):
+    """Drafts up to `n` tokens from the rows that the last evaluation left at look-ahead positions.
 
     `sampling` "argmax" drafts the most likely token of each row as a point mass, "with" draws from
-    its law, transformed as the target's. Beside the first token of a chain of point masses stand
-    the `topk` - 1 next best ones. The first round of an answer only looks ahead.
+    its distribution, transformed as the target's. In addition to the first token of a chain of
+    point masses there are the `topk` - 1 next best ones. The first round of an answer only looks
+    ahead.
     """
-
-    reads_logits = True
-    keeps_rows = True
 
     def __init__(
         self,
@@ -142,18 +163,13 @@ class ParallelDrafter(Drafter):
         topk: int = 1,
         name: str = "pass",
     ) -> None:
-        self.name, self._n, self._below, self._sampling = name, n, below, sampling
-        self._file, self._lookahead = file, file.tokens(n)
-        self.embedding_inputs = file.inputs
-        every = below == "every"
-        self._topk = topk
+        self._rows_source = LookaheadSource(file)
+        super().__init__(self._rows_source, Topology.chain(n), sampling=sampling, name=name)
+        self._n, self._below, self._lookahead, self._topk = n, below, file.tokens(n), topk
         self.max_nodes = lookahead_nodes(n, topk, below)
-        self.max_leaves = n + topk if every else topk
+        self.max_leaves = n + topk if below == "every" else topk
         self._tree: DraftTree | None = None
         self._groups: dict[int, list[int]] = {}
-        # Rows of logits at the positions below the last token, and how many tokens there were.
-        self._rows: tuple[list[npt.NDArray[np.float32]], int] = ([], 0)
-        self._row_memory = RowMemory()
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the last answer's rows."""
@@ -174,11 +190,13 @@ class ParallelDrafter(Drafter):
             group = self._look_ahead(builder, above, depths[above], request)
             self._groups[above] = group
         self._tree = builder.build()
-        if request.keep in ("nothing", "points"):
-            return self._tree
-        rows, length = self._rows
-        said = rows if length == len(request.tokens) else []
-        return LookaheadRows(self._row_memory, said).of(self._tree)
+        kept = drafts.rows
+        return kept.of(self._tree) if isinstance(kept, KeptRows) else self._tree
+
+    def _drafts(self, request: DraftRequest) -> DraftTree:
+        """Return the drafts as a chain; none if the last evaluation did not look ahead here."""
+        n_rows = len(self._rows_source.depth_rows(request))
+        return super().propose(request.within(n_rows, request.max_nodes))
 
     def _next_best(self, drafts: DraftTree, request: DraftRequest) -> list[int]:
         """Return what stands beside the first draft, the best first: point masses, like it."""
@@ -186,7 +204,7 @@ class ParallelDrafter(Drafter):
         points = self._sampling == "argmax" or request.params.is_greedy
         if count < 1 or not len(drafts) or not points:
             return []
-        row = self._rows[0][0]
+        row = self._rows_source.rows[0][0]
         count = min(count, len(row) - 1)
         best = np.sort(np.argpartition(row, len(row) - count - 1)[-count - 1 :])  # ties: lower ids
         ranked = best[np.argsort(-row[best], kind="stable")].tolist()
@@ -203,26 +221,6 @@ class ParallelDrafter(Drafter):
             group.append(node)
         return group
 
-    def _drafts(self, request: DraftRequest) -> DraftTree:
-        """Return the drafts as a chain; none where the last evaluation did not look ahead here."""
-        rows, length = self._rows
-        if length != len(request.tokens):
-            return DraftTree()
-        params = request.params
-
-        def law_after(drafted: list[int]) -> Law:
-            window = penalty_window(request.tokens, drafted, params)
-            return transformed_law(rows[len(drafted)], params, window, request.state)
-
-        return draft_chain(
-            law_after,
-            request.noise,
-            length,
-            most=min(len(rows), request.max_depth, request.max_nodes),
-            points=self._sampling == "argmax" or params.is_greedy,
-            end_tokens=request.end_tokens,
-        )
-
     def observe(self, outcome: RoundOutcome) -> None:
         """Copy the rows of the positions below the last accepted node."""
         tree, groups = self._tree, self._groups
@@ -232,25 +230,15 @@ class ParallelDrafter(Drafter):
             return
         group = groups.get(outcome.path[-1] if outcome.path else ROOT, [])
         rows = [np.array(outcome.rows.logits(node + 1)) for node in group]
-        self._rows = rows, len(outcome.tokens)
+        self._rows_source.rows = rows, len(outcome.tokens)
 
     def rewind(self, length: int) -> None:
         """Forget rows of tokens that were only guesses."""
-        if length < self._rows[1]:
+        if length < self._rows_source.rows[1]:
             self._forget()
 
     def _forget(self) -> None:
-        self._tree, self._groups, self._rows = None, {}, ([], 0)
-
-    @property
-    def n_params(self) -> int:
-        """The embeddings' numbers."""
-        return self._file.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """None: the target's own evaluation drafts."""
-        return 0.0
+        self._tree, self._groups, self._rows_source.rows = None, {}, ([], 0)
 
 
 # == The builders of `pass(embeddings.gguf, ...)` and `space(mask.gguf, ...)` ======================

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from operator import itemgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -18,20 +16,19 @@ from specrun.bindings.ggml.graph import Graph, GraphBuilder
 from specrun.bindings.ggml.tensor import F32, Tensor
 from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.batching import DraftMeeting
+from specrun.runtime.drafters.batching import DraftMeeting, Joint
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.source import Asked, Source
 from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
-from specrun.runtime.heads import HeadFile, stored_accuracy
+from specrun.runtime.heads import HeadFile, NamedChildren, TreePlan, stored_accuracy
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
-from specrun.runtime.planning import TYPICAL_ACCURACY, DraftPlan
+from specrun.runtime.planning import TYPICAL_ACCURACY
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.planning.theory import multiplied
-from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, Owned, RoundOutcome
+from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, Owned, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
-from specrun.runtime.trees import Topology
-from specrun.runtime.trees.tree import ROOT, DraftTree
 
 # == The heads (Cai et al. 2024, section 2.1.1) as a ggml graph ====================================
 #
@@ -53,11 +50,11 @@ MOST_STATES = 16
 class HeadsSaid:
     """What the heads say after a state: each one's tokens, the most likely first.
 
-    `probabilities` are those of the tokens by their heads, where these were prepared for that.
+    `log_probs` are those of the tokens by their heads, if these were prepared for that.
     """
 
     tokens: list[list[int]]
-    probabilities: list[list[float]]
+    log_probs: list[npt.NDArray[np.float32]]
 
 
 class MedusaHead:
@@ -184,12 +181,12 @@ class MedusaHead:
         rows = graph.inputs["features"]
         rows[:n], rows[n:] = states, 0.0
         tokens = self._compute(graph, len(self._ranks))
-        shares: list[npt.NDArray[np.float64]] = []
+        shares: list[npt.NDArray[np.float32]] = []
         if self._probabilities:
             heads = range(len(self._ranks))
-            shares = [np.exp(graph.peek(f"log_probs{head}")) for head in heads]
+            shares = [graph.floats(f"log_probs{head}").copy() for head in heads]
         return [
-            HeadsSaid([own[row] for own in tokens], [own[row].tolist() for own in shares])
+            HeadsSaid([own[row] for own in tokens], [own[row] for own in shares])
             for row in range(n)
         ]
 
@@ -201,8 +198,8 @@ class MedusaHead:
         tokens = graph.numbers(*self._named)
         if not self._probabilities:
             return HeadsSaid(tokens, [])
-        shares = (graph.peek(f"log_probs{head}") for head in range(len(self._ranks)))
-        return HeadsSaid(tokens, [np.exp(share[0]).tolist() for share in shares])
+        shares = (graph.floats(f"log_probs{head}") for head in range(len(self._ranks)))
+        return HeadsSaid(tokens, [share[0].copy() for share in shares])
 
     def _graph_of(self, n: int) -> Graph:
         """Return a graph for n states: one, or the next power of two of them."""
@@ -300,216 +297,155 @@ class AskedState:
         return self._said
 
 
-class HeadsTogether:
-    """The heads at a meeting of conversations, and the states that they are asked about."""
+class SharedHeads(Joint[AskedState]):
+    """The heads of several conversations, and the states that they are asked about."""
 
     def __init__(self, heads: MedusaHead, meeting: DraftMeeting) -> None:
-        self._heads, self._meeting = heads, meeting
-        self.asking: list[AskedState] = []
-        meeting.join(self)
-
-    @property
-    def waits(self) -> bool:
-        """Whether others draft at the same time, whom it is worth to wait for."""
-        return self._meeting.n_drafting > 1
+        super().__init__(meeting)
+        self._heads = heads
 
     def ask(self, state: State) -> AskedState:
-        """Ask about a state in the next evaluation."""
+        """Request the evaluation of a state."""
         asked = AskedState(state)
         self.asking.append(asked)
         return asked
 
-    def withdraw(self, asked: AskedState) -> None:
-        """Ask for nothing any more: the answer has ended."""
-        if asked in self.asking:
-            self.asking.remove(asked)
+    def fitting(self) -> list[AskedState]:
+        """Return the first states."""
+        return self.asking[:MOST_STATES]
 
-    def evaluate(self) -> float:
-        """Ask the heads about the states that came first; return the seconds."""
-        taken, self.asking = self.asking[:MOST_STATES], self.asking[MOST_STATES:]
+    def answers(self, taken: Sequence[AskedState]) -> tuple[list[HeadsSaid], list[float]]:
+        """Evaluate the heads for all states at once."""
         before = self._heads.native_seconds
-        try:
-            said = self._heads.said_of(np.concatenate([asked.state for asked in taken]))
-        except SpecrunError as problem:
-            for asked in taken:
-                asked.answer(problem, 0.0)
-            return 0.0
+        said = self._heads.said_of(np.concatenate([asked.state for asked in taken]))
         seconds = self._heads.native_seconds - before
-        for asked, own in zip(taken, said, strict=True):
-            asked.answer(own, seconds / len(taken))
-        return seconds
-
-    def close(self) -> None:
-        """Leave the meeting; again does nothing."""
-        self._meeting.leave(self)
+        return said, [seconds / len(taken)] * len(taken)
 
 
-# == The drafter and its builder ===================================================================
+# == The source, and its builder ===================================================================
 
 
-class MedusaRows(KeptRows):
-    """Each head's row is the law of its depth: head k's, whatever the path of k tokens above.
+class MedusaSource(Source):
+    """The heads in one conversation: children of depth k + 1 are head k's tokens by rank.
 
-    Below the last head nothing is known.
-    """
+    That is so whatever their parent: the tree is a Cartesian product, cut to a shape. The hidden
+    state is the one from which the target's own token came, so a round's first drafts need no
+    evaluation of the target. In the first round of an answer it is the one before the prompt's last
+    token, which is evaluated even if its keys and values were cached; models that cannot branch may
+    lack it, and then nothing is drafted.
 
-    def __init__(self, memory: RowMemory, rows: Sequence[Logits]) -> None:
-        super().__init__(memory, copies=True)
-        self._by_depth = [memory.copy_of(row) for row in rows]
-
-    def _found(self, node: int) -> Logits | None:
-        depth = 0 if node == ROOT else self._tree.depths[node]
-        return self._by_depth[depth] if depth < len(self._by_depth) else None
-
-
-class MedusaDrafter(Drafter):
-    """Children of depth k + 1 are head k's tokens by rank, whatever their parent: point masses.
-
-    The hidden state is the one from which the target's own token came, so a round's first drafts
-    need no evaluation of the target. In the first round of an answer it is the one before the
-    prompt's last token, which is evaluated even where its keys and values were cached; on models
-    that cannot branch it may be missing, and nothing is drafted.
-
-    With `size` a round has those nodes of the tree that pay.
-
-    The heads are shared and not closed here: the hidden state is all that a conversation has of its
-    own.
+    The heads are shared and not closed here: the hidden state is all that a conversation owns.
     """
 
     needs_hidden_states = True
+    rows_by_depth = names_trees = names_all_depths = True
 
-    def __init__(
-        self,
-        heads: MedusaHead,
-        topology: Topology,
-        *,
-        size: DraftPlan | None = None,
-        together: HeadsTogether | None = None,
-        name: str = "medusa",
-    ) -> None:
-        self.name, self._size = name, size
-        self.max_nodes = len(topology)
-        self.max_leaves = topology.n_leaves
-        self._heads = heads
+    def __init__(self, heads: MedusaHead, together: SharedHeads | None = None) -> None:
+        self._heads, self._together = heads, together
         self._native_seconds = 0.0
-        self._together, self.waits = together, together is not None
+        self.shares, self.keeps_rows = together is not None, heads.whole_rows
         self._asked: AskedState | None = None
-        self._topology = topology
-        # Takes the whole tree's tokens from those of all heads, in one call.
-        self._pick: Callable[[list[int]], tuple[int, ...]] | None = None
         # One value, so that Ctrl-C leaves no state with another one's length: the features
         # [1, hidden], and how many tokens were committed then.
-        self._state: tuple[npt.NDArray[np.float32], int] | None = None
+        self.known: tuple[State, int] | None = None
         self._prompt_length = 0
-        self.keeps_rows = heads.whole_rows
-        self._row_memory = RowMemory()
+
+    # -- the text ----------------------------------------------------------------------------------
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the last answer's hidden state."""
-        self._withdraw()
-        self._state = None
+        asked, self._asked = self._asked, None
+        if asked is not None and self._together is not None:
+            self._together.withdraw(asked)
+        self.known = None
         self._prompt_length = len(tokens)
-        if self._size is not None:
-            self._size.begin()
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Keep the hidden state before the prompt's last token."""
         # The last token is the root of the first round, so the prompt ends one before it.
         if start + count == self._prompt_length - 1:
-            self._state = rows.hidden_states((count - 1,)), self._prompt_length
-
-    def prepare(self, request: DraftRequest) -> bool:
-        """Have the heads asked about this state with those of other conversations."""
-        if self._asked is not None:
-            return self._asked.is_answered
-        together = self._together
-        if together is None or not together.waits or self.keeps_rows:
-            return True
-        state = self._asked_about(request)
-        if state is None:
-            return True
-        if self._size is not None and not self._size.depth_to_ask():
-            return True
-        self._asked = together.ask(state)
-        return False
-
-    def _asked_about(self, request: DraftRequest) -> npt.NDArray[np.float32] | None:
-        """Return the state to draft from; of another length of text it would be a wrong one."""
-        state = self._state
-        return None if state is None or len(request.tokens) != state[1] else state[0]
-
-    def _ask(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
-        """Return what the heads say of a state, if they were not asked about it before."""
-        asked, self._asked = self._asked, None
-        if asked is not None and asked.state is state and asked.is_answered:
-            self._native_seconds += asked.seconds
-            return asked.said
-        device, before = self._heads.device, self._heads.device.native_seconds
-        said = self._heads.said_of_one(state)
-        self._native_seconds += device.native_seconds - before
-        return said
-
-    def _withdraw(self) -> None:
-        asked, self._asked = self._asked, None
-        if asked is not None and self._together is not None:
-            self._together.withdraw(asked)
-
-    def propose(self, request: DraftRequest) -> DraftTree:
-        """Return the tree of the heads' tokens, cut where a limit asks for it."""
-        tree = self._drafted_tree(request)
-        if request.keep in ("nothing", "points") or not self.keeps_rows:
-            return tree
-        state = self._asked_about(request)
-        if state is None:
-            return tree
-        if not len(tree):  # then nobody asked the heads, maybe
-            self._ask(state)
-        return MedusaRows(self._row_memory, self._heads.rows).of(tree)
-
-    def _drafted_tree(self, request: DraftRequest) -> DraftTree:
-        topology = self._topology.limited(request.max_depth, request.max_nodes)
-        state = self._asked_about(request)
-        if state is None or not topology.parents:
-            return DraftTree()
-        if self._size is not None:
-            return self._what_pays(topology, state, self._size)
-        named = self._ask(state).tokens
-        # Medusa's tree is a Cartesian product cut to a shape: a
-        # token depends on depth and rank alone.
-        if topology is not self._topology or len(topology.parents) < 2:
-            places = zip(topology.depths, topology.ranks, strict=True)
-            tokens = (named[depth - 1][rank] for depth, rank in places)
-            return DraftTree.of_points((*tokens,), topology.parents)
-        if self._pick is None:
-            self._pick = _picker(topology, [*map(len, named)])
-        return DraftTree.of_points(self._pick([*chain.from_iterable(named)]), topology.parents)
-
-    def _what_pays(
-        self, topology: Topology, state: npt.NDArray[np.float32], size: DraftPlan
-    ) -> DraftTree:
-        """Return those nodes of the tree that pay, by the heads' probabilities."""
-        if not size.depth_to_ask():
-            return DraftTree()
-        said = self._ask(state)
-        named, probabilities = said.tokens, said.probabilities
-        values: list[float] = []
-        places = list(zip(topology.depths, topology.ranks, strict=True))
-        for (depth, rank), parent in zip(places, topology.parents, strict=True):
-            above = 1.0 if parent == ROOT else values[parent]
-            values.append(above * probabilities[depth - 1][rank])
-        kept = size.best(values, topology.parents, len(values))
-        new = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
-        tokens = [named[places[node][0] - 1][places[node][1]] for node in kept]
-        parents = tuple(new[topology.parents[node]] for node in kept)
-        return size.drafted(DraftTree.of_points(tokens, parents))
+            self.known = rows.hidden_states((count - 1,)), self._prompt_length
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Keep the hidden state that the target's own token came from."""
         # Row 0 is the root's: the state before the target's own token is the last accepted node's.
         row = outcome.path[-1] + 1 if outcome.path else 0
-        self._state = outcome.rows.hidden_states((row,)), len(outcome.tokens)
-        if self._size is not None:
-            self._size.observe(outcome)
+        self.known = outcome.rows.hidden_states((row,)), len(outcome.tokens)
+
+    # -- a draft -----------------------------------------------------------------------------------
+
+    def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
+        """Name a tree of the heads' tokens; None without the state of this text."""
+        state = self._state_of(request)
+        return None if state is None else self._children(self._say(state), plan)
+
+    def root(self, request: DraftRequest, highest: int) -> None:
+        """Return None: trees are named as a whole."""
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        """Return None: likewise."""
+
+    def depth_rows(self, request: DraftRequest) -> Sequence[Logits]:
+        """Return each head's row, of the token at its depth."""
+        state = self._state_of(request)
+        if state is None:
+            return ()
+        self._say(state)
+        return self._heads.rows
+
+    def _state_of(self, request: DraftRequest) -> State | None:
+        """Return the state to draft from; of another length of text it would be a wrong one."""
+        known = self.known
+        return None if known is None or len(request.tokens) != known[1] else known[0]
+
+    def _say(self, state: State) -> HeadsSaid:
+        """Evaluate the heads."""
+        device, before = self._heads.device, self._heads.device.native_seconds
+        said = self._heads.said_of_one(state)
+        self._native_seconds += device.native_seconds - before
+        return said
+
+    @staticmethod
+    def _children(said: HeadsSaid, plan: TreePlan) -> NamedChildren:
+        """Return a plan's children: every row of a depth has the same ones."""
+        tokens: list[int] = []
+        for named, width in zip(said.tokens, plan.widths, strict=False):
+            tokens += named * width
+        if not plan.has_values:
+            return NamedChildren(tokens)
+        above, values = np.zeros(1, np.float32), list[npt.NDArray[np.float32]]()
+        for depth, own in enumerate(said.log_probs[: len(plan.ranks)]):
+            values.append(np.add.outer(above, own).ravel())
+            if depth < len(plan.chosen):
+                above = values[-1][[*(plan.chosen[depth] or ())]]
+        return NamedChildren(tokens, np.concatenate(values))
+
+    # -- evaluations with other conversations ------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether others draft at the same time."""
+        return self._together is not None and self._together.waits and not self.keeps_rows
+
+    def submit(self, request: DraftRequest, asked: Asked) -> bool:
+        """Have the heads evaluate this state with those of other conversations."""
+        state = self._state_of(request)
+        if state is None or not isinstance(asked, TreePlan):
+            return False
+        assert self._together is not None
+        self._asked, self._plan = self._together.ask(state), asked
+        return True
+
+    def result(self) -> NamedChildren | None:
+        """Return the tree of the state that was asked about; None before it was evaluated."""
+        asked = self._asked
+        if asked is None or not asked.is_answered:
+            return None
+        self._asked = None
+        self._native_seconds += asked.seconds
+        return self._children(asked.said, self._plan)
+
+    # -- costs -------------------------------------------------------------------------------------
 
     @property
     def native_seconds(self) -> float:
@@ -525,16 +461,6 @@ class MedusaDrafter(Drafter):
     def depth_params(self) -> float:
         """A head's, and the output matrix that it reads."""
         return self._heads.evaluated_params / self._heads.n_heads
-
-
-def _picker(topology: Topology, n_named: Sequence[int]) -> Callable[[list[int]], tuple[int, ...]]:
-    """Return what takes a tree's tokens from those that the heads name, one head after the other.
-
-    `n_named` says how many that are of each; the tree has at least two nodes.
-    """
-    first = [0, *accumulate(n_named)]
-    places = zip(topology.depths, topology.ranks, strict=True)
-    return itemgetter(*(first[depth - 1] + rank for depth, rank in places))
 
 
 def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
@@ -568,11 +494,11 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
         head.close()
         raise
     name = str(expression)
-    together = None if env.meeting is None else HeadsTogether(head, env.meeting)
+    together = None if env.meeting is None else SharedHeads(head, env.meeting)
 
-    def start() -> MedusaDrafter:
-        size = env.draft_plan(share, depth=1) if chosen else None
-        return MedusaDrafter(head, topology, size=size, together=together, name=name)
+    def start() -> GrowingDrafter:
+        plan = env.draft_plan(share, depth=1) if chosen else None
+        return GrowingDrafter(MedusaSource(head, together), topology, plan=plan, name=name)
 
     owned: list[Owned] = [head] if together is None else [together, head]
     return DrafterWeights(name, start, owned, env.pace_of(chooses=chosen))

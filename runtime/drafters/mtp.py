@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, cast, get_args
 
 import numpy as np
 
@@ -15,21 +14,18 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
-from specrun.runtime.drafters.states_drafter import StatesDrafter
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.source import NodeRows
+from specrun.runtime.drafters.states_source import StatesSource
+from specrun.runtime.drafters.tree_options import ChainOptions
 from specrun.runtime.heads import FloatRows, RowPiece, TextRows
-from specrun.runtime.language import Expression, options_of
-from specrun.runtime.laws.law import Law
-from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law
+from specrun.runtime.language import Expression
+from specrun.runtime.laws.transform import Logits
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.models.pairing import check_blocks
-from specrun.runtime.planning import DraftPlan
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
-from specrun.runtime.trees import draft_chain
-from specrun.runtime.trees.tree import DraftTree
 
 # == The state of NextN blocks in one conversation: pairs of its text, then a round's drafts =======
 #
@@ -91,8 +87,10 @@ class MtpState(TextRows[None]):
         self._chain, self._start = pairs[-1:], len(tokens) - 1
         return self._keep_state(rows, len(pairs) - 1)
 
-    def after(self, token: int) -> Logits:
-        """Draft a token behind the last row and return the logits after it."""
+    def after(self, token: int) -> Logits | None:
+        """Draft a token behind the last row; return the logits after it, None without a block."""
+        if self.context.n_blocks > 1 and len(self._chain) == self.context.n_blocks:
+            return None
         self._chain.append((token, self._next_state))
         if self.context.n_blocks == 1:
             position = self._start + len(self._chain) - 1
@@ -140,127 +138,45 @@ class MtpState(TextRows[None]):
         return self.context.decode(self._batch)
 
 
-# == The drafter and its builder ===================================================================
+# == The source of rows, and its builder ===========================================================
 #
 # The blocks are the target's own, or of a file that holds them apart. They are shared; every
-# conversation has a context over them. The builder stands at the end.
+# conversation has a context over them.
 
 
 _BLOCK_OUTPUT = "nextn.shared_head_head.weight"
-MtpSampling = Literal["argmax", "with"]
 
 
-class MtpDrafter(StatesDrafter):
-    """Drafts up to `num_draft_tokens` tokens in a row from the target's hidden states.
+class MtpSource(StatesSource[MtpState]):
+    """NextN blocks, which draft chains from the target's hidden states; it owns the context.
 
     A model with one block uses it again and again, on its own states; one with several has a block
-    for each token. `sampling` "argmax" drafts point masses: the text stays plain decoding's own at
-    every temperature. "with" draws from the blocks' law, transformed like the target's. `p_min`
-    ends a chain before a token whose law gives no token that probability (at temperature 0: at
-    temperature 1). With `length` a chain is as long as it pays, `num_draft_tokens` at most.
-
-    It owns the context. `n_params` are the parameters that drafting adds to the target's: the
-    blocks', or those of a whole file where they have one of their own; `depth_params` are those
-    that a token multiplies.
+    for each token. `n_params` are the parameters that drafting adds to the target's: the blocks',
+    or those of a whole file of blocks; `depth_params` are those that a token multiplies.
     """
 
     needs_nextn_states = True
-    keeps_rows = True
 
-    def __init__(
-        self,
-        context: MtpContext,
-        *,
-        num_draft_tokens: int = 3,
-        sampling: MtpSampling = "argmax",
-        p_min: float = 0.0,
-        length: DraftPlan | None = None,
-        n_params: int = 0,
-        depth_params: float = 0.0,
-        name: str = "mtp",
-    ) -> None:
-        check_p_min(p_min)
-        self._state = MtpState(context)
-        super().__init__(name, self._state, context, n_params, length)
-        self._depth_params = depth_params
-        self.max_nodes, self._context, self._sampling = num_draft_tokens, context, sampling
-        self._p_min = p_min
-        self._row_memory = RowMemory()
+    def __init__(self, context: MtpContext, n_params: int = 0, depth_params: float = 0.0) -> None:
+        super().__init__(MtpState(context), context, n_params, depth_params)
+        self.context = context
 
-    @property
-    def depth_params(self) -> float:
-        """A block's, and the output matrix."""
-        return self._depth_params
+    def room(self, tokens: Sequence[int]) -> int:
+        """Return how many cells are left behind the text."""
+        return self.context.n_ctx - len(tokens)
 
-    def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; none without the state before the last token or at the context's end."""
-        rows = self._kept_rows(request)
-        chain = self._chain(request, rows)
-        return chain if rows is None else rows.of(chain)
+    def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
+        """Evaluate the pairs that wait; None if the state before the last token is unknown."""
+        row = self.state.root(request.tokens)
+        return None if row is None else NodeRows([row])
 
-    def _chain(self, request: DraftRequest, rows: ChainRows | None) -> DraftTree:
-        start = len(request.tokens)
-        # The last drafted token is not evaluated, hence one more than there are free cells.
-        room = self._context.n_ctx - start + 1
-        most = min(self.max_nodes, request.max_depth, request.max_nodes, room)
-        root = self._state.root(request.tokens) if most > 0 else None
-        if root is None:
-            return DraftTree()
-        points = self._sampling == "argmax" or request.params.is_greedy
-        params, reads_law = request.params, self._p_min > 0.0 or self._length is not None
-        if self._length is not None:
-            # How much is drafted must not change a text from answer to answer.
-            self._length.start(points=points and request.keep == "nothing")
-        if points and not reads_law:
-            # The most likely token is the same, and no law has to be made.
-            params = params.favourites()
-        elif params.is_greedy:
-            params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
-
-        # Views die with the next evaluation, so each row
-        # becomes a law before the next is asked for.
-        def law_after(drafted: list[int]) -> Law:
-            row = self._state.after(drafted[-1]) if drafted else root
-            if rows is not None:
-                rows.take(len(drafted) - 1, row)
-            window = penalty_window(request.tokens, drafted, params)
-            return transformed_law(row, params, window, request.state)
-
-        chain = draft_chain(
-            law_after,
-            request.noise,
-            start,
-            most=most,
-            points=points,
-            threshold=self._p_min,
-            stop=self._length,
-            end_tokens=request.end_tokens,
-        )
-        return self.stopped(chain)
-
-    def _kept_rows(self, request: DraftRequest) -> ChainRows | None:
-        """Return what keeps the rows that the request asks for."""
-        if request.keep in ("nothing", "points"):
-            return None
-        state, context, text, start = (
-            self._state,
-            self._context,
-            request.tokens,
-            len(request.tokens),
-        )
-        # Of several blocks each says one token.
-        most = context.n_ctx - start if context.n_blocks == 1 else context.n_blocks - 1
-
-        def after(drafted: Sequence[int]) -> Logits | None:
-            if len(drafted) > min(most, context.n_ctx - start):
-                return None
-            return state.after(drafted[-1]) if drafted else state.root(text)
-
-        copies = copies_rows(request, points=self._sampling == "argmax")
-        return ChainRows(self._row_memory, after, copies=copies)
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
+        """Evaluate a token with the block of its depth; None below the last block."""
+        row = self.state.after(tokens[0])
+        return None if row is None else NodeRows([row])
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
-        """Return a copy [n, width] of what the blocks read of these rows."""
+        """Return a copy [n, width] of the rows that the blocks read."""
         return np.stack([rows.nextn_state(row) for row in wanted])
 
 
@@ -270,20 +186,12 @@ _MOST_RECURRENT = 3
 
 def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `mtp(n=auto, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
-    options = options_of(expression)
-    n = options.length("n")
-    if n is not None and not 1 <= n < env.context.n_batch:
-        most = f"{env.context.n_batch - 1} tokens, as many as a batch holds"
-        raise OptionError(f"n is {n}: give 1 to {most}")
-    schemes = list(get_args(MtpSampling))
-    sampling = cast("MtpSampling", options.choice("sampling", schemes, "argmax"))
-    p_min = options.number("p_min", 0.0)
-    check_p_min(p_min)
+    chain = ChainOptions.of(expression, env, "argmax")
     owns_model, model = bool(expression.arguments), env.target
     if owns_model:
         model = _open(model_file_of(expression, env), env)
     try:
-        n_tokens = _n_tokens(expression, model, n, env.most_drafted)
+        n_tokens = _n_tokens(expression, model, chain.n, env.most_drafted)
         check_nextn(model)
     except BaseException:
         if owns_model:
@@ -295,25 +203,11 @@ def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -
     depth_params = multiplied_of_block(model)
     share = depth_params / max(1, env.target.n_params)
 
-    def start() -> MtpDrafter:
-        opened = MtpContext(model, context)
-        try:
-            return MtpDrafter(
-                opened,
-                num_draft_tokens=n_tokens,
-                sampling=sampling,
-                p_min=p_min,
-                length=None if n is not None else env.draft_plan(share),
-                n_params=n_params,
-                depth_params=depth_params,
-                name=name,
-            )
-        except BaseException:
-            opened.close()
-            raise
+    def start() -> GrowingDrafter:
+        source = MtpSource(MtpContext(model, context), n_params, depth_params)
+        return chain.drafter(source, n_tokens, env, share, name)
 
-    pace = env.pace_of(chooses=n is None, draws=sampling != "argmax")
-    return DrafterWeights(name, start, [model] if owns_model else [], pace)
+    return DrafterWeights(name, start, [model] if owns_model else [], chain.pace(env))
 
 
 def multiplied_of_block(model: Model) -> float:

@@ -5,27 +5,26 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol, cast, get_args
+from typing import Protocol, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
+from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.lookahead.pool import load_pool
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
 from specrun.runtime.drafters.retrieval import read_reference_tokens
+from specrun.runtime.drafters.source import HighestLogits, NodeRows, Source
 from specrun.runtime.grammar import GrammarState
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.law import FloatArray, IdArray, Law
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, transformed_law
-from specrun.runtime.planning import DraftPlan
-from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
+from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
-from specrun.runtime.trees import draft_chain
-from specrun.runtime.trees.tree import DraftTree
+from specrun.runtime.trees import Topology, TreeSampling
+from specrun.runtime.trees.tree import ROOT
 
 # == N-gram counts: of a growing text, which can be cut back, and of fixed texts ===================
 #
@@ -247,130 +246,94 @@ class NgramLaw:
         self._known = known
 
 
-# == The drafter ===================================================================================
+# == The source of rows ============================================================================
 
 
-NgramSampling = Literal["with", "argmax"]
+class NgramSource(Source):
+    """Counts of the text so far, and of `sources`, as rows of the tokens that were counted.
 
-
-class NgramRows(KeptRows):
-    """Logarithms of the smoothed law at the places of a draft, as rows of logits."""
-
-    def __init__(self, memory: RowMemory, law: NgramLaw, last: Sequence[int]) -> None:
-        super().__init__(memory, copies=False)
-        self._law, self._last = law, last
-
-    def _found(self, node: int) -> Logits | None:
-        tree = self._tree
-        path = [tree.tokens[above] for above in tree.path_to(node)]
-        law = self._law.after([*self._last, *path])
-        if law is None or law.ids is None:
-            return None
-        row = np.full(int(law.ids.max()) + 1, -np.inf, np.float32)
-        row[law.ids] = np.log(law.probs)
-        return row
-
-
-class NgramDrafter(Drafter):
-    """Drafts up to `num_draft_tokens` tokens by counts of the text so far, and of `sources`.
-
-    `sampling` "with" draws each token from the smoothed law, cut and tempered like the target's,
-    and stores that law; "argmax" takes its most likely token as a point mass. Penalties and biases
-    of the target are not applied: they would cost the whole vocabulary, and what they change is
-    tested all the same. `p_min` ends a chain before a token of a law that gives none so much; with
-    `length` a chain is as long as it pays.
+    Penalties and biases of the target are not applied: they would cost the whole vocabulary, and
+    what they change is tested all the same.
     """
 
-    keeps_rows = True
+    few_tokens = True
 
-    def __init__(
-        self,
-        order: int,
-        sources: Sequence[Counts] = (),
-        *,
-        num_draft_tokens: int = 5,
-        sampling: NgramSampling = "with",
-        p_min: float = 0.0,
-        length: DraftPlan | None = None,
-        name: str = "ngram",
-    ) -> None:
-        if num_draft_tokens < 1:
-            raise OptionError(f"n is {num_draft_tokens}: draft at least 1 token (or use none)")
-        check_p_min(p_min)
-        self.name, self.max_nodes = name, num_draft_tokens
+    def __init__(self, order: int, sources: Sequence[Counts] = ()) -> None:
         self._text = GrowingCounts(order)
         self._law = NgramLaw([*sources, self._text])
-        self._sampling, self._p_min, self._length = sampling, p_min, length
         self._order = max(order, *(source.order for source in sources), 1)
-        self._row_memory = RowMemory()
+        self._last: list[int] = []  # the text's last tokens
+        self._place: GrammarState | None = None
+        self._paths: list[list[int]] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Count the prompt; what it shares with the text before stays counted."""
         self._text.begin(tokens)
-        if self._length is not None:
-            self._length.begin()
 
-    def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; none before anything was counted."""
-        tokens, params = request.tokens, request.params
+    def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
+        """Count the text, and return its row; None before anything was counted."""
+        tokens, place = request.tokens, request.state.grammar
         self._text.extend(tokens[len(self._text.tokens) :])
-        count = min(self.max_nodes, request.max_depth, request.max_nodes)
-        place = request.state.grammar
-        if place is not None:
-            place = place.after(tokens[place.length :])
-        last = list(tokens[1 - self._order :]) if self._order > 1 else []
-        if self._law.after(last) is None:
-            return DraftTree()
-        points = self._sampling == "argmax" or params.is_greedy
-        if self._length is not None:
-            self._length.start(points=points)
-        if params.is_greedy:
-            params = ranking_params(params, RANKED_TOKENS)  # a greedy law is always certain
-        params = without_penalties(params)
-        tree = draft_chain(
-            lambda drafted: self._law_after(last, drafted, params, place),
-            request.noise,
-            len(tokens),
-            most=count,
-            points=points,
-            threshold=self._p_min,
-            stop=self._length,
-            end_tokens=request.end_tokens,
-        )
-        if self._length is not None:
-            self._length.drafted(tree)
-        if request.keep in ("nothing", "points"):
-            return tree
-        return NgramRows(self._row_memory, self._law, last).of(tree)
+        self._place = None if place is None else place.after(tokens[place.length :])
+        self._last = list(tokens[1 - self._order :]) if self._order > 1 else []
+        self._paths = []
+        return self._row(())
 
-    def _law_after(
-        self,
-        last: list[int],
-        drafted: Sequence[int],
-        params: SamplingParams,
-        place: GrammarState | None,
-    ) -> Law:
-        law = self._law.after([*last, *drafted])
-        assert law is not None  # what was counted once is counted in every context
-        return transformed(law if place is None else allowed(law, place.after(drafted)), params)
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
+        """Return the row after a token."""
+        above = self._paths[parents[0]] if parents[0] != ROOT else []
+        self._paths.append([*above, tokens[0]])
+        return self._row(self._paths[-1])
+
+    def _row(self, path: Sequence[int]) -> NodeRows | None:
+        law = self._law.after([*self._last, *path])
+        if law is None:
+            return None
+        whole = _WholeRow(law)
+        if self._place is not None:
+            law = allowed(law, self._place.after(path))
+        return NodeRows(whole, highest=row_of(law))
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Count what was committed; learn how far drafts pay."""
+        """Count what was committed."""
         self._text.extend(outcome.tokens[len(self._text.tokens) :])
-        if self._length is not None:
-            self._length.observe(outcome)
 
     def rewind(self, length: int) -> None:
         """Take back the tokens from position `length` on."""
         self._text.cut(length)
 
 
-def without_penalties(params: SamplingParams) -> SamplingParams:
-    """Return the settings that cut and temper, without those that name tokens."""
-    if not (params.has_penalties or params.logit_bias):
-        return params
-    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-    return params.replace(logit_bias={}, grammar=None, **off)
+def row_of(law: Law) -> HighestLogits:
+    """Return a distribution on few tokens as a row of logits, which settings cut and temper."""
+    # In float32, as every model's rows: transforms expect that.
+    logits = np.log(law.probs).astype(np.float32)
+    ids = np.arange(len(logits)) if law.ids is None else law.ids
+    return HighestLogits(ids.astype(np.int32)[None], logits[None])
+
+
+class _WholeRow(Sequence[Logits]):
+    """A distribution's logarithms as one whole row, made when it is read."""
+
+    def __init__(self, law: Law) -> None:
+        self._law = law
+
+    def __len__(self) -> int:
+        return 1
+
+    @overload
+    def __getitem__(self, index: int) -> Logits: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Logits]: ...
+    def __getitem__(self, index: int | slice) -> Logits | Sequence[Logits]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(1)[index]]
+        if index not in (0, -1):
+            raise IndexError(index)
+        law = self._law
+        assert law.ids is not None
+        row = np.full(int(law.ids.max()) + 1, -np.inf, np.float32)
+        row[law.ids] = np.log(law.probs)
+        return row
 
 
 def allowed(law: Law, place: GrammarState) -> Law:
@@ -408,8 +371,7 @@ def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart)
     options = options_of(expression)
     order, n = options.integer("order", ORDER), options.length("n")
     check_order(order)
-    schemes = list(get_args(NgramSampling))
-    sampling = cast("NgramSampling", options.choice("sampling", schemes, "with"))
+    sampling = cast("TreeSampling", options.choice("sampling", ["with", "argmax"], "with"))
     p_min = options.number("p_min", 0.0)
     vocabulary = env.target.vocabulary
     texts: list[Sequence[int]] = []
@@ -427,15 +389,16 @@ def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart)
             f"{env.context.n_batch}: lower n, or raise the batch size (-b)"
         )
 
-    def start() -> NgramDrafter:
-        return NgramDrafter(
-            order,
-            sources,
-            num_draft_tokens=count,
-            sampling=sampling,
-            p_min=p_min,
-            length=env.draft_plan(0.0) if n is None else None,
-            name=str(expression),
+    if count < 1:
+        raise OptionError(f"n is {count}: draft at least 1 token (or use none)")
+    check_p_min(p_min)
+    shape = Topology.chain(count)
+
+    def start() -> GrowingDrafter:
+        plan = env.draft_plan(0.0) if n is None else None
+        source = NgramSource(order, sources)
+        return GrowingDrafter(
+            source, shape, sampling=sampling, p_min=p_min, plan=plan, name=str(expression)
         )
 
     return DrafterWeights(str(expression), start)

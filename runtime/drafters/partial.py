@@ -12,7 +12,7 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.rows import check_layer_inputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.drafters.draft_model import DraftModelState, DraftTreeState, plan_draft
+from specrun.runtime.drafters.draft_model import DraftModelState, plan_draft
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.tree_options import tree_sampling
 from specrun.runtime.language import Expression, options_of
@@ -258,10 +258,6 @@ class PartialState(DraftModelState):
         return self.shared(rows.logits(0))
 
 
-class PartialTreeState(PartialState, DraftTreeState):
-    """The same, and below the last committed token the nodes of a growing tree."""
-
-
 # == The builder of `partial(sink=4, window=256)`: a second context on the target's model ==========
 
 
@@ -322,15 +318,9 @@ class PartialCache:
             f"{self.n_ctx}: its drafts cost what the target's own tokens do"
         )
 
-    # The two methods of `draft_model.build.States`.
-
-    def chain_state(self, context: Context) -> DraftModelState:
-        """Return the cache of a drafter of chains."""
+    def state(self, context: Context) -> DraftModelState:
+        """Return the cache of a drafter in a context."""
         return PartialState(context, self.kept())
-
-    def tree_state(self, context: Context) -> DraftTreeState:
-        """Return the cache of a drafter of trees."""
-        return PartialTreeState(context, self.kept())
 
 
 def partial_cache(expression: Expression, env: DraftEnvironment, n_nodes: int) -> PartialCache:
@@ -393,7 +383,7 @@ def build_partial(
     def start() -> Drafter:
         context = Context(env.target, options)
         try:
-            drafter = plan.make(context, cache)
+            drafter = plan.make(context, cache.state)
             drafter.remark, drafter.layer_inputs = cache.remark, cache.layer_inputs
             return drafter
         except BaseException:

@@ -24,10 +24,13 @@ from typing import Literal, cast, get_args
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.source import Source
 from specrun.runtime.heads import Accuracy, read_accuracy_csv
 from specrun.runtime.language import Expression, ExpressionOptions, find_method, options_of
 from specrun.runtime.planning import TYPICAL_ACCURACY, DraftPlan, plan_medusa_tree
 from specrun.runtime.planning.optimal_trees import medusa_tree
+from specrun.runtime.round.drafter import Pace
 from specrun.runtime.trees.eagle2 import DynamicShape
 from specrun.runtime.trees.growth import TreeSampling
 from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
@@ -101,18 +104,20 @@ class TreeOptions:
             )
         return shape
 
-    def size(
+    def plan(
         self,
         shape: Topology | DynamicShape,
         env: DraftEnvironment,
         share: float,
         text_share: Callable[[], float] | None = None,
     ) -> DraftPlan | None:
-        """Return what chooses how much of a tree is verified, with nodes=auto.
+        """Return the plan of how much is drafted, with nodes=auto or n=auto.
 
-        `share` of the target is read for each depth of it, `text_share` beside its weights
+        `share` of the target is read for each depth, `text_share` in addition to its weights
         (`DraftEnvironment.draft_plan`).
         """
+        if self.n == "auto" and not self.asks_for_tree:
+            return env.draft_plan(share, text_share)
         if self.nodes != "auto" or not isinstance(shape, DynamicShape):
             return None
         return env.draft_plan(share, text_share, depth=shape.depth)
@@ -150,6 +155,51 @@ class TreeOptions:
                 raise OptionError(
                     f"tree={self.tree[:60]} already fixes the shape: leave out {name}={value}"
                 )
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOptions:
+    """The options `n=auto, sampling=with, p_min=0` of a method of chains; n None is auto."""
+
+    n: int | None
+    sampling: TreeSampling
+    p_min: float
+
+    @staticmethod
+    def of(
+        expression: Expression, env: DraftEnvironment, sampling: Literal["with", "argmax"]
+    ) -> ChainOptions:
+        """Return those of an expression; `sampling` is the default."""
+        options = options_of(expression)
+        n = options.length("n")
+        if n is not None and not 1 <= n < env.context.n_batch:
+            most = f"{env.context.n_batch - 1} tokens, as many as a batch holds"
+            raise OptionError(f"n is {n}: give 1 to {most}")
+        chosen = cast("TreeSampling", options.choice("sampling", ["with", "argmax"], sampling))
+        p_min = options.number("p_min", 0.0)
+        check_p_min(p_min)
+        return ChainOptions(n, chosen, p_min)
+
+    def drafter(
+        self, source: Source, most: int, env: DraftEnvironment, share: float, name: str
+    ) -> GrowingDrafter:
+        """Return the drafter of chains of a source, which is closed if that fails.
+
+        `share` of the target is read for a token (`DraftEnvironment.draft_plan`).
+        """
+        try:
+            plan = None if self.n is not None else env.draft_plan(share)
+            shape = Topology.chain(most)
+            return GrowingDrafter(
+                source, shape, sampling=self.sampling, p_min=self.p_min, plan=plan, name=name
+            )
+        except BaseException:
+            source.close()
+            raise
+
+    def pace(self, env: DraftEnvironment) -> Pace:
+        """Return what measured time may decide of the drafts."""
+        return env.pace_of(chooses=self.n is None, draws=self.sampling != "argmax")
 
 
 def _given(value: int | None, default: int) -> int:

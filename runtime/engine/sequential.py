@@ -18,7 +18,8 @@ from typing import Protocol
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Rule, SequenceCascade, SequentialCascade, TokenCascade
-from specrun.runtime.drafters.draft_model.drafter import ModelDrafter
+from specrun.runtime.drafters.draft_model import DraftModelSource
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.laws.samplers import SamplerState
 from specrun.runtime.laws.transform import Logits, log_probability, penalty_window, transformed_law
@@ -56,10 +57,10 @@ class Speaker(Protocol):
         """Whether it can read these tokens, of which it may have cached a beginning."""
 
 
-def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> ModelDrafter:
-    """Return the drafter as a draft model; raises `OptionError` if it is none."""
-    if isinstance(drafter, ModelDrafter):
-        return drafter
+def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> DraftModelSource:
+    """Return the drafter's draft model; raises `OptionError` if it has none."""
+    if isinstance(drafter, GrowingDrafter) and isinstance(drafter.source, DraftModelSource):
+        return drafter.source
     needed = "lets a small model of its own speak"
     advice = 'name one: -md SMALL, or --drafter draft("SMALL")'
     raise OptionError(f"{rule.name} {needed}, and the drafter is {drafter.name}: {advice}")

@@ -151,6 +151,8 @@ class Session:
         Unlike elsewhere, `logprobs` are on by default. Raises as `answer`.
         """
         wanted = answer_options({"logprobs": True, **options})
+        if wanted.drafter is not None or wanted.accept is not None:
+            raise OptionError("drafter and accept are for requests of a Runtime or an Engine")
         return self.answer(Request(prompt, params, seed, wanted, Choice()))
 
     def answer(self, request: Request) -> GenerationStream:

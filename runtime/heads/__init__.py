@@ -12,10 +12,8 @@ from specrun.runtime.heads.file import (
 )
 from specrun.runtime.heads.graphs import (
     MOST_CHAIN_ROWS,
-    MOST_CHAIN_TOKENS,
+    MOST_DEPTHS,
     AttentionSizes,
-    ChainGraphs,
-    ChainTokens,
     KeyValueCache,
     LayerWeights,
     LengthGraphs,
@@ -37,4 +35,10 @@ from specrun.runtime.heads.graphs import (
     tokens_by_rank,
 )
 from specrun.runtime.heads.states import FloatRows, RowPiece, TextRows
-from specrun.runtime.heads.tree_graphs import NamedChildren, PlannedTrees, TreeGraphs, TreePlan
+from specrun.runtime.heads.tree_graphs import (
+    NamedChildren,
+    PlannedTrees,
+    ShapePlans,
+    TreeGraphs,
+    TreePlan,
+)

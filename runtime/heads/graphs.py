@@ -1,4 +1,4 @@
-"""Graphs of heads on ggml: a decoder layer, best tokens by rank, and chains in one graph."""
+"""Graphs of heads on ggml: a decoder layer over a cache, and best tokens by rank."""
 
 from __future__ import annotations
 
@@ -21,28 +21,24 @@ from specrun.runtime.heads.file import HeadFile
 from specrun.runtime.heads.states import FloatRows
 from specrun.runtime.round.drafter import Owned
 
-# == Chains in one graph, and the reuse of graphs ==================================================
+# == Best tokens by rank, and the reuse of graphs ==================================================
 #
 # Reading a whole row of logits back from the device costs more than a small head computes. So top-k
 # and log-sum-exp are part of a head's graph, and only `ranks` numbers of each row leave the device.
-#
-# A greedy chain goes further: the best token of each depth is found and fed to the next depth
-# inside the graph. Tokens are left in a table that outlives the graph, so that a whole chain comes
-# back in one read. Whether ggml's backends can do this is asked when a graph is built, and
-# `UnsupportedModelError` says that one cannot: the chain is then drafted depth by depth.
+# Whole trees of best tokens go further (`tree_graphs`).
 #
 # A graph has a fixed number of rows. A few sizes serve all batches: rows are filled up to the next
 # one.
 
 
-MOST_CHAIN_TOKENS = 64
-"""The longest chain of one graph."""
+MOST_DEPTHS = 64
+"""The deepest tree of one graph."""
 
 _CHAIN_WIDTHS = (1, 1, 2, 4, 4, 8, 8, 8, 8)  # by rows; few, as each is a graph of all depths
 MOST_CHAIN_ROWS = len(_CHAIN_WIDTHS) - 1
-"""The most rows that a chain's graph catches up on before it drafts."""
+"""The most rows of the text that a tree's graph catches up on before it drafts."""
 chain_width = _CHAIN_WIDTHS.__getitem__
-"""Returns the number of rows of the chain's graph that catches up on so many."""
+"""Returns the number of rows of the tree's graph that catches up on so many."""
 
 _WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32, 64)
 
@@ -119,7 +115,7 @@ def ranked_tokens(graph: Graph, n: int) -> RankedTokens:
     return RankedTokens(tokens_by_rank(graph, n), log_probs)
 
 
-# -- graphs over a cache, and those of greedy chains -----------------------------------------------
+# -- graphs over a cache ---------------------------------------------------------------------------
 
 Key = TypeVarTuple("Key")
 
@@ -155,77 +151,6 @@ class LengthGraphs(Generic[*Key]):
             self._graphs.popitem()[1].close()
 
 
-@dataclass(slots=True)
-class ChainTokens:
-    """A greedy chain: tokens of the target, and natural log-probabilities [n] if asked for."""
-
-    tokens: list[int]
-    log_probs: npt.NDArray[np.float32] | None = None
-
-
-class ChainGraphs(LengthGraphs[int, int, bool]):
-    """The graphs of greedy chains, and the table in which they leave their tokens.
-
-    `build` takes length, width, the number of tokens and whether probabilities are returned; it
-    adds every depth with `add` and ends with `output`. Close it before the device.
-    """
-
-    def __init__(
-        self, device: ComputeDevice, build: Callable[[int, int, int, bool], Graph]
-    ) -> None:
-        super().__init__(build)
-        size = (MOST_CHAIN_TOKENS,)
-        self._table = TensorStore(device, {"tokens": ("I32", size), "log_probs": ("F32", size)})
-
-    def add(
-        self,
-        builder: GraphBuilder,
-        logits: Tensor,
-        depth: int,
-        *,
-        ids: Tensor | None = None,
-        probabilities: bool,
-    ) -> Tensor:
-        """Note the best token of logits (vocab, 1) as that of a depth, from 0; return it, I32 (1).
-
-        `ids`, I32 (1, vocab), names the target's tokens where the logits are of others.
-        """
-        token = builder.argmax(logits)
-        if probabilities:
-            value = builder.pick(logits, token, 1)
-            total = builder.log_sum_exp(logits, (builder.reshape(token, 1, 1), value))
-            self._note(builder, "log_probs", depth, builder.sub(value, total))
-        # Draft vocabularies (EAGLE-3): what is fed on and returned is the target's token.
-        if ids is not None:
-            token = builder.get_rows(ids, token)
-        self._note(builder, "tokens", depth, token)
-        return token
-
-    def _note(self, builder: GraphBuilder, name: str, depth: int, value: Tensor) -> None:
-        place = builder.columns(Tensor(self._table[name]), depth, 1)
-        # Without keep, nothing downstream reads the copy, and ggml would leave it out of the graph.
-        builder.keep(builder.copy(value, place))
-
-    def output(self, builder: GraphBuilder, n: int, *, probabilities: bool) -> None:
-        """Let a graph return the first n tokens."""
-        for name in ("tokens", "log_probs") if probabilities else ("tokens",):
-            builder.output(name, builder.columns(Tensor(self._table[name]), 0, n))
-
-    @staticmethod
-    def run(graph: Graph, *, probabilities: bool) -> ChainTokens:
-        """Compute a graph whose inputs are filled; return its tokens."""
-        graph.compute()
-        [tokens] = graph.numbers("tokens")
-        if not probabilities:
-            return ChainTokens(tokens)
-        return ChainTokens(tokens, graph.floats("log_probs")[0].copy())
-
-    def close(self) -> None:
-        """Free graphs and table."""
-        super().close()
-        self._table.close()
-
-
 Graphs = TypeVar("Graphs", bound=Owned)
 Drafted = TypeVar("Drafted")
 Given = TypeVar("Given")
@@ -250,7 +175,7 @@ class PossibleGraphs(Generic[Graphs]):
 
         It is a method of the graphs, which get what is given. None if one graph cannot.
         """
-        if self._impossible or depth > MOST_CHAIN_TOKENS or n_rows > MOST_CHAIN_ROWS:
+        if self._impossible or depth > MOST_DEPTHS or n_rows > MOST_CHAIN_ROWS:
             return None
         # Added up here, not by a `with` block: its two calls would be made in every round.
         share, before = self._share, self._share.device.native_seconds
@@ -466,14 +391,11 @@ def fill_places(
     mask[n:, 0] = 0.0
 
 
-def fill_chain(
-    graph: Graph, given: FloatRows, position: int, count: int, spare: int, below: int
-) -> None:
+def fill_chain(graph: Graph, given: FloatRows, position: int, count: int, spare: int) -> None:
     """Fill a graph's inputs with rows [n, width] in the cells after the first `count`.
 
-    They are contiguous, and a chain: each sees the positions up to its own, and the first stands
-    at `position`. Rows that only fill the graph up follow, then `below` more, not given, that go
-    on from the n-th.
+    They are contiguous, and a chain: each sees the positions up to its own, and the first is at
+    `position`. Rows that only fill the graph up follow.
     """
     # Every array is written by few operations, or all of them by one: after an evaluation none of
     # this is in the processor's caches.
@@ -482,19 +404,15 @@ def fill_chain(
         cells = graph.cells
         seen = -1 if seen is None else seen
         four = cells["positions"], cells["cells"], cells["mask"], cells["rows"]
-        LOOPS.chain_places(*four, given, position, count, below, seen, spare)
+        LOOPS.chain_places(*four, given, position, count, 0, seen, spare)
         graph.filled = count
         return
     inputs, n = graph.inputs, len(given)
     inputs["rows"][:n], inputs["rows"][n:] = given, 0.0  # an earlier round's may be anything
     positions, places, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
     rows, length = mask.shape
-    steps, wide_steps = _chain_steps(n, rows - below, below)
-    np.add(steps, position, out=positions)
-    np.add(wide_steps, count, out=places)
-    if n + below < rows:
-        filling = slice(n, rows - below)
-        positions[filling], places[filling] = 0, spare
+    positions[:n], positions[n:] = range(position, position + n), 0
+    places[:n], places[n:] = range(count, count + n), spare
     if seen is None or seen > count:
         mask.fill(_MASKED)
         seen = 0
@@ -503,30 +421,19 @@ def fill_chain(
         mask[:, seen:count] = 0.0
         seen = count
     end = min(count + 2 * rows, length)
-    mask[:, seen:end] = _chain_mask(count - seen, n, rows - below, below)[:, : end - seen]
+    mask[:, seen:end] = _chain_mask(count - seen, n, rows)[:, : end - seen]
     graph.filled = count
 
 
-@functools.lru_cache(maxsize=256)
-def _chain_steps(
-    n: int, width: int, below: int
-) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-    """Return the number of each row among n + below, in the types of positions and of cells."""
-    steps = [*range(n), *(0,) * (width - n), *range(n, n + below)]
-    return np.array(steps, np.int32), np.array(steps, np.int64)
-
-
 @functools.lru_cache(maxsize=64)
-def _chain_mask(seen: int, n: int, width: int, below: int) -> npt.NDArray[np.float32]:
+def _chain_mask(seen: int, n: int, width: int) -> npt.NDArray[np.float32]:
     """Return the mask of rows over `seen` cells of the text, their own and as many behind.
 
     Rows that only fill up see the text, too: of no cell a softmax is NaN. Nothing reads them.
     """
-    steps, _ = _chain_steps(n, width, below)
-    own = np.full((len(steps), 2 * len(steps)), _MASKED, np.float32)
-    own[:, : n + below][np.arange(n + below) <= steps[:, None]] = 0.0
-    own[n:width] = _MASKED
-    return np.concatenate([np.zeros((len(steps), seen), np.float32), own], axis=1)
+    own = np.full((width, 2 * width), _MASKED, np.float32)
+    own[:n, :n][np.tri(n, dtype=np.bool_)] = 0.0
+    return np.concatenate([np.zeros((width, seen), np.float32), own], axis=1)
 
 
 class LayerTensors(Protocol):

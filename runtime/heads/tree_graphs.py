@@ -17,6 +17,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -25,6 +26,9 @@ import numpy.typing as npt
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
 from specrun.runtime.heads.graphs import LengthGraphs, NativeShare, PossibleGraphs
 from specrun.runtime.round.drafter import Owned, close_all
+from specrun.runtime.trees.eagle2 import DynamicShape, GrownTree, NodeChoice
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree import ROOT, DraftTree
 
 IntArray = npt.NDArray[np.int32]
 
@@ -77,6 +81,11 @@ class NamedChildren:
     tokens: list[int]
     values: npt.NDArray[np.float32] | None = None
     rows: IntArray | None = None
+
+    def probabilities(self) -> npt.NDArray[np.float64]:
+        """Return the path probabilities of the children."""
+        assert self.values is not None
+        return np.exp(self.values, dtype=np.float64)
 
 
 class TreeGraphs(LengthGraphs[int]):
@@ -234,3 +243,97 @@ class NextRows:
     tokens: Tensor
     parents: Tensor
     values: Tensor | None
+
+
+# == Draft trees of named children =================================================================
+
+
+class ShapePlans:
+    """A shape, the plans by which a head's graph grows it, and the draft trees that follow.
+
+    If a request allows less than the shape, the smaller tree is a part of what the graph names. A
+    shape that is less deep has a plan of its own (`of`), whose children are numbered alike.
+    """
+
+    def __init__(self, shape: Topology | DynamicShape, *, has_values: bool = False) -> None:
+        self._shape, self._has_values = shape, has_values
+        self._plans: dict[int, tuple[TreePlan, list[int]]] = {}
+        self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+        # Takes the tokens of a whole fixed tree from those of all children, in one call.
+        self._pick: Callable[[list[int]], tuple[int, ...]] | None = None
+        if isinstance(shape, Topology) and len(shape) > 1:
+            self._pick = itemgetter(*self._of(self._depth)[1])
+
+    def of(self, depth: int) -> TreePlan:
+        """Return the plan of a tree that is at most so deep."""
+        return self._of(depth)[0]
+
+    def _of(self, depth: int) -> tuple[TreePlan, list[int]]:
+        """Return a plan, and the child that each place of a fixed shape is."""
+        depth, shape = min(depth, self._depth), self._shape
+        known = self._plans.get(depth)
+        if known is None:
+            if isinstance(shape, DynamicShape):
+                known = _dynamic_plan(depth, shape.topk)
+            else:
+                known = _fixed_plan(shape.limited(depth, len(shape)), has_values=self._has_values)
+            self._plans[depth] = known
+        return known
+
+    def tree(
+        self,
+        named: NamedChildren,
+        depth: int,
+        limits: tuple[int, int],
+        choice: NodeChoice | None = None,
+    ) -> DraftTree:
+        """Return the tree of the children that the plan of a depth named.
+
+        It keeps these limits of depth and nodes, both at least 1. With `choice` it has only those
+        nodes that pay.
+        """
+        shape = self._shape.limited(min(depth, limits[0]), limits[1])
+        if shape is self._shape and choice is None and self._pick is not None:
+            return DraftTree.of_points(self._pick(named.tokens), shape.parents)
+        plan, numbers = self._of(depth)
+        if isinstance(shape, DynamicShape):
+            # The rows are the root and the children that were chosen.
+            assert named.rows is not None
+            rows, n = [ROOT, *named.rows.tolist()], plan.first_children[shape.depth]
+            parents = [rows[child // shape.topk] for child in range(n)]
+            values = named.probabilities()[:n].tolist()
+            return GrownTree(named.tokens[:n], parents, values).reranked(shape.nodes, choice)
+        numbers = numbers[: len(shape)]
+        tokens = [*map(named.tokens.__getitem__, numbers)]
+        if choice is None:
+            return DraftTree.of_points(tokens, shape.parents)
+        values = named.probabilities()[numbers].tolist()
+        return GrownTree(tokens, [*shape.parents], values).reranked(len(shape), choice)
+
+
+def _fixed_plan(topology: Topology, *, has_values: bool) -> tuple[TreePlan, list[int]]:
+    """Return the plan of a shape, and the number of the child that each of its places is."""
+    depths, children = topology.depths, topology.children
+    levels = [[ROOT]] if len(topology) else []
+    levels += [
+        [place for place, depth in enumerate(depths) if depth == level and place in children]
+        for level in range(1, len(topology.inner_widths))
+    ]
+    ranks = tuple(max(len(children[place]) for place in level) for level in levels)
+    numbers = [0] * len(topology)
+    first, chosen = 0, []
+    for level, below, n_ranks in zip(levels, [*levels[1:], []], ranks, strict=True):
+        for row, place in enumerate(level):
+            for rank, child in enumerate(children[place]):
+                numbers[child] = first + row * n_ranks + rank
+        chosen.append(tuple(numbers[child] - first for child in below))
+        first += len(level) * n_ranks
+    plan = TreePlan(ranks, topology.inner_widths, tuple(chosen[:-1]), has_values=has_values)
+    return plan, numbers
+
+
+def _dynamic_plan(depth: int, topk: int) -> tuple[TreePlan, list[int]]:
+    widths = (1,) + (topk,) * (depth - 1)
+    # All children of the root are rows of the next depth: there is nothing to choose.
+    chosen = (tuple(range(topk)),) + (None,) * (depth - 2) if depth > 1 else ()
+    return TreePlan((topk,) * depth, widths, chosen, has_values=True), []

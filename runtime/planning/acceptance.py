@@ -123,7 +123,7 @@ class MatchAcceptance:
     of a text shows whether each guess would have been accepted, drafted or not: what is counted
     costs nothing and depends on tokens alone. A Beta distribution for each kind and rank has a
     prior (`priors`, by kind and rank) and fades; all of them share a `RecentOdds`. So a drafter
-    falls silent within some tokens where nothing holds, and notices when guesses become good again.
+    falls silent within some tokens if nothing holds, and notices when guesses become good again.
     """
 
     def __init__(self, priors: Sequence[Sequence[float]]) -> None:

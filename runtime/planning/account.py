@@ -17,7 +17,7 @@ START = 2.0
 ASKING = 2.0
 """What a drafter that is asked and told takes of a round, over what it takes itself: the loop makes
 requests and outcomes, and what comes after finds caches cold. Measured: 60 to 90 us in all beside
-20 to 45 of the drafter's own, where an evaluation takes 0.25 ms."""
+20 to 45 of the drafter's own, if an evaluation takes 0.25 ms."""
 _SAVINGS = 8.0
 
 # Of a drafter with a model: for each token, at first and at most, and at a text's beginning.

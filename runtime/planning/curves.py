@@ -40,7 +40,7 @@ class CostCurve:
 
     `reused` is the time when the evaluation before had the same shape, so that llama.cpp reuses its
     graph; `rebuilt` the time after one of another shape. `spread` is by which share the median of
-    the repetitions of a size lay above the least, which is what counts; empty where nothing was
+    the repetitions of a size lay above the least, which is what counts; empty if nothing was
     repeated. `source` says where the curve comes from.
     """
 
@@ -84,7 +84,7 @@ class CostCurve:
         return _Times(self.sizes, self.rebuilt)
 
     def spread_at(self, n: int) -> float:
-        """Return the spread of the nearest sizes, the larger of two; 0 where it is not known."""
+        """Return the spread of the nearest sizes, the larger of two; 0 if it is not known."""
         if not self.spread:
             return 0.0
         above = min(bisect_left(self.sizes, n), len(self.sizes) - 1)
@@ -106,7 +106,7 @@ class CostCurve:
         return best if self.seconds(best) * margin < self.seconds(n) else n
 
     def as_padded(self) -> CostCurve:
-        """Return what counts where batches are padded: from two tokens on, min over m >= n of T(m).
+        """Return what counts if batches are padded: from two tokens on, min over m >= n of T(m).
 
         Within the spread nothing is padded, but then T(n) is no more than T(m) either: a batch is
         a part of the larger one, and noise only adds.
@@ -153,7 +153,7 @@ class RoundCosts:
     """All that decides how long a round takes.
 
     The target evaluates the same shape round after round, so its graph is reused; the draft model's
-    is where one depth is as wide as the one before. The others are seconds of Python around the
+    is if one depth is as wide as the one before. The others are seconds of Python around the
     evaluations: `per_round` in any round, `per_tree` in one that drafts, `per_law` for each
     evaluated draft node, `per_node` for each drafted one.
     """
@@ -253,7 +253,7 @@ class LiveCurve(CostCurve):
         self._learnt.learn(width, seconds)
 
     def pass_over(self, rounds: int) -> None:
-        """Count rounds of one token that nobody timed."""
+        """Count rounds of one token that were not timed."""
         self._learnt.pass_over(rounds)
 
     @property
@@ -299,7 +299,7 @@ class _Learnt:
             self._fit()
 
     def pass_over(self, rounds: int) -> None:
-        """Count rounds that nobody timed: what was seen before them is as much older."""
+        """Count rounds that were not timed: what was seen before them is as much older."""
         self._round += rounds
 
     def seconds(self, n: int) -> float:

@@ -40,7 +40,7 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # certain tokens come in runs. To look k tokens ahead is what steps of T require, which make the
 # second token after them cheap. Before the drafter computes its next distribution, a is what the
 # last one lets expect, and pays for d too. Only distributions of tokens not drawn yet and earlier
-# rounds are read, so drafts stay exact. T and d may be learnt by the clock where tokens are chosen,
+# rounds are read, so drafts stay exact. T and d may be learnt by the clock if tokens are chosen,
 # for such drafts change no text. Of drawn ones the same text and costs lead to the same lengths.
 #
 # **Depths that are computed at once** (`depth_to_ask`). How deep has to be decided before anything
@@ -58,7 +58,7 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 MOST_DRAFTED = 15
 """Tokens of a draft at most: with the root 16, the last size at which batches are still cheap."""
 
-_USUAL = 0.75  # the chance of a token or of a node's best child, where nothing is known
+_USUAL = 0.75  # the chance of a token or of a node's best child, if nothing is known
 _SLOPE_POINTS, _SLOPE_DRAWN = 1.0, 0.5
 _ROUNDS = 0.98  # memory of tokens and seconds
 _PRIOR_TOKENS, _PRIOR_CHANCES, _MOST_CHANCES = 6.0, 10.0, 90.0
@@ -243,7 +243,7 @@ class DraftPlan:
         return min(n + n % 2, self.most)
 
     def _deepest_that_pays(self, learnt: _Learnt) -> int:
-        """Return the depth that was worth most lately, less what it takes; 0 where none was."""
+        """Return the depth that was worth most lately, less what it takes; 0 if none was."""
         plain = self._seconds(1)
         worth, most, best = 0.0, 0.0, 0
         for depth, added in enumerate(learnt.worth.added, 1):

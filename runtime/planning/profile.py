@@ -97,7 +97,7 @@ def _read(
     try:
         path = known_profile_file(target)
     except (OSError, FileMissingError) as error:
-        if warn is not None:  # else left to whoever opens the file
+        if warn is not None:  # else left to the caller that opens the file
             cause = getattr(error, "strerror", None) or error
             warn(f"{what} cannot be read ({cause}); {advice}")
         return None
@@ -187,7 +187,7 @@ def describe_settings(
 
 
 def _where(context: ContextOptions, placement: Placement) -> dict[str, object]:
-    """Return what was said about devices, nothing where that is nothing."""
+    """Return what was said about devices, nothing if that is nothing."""
     unusual: dict[str, object] = {} if context.offload_kv else {"keys and values": "not offloaded"}
     if placement == Placement():
         return unusual
@@ -330,7 +330,7 @@ def load_plans(
     *,
     warn: Warn = lambda _: None,
 ) -> list[StoredPlan]:
-    """Return the plans of a pair; none, and a warning, where they were made for something else."""
+    """Return the plans of a pair; none, and a warning, if they were made for something else."""
 
     def parse(content: Mapping[str, Any]) -> list[StoredPlan] | None:
         own = _plans_of(content, draft)
@@ -385,7 +385,7 @@ def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float
     """Return the acceptance by rank measured for a pair and a proposal scheme, None if it was not.
 
     It depends on the models alone, so that a plan of another machine will do. Of several
-    temperatures the highest is taken, where the scheme draws, and the lowest, where it takes the
+    temperatures the highest is taken, where the scheme draws, and the lowest, if it takes the
     most likely tokens. A file that is damaged is left out, with a warning in the log.
     """
 
@@ -401,7 +401,7 @@ def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float
         nearest = min if sampling == "argmax" else max
         return nearest(known, key=lambda each: each[0])[1] if known else None
 
-    if not draft.is_file():  # left to whoever opens it
+    if not draft.is_file():  # left to the caller that opens it
         return None
     return _read(target, parse, what=_PAIR, advice=_TUNE)
 

@@ -233,7 +233,7 @@ class MemoryTraffic:
     """What a model's evaluations read.
 
     `dense` bytes of weights are read in every evaluation. `experts` bytes are those of all
-    `n_experts`, of which each token uses `n_used`; 0 where there are none. `per_position` bytes are
+    `n_experts`, of which each token uses `n_used`; 0 if there are none. `per_position` bytes are
     the keys and values of one cached token in all layers.
     """
 
@@ -337,7 +337,7 @@ def memory_traffic(model: Model, options: ContextOptions | None = None) -> Memor
 def multiplications(model: Model) -> float:
     """Return how many multiplications with weights a token takes: c-hat is the ratio of two models.
 
-    Embeddings are looked up, and are the output matrix where there is no other. Attention over the
+    Embeddings are looked up, and are the output matrix if there is no other. Attention over the
     text is left out, and so are NextN blocks, which only draft.
     """
     headers = split_headers(model.path, model.header)
@@ -371,7 +371,7 @@ def mixture(header: GGUFHeader) -> tuple[int, int]:
 
 
 def bytes_per_position(header: GGUFHeader, options: ContextOptions | None = None) -> float:
-    """Return the bytes of the keys and values of one token, in all layers; 0 where no file says.
+    """Return the bytes of the keys and values of one token, in all layers; 0 if no file says.
 
     Sliding windows are counted as whole layers: a cache that takes tokens back keeps all of them.
     """
@@ -451,7 +451,7 @@ class ChainInputs:
 class ChainRow:
     """Chains of `n_draft`: tokens of a round, and over plain decoding the rest.
 
-    `improvement` is of tokens a second where verifying more tokens costs nothing, `measured` with
+    `improvement` is of tokens a second if verifying more tokens costs nothing, `measured` with
     the curve; `operations` and `bytes` are those of a token. None: not known.
     """
 
@@ -484,7 +484,7 @@ def chain_row(inputs: ChainInputs, n_draft: int) -> ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class BestLengths:
-    """The best chains: `flat` where more tokens cost nothing, by T(n), and by what is read."""
+    """The best chains: `flat` if more tokens cost nothing, by T(n), and by what is read."""
 
     flat: int
     measured: int | None

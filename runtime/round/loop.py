@@ -39,8 +39,8 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 
 # == A conversation: its tokens, its cache, its drafter, and the noise of its answer ===============
 #
-# Whatever else decoding needs, such as models, heads, stores and measured costs, belongs to weights
-# that any number of conversations may share.
+# Everything else that decoding needs, such as models, heads, stores and measured costs, belongs to
+# weights that any number of conversations may share.
 
 
 class Conversation(CachedText):
@@ -94,13 +94,13 @@ class Conversation(CachedText):
 
 
 class RoundLimits:
-    """Says round by round how much may be drafted, and when an answer is as long as it may be.
+    """Limits of drafts round by round, and the end of an answer that is as long as it may be.
 
     `n_ctx` is the context size, `max_nodes` the widest tree one evaluation takes, `max_tokens` the
-    length of the answer (None: until the context is full), which begins where the first round is
-    asked for. `n_max` is the most nodes that whoever asks for it wants drafted at once (None: any
-    number). `max_depth` and `max_nodes` are the deepest and the largest tree of a round; none is
-    deeper than it is large.
+    length of the answer (None: until the context is full), which begins with the first call of
+    `next_round`. `n_max` is the request's limit of nodes drafted at once (None: any number).
+    `max_depth` and `max_nodes` are the deepest and the largest tree of a round; none is deeper than
+    it is large.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class RoundLimits:
         self._n_ctx = n_ctx
         self._most = max_nodes if n_max is None else min(max_nodes, n_max)
         self._max_tokens = sys.maxsize if max_tokens is None else max_tokens
-        self._end: int | None = None  # how many tokens there are where the answer ends
+        self._end: int | None = None  # the number of tokens at the answer's end
         self._last_free = -1  # with how many a round may draft the most for the last time
         self.max_depth = self.max_nodes = 0  # of the round that was allowed last
 
@@ -125,7 +125,7 @@ class RoundLimits:
             self._end = n_committed + self._max_tokens
             self._last_free = min(self._end - 1, self._n_ctx) - self._most
         left, room = self._end - n_committed, self._n_ctx - n_committed
-        # Where room is 0 the last token still has its position: a round without drafts.
+        # With room 0 the last token still has its position: a round without drafts.
         if left <= 0 or room < 0:
             return False
         # A round produces at most depth + 1 tokens.
@@ -150,8 +150,8 @@ class RoundLimits:
 
 
 Witness = Callable[[DraftTree, EvaluatedRows, LawAt, Acceptance], None]
-"""Sees a round when it was decided and before anything is committed: the draft tree, the target's
-rows, its law after any node, and what was accepted (which an end token may cut short)."""
+"""Reads a round that was decided, before anything is committed: the draft tree, the target's rows,
+its distribution after any node, and the accepted path (which an end token may cut short)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +174,12 @@ class DecodeSettings:
     pair_rule: PairRule | None = field(init=False)
     """The rule: one of these, the second if it weighs the drafter's laws, too."""
     keep: Keep = field(init=False)
-    """What the rule reads of the drafter's own."""
+    """The part of the drafter's own distributions that the rule reads."""
     followed: FollowedLaws | None = field(init=False)
-    """The laws that settings of sampling make of a round's whole rows, where they are followed."""
+    """The distributions of a round's whole rows, if an exact rule can follow them."""
 
     def __post_init__(self) -> None:
-        # Once an answer: what kind of rule it is costs as much to ask as to propose nothing.
+        # Once an answer: finding the kind of rule costs as much as proposing nothing.
         rule = None if isinstance(self.rule, SequentialCascade) else self.rule
         kinds = (None, rule) if isinstance(rule, PairRule) else (rule, None)
         for name, value in zip(("token_rule", "pair_rule"), kinds, strict=True):
@@ -191,7 +191,7 @@ class DecodeSettings:
 
 
 def _kept_for(rule: PairRule | None, params: SamplingParams) -> Keep:
-    """Return what a rule reads of the drafter's own."""
+    """Return the part of the drafter's own distributions that a rule reads."""
     if rule is None or not rule.reads_draft:
         return "nothing"
     if rule.reads_raw_draft:
@@ -209,17 +209,17 @@ class _NotEvaluated:
 
 
 NOT_EVALUATED: EvaluatedRows = _NotEvaluated()
-"""In place of a round's rows, where a token was taken without asking the target."""
+"""In place of a round's rows, if a token was taken without evaluating the target."""
 
 
 @dataclass(slots=True)
 class Round(RoundOutcome):
-    """One round: its outcome, and what an answer has of it.
+    """One round: its outcome, and its part of an answer.
 
     `new` are the tokens that it committed, in order: the accepted ones, then the target's own. Its
-    rows are valid until the next round starts, or `NOT_EVALUATED`. `is_last` says that none will.
-    `laws` are those of `Acceptance`, in the order of the tokens, and maybe more. `is_whole` says
-    that the answer is: it came to an end token, or to where its grammar allows nothing more.
+    rows are valid until the next round starts, or `NOT_EVALUATED`. `is_last`: no round follows.
+    `laws` are those of `Acceptance`, in the order of the tokens, and maybe more. `is_whole`: the
+    answer came to an end token, or its grammar allows nothing more.
     """
 
     # Not frozen, as nothing is that a round makes: that costs a call for every field.
@@ -292,7 +292,7 @@ def is_whole(tokens: Sequence[int], end_tokens: frozenset[int], state: SamplerSt
 
 
 def _ask(conversation: Conversation, settings: DecodeSettings, state: SamplerState) -> DraftRequest:
-    """Return what a drafter is told; its draws are independent of acceptance."""
+    """Return the request to a drafter; its draws are independent of acceptance."""
     tokens, rule, limits = conversation.tokens, settings.pair_rule, settings.limits
     return DraftRequest(
         tokens,
@@ -342,11 +342,11 @@ def _accept(
 
 
 def require_laws(rule: Rule, drafter: Drafter, params: SamplingParams | None = None) -> None:
-    """Raise `OptionError` for a rule that needs laws of a drafter that tells none.
+    """Raise `OptionError` for a rule that needs laws of a drafter that has none.
 
     Without `params`, whatever the settings of an answer will be.
     """
-    # What drafts nothing trades nothing: each token is the target's.
+    # Without drafts nothing is traded: each token is the target's.
     if not isinstance(rule, PairRule) or drafter.keeps_rows or not drafter.max_nodes:
         return
     if rule.takes_points and (params is None or params.is_greedy):
@@ -379,7 +379,7 @@ def target_laws(
     params: SamplingParams,
     state: SamplerState = FRESH,
 ) -> LawAt:
-    """Return what gives the target's law after a node, by the settings of sampling."""
+    """Return the target's distributions after nodes, by the settings of sampling."""
     if isinstance(rows, CutRows):
         return lambda node: rows.law(node + 1, params)
     if params.is_adaptive:
@@ -394,7 +394,7 @@ def target_laws(
 
 
 def followed_laws(params: SamplingParams) -> type[FollowedLaws] | None:
-    """Return the kind of laws that settings of sampling make, where an exact rule follows it."""
+    """Return the class of distributions that an exact rule can follow; None for other settings."""
     if params.is_adaptive:
         return None
     if params.is_greedy and params.is_plain and not (params.has_penalties or params.logit_bias):
@@ -403,7 +403,7 @@ def followed_laws(params: SamplingParams) -> type[FollowedLaws] | None:
 
 
 class AdaptiveLaws:
-    """The target's laws after nodes where mirostat's mu moves with every token down to the node.
+    """The target's distributions after nodes, if mirostat's mu moves with every token above.
 
     A node's mu follows from its parent's law and its own token; that of the accepted path is kept
     for the next round.
@@ -430,14 +430,14 @@ class AdaptiveLaws:
         return self._laws[node]
 
     def state_after(self, accepted: Acceptance) -> SamplerState:
-        """Return the state after what a rule accepted, the target's own token included."""
+        """Return the state after the accepted path and the target's own token."""
         last = accepted.path[-1] if accepted.path else ROOT
         return self._state.with_mu(self._moved(last, accepted.next_token))
 
     def _mu(self, node: int) -> float:
         tree, mus = self._tree, self._mus
         if node not in mus:
-            # From the root down, so that no law has to be asked for by another.
+            # From the root down, so that no distribution is computed by recursion.
             for below in tree.path_to(node):
                 if below not in mus:
                     mus[below] = self._moved(tree.parents[below], tree.tokens[below])
@@ -456,7 +456,7 @@ def law_pairs(
     params: SamplingParams,
     state: SamplerState = FRESH,
 ) -> PairAt:
-    """Return what gives both laws after a node, raw and by the settings of sampling."""
+    """Return both models' distributions after nodes, raw and by the settings of sampling."""
     kept, all_draws, logits = tree.rows, tree.draws, rows.logits
 
     def transformed(node: int, row: Logits) -> Law:
@@ -499,10 +499,10 @@ def _law_after(
 def _cut_at_end(
     settings: DecodeSettings, state: SamplerState, tree: DraftTree, accepted: Acceptance
 ) -> tuple[tuple[int, ...], int | None, SamplerState]:
-    """Return path and next token, cut where the answer is whole, and the state after them.
+    """Return path and next token, cut at the end of a whole answer, and the state after them.
 
-    Nothing is generated after an end token. Where a grammar allows nothing more, all that could
-    follow is the end of the text: no draw of it is needed.
+    Nothing is generated after an end token. If a grammar allows nothing more, only the end of the
+    text could follow: no draw of it is needed.
     """
     path, tokens, place, end_tokens = accepted.path, tree.tokens, state.grammar, settings.end_tokens
     for index, node in enumerate(path):

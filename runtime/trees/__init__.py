@@ -8,18 +8,18 @@ from specrun.runtime.trees.eagle2 import (
     grow_by_path_probability,
 )
 from specrun.runtime.trees.growth import (
-    ChainStop,
     Child,
     LawSource,
     Propose,
+    Stop,
+    Threshold,
     TreeSampling,
-    chain_steps,
-    draft_chain,
     grow_tree,
     most_likely,
     proposal_scheme,
     propose_with_replacement,
     propose_without_replacement,
+    tree_steps,
 )
 from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
 from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder

@@ -4,7 +4,8 @@ The value of a node is the product of the draft probabilities on its path, an es
 probability that it is accepted (section 3.1). Expansion: of each depth, the k nodes of highest
 value are evaluated, and each gets its k most likely children (section 4.1). Reranking: of all
 children made, the N of highest value are the tree (section 4.2); a parent is worth no less than its
-child, so they are connected.
+child, so they are connected. A head's graph may expand all depths at once (`heads.tree_graphs`);
+its nodes are reranked here as well. With nodes=auto a plan chooses N in every round.
 
 Choosing nodes by their values is exact for point masses only: pruning drawn tokens by their own
 probability would change what the remaining ones are draws of.
@@ -75,7 +76,7 @@ class DynamicShape:
 
 
 class NodeChoice(Protocol):
-    """Chooses the nodes that are kept in each round (`planning.draft_plan`)."""
+    """Chooses how many nodes are kept in each round (`planning.draft_plan`)."""
 
     def best(self, values: Sequence[float], parents: Sequence[int], most: int) -> list[int]:
         """Return at most `most` nodes, rising, of paths with these probabilities."""
@@ -109,8 +110,13 @@ class GrownTree:
         """Return all nodes, the highest value first: parents before children, also among equals."""
         return _best(self.values, len(self.values))
 
-    def best(self, nodes: int) -> DraftTree:
-        """Return the tree of the `nodes` nodes of highest value (section 4.2: reranking)."""
+    def reranked(self, nodes: int, choice: NodeChoice | None = None) -> DraftTree:
+        """Return the tree of the `nodes` nodes of highest value (section 4.2: reranking).
+
+        With `choice` only those of them that pay.
+        """
+        if choice is not None:
+            return choice.drafted(self.tree_of(choice.best(self.values, self.parents, nodes)))
         # In the order in which they were made, which has parents before children.
         return self.tree_of(sorted(_best(self.values, nodes)))
 
@@ -137,9 +143,7 @@ def path_probability_steps(
 ) -> Steps[DraftTree]:
     """Grow a tree as `grow_by_path_probability` does."""
     grown = yield from expansion_steps(shape.depth, shape.topk, p_min)
-    if size is None:
-        return grown.best(shape.nodes)
-    return size.drafted(grown.tree_of(size.best(grown.values, grown.parents, shape.nodes)))
+    return grown.reranked(shape.nodes, size)
 
 
 def expand_by_path_probability(

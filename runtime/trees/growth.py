@@ -30,6 +30,7 @@ from specrun.runtime.laws.noise import DraftNoise, NoiseSource, choose_in_turn
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
 
+_NONE: list[int] = []  # the root's parents and tokens; never changed
 TreeSampling = Literal["with", "without", "argmax"]
 Child = tuple[int, int]
 """A child's node and its token."""
@@ -44,6 +45,9 @@ def propose_with_replacement(
     builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
 ) -> list[Child]:
     """Draw `count` times from the same law."""
+    if count == 1:
+        token = noise.choose(law)
+        return [(builder.add(parent, token, law), token)]
     children: list[Child] = []
     for _ in range(count):
         token = noise.choose(law)
@@ -85,6 +89,21 @@ def proposal_scheme(sampling: TreeSampling) -> Propose:
     return _SCHEMES[sampling]
 
 
+def ending_at(end_tokens: frozenset[int], propose: Propose) -> Propose:
+    """Return a scheme of chains that drafts nothing below `end_tokens`.
+
+    In a tree that would change the draws of other nodes.
+    """
+
+    def proposed(
+        builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
+    ) -> list[Child]:
+        made = propose(builder, parent, law, count, noise)
+        return [child for child in made if child[1] not in end_tokens]
+
+    return proposed
+
+
 def most_likely(law: Law, count: int) -> list[tuple[int, float]]:
     """Return the `count` most likely tokens with their probabilities, none of zero.
 
@@ -107,17 +126,45 @@ def most_likely(law: Law, count: int) -> list[tuple[int, float]]:
 
 
 class LawSource(Protocol):
-    """Where draft laws come from: a model that is evaluated depth by depth, or a table in tests."""
+    """A source of draft distributions: a model, evaluated depth by depth, or a table in tests."""
 
     def root(self) -> Law:
-        """Return the law of the token after the last committed one."""
+        """Return the distribution of the token after the last committed one."""
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> Sequence[Law]:
-        """Evaluate one depth and return the law after each of its tokens.
+        """Evaluate one depth and return the distribution after each of its tokens.
 
         Token i follows the evaluated node `parents[i]`: ROOT, or a number counted over all calls of
         the round in the order of their tokens, from 0.
         """
+
+
+class Stop(Protocol):
+    """Ends a chain by facts that are known before a token is drawn: its law, and earlier rounds."""
+
+    def goes_on(self) -> bool:
+        """Return whether to evaluate the distribution of another token."""
+
+    def takes(self, certainty: float) -> bool:
+        """Return whether to draft from a distribution whose greatest probability this is."""
+
+
+class Threshold:
+    """Drafts nothing from a distribution in which no token has probability `p_min`.
+
+    Nor if another stop does not.
+    """
+
+    def __init__(self, p_min: float, stop: Stop | None = None) -> None:
+        self._p_min, self._stop = p_min, stop
+
+    def goes_on(self) -> bool:
+        """Return whether the other stop does."""
+        return self._stop is None or self._stop.goes_on()
+
+    def takes(self, certainty: float) -> bool:
+        """Return whether it is certain enough, and the other stop takes it."""
+        return certainty >= self._p_min and (self._stop is None or self._stop.takes(certainty))
 
 
 def grow_tree(
@@ -126,24 +173,23 @@ def grow_tree(
     propose: Propose,
     noise: NoiseSource,
     start: int,
-    p_min: float = 0.0,
+    stop: Stop | None = None,
 ) -> DraftTree:
-    """Return a tree of this shape, its first tokens standing at position `start`.
+    """Return a tree of this shape, its first tokens at position `start`.
 
-    Where draws coincide or a law is exhausted the tree is smaller; the first distinct children take
-    the first subtrees. A node gets no children if the most likely one has a probability under
-    `p_min`.
+    The tree is smaller if draws coincide or a distribution is exhausted; the first distinct
+    children take the first subtrees. A node gets no children if `stop` ends there.
     """
-    return drive(tree_steps(topology, propose, noise, start, p_min), laws)
+    return drive(tree_steps(topology, propose, noise, start, stop), laws)
 
 
 Steps = Generator[tuple[Sequence[int], Sequence[int]], Sequence[Law], DrawnT]
-"""A tree in the making: says which depth to evaluate, parents and tokens as in `LawSource.below`,
-without any for the root; is given the laws after them."""
+"""A tree that grows: yields the parents and tokens of the depth to evaluate, as in
+`LawSource.below` (none for the root), and receives the distributions after them."""
 
 
 def drive(steps: Steps[DrawnT], laws: LawSource) -> DrawnT:
-    """Take all steps, the laws from a source; return what comes of them."""
+    """Take all steps with the distributions of a source; return their result."""
     try:
         parents, tokens = next(steps)
         while True:
@@ -154,120 +200,31 @@ def drive(steps: Steps[DrawnT], laws: LawSource) -> DrawnT:
 
 
 def tree_steps(
-    topology: Topology, propose: Propose, noise: NoiseSource, start: int, p_min: float = 0.0
+    topology: Topology, propose: Propose, noise: NoiseSource, start: int, stop: Stop | None = None
 ) -> Steps[DraftTree]:
-    """Grow a tree as `grow_tree` does."""
-    builder = TreeBuilder()
-    children = topology.children
-    level = [(ROOT, ROOT)]  # (place in the topology, node) of what was evaluated last
-    level_laws: Sequence[Law] = (yield (), ()) if topology.parents else []
-    # Evaluated nodes are numbered in the order of their evaluation (`LawSource.below`): `first` is
-    # the number of level[0], `evaluated` how many there are.
+    """Grow a tree as `grow_tree` does; a chain is a tree of width 1."""
+    builder, children = TreeBuilder(), topology.children
+    level, parents, tokens = [(ROOT, ROOT)], _NONE, _NONE
+    # Evaluated nodes are numbered in the order of their evaluation: `first` is that of level[0].
     first, evaluated = ROOT, 0
-    max_depth = topology.max_depth
-    for depth in range(max_depth):
-        # All draws of a depth are for one position, and follow each other there.
-        noise.seek(start + depth)
-        grown: list[tuple[int, int]] = []
-        parents: list[int] = []
-        tokens: list[int] = []
-        for index, law in enumerate(level_laws):
-            # Read from the law before anything is drawn from it, so that exactness holds.
-            if p_min > 0.0 and law.most_likely[1] < p_min:
-                continue
-            place, node = level[index]
-            places = children[place]
-            made = propose(builder, node, law, len(places), noise)
-            if depth == max_depth - 1:  # leaves of the shape need no law: they are not evaluated
-                continue
-            # Fewer children than places where draws coincide or the law is exhausted.
-            for below, (child, token) in zip(places, made, strict=False):
-                if below in children:
-                    grown.append((below, child))
-                    parents.append(first + index)
-                    tokens.append(token)
-        if not grown:
-            break
-        level, level_laws = grown, (yield parents, tokens)
-        first, evaluated = evaluated, evaluated + len(grown)
-    return builder.build()
-
-
-class ChainStop(Protocol):
-    """Ends a chain by what it knows before a token is drawn: laws, and earlier rounds."""
-
-    def goes_on(self) -> bool:
-        """Whether the drafter shall be asked for the law of another token."""
-
-    def takes(self, certainty: float) -> bool:
-        """Whether a token of the law is drafted; `certainty` is the greatest probability in it."""
-
-
-def draft_chain(
-    law_after: Callable[[list[int]], Law],
-    noise: NoiseSource,
-    start: int,
-    *,
-    most: int,
-    points: bool,
-    threshold: float = 0.0,
-    always_first: bool = False,
-    stop: ChainStop | None = None,
-    end_tokens: frozenset[int] = frozenset(),
-) -> DraftTree:
-    """Return a chain of up to `most` tokens, the first at position `start`.
-
-    `law_after(tokens)` is the draft law after the tokens drafted so far. With `points` the most
-    likely token is a point mass; otherwise each token is drawn, and its law stored. The chain ends
-    before a token whose law gives none the probability `threshold`: that is read before the draw,
-    so exactness holds. `always_first` excepts the first token. `stop` ends it where it likes, by
-    the same means. Nothing follows one of `end_tokens`.
-    """
-    steps = chain_steps(
-        noise,
-        start,
-        most=most,
-        points=points,
-        threshold=threshold,
-        always_first=always_first,
-        stop=stop,
-        end_tokens=end_tokens,
-    )
-    try:
-        drafted = next(steps)
-        while True:
-            drafted = steps.send(law_after(drafted))
-    except StopIteration as ended:
-        tree: DraftTree = ended.value
-        return tree
-
-
-def chain_steps(
-    noise: NoiseSource,
-    start: int,
-    *,
-    most: int,
-    points: bool,
-    threshold: float = 0.0,
-    always_first: bool = False,
-    stop: ChainStop | None = None,
-    end_tokens: frozenset[int] = frozenset(),
-) -> Generator[list[int], Law, DraftTree]:
-    """Draft as `draft_chain` does: yields what is drafted so far, and takes the law after it."""
-    tokens: list[int] = []
-    laws: list[Law] = []
-    while len(tokens) < most and not (tokens and tokens[-1] in end_tokens):
+    for depth in range(topology.max_depth):
         if stop is not None and not stop.goes_on():
             break
-        law = yield tokens
-        if threshold > 0.0 and (tokens or not always_first) and law.most_likely[1] < threshold:
+        laws = yield parents, tokens
+        noise.seek(start + depth)  # all draws of a depth are for one position
+        above, level, parents, tokens = level, [], [], []
+        for index, (law, (place, node)) in enumerate(zip(laws, above, strict=True)):
+            # Read from the law before anything is drawn from it, so that exactness holds.
+            if stop is not None and not stop.takes(law.most_likely[1]):
+                continue
+            made = propose(builder, node, law, len(children[place]), noise)
+            # Fewer children than places if draws coincide or the law is exhausted.
+            for below, (child, token) in zip(children[place], made, strict=False):
+                if below in children:  # leaves are not evaluated
+                    level.append((below, child))
+                    parents.append(first + index)
+                    tokens.append(token)
+        if not tokens:
             break
-        if stop is not None and not stop.takes(law.most_likely[1]):
-            break
-        if points:
-            tokens.append(law.most_likely[0])
-            continue
-        noise.seek(start + len(tokens))
-        tokens.append(noise.choose(law))
-        laws.append(law)
-    return DraftTree.chain(tokens, None if points else laws)
+        first, evaluated = evaluated, evaluated + len(tokens)
+    return builder.build()

@@ -18,10 +18,10 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import Acceptance, PairRule
 from specrun.runtime.acceptance.law_pair import LawPair, PairAt
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.draft_model import DraftTreeDrafter, DraftTreeState
+from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params, without_penalties
+from specrun.runtime.drafters.draft_model import DraftModelState, model_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.ngram import GrowingCounts, NgramLaw, transformed, without_penalties
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, ranking_params
+from specrun.runtime.drafters.ngram import GrowingCounts, NgramLaw, row_of
 from specrun.runtime.engine.session import Session
 from specrun.runtime.laws.law import FloatArray, Law
 from specrun.runtime.laws.noise import NoiseSource, SeededNoise
@@ -34,7 +34,6 @@ from specrun.runtime.trees import (
     DynamicShape,
     GrownTree,
     TreeSampling,
-    expand_by_path_probability,
     most_likely,
     proposal_scheme,
 )
@@ -75,7 +74,7 @@ def acceptance_by_rank(
     total = np.zeros(ranks)
     count = 0
     for position, pair in enumerate(pairs):
-        # Draws hang on the position, not on how many were drawn before: schemes meet the same
+        # Draws depend on the position, not on how many were drawn before: schemes meet the same
         # noise.
         noise.seek(position)
         count += 1
@@ -137,7 +136,7 @@ def law_pairs(
 ) -> tuple[list[RankedPair], float]:
     """Return the laws that decided each token the target wrote, and the seconds of making one law.
 
-    Penalties are left out: they hang on the path, and move both laws alike. The contexts are left
+    Penalties are left out: they depend on the path, and move both laws alike. The contexts are left
     empty.
     """
     ranking = ranking_params(params, _RANKED)
@@ -229,7 +228,7 @@ def ngram_alpha(
         for end in range(text.n_prompt, len(text.tokens)):
             before = time.perf_counter()
             found = law.after(text.tokens[max(0, end + 1 - order) : end] if order > 1 else ())
-            found = None if found is None else transformed(found, plain)
+            found = None if found is None else row_of(found).laws(plain)[0]
             spent += time.perf_counter() - before
             if found is not None:
                 if params.is_greedy:
@@ -286,7 +285,7 @@ def alpha_rows(
 
 # == Acceptance of EAGLE-2's dynamic trees, measured along texts ===================================
 #
-# A dynamic tree hangs on the draft model's own tokens, so no acceptance by rank describes it. But
+# A dynamic tree depends on the draft model's own tokens, so no acceptance by rank describes it. But
 # its nodes are point masses, and for those the exact rule draws the target's token and descends
 # where a child has it (`acceptance.exact`). So in a text that the target wrote, a round that starts
 # at a position keeps exactly the nodes that spell the text's next tokens: growing the tree there,
@@ -354,9 +353,8 @@ def measure_dynamic_acceptance(
     empty. Where time is short every second, third, ... position is taken.
     """
     shape = DynamicShape(max_depth, topk, max(max_nodes, max_depth))
-    drafter = DraftTreeDrafter(
-        DraftTreeState(context, target_vocab_size=target_vocab_size), shape=shape, sampling="argmax"
-    )
+    state = DraftModelState(context, target_vocab_size=target_vocab_size)
+    drafter = model_drafter(state, shape, sampling="argmax")
     noise = SeededNoise(0).for_drafting(0)  # point masses draw nothing
     total = np.zeros((max_depth + 1, max_nodes + 1))
     counts = np.zeros(max_depth + 1)
@@ -367,7 +365,7 @@ def measure_dynamic_acceptance(
         while start < len(text.tokens):
             before = time.perf_counter()
             request = DraftRequest(text.tokens[:start], params, noise, max_depth, shape.nodes)
-            grown = expand_by_path_probability(max_depth, topk, drafter.laws(request))
+            grown = drafter.expanded(request, max_depth, topk)
             # Deeper trees could keep more than is known here.
             known = min(max_depth, len(text.tokens) - start)
             total[: known + 1] += kept_nodes(grown, text.tokens[start:], known, max_nodes)
@@ -413,7 +411,7 @@ class DrawnAlpha:
 
     `n_silent` more positions had no law of the drafter's (the first round of heads that have seen
     nothing, a context that ended). `step_seconds` is native time of the drafter for each depth that
-    it drafted, 0 where the target's own evaluation drafts; `n_params` are the parameters that it
+    it drafted, 0 if the target's own evaluation drafts; `n_params` are the parameters that it
     multiplies for a token, those of the target's matrices that it reads among them.
     """
 

@@ -28,7 +28,7 @@ _LONG_PROMPT = 400  # characters from which a prompt holds a text that the answe
 
 @dataclass(frozen=True, slots=True)
 class ChosenDrafter:
-    """A drafter expression, and the line that says where it comes from ("": nothing to say)."""
+    """A drafter expression, and a line about its source ("": none is needed)."""
 
     expression: str
     note: str = ""
@@ -46,9 +46,9 @@ def drafter_for(
     use_profile: bool = True,
     warn: Callable[[str], None] = lambda _: None,
 ) -> ChosenDrafter:
-    """Return how to draft for a model file where nobody says how.
+    """Return how to draft for a model file if no drafter is named.
 
-    `workload` is one of a profile (`workload_of`), "any" where it is not known. `use_profile` False
+    `workload` is one of a profile (`workload_of`), "any" if it is not known. `use_profile` False
     leaves the profile out. `warn` is told in a sentence why a profile does not apply; files that
     cannot be read are left to whoever opens them.
     """

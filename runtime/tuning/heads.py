@@ -60,7 +60,7 @@ class HeadGuesses(Protocol):
     """A kind of heads as calibration sees them.
 
     `evaluated_params` are the weights that a depth of guesses reads; `taps` the layers of the
-    target whose inputs the heads read, none where they read its final hidden state.
+    target whose inputs the heads read, none if they read its final hidden state.
     """
 
     n_depths: int
@@ -324,7 +324,7 @@ def calibrate_heads(
 
     A text that is nothing but a prompt (`n_prompt` its length) is continued by the target, which
     writes `n_tokens` over all such texts; of others the tokens from `n_prompt` on are counted, all
-    where it is 0. Raises OptionError where there is nothing to count, and the errors of the
+    if it is 0. Raises OptionError if there is nothing to count, and the errors of the
     target's and the heads' files.
     """
     layers = calibrated_layers(options)

@@ -64,7 +64,7 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to draft, with what is expected of it; `measured` tokens a second where it was run.
+    """A way to draft, with what is expected of it; `measured` tokens a second if it was run.
 
     `options` is the inside of the drafter expression after the file, "" for plain decoding.
     """
@@ -89,7 +89,7 @@ class Candidate:
 class ShapeTrial:
     """The fastest plan in evaluations of one `width` beside such of any; tokens a second, medians.
 
-    `left_out` says why it was not tried, and is empty where it was.
+    `left_out` says why it was not tried, and is empty if it was.
     """
 
     width: int = 0
@@ -208,10 +208,9 @@ def keep_plans(options: TuneOptions, result: TuneResult) -> Path:
 
 # == Weight types of one model on this machine: the gain by drafting, and the fastest ==============
 #
-# What drafts gain hangs on the steps of T(n), the time of n tokens, and these on the kernels of the
-# weight type: where eight tokens take little more than one, most is gained. Compared are the curves
-# that were measured here, of files that lie side by side and differ in the type that their names
-# say.
+# The gain of drafts depends on the steps of T(n), the time of n tokens, and these on the kernels of
+# the weight type: if eight tokens take little more than one, most is gained. Curves measured here
+# are compared, of files that lie side by side and differ in the type that their names give.
 
 
 ACCEPTED = 0.8
@@ -224,14 +223,14 @@ _TYPE = re.compile(rf"[-._](?:{_NAMES})(?![0-9A-Za-z_])", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class WeightType:
-    """A file and its curve; None where it was not measured with these settings."""
+    """A file and its curve; None if it was not measured with these settings."""
 
     file: Path
     curve: CostCurve | None
 
     @property
     def plain(self) -> float:
-        """Tokens a second without drafting, 0 where nothing is known."""
+        """Tokens a second without drafting, 0 if nothing is known."""
         return 1.0 / self.curve.seconds(1) if self.curve else 0.0
 
     @property

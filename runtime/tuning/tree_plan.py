@@ -52,7 +52,7 @@ def fastest_plan(
 ) -> Plan | None:
     """Return the smallest plan at most `tolerance` (a share) slower than the fastest plan.
 
-    None where plain decoding is at least as fast as any. Fewer nodes are fewer guesses about the
+    None if plain decoding is at least as fast as any. Fewer nodes are fewer guesses about the
     machine.
     """
     worth = [plan for plan in plans if plan.tokens_per_second > 1.0 / costs.plain_seconds]
@@ -88,7 +88,7 @@ def plan_tree(
     widths: Sequence[int] = _WIDTHS,
     tolerance: float = 0.0,
 ) -> TreePlan | None:
-    """Return the fastest tree, or None where plain decoding is at least as fast.
+    """Return the fastest tree, or None if plain decoding is at least as fast.
 
     `sizes` are the numbers of nodes it may have, `widths` how many of them a depth may evaluate.
     With a `tolerance` the smallest tree is taken that is at most this share slower than the best.
@@ -305,7 +305,7 @@ def plan_dynamic_tree(
     sizes: Sequence[int],
     tolerance: float = 0.0,
 ) -> DynamicPlan | None:
-    """Return the fastest shape, or None where plain decoding is at least as fast.
+    """Return the fastest shape, or None if plain decoding is at least as fast.
 
     `sizes` are the numbers of nodes it may keep. With a `tolerance` the smallest shape is taken
     that is at most this share slower than the best.

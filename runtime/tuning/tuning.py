@@ -134,7 +134,7 @@ class _Bench:
         self._environment = replace(self._environment, costs=curve.as_padded())
 
     def require_laws(self) -> None:
-        """Raise where one of the drafters whose alpha is asked for has none."""
+        """Raise if one of the drafters whose alpha is asked for has none."""
         for drafter in self._options.others:
             require_law(self._environment, drafter)
 
@@ -296,7 +296,7 @@ class _Bench:
         params = planned.params
         drafting = [candidate for candidate in planned.candidates if candidate.options]
         known = [candidate for candidate in planned.candidates if not candidate.options]
-        # The most promising of each kind, where it has a chance: chain, fixed tree, dynamic tree.
+        # The most promising of each kind, if it has a chance: chain, fixed tree, dynamic tree.
         firsts = {candidate.kind: candidate for candidate in reversed(drafting)}
         best = [candidate for candidate in drafting if candidate is firsts[candidate.kind]]
         tried = [plan for plan in best if plan.predicted > _CHANCE * drafting[0].predicted]

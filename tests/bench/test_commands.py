@@ -108,8 +108,8 @@ def test_planned_drafters_are_those_that_tune_found(
     loading = drafters[drafters.index("-t") :]
     tuned = run("tune -n 8 --seconds 0.05 --temp 0 -p one", *loading)
     assert tuned.exit_code == 0, tuned.output
-    (part,) = json.loads(next((tmp_path / "cache").rglob("*.json")).read_text())["plans"]
-    (plan,) = part["plans"]
+    (pair,) = json.loads(next((tmp_path / "cache").rglob("*.json")).read_text())["plans"]
+    (plan,) = pair["plans"]
     found = results(*drafters, "-p", "one", "--drafter", "none", "--planned")
     assert [result["drafter"] for result in found] == [
         "none",

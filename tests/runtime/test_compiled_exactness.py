@@ -6,6 +6,7 @@ walk is not there to take over. The same C with something wrong in it fails.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from support.scripted import LawTable, law_of
 from support.tree_laws import fixed
 from support.wrong_drafts import WRONG_DRAFTERS, DropsDuplicates, falsely_stated
 
-from specrun.bench.prove.rules import BranchingNoise, enumerate_law
+from specrun.bench.prove.rules import BranchingNoise, RowsByPath, enumerate_law
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -38,15 +39,15 @@ from specrun.runtime.acceptance import BlockRule, ExactRule
 from specrun.runtime.acceptance import rule as rule_module
 from specrun.runtime.acceptance.rule import ShortLaws
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters import path_laws
-from specrun.runtime.drafters.draft_model import DraftTreeDrafter, state
-from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
-from specrun.runtime.drafters.path_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
+from specrun.runtime.drafters import draft as draft_module
+from specrun.runtime.drafters.draft_model import model_drafter, state
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.source import HighestLogits, NodeRows
 from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.laws import noise as noise_module
 from specrun.runtime.laws.noise import NotedNoise
 from specrun.runtime.round import Drafter, DraftRequest
-from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, parse_topology
+from specrun.runtime.trees import ROOT, DraftTree, Topology, TreeBuilder, parse_topology
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 RULES = {"exact": BlockRule(), "token": ExactRule()}  # kseq has no compiled walk
@@ -348,34 +349,30 @@ def test_an_unchanged_copy_passes(monkeypatch: pytest.MonkeyPatch, builder: Muta
 # -- draws -----------------------------------------------------------------------------------------
 
 
-def whole(rows: list[np.ndarray]) -> EvaluatedDepth:
+def whole(rows: list[np.ndarray]) -> NodeRows:
     """Whole rows, as a model has them."""
-    return rows
+    return NodeRows(rows)
 
 
-def highest(rows: list[np.ndarray]) -> EvaluatedDepth:
+def highest(rows: list[np.ndarray]) -> NodeRows:
     """The highest of each row with their names, as a head has them: one more than top-k keeps."""
     order = [np.sort(np.argsort(-row, kind="stable")[: CUT.top_k + 1]) for row in rows]
     logits = [row[best] for row, best in zip(rows, order, strict=True)]
-    return HighestLogits(np.array(order, np.int32), np.array(logits))
+    return NodeRows(highest=HighestLogits(np.array(order, np.int32), np.array(logits)))
 
 
-Said = Callable[[list[np.ndarray]], EvaluatedDepth]
+Said = Callable[[list[np.ndarray]], NodeRows]
 
 
 def below_rows(drafts: RowTable, shape: str, said: Said) -> Propose:
     """Trees that compiled code draws depth by depth, from rows that a table has."""
 
     def propose(request: DraftRequest) -> DraftTree:
-        laws = PathLaws(
-            lambda: said([drafts.row(request.tokens)]),
-            lambda _parents, _tokens, paths: said(
-                [drafts.row([*request.tokens, *path]) for path in paths()]
-            ),
-            request,
-            drafts.params,
+        source = RowsByPath(
+            lambda paths: said([drafts.row([*request.tokens, *path]) for path in paths])
         )
-        return grow_draft(parse_topology(shape), laws, request, sampling="without")
+        drafter = GrowingDrafter(source, parse_topology(shape), sampling="without")
+        return drafter.propose(dataclasses.replace(request, params=drafts.params))
 
     return propose
 
@@ -383,7 +380,7 @@ def below_rows(drafts: RowTable, shape: str, said: Said) -> Propose:
 def depths_bias(monkeypatch: pytest.MonkeyPatch, loops: object, said: Said = whole) -> float:
     """Return the largest error of texts whose drafts `drawn_depth` draws."""
     watched = Watched(loops)
-    monkeypatch.setattr(path_laws, "LOOPS", watched)
+    monkeypatch.setattr(draft_module, "LOOPS", watched)
     biases = [
         row_bias(
             ExactRule(),
@@ -452,14 +449,14 @@ def contexts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Context
         yield first, second
 
 
-def model_drafter(context: Context, shape: str) -> Drafter:
+def drafter_of_model(context: Context, shape: str) -> Drafter:
     """A chain, or a tree of such a shape; what is cached is forgotten."""
     context.memory.clear()
     if shape == "chain":
         cache = state.DraftModelState(context, target_vocab_size=VOCAB)
-        return DraftModelDrafter(cache, num_draft_tokens=3)
-    tree_cache = state.DraftTreeState(context, target_vocab_size=VOCAB)
-    return DraftTreeDrafter(tree_cache, shape=parse_topology(shape))
+        return model_drafter(cache, Topology.chain(3))
+    tree_cache = state.DraftModelState(context, target_vocab_size=VOCAB)
+    return model_drafter(tree_cache, parse_topology(shape), sampling="without")
 
 
 def model_bias(
@@ -469,7 +466,7 @@ def model_bias(
     watched = Watched(loops)
     for module in (state, state):
         monkeypatch.setattr(module, "LOOPS", watched)
-    drafter, table = model_drafter(contexts[0], shape), ModelTable(contexts[1], 5)
+    drafter, table = drafter_of_model(contexts[0], shape), ModelTable(contexts[1], 5)
     emitted = law_with_drafter(ExactRule(), lambda: drafter, table, 3, params=FEW)
     drawn = "drawn_chain" if shape == "chain" else "drawn_tree"
     assert watched.answered[drawn] > 20

@@ -9,7 +9,7 @@ import pytest
 
 from specrun.bindings.errors import DecodeFailedError
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters.path_laws import HighestLogits
+from specrun.runtime.drafters.source import HighestLogits
 from specrun.runtime.laws import Law, SamplingParams, transform, transformed_law
 from specrun.runtime.laws.transform import transformed_laws
 

@@ -19,12 +19,12 @@ from specrun.runtime.acceptance import BlockRule, ExactRule
 from specrun.runtime.acceptance import rule as rule_module
 from specrun.runtime.acceptance.rule import ShortLaws
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters.draft_model import DraftTreeDrafter, state
-from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
+from specrun.runtime.drafters.draft_model import model_drafter, state
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.laws import Law, NoiseSource, SamplingParams, SeededNoise
 from specrun.runtime.laws.noise import choose_in_turn, methods_of
 from specrun.runtime.round import DraftRequest
-from specrun.runtime.trees import DraftTree, parse_topology
+from specrun.runtime.trees import DraftTree, Topology, parse_topology
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 RULES = {"exact": BlockRule(), "token": ExactRule()}
@@ -185,19 +185,19 @@ def context(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Context]:
         yield opened
 
 
-def chain_of(context: Context) -> DraftModelDrafter:
+def chain_of(context: Context) -> GrowingDrafter:
     context.memory.clear()
     cache = state.DraftModelState(context, target_vocab_size=VOCAB)
-    return DraftModelDrafter(cache, num_draft_tokens=4)
+    return model_drafter(cache, Topology.chain(4))
 
 
-def tree_of(context: Context) -> DraftTreeDrafter:
+def tree_of(context: Context) -> GrowingDrafter:
     context.memory.clear()
-    cache = state.DraftTreeState(context, target_vocab_size=VOCAB)
-    return DraftTreeDrafter(cache, shape=parse_topology("2x2x1"))
+    cache = state.DraftModelState(context, target_vocab_size=VOCAB)
+    return model_drafter(cache, parse_topology("2x2x1"), sampling="without")
 
 
-def drafted(drafter: DraftModelDrafter | DraftTreeDrafter, noise: NoiseSource) -> list[object]:
+def drafted(drafter: GrowingDrafter, noise: NoiseSource) -> list[object]:
     return drafted_bits(drafter.propose(DraftRequest(PROMPT, PARAMS, noise, 100, 100)))
 
 
@@ -205,7 +205,7 @@ def drafted(drafter: DraftModelDrafter | DraftTreeDrafter, noise: NoiseSource) -
 def test_drafts_call_what_pythons_own_way_calls(
     context: Context,
     monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Context], DraftModelDrafter | DraftTreeDrafter],
+    make: Callable[[Context], GrowingDrafter],
 ) -> None:
     for seed in range(12):
         source = SeededNoise(seed).for_drafting(5)
@@ -224,7 +224,7 @@ def test_drafts_call_what_pythons_own_way_calls(
 @pytest.mark.parametrize("make", [chain_of, tree_of])
 def test_a_draft_that_an_error_ended_leaves_nothing_behind(
     context: Context,
-    make: Callable[[Context], DraftModelDrafter | DraftTreeDrafter],
+    make: Callable[[Context], GrowingDrafter],
     error: type[BaseException],
 ) -> None:
     whole = Recorded(SeededNoise(2))

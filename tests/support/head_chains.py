@@ -2,22 +2,57 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from specrun.runtime.heads import ChainTokens, RowPiece, RowPlaces
+from specrun.runtime.drafters.eagle import EagleSource
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.hydra import HydraSource
+from specrun.runtime.heads import NamedChildren, RowPiece, RowPlaces, TreePlan
+from specrun.runtime.trees import DynamicShape, Topology, TreeSampling
 
 
-class PairChainByDepth:
-    """For heads over pairs: `chain` made of `evaluate_features` and `evaluate`."""
+@functools.cache
+def chain_plan(n: int, *, has_values: bool = False) -> TreePlan:
+    """The plan of a chain: a tree of width 1."""
+    return TreePlan((1,) * n, (1,) * n, ((0,),) * (n - 1), has_values=has_values)
 
-    def chain(self, piece: RowPiece, n: int, *, probabilities: bool = False) -> ChainTokens:
+
+def eagle_drafter(
+    cells: Any,
+    shape: Topology | DynamicShape,
+    sampling: TreeSampling = "argmax",
+    p_min: float = 0.0,
+) -> GrowingDrafter:
+    """A drafter over an EAGLE head."""
+    return GrowingDrafter(EagleSource(cells), shape, sampling=sampling, p_min=p_min)
+
+
+def hydra_drafter(cells: Any, shape: Topology | DynamicShape) -> GrowingDrafter:
+    """A drafter over Hydra's heads."""
+    return GrowingDrafter(HydraSource(cells), shape)
+
+
+class PairsByDepth:
+    """For heads over pairs: no tree in one graph, so that it is grown depth by depth."""
+
+    depth_params, most_highest = 0.0, 0
+
+    def tree(self, *given: object) -> NamedChildren | None:
+        return None
+
+
+class PairChainByDepth(PairsByDepth):
+    """For heads over pairs: `tree` of a chain made of `evaluate_features` and `evaluate`."""
+
+    def tree(self, plan: TreePlan, piece: RowPiece) -> NamedChildren | None:  # type: ignore[override]
+        n = len(plan.ranks)
+        if plan != chain_plan(n, has_values=plan.has_values):
+            return None
         return pair_chain(self, piece.tokens, piece.rows, piece.position, piece.count, n)
-
-    def tree(self, *given: object) -> None:
-        """No tree in one graph: it is grown depth by depth."""
 
 
 def whole_places(places: RowPlaces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -29,7 +64,7 @@ def whole_places(places: RowPlaces) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 def pair_chain(
     head: Any, tokens: Sequence[int], features: np.ndarray, position: int, count: int, n: int
-) -> ChainTokens:
+) -> NamedChildren:
     m = len(tokens)
     places = range(position, position + m), range(count, count + m), count, np.tri(m, dtype=bool)
     rows = head.evaluate_features(tokens, features, places)
@@ -40,16 +75,16 @@ def pair_chain(
         rows = head.evaluate([drafted[-1]], rows.states[-1:], place)
         drafted.append(int(rows.tokens[0, 0]))
         log_probs.append(rows.log_probs[0, 0])
-    return ChainTokens(drafted, np.array(log_probs))
+    return NamedChildren(drafted, np.cumsum(log_probs, dtype=np.float32))
 
 
 def hydra_chain(
     head: Any, states: np.ndarray, position: int, count: int, token: int, n: int
-) -> ChainTokens:
+) -> NamedChildren:
     state = head.states(states, position, count)[-1]
     path, log_probs = [token], []
     for _ in range(n):
         best = head.best_laws(state, [path])
         path.append(int(best.tokens[0, 0]))
         log_probs.append(best.log_probs[0, 0])
-    return ChainTokens(path[1:], np.array(log_probs))
+    return NamedChildren(path[1:], np.cumsum(log_probs, dtype=np.float32))

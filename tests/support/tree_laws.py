@@ -11,6 +11,8 @@ from specrun.runtime.trees import (
     DraftTree,
     DynamicShape,
     Propose,
+    Stop,
+    Threshold,
     Topology,
     TreeSampling,
     grow_by_path_probability,
@@ -53,7 +55,9 @@ def fixed(
     def propose(request: DraftRequest) -> DraftTree:
         limited = topology.limited(request.max_depth, request.max_nodes)
         laws = TableLaws(drafts, request.tokens)
-        return grow_tree(limited, laws, scheme, request.noise, len(request.tokens), p_min)
+        return grow_tree(
+            limited, laws, scheme, request.noise, len(request.tokens), Threshold(p_min)
+        )
 
     return propose
 
@@ -68,6 +72,32 @@ def dynamic(drafts: LawTable, shape: DynamicShape, p_min: float = 0.0) -> Grow:
         return grow_by_path_probability(limited, TableLaws(drafts, request.tokens), p_min)
 
     return propose
+
+
+class ChainLaws:
+    """Distributions after the tokens of a chain."""
+
+    def __init__(self, law_after: Callable[[list[int]], Law]) -> None:
+        self._law_after, self._drafted = law_after, list[int]()
+
+    def root(self) -> Law:
+        return self._law_after(self._drafted)
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
+        self._drafted += tokens
+        return [self._law_after(self._drafted)]
+
+
+def drawn_chain(
+    law_after: Callable[[list[int]], Law],
+    request: DraftRequest,
+    most: int,
+    stop: Stop | None = None,
+) -> DraftTree:
+    """A chain of draws, by the shipped growth."""
+    chain, start = Topology.chain(max(0, most)), len(request.tokens)
+    scheme = proposal_scheme("with")
+    return grow_tree(chain, ChainLaws(law_after), scheme, request.noise, start, stop)
 
 
 def drafted_bits(tree: DraftTree) -> list[object]:

@@ -41,7 +41,7 @@ from specrun.train.heads import (
 from specrun.train.lookahead import EMBEDDINGS, PassRecipe
 from specrun.train.target.from_gguf import folder_from_gguf
 from specrun.train.trainer import TrainingRun, TrainingStatus, train
-from specrun.train.trainer.learner import NobodyListens
+from specrun.train.trainer.learner import SilentListener
 from specrun.train.trainer.model_folder import write_json, write_text
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Plan:
     publish: Path | None
 
 
-class LoggedRun(NobodyListens):
+class LoggedRun(SilentListener):
     """Writes how a run goes into the log, now and then."""
 
     def __init__(self, kind: str) -> None:

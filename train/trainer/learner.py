@@ -133,7 +133,7 @@ class TrainingResult:
 
 
 class RunListener(Protocol):
-    """A listener of a run; subclasses override the methods that they need."""
+    """A listener of a run: any class that has these methods."""
 
     def note(self, text: str) -> None:
         """Receive a fact in a sentence."""
@@ -145,5 +145,14 @@ class RunListener(Protocol):
         """Receive the progress of the training."""
 
 
-class NobodyListens(RunListener):
-    """A listener that shows nothing."""
+class SilentListener:
+    """A listener that shows nothing; subclasses override the methods that they need."""
+
+    def note(self, text: str) -> None:
+        """Show nothing."""
+
+    def stage(self, what: str, done: int, total: int) -> None:
+        """Show nothing."""
+
+    def status(self, status: TrainingStatus) -> None:
+        """Show nothing."""

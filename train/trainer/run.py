@@ -19,7 +19,7 @@ import torch
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.train.data.corpus import TokenCorpus
-from specrun.train.trainer.learner import Learner, NobodyListens, RunListener, TrainingResult
+from specrun.train.trainer.learner import Learner, RunListener, SilentListener, TrainingResult
 from specrun.train.trainer.memory import MemoryNeed, require_memory
 from specrun.train.trainer.settings import (
     TrainerSettings,
@@ -195,7 +195,7 @@ class Training(ABC, Generic[Report_co]):
         if run.n_threads:
             torch.set_num_threads(run.n_threads)
         self.run = run
-        self.listener = listener or NobodyListens()
+        self.listener = listener or SilentListener()
         self.device = usable_device(run.device)
         self.earlier = earlier_run(run.state_path, resume=run.resume)
         self.precision = usable_precision(run.precision, self.device, self.earlier.precision)

@@ -112,7 +112,7 @@ class ArmChooser(ArmLedger):
         """Return the arm that is worth more in this round than `index`, which was chosen.
 
         `promised` are the speed-ups over plain decoding that the arms promise for this round alone.
-        None where no promise is better than what is known of `index`, or may be where it is
+        None if no promise is better than what is known of `index`, or may be if it is
         probed; `index` itself where its own is the best, and no draft need be limited.
         """
         most = max(promised)
@@ -287,7 +287,7 @@ _MAX_ROUNDS = 1 << 24
 class ChoiceLog:
     """Choices among `names` as runs of [index, rounds]; `totals` are rounds, tokens and seconds.
 
-    `depths` are runs of [tokens, rounds]: how deep the chosen might draft, 0 where it was free.
+    `depths` are runs of [tokens, rounds]: how deep the chosen might draft, 0 if it was free.
     `asks` are runs of [0 or 1, rounds]: whether the others were asked what they promise, which
     teaches them.
     """
@@ -460,7 +460,7 @@ class AutoDrafter(MembersDrafter):
             problem = "there is nothing to choose from; name at least one drafter beside none"
             raise OptionError(f"{name}: {problem}")
         super().__init__(members, name=name)
-        self.keeps_rows = False  # which member speaks would hang on a clock
+        self.keeps_rows = False  # which member speaks would depend on a clock
         self.max_leaves = max(member.max_leaves for member in members)
         self.max_nodes = max(member.max_nodes for member in members)
         self._names = [member.name for member in members]

@@ -122,7 +122,7 @@ class Arm:
         return lower_median(recent) if recent else None
 
     def add(self, tokens: int, seconds: float, drafted: bool) -> None:
-        """Count a round, its time cut where something else disturbed it."""
+        """Count a round, its time cut if something else disturbed it."""
         self.recent[drafted].append(seconds)
         seconds = min(seconds, STALL * (self.usual(drafted) or seconds))
         self.last.append((tokens, seconds))

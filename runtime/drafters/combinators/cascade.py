@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.drafters.combinators.members import graft
+from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params
 from specrun.runtime.drafters.draft_model import DraftSampling
-from specrun.runtime.drafters.kept_rows import ChainRows, RowMemory, copies_rows
+from specrun.runtime.drafters.growing import check_p_min
+from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.partial import PartialCache
-from specrun.runtime.drafters.path_laws import RANKED_TOKENS, check_p_min, ranking_params
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law
@@ -125,14 +126,12 @@ class CascadeDrafter(Drafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a chain; shorter where the context ends, `p_min` or `max_rounds` stop it."""
         start, points = len(request.tokens), self._sampling == "argmax" or request.params.is_greedy
-        rows: ChainRows | None = None
+        nodes = _ChainNodes(lambda drafted: self._row_after(request, start, drafted))
+        rows: KeptRows | None = None
         if request.keep != "nothing":
-            copies = copies_rows(request, points=points)
-            rows = ChainRows(
-                self._row_memory,
-                lambda drafted: self._row_after(request, start, drafted),
-                copies=copies,
-            )
+            # A draw contains its distribution; so does, at temperature 0, the drafted token.
+            copies = request.keep == "rows" or (points and not request.params.is_greedy)
+            rows = KeptRows(self._row_memory, nodes, copies=copies)
         # The last drafted token is never evaluated, so it needs no position.
         room = self._model.n_ctx - start + 1
         count = min(self.max_nodes, request.max_depth, request.max_nodes, room)
@@ -143,6 +142,7 @@ class CascadeDrafter(Drafter):
         self._turn_to(request.tokens[:start])
         laws = self._draft(request, count, rows)
         tokens = text.tokens[start : start + len(laws)]
+        nodes.tokens, nodes.n_evaluated = tokens, 0 if rows is None else rows.n_taken - 1
         tree = DraftTree.chain(tokens, None if points else laws)
         return tree if rows is None else rows.of(tree)
 
@@ -166,7 +166,7 @@ class CascadeDrafter(Drafter):
         self._model.commit(self._text, empty, ())
         return row
 
-    def _draft(self, request: DraftRequest, count: int, rows: ChainRows | None) -> list[Law]:
+    def _draft(self, request: DraftRequest, count: int, rows: KeptRows | None) -> list[Law]:
         """Let the model decode up to `count` tokens; return the laws of those that are drafted."""
         params = request.params
         # At temperature 0 the inner loop verifies against the model's argmax: it emits that,
@@ -186,7 +186,7 @@ class CascadeDrafter(Drafter):
             # the node before it, never the residual that it came from.
             for index in range(len(this_round.new)):
                 if rows is not None:
-                    rows.take(len(laws) - 1, this_round.logits_of(index))
+                    rows.take(len(laws) - 1, [this_round.logits_of(index)])
                 if self._is_unsure(this_round, index, rule.laws, request):
                     return laws
                 laws.append(rule.laws[this_round.node_before(index)])
@@ -250,6 +250,29 @@ class CascadeDrafter(Drafter):
             self._inner.close()
         finally:
             self._model.close()
+
+
+class _ChainNodes:
+    """The tokens of a chain, the first of which are evaluated (`kept_rows.EvaluatedNodes`)."""
+
+    def __init__(self, row_after: Callable[[Sequence[int]], Logits | None]) -> None:
+        self.tokens: list[int] = []
+        self.n_evaluated = 0
+        self._row_after = row_after
+
+    def place_of(self, parent: int, token: int) -> int | None:
+        """Return the number of an evaluated token."""
+        node = parent + 1
+        return node if node < self.n_evaluated else None
+
+    def leaf(self, parent: int, token: int) -> tuple[int, Logits] | None:
+        """Evaluate the last token."""
+        row = self._row_after(self.tokens)
+        return None if row is None else (parent + 1, row)
+
+    def root(self) -> Logits | None:
+        """Evaluate the text."""
+        return self._row_after(())
 
 
 class _RemembersLaws:

@@ -6,24 +6,19 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast, get_args
+from typing import Literal, cast, get_args
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
+from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.batching import MOST_SEQUENCES, SharedDraftContext
-from specrun.runtime.drafters.draft_model.drafter import (
-    AdaptiveExit,
-    AdaptiveExitOptions,
-    DraftModelDrafter,
-    DraftSampling,
-    ModelDrafter,
-)
-from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
-from specrun.runtime.drafters.draft_model.tree import DraftTreeDrafter, draft_size
+from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size
+from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.draft_model.vocabulary import DraftPair, RetokenisedDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
+from specrun.runtime.drafters.growing import GrowingDrafter, Plan
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.language import TREE_OPTIONS, Expression, ExpressionOptions, options_of
 from specrun.runtime.memory.fit import resolve_gpu_layers
@@ -34,6 +29,8 @@ from specrun.runtime.trees import DynamicShape, Topology
 
 USUAL_LENGTH = 5
 """Tokens of a chain where n is not given and nothing decides where to stop."""
+
+DraftSampling = Literal["with", "argmax"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,25 +63,19 @@ def chain_options(expression: Expression) -> ChainOptions:
     return ChainOptions(n, sampling, p_min, adaptive_exit)
 
 
-class States(Protocol):
-    """Makes the cache of a drafter with a model."""
-
-    def chain_state(self, context: Context) -> DraftModelState:
-        """Return that of a drafter of chains."""
-
-    def tree_state(self, context: Context) -> DraftTreeState:
-        """Return that of a drafter of trees."""
+MakeState = Callable[[Context], DraftModelState]
+"""Makes the cache of a drafter in a context."""
 
 
 @dataclass(frozen=True, slots=True)
-class DraftPlan:
+class ModelPlan:
     """What an expression drafts with a model: chains or trees, and what contexts they need.
 
     `make` makes a conversation's drafter of a context with so many sequences and output rows and,
-    beside those of the text, `n_nodes` cells. `pace` is what measured time may decide of it.
+    in addition to those of the text, `n_nodes` cells. `pace` is what measured time may decide.
     """
 
-    make: Callable[[Context, States], ModelDrafter]
+    make: Callable[[Context, MakeState], GrowingDrafter]
     n_sequences: int
     n_outputs: int
     n_nodes: int
@@ -112,7 +103,7 @@ def plan_draft(
     sequoia: Callable[[int, int], Topology],
     share: Callable[[DraftModelState], float],
     text_share: Callable[[DraftModelState], Callable[[], float]] | None = None,
-) -> DraftPlan:
+) -> ModelPlan:
     """Return what the options of an expression say about chains and trees.
 
     `sequoia(nodes, depth)` plans `tree=sequoia`. `share` is which part of the target a model reads
@@ -126,24 +117,30 @@ def plan_draft(
     # Where states are recurrent, each token that may be dropped again keeps one more of them.
     longest = env.most_drafted if env.target.can_branch else min(env.most_drafted, USUAL_LENGTH)
     count = longest if chain.n is None else chain.n
+    if count < 1:
+        problem = f"n is {count}: a draft model must draft at least 1 token (or use none)"
+        raise OptionError(problem)
+    shape = Topology.chain(count)
 
-    def drafter(context: Context, states: States) -> ModelDrafter:
-        adaptive, state, length = chain.adaptive_exit, states.chain_state(context), None
-        if chain.n is None:
-            length = env.draft_plan(share(state), text_share and text_share(state))
-        return DraftModelDrafter(
-            state,
-            num_draft_tokens=count,
+    def drafter(context: Context, state_of: MakeState) -> GrowingDrafter:
+        state, plan = state_of(context), cast("Plan | None", None)
+        if chain.adaptive_exit is not None:
+            # The threshold is learnt: each conversation has its own.
+            plan = AdaptiveExit(chain.adaptive_exit)
+        elif chain.n is None:
+            plan = env.draft_plan(share(state), text_share and text_share(state))
+        source = DraftModelSource(state, shape)
+        return GrowingDrafter(
+            source,
+            shape,
             sampling=chain.sampling,
             p_min=chain.p_min,
-            # The threshold is learnt: each conversation has its own.
-            adaptive_exit=None if adaptive is None else AdaptiveExit(adaptive),
-            length=length,
+            plan=plan,
             name=str(expression),
         )
 
     pace = env.pace_of(chooses=chain.n is None, draws=chain.sampling != "argmax")
-    return DraftPlan(drafter, 1, 1, count, pace)
+    return ModelPlan(drafter, 1, 1, count, pace)
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
@@ -164,7 +161,7 @@ def _plan_tree(
     sequoia: Callable[[int, int], Topology],
     share: Callable[[DraftModelState], float],
     text_share: Callable[[DraftModelState], Callable[[], float]] | None,
-) -> DraftPlan:
+) -> ModelPlan:
     options = options_of(expression)
     if _adaptive_exit(options) is not None:
         problem = "p_min=adaptive ends chains, not trees; give n= or a fixed p_min"
@@ -173,15 +170,15 @@ def _plan_tree(
     sampling = tree_sampling(options, "argmax" if tree.is_dynamic else "without")
     shape = tree.shape(env.context.n_batch, sequoia, env.most_drafted)
 
-    def drafter(context: Context, states: States) -> ModelDrafter:
-        state = states.tree_state(context)
+    def drafter(context: Context, state_of: MakeState) -> GrowingDrafter:
+        state = state_of(context)
         text = text_share and text_share(state)
-        return DraftTreeDrafter(
-            state,
-            shape=shape,
+        return GrowingDrafter(
+            DraftModelSource(state, shape),
+            shape,
             sampling=sampling,
             p_min=p_min,
-            size=tree.size(shape, env, share(state), text),
+            plan=tree.plan(shape, env, share(state), text),
             name=str(expression),
         )
 
@@ -190,14 +187,14 @@ def _plan_tree(
     if isinstance(shape, DynamicShape):  # evaluates more than it keeps
         n_nodes = max(n_nodes, shape.depth * shape.topk)
     pace = env.pace_of(chooses=tree.nodes == "auto", draws=sampling != "argmax")
-    return DraftPlan(drafter, n_sequences + env.keeps_rows, n_outputs, n_nodes, pace)
+    return ModelPlan(drafter, n_sequences + env.keeps_rows, n_outputs, n_nodes, pace)
 
 
 def _with_draft_model(
-    expression: Expression, env: DraftEnvironment, plan: DraftPlan
+    expression: Expression, env: DraftEnvironment, plan: ModelPlan
 ) -> DrafterWeights:
     """Open a draft model; every conversation gets a context of it, and a drafter as planned."""
-    make: Callable[[Context, DraftPair], Drafter] = plan.make
+    make: Callable[[Context, MakeState], Drafter] = plan.make
     n_sequences, n_outputs = plan.n_sequences, plan.n_outputs
     model = _load_draft_model(model_file_of(expression, env), env)
     try:
@@ -216,7 +213,7 @@ def _with_draft_model(
     def start() -> Drafter:
         context = contexts.make()
         try:
-            drafter = make(context, pair)
+            drafter = make(context, pair.state)
             drafter.remark = pair.remark
             return drafter
         except BaseException:
@@ -260,8 +257,8 @@ class _DraftContexts:
 
 def _by_text(
     expression: Expression, env: DraftEnvironment
-) -> Callable[[Context, DraftPair], Drafter]:
-    """Return what makes drafters that share no more than text with the target."""
+) -> Callable[[Context, MakeState], Drafter]:
+    """Return the maker of drafters that share no more than text with the target."""
     options = options_of(expression)
     for name in (*TREE_OPTIONS, "p_min"):
         if options.optional(name) is not None:
@@ -273,7 +270,7 @@ def _by_text(
         raise OptionError(f"{expression}: text is drafted greedily; leave out sampling=")
     n = options.length("n")
 
-    def drafter(context: Context, _pair: DraftPair) -> Drafter:
+    def drafter(context: Context, _: MakeState) -> Drafter:
         count = USUAL_LENGTH if n is None else n
         return RetokenisedDrafter(
             context, env.target.vocabulary, num_draft_tokens=count, name=str(expression)

@@ -1,4 +1,4 @@
-"""A draft model's cache in one conversation: committed tokens, and the tree below them."""
+"""A draft model's cache in one conversation: committed tokens, and the nodes below them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,26 @@ from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree import ROOT, ChainDraws, DraftTree
 
-# == The cache of a chain ==========================================================================
-
-
 _LIKELIEST = SamplingParams(temperature=0.0)
+
+_DrawnTree = tuple[tuple[int, ...], tuple[int, ...], DrawnSiblings, int]
+"""Tokens, parents and siblings of a tree, and which row of the last evaluation is no law, or -1."""
 
 
 class DraftModelState:
-    """Evaluates committed tokens for sequence `main` and knows which of them are cached.
+    """A draft model's tokens of one text, and the nodes of a growing tree below the last one.
 
-    `cached` are exactly the tokens that `main` holds. The draft model may know fewer tokens than
-    the target: it is fed a stand-in for those it lacks, and its rows are cut to the tokens that
-    both know, so that the others have probability 0 in the draft, never in the target.
+    Sequence `main` holds exactly the tokens `cached`: committed ones, and those of a chain. The
+    draft model may have fewer tokens than the target: it is fed a stand-in for those it lacks, and
+    its rows are cut to the tokens of both, so that the others have probability 0 in the draft,
+    never in the target.
+
+    A tree that still grows does not know its leaves, so llama.cpp's sequence ids are handed out
+    on the way: the first child of a node goes on in its parent's sequence, each further one takes
+    an unused sequence that first shares the parent's cells. Sharing (`seq_cp`) and dropping
+    (`seq_rm`) walk all cells of the context; so a sequence catches up with the committed text only
+    when it is taken, in the same walk. Between rounds sequence s holds exactly the first
+    `_synced[s]` cells of the text. Nodes are numbered from 0 in the order of their evaluation.
     """
 
     feeds_plainly = True
@@ -57,6 +65,12 @@ class DraftModelState:
         self.shares_context = self._part is not None  # with other conversations
         self._unread: list[int] = []
         self._scratch = np.empty(0)  # where compiled code makes a law
+        self._n_sequences = context.options.n_sequences
+        # Depths have a batch of their own: theirs is laid out alike, round by round.
+        self.depth_batch = Batch(context.n_batch, 1)
+        self._drawn_batch: Batch | None = None  # that of compiled code, which fills it
+        self._synced = [0] * self._n_sequences
+        self._forget_nodes()
 
     def cells(self, length: int) -> int:
         """Return how many cells hold the first `length` cached tokens."""
@@ -238,74 +252,17 @@ class DraftModelState:
         """Learn the target's states at a round's tokens, where the cache depends on them."""
 
     def rewind(self, length: int) -> None:
-        """Cut the cache to `length` tokens; drop what an interrupted evaluation may have left."""
-        if length >= len(self.cached) and self._part is None and not self._changing:
+        """Cut the cache to `length` tokens; drop all nodes, and what an interrupt left."""
+        interrupted = self._grows
+        if length >= len(self.cached) and not (self._part or self._changing or interrupted):
             return
         if self._part is not None:
             self._part.withdraw()
         memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
         left_over = self._changing and memory.last_position(self.main) >= end
-        if length < len(self.cached) or left_over:
-            self._changing = True
-            # First: an interrupt in between must not leave tokens that are not cached.
-            del self.cached[length:]
-            memory.truncate(end)
-        self._changing = False
-
-    def close(self) -> None:
-        """Free the context; the model belongs to the weights. Calling it again does nothing."""
-        self.context.close()
-
-
-# == The cache with a tree that grows depth by depth below the committed text ======================
-#
-# A tree that is still growing does not know its leaves, so llama.cpp's sequence ids are handed out
-# on the way: the first child of a node goes on in its parent's sequence, each further one takes an
-# unused sequence that first shares the parent's cells. Sharing (`seq_cp`) and dropping (`seq_rm`)
-# walk all cells of the context, about 14 us at 4,096 of them; so a sequence catches up with the
-# committed text only when it is taken, in the same walk.
-
-
-_DrawnTree = tuple[tuple[int, ...], tuple[int, ...], DrawnSiblings, int]
-"""Tokens, parents and siblings of a tree, and which row of the last evaluation is no law, or -1."""
-
-
-class DraftTreeState(DraftModelState):
-    """Committed tokens, and below the last one the evaluated nodes of a growing tree.
-
-    Between rounds sequence s holds exactly the first `_synced[s]` cells of the text; `main` holds
-    all of them. Nodes are numbered from 0 in the order of their evaluation.
-    """
-
-    def __init__(self, context: Context, *, target_vocab_size: int) -> None:
-        super().__init__(context, target_vocab_size=target_vocab_size)
-        self._n_sequences = context.options.n_sequences
-        # Depths have a batch of their own: theirs is laid out alike, round by round.
-        self.depth_batch = Batch(context.n_batch, 1)
-        self._drawn_batch: Batch | None = None  # that of compiled code, which fills it
-        self._synced = [0] * self._n_sequences
-        self._forget_nodes()
-
-    def _forget_nodes(self) -> None:
-        # Of each node. The first child of a node goes on in its sequence.
-        self._parents: list[int] = []
-        self._tokens: list[int] = []
-        self._ids: list[int] = []
-        # Whether sequences may hold nodes: an interrupted round leaves it set. Last, because lists
-        # without nodes say nothing of what is in the memory.
-        self._grows = False
-
-    def rewind(self, length: int) -> None:
-        """Cut the cache to `length` tokens; drop all nodes, and what an interrupted round left."""
-        if self._part is not None:
-            self._part.withdraw()
-        memory, end = self.context.memory, self.cells(min(length, len(self.cached)))
-        interrupted = self._grows
-        left_over = self._changing and memory.last_position(self.main) >= end
         if interrupted or left_over or length < len(self.cached):
             self._changing = True
-            # The cache comes last: an interrupt in between must not leave tokens that are not
-            # cached.
+            # First: an interrupt in between must not leave tokens that are not cached.
             self._synced = [min(synced, end) for synced in self._synced]
             del self.cached[length:]
             memory.truncate(end)
@@ -316,6 +273,21 @@ class DraftTreeState(DraftModelState):
                     memory.truncate(self._synced[sequence], sequence=sequence)
             self._forget_nodes()
         self._changing = False
+
+    def close(self) -> None:
+        """Free the context; the model belongs to the weights. Calling it again does nothing."""
+        self.context.close()
+
+    # -- the tree below the text -------------------------------------------------------------------
+
+    def _forget_nodes(self) -> None:
+        # Of each node. The first child of a node goes on in its sequence.
+        self._parents: list[int] = []
+        self._tokens: list[int] = []
+        self._ids: list[int] = []
+        # Whether sequences may hold nodes: an interrupted round leaves it set. Last, because lists
+        # without nodes say nothing of what is in the memory.
+        self._grows = False
 
     @property
     def n_nodes(self) -> int:

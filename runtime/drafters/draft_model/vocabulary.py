@@ -13,13 +13,13 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError, PairError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.drafters.draft_model.drafter import ContextDrafter
-from specrun.runtime.drafters.draft_model.state import DraftModelState, DraftTreeState
+from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, greedy_token
 from specrun.runtime.models.pairing import check_can_draft, check_vocabularies
-from specrun.runtime.round.drafter import DraftRequest, RoundOutcome
+from specrun.runtime.planning.theory import multiplications
+from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.tree import DraftTree
 
@@ -191,13 +191,6 @@ class SpelledModelState(DraftModelState):
         """Return None: compiled code reads the drafter's own ids."""
         return None
 
-
-class SpelledTreeState(SpelledModelState, DraftTreeState):
-    """The same, and below the last committed token the nodes of a growing tree."""
-
-    def __init__(self, context: Context, tokens: TokenMap) -> None:
-        super().__init__(context, tokens)
-
     def keep(self, tokens: Sequence[int]) -> None:
         """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""
         del self._ends[len(self.cached) :]  # of tokens that were cut: the new ones have one cell
@@ -259,17 +252,11 @@ class DraftPair:
         cost = cost if lacking > _NOTHING else ", nearly all that texts are made of"
         return DraftPair(size, tokens, remark=f"{other}: {shared}{cost} (vocabulary=tokens)")
 
-    def chain_state(self, context: Context) -> DraftModelState:
-        """Return the cache of a drafter of chains."""
+    def state(self, context: Context) -> DraftModelState:
+        """Return the cache of a drafter of this pair."""
         if self.tokens is None:
             return DraftModelState(context, target_vocab_size=self.target_size)
         return SpelledModelState(context, self.tokens)
-
-    def tree_state(self, context: Context) -> DraftTreeState:
-        """Return the cache of a drafter of trees."""
-        if self.tokens is None:
-            return DraftTreeState(context, target_vocab_size=self.target_size)
-        return SpelledTreeState(context, self.tokens)
 
 
 # == String-level drafts: another vocabulary's text in the target's tokens =========================
@@ -286,7 +273,7 @@ _TAIL = 256  # bytes that are tokenized anew each round; what is before them sta
 _CONTEXT = 4  # tokens before the draft that its tokens are made with
 
 
-class RetokenisedDrafter(ContextDrafter):
+class RetokenisedDrafter(Drafter):
     """Drafts `num_draft_tokens` of the drafter's own tokens in a row, as tokens of the target."""
 
     def __init__(
@@ -302,9 +289,8 @@ class RetokenisedDrafter(ContextDrafter):
                 f"n is {num_draft_tokens}: a draft model must draft at least 1 token (or use none)"
             )
         own = context.model.vocabulary
-        self._state = DraftModelState(context, target_vocab_size=own.size)
-        super().__init__(self._state, name=name)
-        self.max_nodes = num_draft_tokens
+        self._context, self._state = context, DraftModelState(context, target_vocab_size=own.size)
+        self.name, self.max_nodes = name, num_draft_tokens
         self._target, self._own = target, own
         self._reader = TextReader(target, own)
 
@@ -343,6 +329,25 @@ class RetokenisedDrafter(ContextDrafter):
                 break
             row = state.feed_one(token)
         return whole_characters(b"".join(self._own.pieces(said)))
+
+    @property
+    def native_seconds(self) -> float:
+        """Time inside the draft model's evaluations."""
+        return self._context.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The draft model's parameters."""
+        return self._context.model.n_params
+
+    @property
+    def depth_params(self) -> float:
+        """The draft model's."""
+        return multiplications(self._context.model)
+
+    def close(self) -> None:
+        """Free the context."""
+        self._state.close()
 
 
 class TextReader:

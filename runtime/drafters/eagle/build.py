@@ -11,11 +11,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.eagle.drafter import EagleDrafter
 from specrun.runtime.drafters.eagle.head import PairHead, multiplied_of_pair
+from specrun.runtime.drafters.eagle.source import EagleSource
 from specrun.runtime.drafters.eagle.versions import ALL, Eagle3Head, EagleHead, draft_vocabulary
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.path_laws import check_p_min
+from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
 from specrun.runtime.language import Expression, ExpressionOptions, options_of
@@ -74,16 +74,9 @@ def _build(
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
     name, n_cells = str(expression), env.n_ctx + evaluated + env.keeps_rows  # of a leaf's row
 
-    def start() -> EagleDrafter:
-        return EagleDrafter(
-            head.cells(n_cells),
-            shape,
-            sampling=sampling,
-            p_min=p_min,
-            length=env.draft_plan(share) if tree.n == "auto" else None,
-            size=tree.size(shape, env, share),
-            name=name,
-        )
+    def start() -> GrowingDrafter:
+        source, plan = EagleSource(head.cells(n_cells)), tree.plan(shape, env, share)
+        return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
 
     pace = env.pace_of(chooses="auto" in (tree.n, tree.nodes), draws=sampling != "argmax")
     return DrafterWeights(name, start, [head], pace)

@@ -22,13 +22,10 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.heads.file import HeadFile
 from specrun.runtime.heads.graphs import (
     AttentionSizes,
-    ChainGraphs,
-    ChainTokens,
     KeyValueCache,
     LayerWeights,
     NativeShare,
     Places,
-    PossibleGraphs,
     RowPlaces,
     add_ranking,
     chain_width,
@@ -45,74 +42,17 @@ from specrun.runtime.heads.states import FloatRows, RowPiece
 from specrun.runtime.heads.tree_graphs import NamedChildren, PlannedTrees, TreeGraphs, TreePlan
 from specrun.runtime.planning.theory import multiplied
 
-# == A greedy chain as one graph: the pairs accepted last, then all depths =========================
+# == A tree of best tokens as one graph: the pairs accepted last, then all depths ==================
 #
-# Depth by depth, a round costs an evaluation, its inputs and its outputs for every token. Here the
-# best token of a depth and the state predicted with it are the next pair inside the graph, and only
-# tokens come back. Each depth writes its key and value into the cell after the last one and reads
-# the cache from that write on, so it sees the depths above it.
+# Depth by depth, a round costs an evaluation, its inputs and its outputs for every depth. Here the
+# best tokens of a depth and the states predicted with them are the next pairs inside the graph, and
+# only tokens come back: for chains, EAGLE-1's trees of a fixed shape and EAGLE-2's dynamic ones.
+# A row below another is the pair of its token with the state that was predicted at that other. It
+# sees what the row above it sees, and its own cell: its mask is a copy of that row's with one cell
+# more, made inside the graph, because in a dynamic tree only the graph knows which row is above.
 
 
-_CHAIN_OPERATIONS = 96  # of a graph for each depth, and for the pairs before it
-
-
-class PairChains:
-    """The graphs of one conversation's chains over its cache. Close them before cache and head.
-
-    Raises UnsupportedModelError where a drafted token may have no embedding.
-    """
-
-    def __init__(self, head: PairHead, cache: KeyValueCache) -> None:
-        self._head, self._cache = head, cache
-        self._ids = head.chain_ids()
-        self._graphs = ChainGraphs(head.device, self._build)
-
-    def run(self, given: tuple[RowPiece, int, bool]) -> ChainTokens:
-        """Return n tokens after m real pairs, a piece's tokens [m] and rows [m, features].
-
-        Given are the piece, n, and whether probabilities are wanted. Raises UnsupportedModelError
-        where no backend computes the graph.
-        """
-        piece, n, probabilities = given
-        tokens, count = piece.tokens, piece.count
-        m = len(tokens)
-        # Of n tokens the last is not fed back: n - 1 draft pairs need cells and places.
-        width, length = chain_width(m), self._cache.length(count + m + n - 1)
-        graph = self._graphs.get(length, (width, n, probabilities))
-        fill_chain(graph, piece.rows, piece.position, count, self._cache.spare, n - 1)
-        if width == 1:
-            graph.cells["tokens"][0] = tokens[0]
-        else:
-            fill_tokens(graph, tokens)
-        return self._graphs.run(graph, probabilities=probabilities)
-
-    def close(self) -> None:
-        """Free graphs and table."""
-        self._graphs.close()
-
-    def _build(self, length: int, width: int, n: int, probabilities: bool) -> Graph:
-        head = self._head
-        with closing(GraphBuilder(head.device, _CHAIN_OPERATIONS * (n + 1))) as builder:
-            places = self._cache.places(builder, width + n - 1, length)
-            features = builder.input("rows", F32, head.sizes.features, width)
-            embedded = builder.get_rows(head.embedding, builder.input("tokens", I32, width))
-            first, states = places.part(builder, 0, width), head.fused(builder, features)
-            state, read = head.predicted(builder, embedded, states, first)
-            if width > 1:  # the draft goes on from the last real pair: not from rows that fill up
-                last = builder.input("last", I32, 1)
-                same, state = read is state, builder.get_rows(state, last)
-                read = state if same else builder.get_rows(read, last)
-            for depth in range(n):
-                logits = builder.mul_mat(head.output, read)
-                token = self._graphs.add(
-                    builder, logits, depth, ids=self._ids, probabilities=probabilities
-                )
-                if depth < n - 1:
-                    embedded = builder.get_rows(head.embedding, builder.reshape(token, 1, 1))
-                    place = places.part(builder, width + depth, 1)
-                    state, read = head.predicted(builder, embedded, state, place)
-            self._graphs.output(builder, n, probabilities=probabilities)
-            return builder.build()
+_TREE_OPERATIONS = 112  # of a graph for each depth, and for the pairs before it
 
 
 def fill_tokens(graph: Graph, tokens: list[int]) -> None:
@@ -120,17 +60,6 @@ def fill_tokens(graph: Graph, tokens: list[int]) -> None:
     given, m = graph.inputs["tokens"][0], len(tokens)
     given[:m], given[m:] = tokens, 0
     graph.cells["last"][0] = m - 1
-
-
-# == A tree of best tokens as one graph: the pairs accepted last, then all depths ==================
-#
-# As the greedy chain above, for trees: EAGLE-1's of a fixed shape, EAGLE-2's dynamic ones.
-# A row below another is the pair of its token with the state that was predicted at that other. It
-# sees what the row above it sees, and its own cell: its mask is a copy of that row's with one cell
-# more, made inside the graph, because in a dynamic tree only the graph knows which row is above.
-
-
-_TREE_OPERATIONS = 112  # of a graph for each depth, and for the pairs before it
 
 
 class PairTrees:
@@ -144,7 +73,7 @@ class PairTrees:
         if max(plan.ranks) > head.sizes.vocab_size:
             raise UnsupportedModelError("a tree of more branches than an EAGLE head knows tokens")
         self._head, self._cache = head, cache
-        self._ids = head.chain_ids()
+        self._ids = head.drafted_ids()
         self._graphs = TreeGraphs(head.device, plan, self._build)
         # Of each row below the root: its depth, and the places of its mask in its depth's.
         self._steps = plan.row_depths[1:].astype(np.int32)
@@ -164,7 +93,7 @@ class PairTrees:
         length = self._cache.length(first + len(self._steps))
         graph = self._graphs.get(length, (width,))
         inputs = graph.inputs
-        fill_chain(graph, features, position, count, self._cache.spare, 0)
+        fill_chain(graph, features, position, count, self._cache.spare)
         if width == 1:
             graph.cells["tokens"][0] = tokens[0]
         else:
@@ -285,7 +214,6 @@ class PairCells:
         self._graphs: dict[tuple[bool, int, int, int], Graph] = {}
         self._cache = KeyValueCache(head.device, head.sizes.attention, n_cells)
         cache, share = self._cache, self._native
-        self._chains = PossibleGraphs(lambda: PairChains(head, cache), share)
         self._trees = PlannedTrees(lambda plan: PairTrees(head, cache, plan), share)
         self.n_cells = self._cache.n_cells
 
@@ -334,23 +262,11 @@ class PairCells:
         """Evaluate pairs of tokens [n] and the target's features before them, [n, features]."""
         return self._evaluate(tokens, features, places, real=True, highest=highest)
 
-    def chain(self, piece: RowPiece, n: int, *, probabilities: bool = False) -> ChainTokens | None:
-        """Evaluate m real pairs and a greedy chain below them in one graph: return its n tokens.
-
-        The pairs, a piece's tokens [m] and rows [m, features], go into their cells, those of the
-        first n - 1 tokens after them; each sees all cells before its own. None where one graph
-        cannot do it.
-        """
-        tokens = piece.tokens
-        m = len(tokens)
-        self._check(tokens, piece.count + m + n - 1)
-        return self._chains.draft(m, n, PairChains.run, (piece, n, probabilities))
-
     def tree(self, plan: TreePlan, piece: RowPiece) -> NamedChildren | None:
         """Evaluate m real pairs and a tree below them in one graph: return views of its children.
 
-        The pairs are those of `chain`; the tree's rows go into the cells after theirs. None where
-        one graph cannot do it.
+        The pairs, a piece's tokens [m] and rows [m, features], go into their cells, the tree's rows
+        into those after them. None if one graph cannot do it.
         """
         tokens = piece.tokens
         m = len(tokens)
@@ -359,7 +275,6 @@ class PairCells:
 
     def close(self) -> None:
         """Free graphs and cache; calling it again does nothing."""
-        self._chains.close()
         self._trees.close()
         while self._graphs:
             self._graphs.popitem()[1].close()
@@ -530,7 +445,7 @@ class PairHead(ABC):
         self._prefix = prefix
         self._target = TargetTensors(target, self.device)
         self._stores: list[TensorStore] = []
-        self._chain_ids: Tensor | None = None
+        self._drafted_ids: Tensor | None = None
         # The target's tokens by the head's, where these differ.
         self._target_ids = drafted
         self._target_vocab_size = target.vocabulary.size
@@ -597,22 +512,22 @@ class PairHead(ABC):
         """Return the target's tokens for the head's, [n, ranks]."""
         return tokens if self._target_ids is None else self._target_ids[tokens]
 
-    def chain_ids(self) -> Tensor | None:
+    def drafted_ids(self) -> Tensor | None:
         """Return the target's tokens by the head's, I32 (1, vocab), None where they are the same.
 
-        Graphs of chains feed them on. Raises UnsupportedModelError where one has no embedding.
+        Graphs of trees feed them on. Raises UnsupportedModelError where one has no embedding.
         """
         ids = self._target_ids
-        # A chain's tokens go on unchecked, and one without an embedding would end the process.
+        # A tree's tokens go on unchecked, and one without an embedding would end the process.
         largest = self.output.shape[1] - 1 if ids is None else int(ids.max())
         if largest >= self.n_embeddings:
             raise UnsupportedModelError(f"token {largest} of an EAGLE head has no embedding")
-        if ids is not None and self._chain_ids is None:
+        if ids is not None and self._drafted_ids is None:
             store = TensorStore(self.device, {"ids": ("I32", (1, len(ids)))})
             self._stores.append(store)
             store.write("ids", ids)
-            self._chain_ids = Tensor(store["ids"])
-        return self._chain_ids
+            self._drafted_ids = Tensor(store["ids"])
+        return self._drafted_ids
 
     # -- the parts of a layer ----------------------------------------------------------------------
 

@@ -19,13 +19,10 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.heads.file import HeadFile, stored_accuracy
 from specrun.runtime.heads.graphs import (
     AttentionSizes,
-    ChainGraphs,
-    ChainTokens,
     KeyValueCache,
     LayerWeights,
     LengthGraphs,
     NativeShare,
-    PossibleGraphs,
     RankedTokens,
     add_ranking,
     chain_width,
@@ -113,7 +110,7 @@ class PrefixCells:
         if n < 1 or used > self.n_cells:
             raise self.too_many(used)
         graph = self._graphs.get(self._cache.length(used), (filled_width(n),))
-        fill_chain(graph, states, position, count, self.spare, 0)
+        fill_chain(graph, states, position, count, self.spare)
         graph.compute()
         return graph.read("output")[:n].astype(np.float32, copy=False)
 
@@ -148,7 +145,7 @@ class PrefixCells:
             return builder.build()
 
 
-# == Chains and trees of best tokens as one graph: the last states, then head by head ==============
+# == A tree of best tokens as one graph: the last states, then head by head ========================
 #
 # With a prefix layer the states that came last pass through it first. Head k reads the state and
 # the embeddings of the tokens before its own, so each best token's embedding is appended to what
@@ -185,7 +182,7 @@ class _LastState:
         n, count = len(states), piece.count
         # Cells are counted by the prefix layer alone: drafts never enter it.
         graph = graphs.get(prefix.length(count + n), (chain_width(n), *key))
-        fill_chain(graph, states, piece.position, count, prefix.spare, 0)
+        fill_chain(graph, states, piece.position, count, prefix.spare)
         if "last" in graph.inputs:
             # The heads read the last real row, not one that only fills the graph.
             graph.cells["last"][0] = n - 1
@@ -196,54 +193,16 @@ def _n_operations(head: HydraHead, n: int) -> int:
     return _PREFIX_OPERATIONS + n * (_HEAD_OPERATIONS + _BLOCK_OPERATIONS * head.n_blocks)
 
 
-class HydraChains:
-    """The graphs of one conversation's chains. Close them before its prefix cells and the head."""
-
-    def __init__(self, head: HydraHead, prefix: PrefixCells | None) -> None:
-        self._head, self._state = head, _LastState(head, prefix)
-        self._graphs = ChainGraphs(head.device, self._build)
-
-    def run(self, given: tuple[RowPiece, int, int, bool]) -> ChainTokens:
-        """Return n tokens after a token, below the last of a piece's hidden states [m, hidden].
-
-        Given are the piece, the token, n, and whether probabilities are wanted. Raises
-        UnsupportedModelError where no backend computes the graph.
-        """
-        piece, token, n, probabilities = given
-        graph = self._state.filled(self._graphs, piece, (n, probabilities))
-        if "token" in graph.inputs:
-            graph.cells["token"][0] = token
-        return self._graphs.run(graph, probabilities=probabilities)
-
-    def close(self) -> None:
-        """Free graphs and table."""
-        self._graphs.close()
-
-    def _build(self, length: int, width: int, n: int, probabilities: bool) -> Graph:
-        heads = self._head
-        with closing(GraphBuilder(heads.device, _n_operations(heads, n))) as builder:
-            x = self._state.add(builder, length, width)
-            token = None if heads.embedding is None else builder.input("token", I32, 1)
-            for head in range(n):
-                # Each head reads one embedding more than the one before it.
-                if heads.embedding is not None and token is not None:
-                    x = builder.concat(x, builder.get_rows(heads.embedding, token))
-                logits = heads.logits(builder, head, x)
-                best = self._graphs.add(builder, logits, head, probabilities=probabilities)
-                token = builder.reshape(best, 1, 1)
-            self._graphs.output(builder, n, probabilities=probabilities)
-            return builder.build()
-
-
 class HydraTrees:
-    """The graphs of one conversation's trees of a plan. Close them as chains.
+    """The graphs of one conversation's trees of a plan. Close them before cells and head.
 
-    Raises UnsupportedModelError for heads that are not grounded, which say the same after every
-    path and need one row of each, and for trees of more branches than there are tokens.
+    Raises UnsupportedModelError for trees of heads that are not grounded, which return the same
+    after every path and need one row of each, and for trees of more branches than tokens.
     """
 
     def __init__(self, head: HydraHead, prefix: PrefixCells | None, plan: TreePlan) -> None:
-        if head.embedding is None or max(plan.ranks) > head.vocab_size:
+        branches = max(plan.widths) > 1
+        if (head.embedding is None and branches) or max(plan.ranks) > head.vocab_size:
             raise UnsupportedModelError("these Hydra heads have no such tree in one graph")
         self._head, self._state = head, _LastState(head, prefix)
         self._embedding = head.embedding
@@ -256,7 +215,8 @@ class HydraTrees:
         """
         piece, token = given
         graph = self._state.filled(self._graphs, piece, ())
-        graph.cells["token"][0] = token
+        if "token" in graph.inputs:
+            graph.cells["token"][0] = token
         return self._graphs.run(graph)
 
     def close(self) -> None:
@@ -267,16 +227,19 @@ class HydraTrees:
         heads, n = self._head, len(self._graphs.plan.widths)
         with closing(GraphBuilder(heads.device, _n_operations(heads, n))) as builder:
             x = self._state.add(builder, length, width)
-            x = builder.concat(x, builder.get_rows(self._embedding, builder.input("token", I32, 1)))
+            if self._embedding is not None:
+                token = builder.input("token", I32, 1)
+                x = builder.concat(x, builder.get_rows(self._embedding, token))
             rows = None
             for depth in range(n):
                 above = None if rows is None else rows.values
                 rows = self._graphs.add(builder, heads.logits(builder, depth, x), depth, above)
                 if rows is None:
                     break
-                # A path is its parent's, and one token more.
-                paths = builder.get_rows(x, rows.parents)
-                x = builder.concat(paths, builder.get_rows(self._embedding, rows.tokens))
+                if self._embedding is not None:
+                    # A path is its parent's, and one token more.
+                    paths = builder.get_rows(x, rows.parents)
+                    x = builder.concat(paths, builder.get_rows(self._embedding, rows.tokens))
             self._graphs.output(builder)
             return builder.build()
 
@@ -537,7 +500,6 @@ class HydraCells:
         self._native = NativeShare(head.device)
         self.prefix = None if head.prefix is None else head.prefix.cells(n_cells)
         self._n_cells = sys.maxsize if self.prefix is None else self.prefix.n_cells
-        self._chains = PossibleGraphs(self._new_chains, self._native)
         self._trees = PlannedTrees(self._new_trees, self._native)
 
     @property
@@ -590,26 +552,11 @@ class HydraCells:
         with self._native:
             return self._head.rows(state, paths)
 
-    def chain(
-        self, piece: RowPiece, token: int, n: int, *, probabilities: bool = False
-    ) -> ChainTokens | None:
-        """Return n tokens of a greedy chain after a token and the last state of a piece.
-
-        Its rows are hidden states [m, hidden]. With a prefix layer all of them pass through it, as
-        in `PrefixCells.evaluate`. None where one graph cannot do it.
-        """
-        head, m = self._head, len(piece.rows)
-        used = piece.count + m
-        # In line, here and below: a call takes about 1 us behind an evaluation.
-        if not (0 < n <= head.n_heads and 0 <= token < head.vocab_size and used <= self._n_cells):
-            self._refuse(used, token, n)
-        given = piece, token, n, probabilities
-        return self._chains.draft(m, n, HydraChains.run, given)
-
     def tree(self, plan: TreePlan, piece: RowPiece, token: int) -> NamedChildren | None:
         """Return views of the children of a plan's tree after a token and a piece's last state.
 
-        The piece is that of `chain`. None where one graph cannot do it.
+        Its rows are hidden states [m, hidden]. With a prefix layer all of them pass through it, as
+        in `PrefixCells.evaluate`. None if one graph cannot do it.
         """
         head, n, m = self._head, len(plan.ranks), len(piece.rows)
         used = piece.count + m
@@ -622,15 +569,11 @@ class HydraCells:
         head, prefix = self._head, self.prefix
         if not 0 < depth <= head.n_heads:
             reach = f"these Hydra heads reach 1 to {head.n_heads} tokens deep"
-            raise OptionError(f"a chain of {depth} tokens: {reach}")
+            raise OptionError(f"a tree of depth {depth}: {reach}")
         if not 0 <= token < head.vocab_size:  # ggml would end the process
             raise OptionError(f"a token outside the {head.vocab_size} tokens of these Hydra heads")
         assert prefix is not None
         raise prefix.too_many(used)
-
-    def _new_chains(self) -> HydraChains:
-        self._head.check_embeddings()
-        return HydraChains(self._head, self.prefix)
 
     def _new_trees(self, plan: TreePlan) -> HydraTrees:
         self._head.check_embeddings()
@@ -638,7 +581,6 @@ class HydraCells:
 
     def close(self) -> None:
         """Free the graphs of whole drafts and the cells; calling it again does nothing."""
-        self._chains.close()
         self._trees.close()
         if self.prefix is not None:
             self.prefix.close()

@@ -33,7 +33,7 @@ from specrun.runtime.acceptance import (
 )
 from specrun.runtime.acceptance import rule as rule_module
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters import path_laws
+from specrun.runtime.drafters import draft as draft_module
 from specrun.runtime.engine import Runtime
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import Law, NoiseSource, SamplingParams
@@ -189,7 +189,7 @@ def test_wrong_compiled_code_fails(
 ) -> None:
     """Nobody but the compiled walk, or draw, is wrong: it is what the check enumerates."""
     wrong = MutantBuilder(tmp_path).build(mutant)
-    monkeypatch.setattr(path_laws if mutant.source == "noise.h" else rule_module, "LOOPS", wrong)
+    monkeypatch.setattr(draft_module if mutant.source == "noise.h" else rule_module, "LOOPS", wrong)
     proof = prove(setting.runtime, ProofOptions(SECONDS), steps=[("rule", check_rule)])
     assert statuses(proof) == {"rule": "failed"}
 

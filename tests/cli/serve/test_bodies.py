@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
 from specrun.cli.serve.anthropic import MessageBody
-from specrun.cli.serve.body import _depth_of, checked, decoded, wanted
+from specrun.cli.serve.body import checked, decoded, wanted
 from specrun.cli.serve.chat import ChatBody
 from specrun.cli.serve.completions import CompletionBody, InfillBody
 from specrun.cli.serve.errors import RequestError
@@ -128,4 +128,8 @@ def depth(value: object) -> int:
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(VALUES, st.booleans())
 def test_the_depth_of_json_is_that_of_its_value(value: object, ascii: bool) -> None:
-    assert _depth_of(json.dumps(value, ensure_ascii=ascii).encode()) == depth(value)
+    fields = {"anything": value, "unknown": value}
+    data = json.dumps(fields, ensure_ascii=ascii).encode()
+    assert decoded(data, Body, depth(fields)).anything == value
+    with pytest.raises(RequestError, match="deeper"):
+        decoded(data, Body, depth(fields) - 1)

@@ -14,13 +14,13 @@ pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compi
 SPARE, FEATURES = 4096, 3
 
 
-def inputs(rows: int, length: int, below: int) -> SimpleNamespace:
+def inputs(rows: int, length: int) -> SimpleNamespace:
     """The inputs of a graph, in which anything may stand before they are filled."""
     arrays = {
         "positions": np.full((1, rows), 7, np.int32),
         "cells": np.full((1, rows), 7, np.int64),
         "mask": np.full((rows, length), 7.0, np.float32),
-        "rows": np.full((rows - below, FEATURES), 7.0, np.float32),
+        "rows": np.full((rows, FEATURES), 7.0, np.float32),
     }
     cells = {name: array.reshape(-1).data for name, array in arrays.items()}
     return SimpleNamespace(inputs=arrays, cells=cells, filled=None)
@@ -30,20 +30,19 @@ def test_both_ways_write_the_same_round_after_round(monkeypatch):
     generator = np.random.default_rng(1)
     n_fresh = n_far = 0
     for _ in range(400):
-        width, below = int(generator.integers(1, 9)), int(generator.integers(0, 6))
+        rows = int(generator.integers(1, 9))
         length = int(generator.choice([32, 64, 256]))
-        rows = width + below
-        compiled, plain = inputs(rows, length, below), inputs(rows, length, below)
+        compiled, plain = inputs(rows, length), inputs(rows, length)
         count = int(generator.integers(0, length - rows))
         for _round in range(6):
-            n, position = int(generator.integers(1, width + 1)), int(generator.integers(0, 1000))
+            n, position = int(generator.integers(1, rows + 1)), int(generator.integers(0, 1000))
             given = generator.normal(size=(n, FEATURES)).astype(np.float32)
             # A mask that is not known, or of a longer text, is written anew.
             n_fresh += plain.filled is None or plain.filled > count
             n_far += plain.filled is not None and count > plain.filled + 16
             for graph, loops in ((compiled, LOOPS), (plain, None)):
                 monkeypatch.setattr(graphs_module, "LOOPS", loops)
-                graphs_module.fill_chain(graph, given, position, count, SPARE, below)
+                graphs_module.fill_chain(graph, given, position, count, SPARE)
             for name, array in plain.inputs.items():
                 np.testing.assert_array_equal(compiled.inputs[name], array)
             assert compiled.filled == plain.filled == count
@@ -91,7 +90,7 @@ def test_rows_anywhere_are_written_the_same_both_ways(monkeypatch):
         places = at, own, seen, generator.random((n, more)) < 0.5
         n_filled += n < rows
         n_without += given is None
-        graphs = [inputs(rows, length, 0) for _ in range(2)]
+        graphs = [inputs(rows, length) for _ in range(2)]
         for graph, loops in zip(graphs, (LOOPS, None), strict=True):
             graph.inputs["tokens"] = np.full((1, rows), 7, np.int32)
             graph.cells["tokens"] = graph.inputs["tokens"].reshape(-1).data

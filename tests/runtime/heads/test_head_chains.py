@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from support.head_chains import hydra_chain, pair_chain
+from support.head_chains import chain_plan, hydra_chain, pair_chain
 from support.tiny_models import F32
 
 from specrun.bindings.errors import OptionError
@@ -18,16 +19,17 @@ from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, PairCells, PairHead
 from specrun.runtime.drafters.eagle import head as pair_chain_module
+from specrun.runtime.drafters.eagle.head import PairTrees
 from specrun.runtime.drafters.hydra import HydraCells, HydraHead
 from specrun.runtime.drafters.hydra import head as hydra_chain_module
 from specrun.runtime.heads import (
     MOST_CHAIN_ROWS,
-    MOST_CHAIN_TOKENS,
-    ChainTokens,
+    MOST_DEPTHS,
     FloatRows,
     KeyValueCache,
     RowPiece,
     fill_chain,
+    mask_below,
 )
 from specrun.runtime.language import quoted
 
@@ -40,7 +42,6 @@ HIDDEN, VOCAB, CELLS = 32, 320, 600
 KINDS = ["eagle", "eagle3", "eagle3 of all tokens", "hydra", "hydra++"]
 
 Cells = PairCells | HydraCells
-Chain = Callable[..., ChainTokens | None]
 
 
 @pytest.fixture(scope="module")
@@ -124,17 +125,17 @@ def check_rounds(
         if isinstance(once, PairCells):
             used = count + m + n - 1
             piece = RowPiece(tokens, features, count + 3, count)
-            found = once.chain(piece, n, probabilities=True)
+            found = once.tree(chain_plan(n, has_values=True), piece)
             wanted = pair_chain(by_depth, tokens, features, count + 3, count, n)
         else:
             used = count + m
             piece = RowPiece(tokens, features, count + 3, count)
-            found = once.chain(piece, tokens[-1], n, probabilities=True)
+            found = once.tree(chain_plan(n, has_values=True), piece, tokens[-1])
             wanted = hydra_chain(by_depth, features, count + 3, count, tokens[-1], n)
-        if found is None or found.log_probs is None:
+        if found is None or found.values is None:
             pytest.fail(NO_GRAPH)
         assert found.tokens == wanted.tokens
-        np.testing.assert_allclose(found.log_probs, wanted.log_probs, rtol=1e-5)
+        np.testing.assert_allclose(found.values, wanted.values, rtol=1e-5)
         ours, theirs = cache_of(once), cache_of(by_depth)
         if ours is not None and theirs is not None:
             np.testing.assert_allclose(
@@ -153,7 +154,8 @@ def test_a_chain_in_one_graph_is_the_chain_by_depth(
         closing(opened(kind, quantization)) as by_depth,
     ):
         check_rounds(once, by_depth, 30)
-        assert len(once._chains.graphs._graphs) < 30  # type: ignore[union-attr]  # they are used again
+        kept = [graphs.graphs for _, graphs in once._trees._of_depth.values()]
+        assert sum(len(each._graphs) for each in kept if each is not None) < 30  # used again
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "hydra++"])
@@ -169,23 +171,18 @@ def test_tokens_come_without_their_probabilities_too(opened: Callable[..., Cells
     for kind in KINDS:
         with closing(opened(kind)) as head:
             features = np.random.default_rng(3).normal(size=(2, 3 * HIDDEN)).astype(np.float32)
+            plans = [chain_plan(4, has_values=has_values) for has_values in (True, False)]
             if isinstance(head, PairCells):
                 features = features[:, : head._head.sizes.features].copy()
-                found = [
-                    head.chain(RowPiece([1, 2], features, 0, 0), 4, probabilities=probabilities)
-                    for probabilities in (True, False)
-                ]
+                found = [head.tree(plan, RowPiece([1, 2], features, 0, 0)) for plan in plans]
             else:
                 states = features[:, :HIDDEN].copy()
-                found = [
-                    head.chain(RowPiece([1, 2], states, 0, 0), 2, 4, probabilities=probabilities)
-                    for probabilities in (True, False)
-                ]
+                found = [head.tree(plan, RowPiece([1, 2], states, 0, 0), 2) for plan in plans]
             both, tokens = found
             assert both is not None
             assert tokens is not None
             assert both.tokens == tokens.tokens
-            assert tokens.log_probs is None
+            assert tokens.values is None
 
 
 # -- what must not pass ----------------------------------------------------------------------------
@@ -195,14 +192,11 @@ def test_tokens_come_without_their_probabilities_too(opened: Callable[..., Cells
 def test_a_depth_that_does_not_see_the_one_above_is_caught(
     opened: Callable[..., Cells], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def one_missing(
-        graph: Graph, given: FloatRows, position: int, count: int, spare: int, below: int
-    ) -> None:
-        fill_chain(graph, given, position, count, spare, below)
-        if below > 1:
-            graph.inputs["mask"][-1, count + len(given)] = -np.inf
+    def unseen(builder: Any, above: Any, parents: Any, own: Any, zeros: Any) -> Any:
+        hidden = builder._add("ggml_log", zeros)  # minus infinity
+        return mask_below(builder, above, parents, own, hidden)
 
-    monkeypatch.setattr(pair_chain_module, "fill_chain", one_missing)
+    monkeypatch.setattr(pair_chain_module, "mask_below", unseen)
     with (
         closing(opened(kind)) as once,
         closing(opened(kind)) as by_depth,
@@ -215,10 +209,8 @@ def test_a_depth_that_does_not_see_the_one_above_is_caught(
 def test_a_key_in_the_wrong_cell_is_caught(
     opened: Callable[..., Cells], kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def misplaced(
-        graph: Graph, given: FloatRows, position: int, count: int, spare: int, below: int
-    ) -> None:
-        fill_chain(graph, given, position, count, spare, below)
+    def misplaced(graph: Graph, given: FloatRows, position: int, count: int, spare: int) -> None:
+        fill_chain(graph, given, position, count, spare)
         graph.inputs["cells"][0, len(given) - 1] = spare
 
     monkeypatch.setattr(pair_chain_module, "fill_chain", misplaced)
@@ -226,14 +218,15 @@ def test_a_key_in_the_wrong_cell_is_caught(
         monkeypatch.setattr(hydra_chain_module, "fill_chain", misplaced)
         with pytest.raises(AssertionError):
             if kind == "hydra++":
-                head = HydraCells.chain.__get__(once)
+                assert isinstance(once, HydraCells)
                 states = np.random.default_rng(0).normal(size=(4, HIDDEN)).astype(np.float32)
-                found = head(RowPiece([5] * 4, states, 0, 0), 5, 3, probabilities=True)
+                plan = chain_plan(3, has_values=True)
+                found = once.tree(plan, RowPiece([5] * 4, states, 0, 0), 5)
                 monkeypatch.undo()
                 wanted = hydra_chain(by_depth, states, 0, 0, 5, 3)
                 if found is None:
                     pytest.fail(NO_GRAPH)
-                np.testing.assert_allclose(found.log_probs, wanted.log_probs, rtol=1e-5)
+                np.testing.assert_allclose(found.values, wanted.values, rtol=1e-5)
             else:
                 check_rounds(once, by_depth, 30)
 
@@ -243,14 +236,13 @@ def test_a_position_shifted_by_one_is_caught(
 ) -> None:
     """Of the draft's pairs against the real ones: all shifted alike would be the same."""
 
-    def shifted(
-        graph: Graph, given: FloatRows, position: int, count: int, spare: int, below: int
-    ) -> None:
-        fill_chain(graph, given, position, count, spare, below)
-        inputs = graph.inputs
-        inputs["positions"][0, len(inputs["mask"]) - below :] += 1
+    prepare = PairTrees.__init__
 
-    monkeypatch.setattr(pair_chain_module, "fill_chain", shifted)
+    def shifted(self: PairTrees, *arguments: Any) -> None:
+        prepare(self, *arguments)
+        self._steps = self._steps + 1
+
+    monkeypatch.setattr(PairTrees, "__init__", shifted)
     with (
         closing(opened("eagle")) as once,
         closing(opened("eagle")) as by_depth,
@@ -276,10 +268,10 @@ def test_a_backend_without_an_operation_leaves_the_chain_to_single_depths(
         for _ in range(2):
             if isinstance(head, PairCells):
                 row = np.zeros((1, head._head.sizes.features), np.float32)
-                assert head.chain(RowPiece([1], row, 0, 0), 3) is None
+                assert head.tree(chain_plan(3), RowPiece([1], row, 0, 0)) is None
             else:
                 row = np.zeros((1, HIDDEN), np.float32)
-                assert head.chain(RowPiece([1], row, 0, 0), 1, 3) is None
+                assert head.tree(chain_plan(3), RowPiece([1], row, 0, 0), 1) is None
 
 
 @pytest.mark.parametrize("kind", ["eagle", "hydra", "hydra++"])
@@ -322,17 +314,17 @@ def test_numbers_too_large_for_one_graph(opened: Callable[..., Cells]) -> None:
         assert isinstance(head, PairCells)
         row = np.zeros((MOST_CHAIN_ROWS + 1, HIDDEN), np.float32)
         one = RowPiece([1], row[:1], 0, 0)
-        assert head.chain(RowPiece([1] * len(row), row, 0, 0), 2) is None
-        assert head.chain(one, MOST_CHAIN_TOKENS + 1) is None
+        assert head.tree(chain_plan(2), RowPiece([1] * len(row), row, 0, 0)) is None
+        assert head.tree(chain_plan(MOST_DEPTHS + 1), one) is None
         with pytest.raises(OptionError, match="cannot hold"):
-            head.chain(RowPiece([1], row[:1], 0, head.n_cells - 1), 2)
+            head.tree(chain_plan(2), RowPiece([1], row[:1], 0, head.n_cells - 1))
         with pytest.raises(OptionError, match="outside the 320 tokens"):
-            head.chain(RowPiece([VOCAB], row[:1], 0, 0), 2)
+            head.tree(chain_plan(2), RowPiece([VOCAB], row[:1], 0, 0))
     with closing(opened("hydra++")) as head:
         assert isinstance(head, HydraCells)
         with pytest.raises(OptionError, match="reach 1 to 6 tokens"):
-            head.chain(one, 1, 7)
+            head.tree(chain_plan(7), one, 1)
         with pytest.raises(OptionError, match="cannot hold"):
-            head.chain(RowPiece([1], row[:1], 0, 768), 1, 2)
+            head.tree(chain_plan(2), RowPiece([1], row[:1], 0, 768), 1)
         with pytest.raises(OptionError, match="outside the 320 tokens"):
-            head.chain(one, -1, 2)
+            head.tree(chain_plan(2), one, -1)

@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.head_chains import eagle_drafter, hydra_drafter
 from support.tiny_models import F32
 
 from specrun.bindings.ggml import I32, ComputeDevice, fields
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafters.eagle import Eagle3Head, EagleDrafter, EagleHead, PairHead
+from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, EagleSource, PairHead
 from specrun.runtime.drafters.eagle import head as pair_tree_module
 from specrun.runtime.drafters.eagle.head import PairTrees
-from specrun.runtime.drafters.hydra import HydraDrafter, HydraHead
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.hydra import HydraHead
 from specrun.runtime.heads import MOST_CHAIN_ROWS, TreeGraphs, mask_below
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import SeededNoise
@@ -43,8 +45,7 @@ SHAPES: list[Topology | DynamicShape] = [
 ]
 NO_GRAPH = "the head made no tree in one graph"
 
-Drafter = EagleDrafter | HydraDrafter
-Opened = Callable[[str, Topology | DynamicShape], Drafter]
+Opened = Callable[[str, Topology | DynamicShape], GrowingDrafter]
 
 
 @pytest.fixture(scope="module")
@@ -64,14 +65,14 @@ def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Opened]:
     """Makes a drafter with a random head of a kind; twice the same gives heads of their own."""
     heads: list[PairHead | HydraHead] = []
 
-    def drafter(kind: str, shape: Topology | DynamicShape) -> Drafter:
+    def drafter(kind: str, shape: Topology | DynamicShape) -> GrowingDrafter:
         path = tmp_path / f"{kind}.gguf"
         if kind == "hydra" or kind == "hydra++":
             made = random_hydra(HIDDEN, VOCAB, heads=6, prefix=kind == "hydra++")
             made.write(path, VOCAB)
             hydra = HydraHead(path, shallow, ranks=[shape.max_width] * 6, n_threads=1)
             heads.append(hydra)
-            return HydraDrafter(hydra.cells(CELLS), shape)
+            return hydra_drafter(hydra.cells(CELLS), shape)
         if kind == "eagle":
             random_eagle(HIDDEN).write(path, VOCAB)
             heads.append(EagleHead(path, shallow, ranks=shape.max_width, n_threads=1))
@@ -81,26 +82,26 @@ def opened(shallow: Model, deep: Model, tmp_path: Path) -> Iterator[Opened]:
             variant = Variant(draft_tokens=64)
             random_eagle3(HIDDEN, VOCAB, variant).write(path, Path(deep.path))
             heads.append(Eagle3Head(path, deep, ranks=shape.max_width, n_threads=1))
-        return EagleDrafter(heads[-1].cells(CELLS), shape)
+        return eagle_drafter(heads[-1].cells(CELLS), shape)
 
     yield drafter
     for head in heads:
         head.close()
 
 
-def depth_by_depth(drafter: Drafter) -> Drafter:
+def depth_by_depth(drafter: GrowingDrafter) -> GrowingDrafter:
     """The reference: no graph of whole trees is asked for, and the drafter grows them itself."""
-    drafter._state.tree = lambda *_: None  # type: ignore[method-assign]
+    drafter.source.state.tree = lambda *_: None  # type: ignore[method-assign]
     return drafter
 
 
 def check_rounds(
-    once: Drafter, by_depth: Drafter, rounds: int, *, seed: int = 0, skip: int = 0
+    once: GrowingDrafter, by_depth: GrowingDrafter, rounds: int, *, seed: int = 0, skip: int = 0
 ) -> list[DraftTree]:
     """Compare the trees of two equal heads along a random text; return them."""
     rng = np.random.default_rng(seed)
     asked: list[DraftTree] = []
-    inner = once._state.tree
+    inner = once.source.state.tree
 
     def noted(*arguments: Any) -> Any:
         named = inner(*arguments)
@@ -108,15 +109,17 @@ def check_rounds(
             pytest.fail(NO_GRAPH)
         return named
 
-    once._state.tree = noted  # type: ignore[method-assign]
+    once.source.state.tree = noted  # type: ignore[method-assign]
     n_features = (
-        once._state._cells._head.sizes.features if isinstance(once, EagleDrafter) else HIDDEN
+        once.source.state._cells._head.sizes.features
+        if isinstance(once.source, EagleSource)
+        else HIDDEN
     )
     text = rng.integers(0, VOCAB, skip + 1).tolist()
     states = rng.normal(size=(skip, n_features)).astype(np.float32)
     for drafter in (once, by_depth):
         drafter.begin(text)
-        drafter._state.learn(0, states, text)
+        drafter.source.state.learn(0, states, text)
     noise = SeededNoise(0)
     for _ in range(rounds):
         m = int(rng.integers(1, MOST_CHAIN_ROWS + 1))
@@ -126,7 +129,7 @@ def check_rounds(
         limits = (int(rng.integers(1, 7)), int(rng.integers(1, 20)))
         trees = []
         for drafter in (once, by_depth):
-            drafter._state.learn(start, states, text)
+            drafter.source.state.learn(start, states, text)
             # The first limits nothing, and the second is any.
             for limit in ((99, 999), limits):
                 request = DraftRequest(text, SamplingParams(temperature=0.0), noise, *limit)
@@ -265,15 +268,15 @@ def test_what_does_not_fit_is_left_to_single_depths(opened: Opened) -> None:
     shape = DynamicShape(4, 4, 16)
     drafter = opened("eagle", shape)
     with closing(drafter):
-        state = drafter._state
-        assert isinstance(drafter, EagleDrafter)
-        room = state.room - drafter._trees.plan.n_drafted
+        state = drafter.source.state
+        assert isinstance(drafter.source, EagleSource)
+        room = state.room - drafter._plans.of(4).n_drafted
         text = np.arange(room + 1) % VOCAB
         rows = np.zeros((room + 1, HIDDEN), np.float32)
         state.learn(0, rows[:room], text.tolist())
-        assert state.tree(text.tolist(), drafter._trees.plan) is not None
+        assert state.tree(text.tolist(), drafter._plans.of(4)) is not None
         longer = [*text.tolist(), 1]
         state.learn(room, rows[:1], longer)
-        assert state.tree(longer, drafter._trees.plan) is None
+        assert state.tree(longer, drafter._plans.of(4)) is None
         request = DraftRequest(longer, SamplingParams(temperature=0.0), SeededNoise(0), 9, 99)
         assert len(drafter.propose(request)) > 4

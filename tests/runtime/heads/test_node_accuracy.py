@@ -192,7 +192,7 @@ def heads(tmp_path: Path) -> Path:
 
 def tree_of(target: Path, expression: str) -> str:
     with Runtime(target, drafter=expression, **F32) as runtime:
-        return str(runtime.session.drafter._topology)  # type: ignore[attr-defined]
+        return str(runtime.session.drafter._shape)  # type: ignore[attr-defined]
 
 
 def test_accuracies_of_a_csv_replace_those_of_the_file(

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
-from support.head_chains import PairChainByDepth, whole_places
+from support.head_chains import PairChainByDepth, chain_plan, eagle_drafter, whole_places
 from support.interrupts import Interrupted
 
 from specrun.runtime.drafters.eagle import EagleRows, EagleState
-from specrun.runtime.drafters.eagle import drafter as eagle_state
+from specrun.runtime.drafters.eagle import source as eagle_state
 from specrun.runtime.drafters.hydra import HydraState
-from specrun.runtime.heads import ChainTokens, RowPiece, RowPlaces, TextRows
+from specrun.runtime.heads import NamedChildren, RowPiece, RowPlaces, TextRows, TreePlan
 from specrun.runtime.heads import states as states_module
+from specrun.runtime.laws import SamplingParams, SeededNoise
+from specrun.runtime.round import DraftRequest
+from specrun.runtime.trees import Topology
 
 VOCAB = 50
 
@@ -52,6 +55,7 @@ class SummingHead(PairChainByDepth):
 
     def __init__(self) -> None:
         self.n_cells = 120
+        self.taps, self.n_params, self.whole_rows = (), 0, False
         self.fails = False
         self.evaluated: list[int] = []
         self._cells = np.zeros((self.n_cells, 3))
@@ -76,7 +80,7 @@ class SummingHead(PairChainByDepth):
 class NoChains(SummingHead):
     """The same head where ggml has no graph for chains."""
 
-    def chain(self, *given: object, **named: object) -> ChainTokens | None:  # type: ignore[override]
+    def tree(self, *given: object) -> NamedChildren | None:  # type: ignore[override]
         return None
 
 
@@ -137,7 +141,7 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(
                 state.below([-1], [3])
                 drafted += 1
         for _ in range(asked - 1):  # once, or a second time in the same round
-            chain = state.chain(text, 3)
+            chain = state.tree(text, chain_plan(3))
             if chain is not None:
                 assert chain.tokens[0] == wanted.tokens[-1, 0]
                 drafted += 1
@@ -145,7 +149,7 @@ def test_pairs_hold_after_any_rounds_whenever_they_are_evaluated(
             if again is not None:
                 np.testing.assert_array_equal(again.tokens, wanted.tokens[-1:])
         assert state.root([*text, 3]) is None
-        assert state.chain([*text, 3], 2) is None
+        assert state.tree([*text, 3], chain_plan(2)) is None
     assert drafted > 10
 
 
@@ -157,7 +161,7 @@ def test_pairs_after_a_gap_have_their_own_tokens(missing: int) -> None:
     state.learn(0, features(text, 0, 9), text[:10])
     start = 9 + missing
     state.learn(start, features(text, start, len(text) - 1 - start), text)
-    chain = state.chain(text, 3)
+    chain = state.tree(text, chain_plan(3))
     assert chain is not None
     assert chain.tokens[0] == fresh(text, start).tokens[-1, 0]
     assert fresh(text, start).tokens[-1, 0] != fresh(text).tokens[-1, 0]
@@ -168,22 +172,22 @@ def test_a_prompt_that_comes_again_is_drafted_from_at_once() -> None:
     text = np.random.default_rng(3).integers(0, VOCAB, 12).tolist()
     state = EagleState(SummingHead())
     state.learn(0, features(text, 0, 11), text)
-    assert state.chain(text, 3) is not None
+    assert state.tree(text, chain_plan(3)) is not None
     state.begin(text)
     state.learn(10, features(text, 10, 1), text)
-    chain = state.chain(text, 3)
+    chain = state.tree(text, chain_plan(3))
     assert chain is not None
     assert chain.tokens[0] == fresh(text).tokens[-1, 0]
 
 
 def test_a_chain_is_not_longer_than_the_cells() -> None:
     head = SummingHead()
-    state = EagleState(head)
+    drafter = eagle_drafter(head, Topology.chain(5))
     text = list(range(head.n_cells))
-    state.learn(0, features(text, 0, head.n_cells - 2), text)
-    chain = state.chain(text[:-1], 5)
-    assert chain is not None
-    assert len(chain.tokens) == 3  # two cells are left, and the first token needs none
+    drafter.source.state.learn(0, features(text, 0, head.n_cells - 2), text)
+    assert drafter.source.state.tree(text[:-1], chain_plan(5)) is None
+    request = DraftRequest(text[:-1], SamplingParams(temperature=0.0), SeededNoise(0), 9, 9)
+    assert len(drafter.propose(request)) == 3  # two cells are left, and the first needs none
 
 
 def test_what_was_not_drafted_from_is_evaluated_many_at_a_time() -> None:
@@ -202,7 +206,7 @@ def test_an_interrupted_evaluation_loses_nothing() -> None:
     state = EagleState(head)
     text = list(range(20, 40))
     state.learn(0, features(text, 0, 9), text)
-    for ask in (lambda: state.root(text[:10]), lambda: state.chain(text[:10], 3)):
+    for ask in (lambda: state.root(text[:10]), lambda: state.tree(text[:10], chain_plan(3))):
         head.fails = True
         with pytest.raises(KeyboardInterrupt):
             ask()
@@ -240,7 +244,7 @@ def use(state: EagleState, text: list[int]) -> Iterator[Callable[[], object]]:
     """Everything that a drafter asks of a state, in rounds, with a gap and another answer."""
     yield lambda: state.begin(text[:8])
     yield lambda: state.learn(0, features(text, 0, 7), text[:8])
-    yield lambda: state.chain(text[:8], 3)
+    yield lambda: state.tree(text[:8], chain_plan(3))
     yield lambda: state.learn(7, features(text, 7, 3), text[:11])
     yield lambda: state.root(text[:11])
     yield lambda: state.below([-1, -1], [3, 4])
@@ -249,10 +253,10 @@ def use(state: EagleState, text: list[int]) -> Iterator[Callable[[], object]]:
     )  # the last state's token is not known yet
     yield lambda: state.begin([*text[:9], *text[:7]])
     yield lambda: state.learn(9, features([*text[:9], *text[:7]], 9, 6), [*text[:9], *text[:7]])
-    yield lambda: state.chain([*text[:9], *text[:7]], 2)
+    yield lambda: state.tree([*text[:9], *text[:7]], chain_plan(2))
     yield lambda: state.cut(11)
     yield lambda: state.learn(20, features(text, 20, 70), text)
-    yield lambda: state.chain(text[:91], 3)
+    yield lambda: state.tree(text[:91], chain_plan(3))
 
 
 def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
@@ -272,7 +276,7 @@ def test_an_interrupt_at_any_line_leaves_pairs_that_agree() -> None:
             other = [*text[:9], *text[40:70]]
             state.begin(other)
             state.learn(start, features(other, start, len(other) - 1 - start), other)
-            row, chain = state.root(other), state.chain(other, 2)
+            row, chain = state.root(other), state.tree(other, chain_plan(2))
             assert row is not None
             assert chain is not None
             wanted = fresh(other, state.base).tokens[-1:]
@@ -302,12 +306,9 @@ class SummingLayer:
             [[self._cells[: count + i + 1].sum()] for i in range(len(states))], np.float32
         )
 
-    def chain(
-        self, piece: RowPiece, token: int, n: int, *, probabilities: bool = False
-    ) -> ChainTokens:
-        return ChainTokens(
-            [int(self.states(piece.rows, piece.position, piece.count)[-1, 0]), token, n]
-        )
+    def tree(self, plan: TreePlan, piece: RowPiece, token: int) -> NamedChildren:
+        state = self.states(piece.rows, piece.position, piece.count)[-1, 0]
+        return NamedChildren([int(state), token, len(plan.ranks)])
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -324,7 +325,7 @@ def test_the_prefix_layer_holds_after_chains(seed: int) -> None:
             :2
         ].tolist():
             if ask == "chain":
-                chain = state.chain(text, 2)
+                chain = state.tree(text, chain_plan(2))
                 assert chain is not None
                 assert chain.tokens == [int(wanted), text[-1], 2]
             elif ask == "state":
@@ -343,5 +344,5 @@ def test_positions_that_were_not_drafted_from_share_an_evaluation() -> None:
     for position in range(67):
         state.learn(position, features(text, position, 1), text)
     assert layer.evaluated == [64]
-    assert state.chain(text[:68], 2) is not None
+    assert state.tree(text[:68], chain_plan(2)) is not None
     assert layer.evaluated == [64, 3]

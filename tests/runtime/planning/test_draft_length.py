@@ -11,6 +11,7 @@ import pytest
 from support.enumeration import TOLERANCE, drafter_bias, law_with_drafter
 from support.scripted import LawTable, law_of
 from support.simulated_machine import draft_cost, end_chain
+from support.tree_laws import drawn_chain
 
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.laws import Law
@@ -18,7 +19,7 @@ from specrun.runtime.planning import CostCurve, DraftPlan, LiveCurve
 from specrun.runtime.planning.acceptance import AcceptanceOdds, log_odds
 from specrun.runtime.round import Drafter, DraftRequest
 from specrun.runtime.round.drafter import RoundOutcome
-from specrun.runtime.trees import DraftTree, draft_chain
+from specrun.runtime.trees import DraftTree
 
 # So steep that some tokens of the tables pay and others do not.
 STEEP = CostCurve.flat([1.0, 1.45, 1.9, 2.3, 3.0])
@@ -41,16 +42,8 @@ class StoppedChain(Drafter):
         def law_after(drafted: list[int]) -> Law:
             return law_of(self._drafts([*request.tokens, *drafted]))
 
-        start = len(request.tokens)
         if not self._wrong:
-            tree = draft_chain(
-                law_after,
-                request.noise,
-                start,
-                most=min(3, request.max_depth),
-                points=False,
-                stop=self.length,
-            )
+            tree = drawn_chain(law_after, request, min(3, request.max_depth), self.length)
         else:
             # The mistake: whether a token is drafted hangs on the probability of the drawn token.
             tokens: list[int] = []

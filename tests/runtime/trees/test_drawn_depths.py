@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 from support.tree_laws import drafted_bits
 
+from specrun.bench.prove.rules import RowsByPath
 from specrun.bindings.errors import DecodeFailedError
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters import path_laws
-from specrun.runtime.drafters.path_laws import EvaluatedDepth, HighestLogits, PathLaws, grow_draft
+from specrun.runtime.drafters import draft as draft_module
+from specrun.runtime.drafters import growing
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.source import HighestLogits, NodeRows
 from specrun.runtime.laws import SamplingParams, SeededNoise
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree, parse_topology
@@ -34,19 +37,19 @@ def row_after(seed: int, path: Sequence[int]) -> np.ndarray:
     return generator.integers(-6, 7, VOCAB).astype(np.float32)
 
 
-def whole(rows: list[np.ndarray], k: int) -> EvaluatedDepth:
-    return rows
+def whole(rows: list[np.ndarray], k: int) -> NodeRows:
+    return NodeRows(rows)
 
 
-def highest(rows: list[np.ndarray], k: int) -> EvaluatedDepth:
+def highest(rows: list[np.ndarray], k: int) -> NodeRows:
     """The k + 1 highest of each row, the lower ids of equals, ascending."""
     order = [np.sort(np.argsort(-row, kind="stable")[: k + 1]) for row in rows]
     logits = [row[best] for row, best in zip(rows, order, strict=True)]
-    return HighestLogits(np.array(order, np.int32), np.array(logits))
+    return NodeRows(highest=HighestLogits(np.array(order, np.int32), np.array(logits)))
 
 
 def drawn(
-    said: Callable[[list[np.ndarray], int], EvaluatedDepth],
+    said: Callable[[list[np.ndarray], int], NodeRows],
     params: SamplingParams,
     tree: str,
     seed: int,
@@ -55,13 +58,8 @@ def drawn(
 ) -> DraftTree:
     noise = SeededNoise(seed).for_drafting(len(TEXT))
     request = DraftRequest(TEXT, params, noise, *limits)
-    laws = PathLaws(
-        lambda: said([rows(seed, [])], params.top_k),
-        lambda _parents, _tokens, paths: said([rows(seed, path) for path in paths()], params.top_k),
-        request,
-        params,
-    )
-    return grow_draft(parse_topology(tree), laws, request, sampling="without")
+    source = RowsByPath(lambda paths: said([rows(seed, path) for path in paths], params.top_k))
+    return GrowingDrafter(source, parse_topology(tree), sampling="without").propose(request)
 
 
 @pytest.mark.parametrize("said", [whole, highest])
@@ -70,7 +68,7 @@ def drawn(
 def test_trees_are_those_that_python_draws(monkeypatch, tree, params, said):
     seeds = [(seed, (100, 100) if seed % 3 else (2, 6)) for seed in range(12)]
     compiled = [drafted_bits(drawn(said, params, tree, seed, limits)) for seed, limits in seeds]
-    monkeypatch.setattr(PathLaws, "drawn_tree", lambda laws, topology: None)
+    monkeypatch.setattr(growing, "can_draw", lambda request: False)
     assert [
         drafted_bits(drawn(said, params, tree, seed, limits)) for seed, limits in seeds
     ] == compiled
@@ -81,7 +79,7 @@ def test_trees_are_those_that_python_draws(monkeypatch, tree, params, said):
 def test_laws_of_whole_rows_are_left_to_python(monkeypatch, top_k):
     params = SamplingParams(temperature=0.8, top_k=top_k)
     compiled = drafted_bits(drawn(whole, params, "3x2", 5))
-    monkeypatch.setattr(path_laws, "LOOPS", None)
+    monkeypatch.setattr(draft_module, "LOOPS", None)
     assert drafted_bits(drawn(whole, params, "3x2", 5)) == compiled
 
 
@@ -95,7 +93,7 @@ def test_compiled_code_draws_them(monkeypatch):
             depths.append(args)
             return LOOPS.drawn_depth(*args)
 
-    monkeypatch.setattr(path_laws, "LOOPS", Loops)
+    monkeypatch.setattr(draft_module, "LOOPS", Loops)
     drawn(highest, SETTINGS[0], "4x2x2", 1)
     assert len(depths) == 3
 

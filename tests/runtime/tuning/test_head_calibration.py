@@ -318,7 +318,7 @@ def test_the_tree_yields_about_what_was_predicted(
     store_accuracy(path, result.accuracy, n_positions=result.n_positions)
     planned = f"medusa({quoted(str(path))}, tree={quoted(str(result.plan.topology))})"
     with Runtime(tiny_model, drafter=planned, **F32) as runtime:
-        assert str(runtime.session.drafter._topology) == str(result.plan.topology)  # type: ignore[attr-defined]
+        assert str(runtime.session.drafter._shape) == str(result.plan.topology)  # type: ignore[attr-defined]
         stats = [runtime.generate(prompt, GREEDY, max_tokens=40).stats for prompt in PROMPTS]
     # The first round of an answer drafts nothing.
     measured = sum(stat.accepted for stat in stats) / sum(stat.rounds - 1 for stat in stats)

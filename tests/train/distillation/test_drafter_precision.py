@@ -8,7 +8,7 @@ from support.training import Order, order_of
 from specrun.bindings.errors import OptionError
 from specrun.train.distillation import DrafterRecipe
 from specrun.train.trainer import settings
-from specrun.train.trainer.learner import NobodyListens
+from specrun.train.trainer.learner import SilentListener
 
 
 def run_for(family, output) -> Order:
@@ -20,7 +20,7 @@ def run_for(family, output) -> Order:
     )  # fmt: skip
 
 
-class Stops(NobodyListens):
+class Stops(SilentListener):
     def status(self, status) -> None:
         if status.step == 2:
             raise KeyboardInterrupt

@@ -23,7 +23,7 @@ from specrun.train.heads import (
 )
 from specrun.train.target.shape import target_shape
 from specrun.train.trainer import TrainingStatus, train
-from specrun.train.trainer.learner import NobodyListens
+from specrun.train.trainer.learner import SilentListener
 
 EAGLES = {
     "eagle": EagleRecipe(),
@@ -47,7 +47,7 @@ def run_of(taught, output: Path, **changes) -> HeadRun:
     return HeadRun(taught.folder, (taught.data,), output, **{**usual, **changes})
 
 
-class StopsAt(NobodyListens):
+class StopsAt(SilentListener):
     """Ctrl-C after so many steps."""
 
     def __init__(self, step: int) -> None:

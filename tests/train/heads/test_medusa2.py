@@ -29,7 +29,7 @@ from specrun.train.target.hf_model import TargetMatrices, load_hf_model
 from specrun.train.target.shape import target_shape
 from specrun.train.target.states import ModelFeatures
 from specrun.train.trainer import train
-from specrun.train.trainer.learner import NobodyListens
+from specrun.train.trainer.learner import SilentListener
 
 CPU = torch.device("cpu")
 RECIPE = Medusa2Recipe(MedusaRecipe(heads=2), heads_alone=0.5)
@@ -193,7 +193,7 @@ def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch)
     recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=True))
     run = run_of(taught, tmp_path / "both", steps=4)
 
-    class Stops(NobodyListens):
+    class Stops(SilentListener):
         def status(self, status) -> None:
             if status.step == 2:
                 raise KeyboardInterrupt

@@ -43,7 +43,7 @@ from specrun.train.trainer import (
     settings,
     train,
 )
-from specrun.train.trainer.learner import NobodyListens
+from specrun.train.trainer.learner import SilentListener
 from specrun.train.trainer.trainer import earlier_run
 
 MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
@@ -313,7 +313,7 @@ def test_states_of_earlier_attempts_go_with_the_runs_own(taught, tmp_path: Path)
 # -- a resumed run does as before ------------------------------------------------------------------
 
 
-class Stops(NobodyListens):
+class Stops(SilentListener):
     """Ctrl-C after two steps; remembers what was said."""
 
     def __init__(self) -> None:

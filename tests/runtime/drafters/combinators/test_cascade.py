@@ -22,7 +22,7 @@ from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableDraftModel, 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import AcceptanceRule, BlockRule, ExactRule
 from specrun.runtime.drafters.combinators import CascadeDrafter
-from specrun.runtime.drafters.kept_rows import ChainRows
+from specrun.runtime.drafters.kept_rows import KeptRows
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.laws import Law, SeededNoise
 from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
@@ -115,7 +115,7 @@ class _AcceptedTokensOnly(CascadeDrafter):
     """Wrong: leaves out the token that the draft model itself put where it rejected a guess, or
     after the last."""
 
-    def _draft(self, request: DraftRequest, count: int, rows: ChainRows | None) -> list[Law]:
+    def _draft(self, request: DraftRequest, count: int, rows: KeptRows | None) -> list[Law]:
         self._max_rounds, self._counter = 1, RoundCounter()
         return super()._draft(request, count, rows)[: self._counter.accepted]
 

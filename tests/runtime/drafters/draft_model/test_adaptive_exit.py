@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.enumeration import PROMPT, TOLERANCE, target_law
 from support.scripted import PLAIN, LawTable, TableTarget, conversation_of, law_of
+from support.tree_laws import drawn_chain
 
 from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
@@ -17,7 +18,7 @@ from specrun.runtime.language import quoted
 from specrun.runtime.round import Drafter, DraftRequest
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
-from specrun.runtime.trees import DraftTree, draft_chain
+from specrun.runtime.trees import DraftTree
 
 # A large step, so that a few rounds move the threshold across the probabilities of the laws.
 FAST = AdaptiveExitOptions(start=0.5, acceptance=0.6, step=1.0, beta1=0.2, beta2=0.6)
@@ -36,14 +37,12 @@ class ChainDrafter(Drafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         threshold = self.exit.threshold(greedy=False)
         self.thresholds.append(threshold)
-        tree = draft_chain(
+        self.exit.start(greedy=False)
+        tree = drawn_chain(
             lambda drafted: law_of(self._table([*request.tokens, *drafted])),
-            request.noise,
-            len(request.tokens),
-            most=min(self._length, request.max_depth),
-            points=False,
-            threshold=0.0 if self._wrong else threshold,
-            always_first=True,
+            request,
+            min(self._length, request.max_depth),
+            None if self._wrong else self.exit,
         )
         if not self._wrong:
             return tree

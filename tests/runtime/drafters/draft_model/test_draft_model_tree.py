@@ -30,7 +30,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafters.draft_model import DraftTreeDrafter, DraftTreeState, draft_size
+from specrun.runtime.drafters.draft_model import DraftModelState, draft_size, model_drafter
 from specrun.runtime.drafters.draft_model import state as state_module
 from specrun.runtime.language import quoted
 from specrun.runtime.round.drafter import RoundOutcome
@@ -154,7 +154,7 @@ def test_a_drafter_with_a_shorter_context_stops_drafting_there(
 def test_tokens_that_only_one_model_knows(pair: tuple[Path, Path]) -> None:
     """The draft's rows are cut to shared tokens; tokens it lacks are fed as a stand-in."""
     with Model(pair[1]) as model, Context(model, ContextOptions(n_ctx=256, n_threads=1)) as context:
-        larger, smaller = (DraftTreeState(context, target_vocab_size=size) for size in (500, 300))
+        larger, smaller = (DraftModelState(context, target_vocab_size=size) for size in (500, 300))
         assert len(larger.feed([3, 450])) == 400
         assert larger.cached == [3, 450]
         larger.rewind(0)
@@ -205,7 +205,7 @@ def fresh_row(context: Context, tokens: list[int]) -> np.ndarray:
     return context.decode(batch).logits(0).copy()
 
 
-def check_cache(state: DraftTreeState) -> None:
+def check_cache(state: DraftModelState) -> None:
     """Assert that the next row, and rows in every sequence, are those of a fresh evaluation."""
     tokens = [*state.cached, 7]
     options = ContextOptions(**F32)
@@ -238,7 +238,7 @@ def test_the_draft_cache_is_true_after_many_rounds(
     if not is_compiled:
         monkeypatch.setattr(state_module, "LOOPS", None)
     generator = np.random.default_rng(seed)
-    state = DraftTreeState(draft_context, target_vocab_size=400)
+    state = DraftModelState(draft_context, target_vocab_size=400)
     state.feed(PROMPT)
     for _ in range(25):
         level, paths = [ROOT], {ROOT: []}
@@ -270,7 +270,7 @@ def test_the_draft_cache_is_true_after_many_rounds(
 
 def test_a_wrong_cache_is_seen(draft_context: Context) -> None:
     """Negative control of the test above."""
-    state = DraftTreeState(draft_context, target_vocab_size=400)
+    state = DraftModelState(draft_context, target_vocab_size=400)
     state.feed(PROMPT)
     state.evaluate([ROOT, ROOT], [5, 6])
     state.keep([6])
@@ -287,14 +287,14 @@ def test_an_outcome_of_another_drafters_making_is_followed(
     options = {**F32, "n_sequences": sequences, "n_outputs": outputs}
     model = Model(pair[1])
     context = Context(model, ContextOptions(**options))
-    state = DraftTreeState(context, target_vocab_size=400)
-    drafter = DraftTreeDrafter(state, shape=shape, sampling="argmax")
+    state = DraftModelState(context, target_vocab_size=400)
+    drafter = model_drafter(state, shape, sampling="argmax")
     tokens = list(PROMPT)
     drafter.begin(tokens)
     for step in range(3):
         tokens += [step, 50 + step]
         drafter.observe(RoundOutcome(tokens, _EMPTY, (), 50 + step, _NO_ROWS))
-    assert drafter._state.cached == []
+    assert drafter.source.state.cached == []
     drafter.close()
     drafter.close()
 

@@ -16,11 +16,11 @@ from specrun.bindings.errors import DecodeError, DecodeFailedError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters.draft_model import DraftTreeDrafter, state
-from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
+from specrun.runtime.drafters.draft_model import model_drafter, state
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.laws import SamplingParams, SeededNoise
 from specrun.runtime.round import DraftRequest
-from specrun.runtime.trees import parse_topology
+from specrun.runtime.trees import Topology, parse_topology
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -48,9 +48,9 @@ def context(model: Model) -> Iterator[Context]:
         yield opened
 
 
-def drafter_of(context: Context, known: int = VOCAB) -> DraftModelDrafter:
+def drafter_of(context: Context, known: int = VOCAB) -> GrowingDrafter:
     cache = state.DraftModelState(context, target_vocab_size=known)
-    return DraftModelDrafter(cache, num_draft_tokens=6)
+    return model_drafter(cache, Topology.chain(6))
 
 
 def request(
@@ -74,8 +74,8 @@ def test_draws_and_laws_are_those_of_single_steps(context, monkeypatch, params, 
         for seed in range(12):
             # Some rounds begin with several tokens that are not cached, others with one.
             tree = drafter.propose(request(text, params, seed, frozenset({17, 40})))
-            trees.append((drafted_bits(tree), list(drafter._state.cached)))
-            assert context.memory.last_position() == len(drafter._state.cached) - 1
+            trees.append((drafted_bits(tree), list(drafter.source.state.cached)))
+            assert context.memory.last_position() == len(drafter.source.state.cached) - 1
             text += [*tree.tokens[: seed % 3], seed]
             drafter.rewind(len(text) - 1)
     assert drafted["compiled"] == drafted["python"]
@@ -127,15 +127,15 @@ def test_wrong_arguments_are_refused():
 
 # -- trees -----------------------------------------------------------------------------------------
 
-TREES = ["4x2x2", "2x1x3", "1x1x1", "5", "0 1 2 10 20 21 100 210 211"]
+TREES = ["4x2x2", "2x1x3", "2x1x1", "5", "0 1 2 10 20 21 100 210 211"]
 
 
-def tree_drafter(context: Context, tree: str, known: int = VOCAB) -> DraftTreeDrafter:
-    cache = state.DraftTreeState(context, target_vocab_size=known)
-    return DraftTreeDrafter(cache, shape=parse_topology(tree))
+def tree_drafter(context: Context, tree: str, known: int = VOCAB) -> GrowingDrafter:
+    cache = state.DraftModelState(context, target_vocab_size=known)
+    return model_drafter(cache, parse_topology(tree), sampling="without")
 
 
-def check_memory(context: Context, cache: state.DraftTreeState) -> None:
+def check_memory(context: Context, cache: state.DraftModelState) -> None:
     """Assert that `main` holds the text, and every other sequence the beginning that is noted."""
     for sequence, held in enumerate(cache._synced):
         end = len(cache.cached) if sequence == cache.main else held
@@ -156,7 +156,7 @@ def test_trees_are_those_of_single_steps(context, monkeypatch, shape, params, kn
             monkeypatch.setattr(module, "LOOPS", LOOPS if way == "compiled" else None)
         context.memory.clear()
         drafter, text = tree_drafter(context, shape, known), list(PROMPT)
-        cache, generator = drafter._state, np.random.default_rng(7)
+        cache, generator = drafter.source.state, np.random.default_rng(7)
         for seed in range(16):
             start = len(text)
             most = (100, 100) if seed % 4 else (2, 5)  # limits cut some of the shapes
@@ -208,7 +208,7 @@ def test_a_tree_of_rows_that_are_no_laws_is_refused(context, monkeypatch):
 @pytest.mark.parametrize("begun", [PROMPT, PROMPT[:-1]])
 def test_an_interrupted_tree_leaves_nothing_behind(context, monkeypatch, begun):
     drafter = tree_drafter(context, "3x2x2")
-    drafter._state.feed(begun[:-1])
+    drafter.source.state.feed(begun[:-1])
 
     def interrupted(*args: object) -> object:
         LOOPS.drawn_tree(*args)
@@ -219,7 +219,7 @@ def test_an_interrupted_tree_leaves_nothing_behind(context, monkeypatch, begun):
         with pytest.raises(KeyboardInterrupt):
             drafter.propose(request(PROMPT, SETTINGS[0], 1))
     drafter.rewind(len(PROMPT) - 1)
-    check_memory(context, drafter._state)
+    check_memory(context, drafter.source.state)
     tree = drafter.propose(request(PROMPT, SETTINGS[0], 2))
     context.memory.clear()
     again = tree_drafter(context, "3x2x2").propose(request(PROMPT, SETTINGS[0], 2))
@@ -229,7 +229,7 @@ def test_an_interrupted_tree_leaves_nothing_behind(context, monkeypatch, begun):
 def test_an_evaluation_that_fails_within_a_tree_is_named(context):
     """No cell is left for the second depth; the text goes on once there is room."""
     drafter = tree_drafter(context, "3x2x2")
-    cache = drafter._state
+    cache = drafter.source.state
     text = [token % VOCAB for token in range(250)]
     cache.feed(text)
     with pytest.raises(DecodeError, match="llama_decode returned 1"):

@@ -14,12 +14,12 @@ from specrun.bindings.errors import DecodeError, DecodeFailedError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters.draft_model import state
-from specrun.runtime.drafters.draft_model.drafter import DraftModelDrafter
+from specrun.runtime.drafters.draft_model import model_drafter, state
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.laws import SamplingParams, SeededNoise
 from specrun.runtime.laws.transform import greedy_token
 from specrun.runtime.round import DraftRequest
-from specrun.runtime.trees import DraftTree
+from specrun.runtime.trees import DraftTree, Topology
 
 pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 GREEDY = SamplingParams(temperature=0.0)
@@ -42,9 +42,9 @@ def context(model: Model) -> Iterator[Context]:
         yield opened
 
 
-def drafter_of(context: Context, known: int, n: int) -> DraftModelDrafter:
+def drafter_of(context: Context, known: int, n: int) -> GrowingDrafter:
     cache = state.DraftModelState(context, target_vocab_size=known)
-    return DraftModelDrafter(cache, num_draft_tokens=n)
+    return model_drafter(cache, Topology.chain(n))
 
 
 def request(tokens: list[int], ends: frozenset[int] = frozenset()) -> DraftRequest:
@@ -72,7 +72,7 @@ def test_chains_are_those_of_single_steps(context, known):
         tree = drafter.propose(request(PROMPT))
         assert tree == DraftTree.chain(wanted)
         # All but the last token of the draft are cached, and the memory holds no more.
-        assert drafter._state.cached == [*PROMPT, *wanted[:-1]]
+        assert drafter.source.state.cached == [*PROMPT, *wanted[:-1]]
         assert context.memory.last_position() == len(PROMPT) + n - 2
         context.memory.clear()
     # A control: the chain hangs on what was evaluated.
@@ -87,7 +87,7 @@ def test_compiled_code_is_asked_and_python_says_the_same(context, monkeypatch):
     for loops in (LOOPS, None):
         monkeypatch.setattr(state, "LOOPS", loops)
         drafter = drafter_of(context, VOCAB, 6)
-        trees.append((drafter.propose(request(PROMPT)), drafter._state.cached, len(asked)))
+        trees.append((drafter.propose(request(PROMPT)), drafter.source.state.cached, len(asked)))
         context.memory.clear()
     compiled, python = trees
     assert compiled[:2] == python[:2]
@@ -123,7 +123,7 @@ def test_time_in_evaluations_is_counted(context):
 def test_a_failed_evaluation_leaves_a_state_that_drafts_as_a_new_one(context):
     own = drafter_of(context, VOCAB, 4)
     wanted = own.propose(request(PROMPT))
-    kept = own._state
+    kept = own.source.state
     # More than there are cells: llama.cpp finds no slot in the midst of the chain.
     with pytest.raises(DecodeError, match="no room for 1 more tokens"):
         kept.feed_likeliest(5, 2 * context.n_ctx, frozenset())

@@ -176,7 +176,7 @@ def test_where_the_drafters_context_ends_there_is_no_row(
     pair: tuple[Path, Path], drafter: str
 ) -> None:
     with open_pair(pair, drafter, accept=NEEDS_RAW) as runtime:
-        n_ctx = runtime.session.drafter._context.n_ctx  # type: ignore[attr-defined]
+        n_ctx = runtime.session.drafter.source.context.n_ctx  # type: ignore[attr-defined]
         for length, last in ((n_ctx - 1, True), (n_ctx, True), (n_ctx + 1, False)):
             tokens = [1 + token % 7 for token in range(length)]
             tree = proposed(runtime, tokens, SamplingParams(temperature=0.0), "rows")

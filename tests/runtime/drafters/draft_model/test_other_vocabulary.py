@@ -12,6 +12,7 @@ from support.enumeration import TOLERANCE, drafter_bias
 from support.moved_tokens import with_moved_tokens
 from support.scripted import LawTable, law_of
 from support.tiny_models import F32, fresh_logits
+from support.tree_laws import drawn_chain
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -29,7 +30,7 @@ from specrun.runtime.drafters.draft_model.vocabulary import (
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import Law, transformed_law
 from specrun.runtime.round import Drafter, DraftRequest
-from specrun.runtime.trees import DraftTree, draft_chain
+from specrun.runtime.trees import DraftTree
 
 LOST = range(260, 300)  # pairs of letters, which the drafter then spells with two tokens
 GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8, seed=3)
@@ -82,7 +83,7 @@ class ForeignChain(Drafter):
             return transformed_law(self._map.row(logits), SamplingParams(temperature=1.0))
 
         most = min(2, request.max_depth)
-        tree = draft_chain(law_after, request.noise, len(request.tokens), most=most, points=False)
+        tree = drawn_chain(law_after, request, most)
         if self._forgets and any(token == 3 for token in tree.tokens):
             return DraftTree()  # and drafts that cannot be said are thrown away
         return tree
@@ -155,7 +156,7 @@ def test_cells_are_those_of_the_spelled_text_after_any_rounds(
     """KV truth: what the drafter says next equals a fresh evaluation of what it was spelled."""
     with Runtime(tiny_model, f"draft({quoted(str(poorer))}, {options})", **F32) as runtime:
         drafter = runtime.session.drafter
-        state = drafter._state  # type: ignore[attr-defined]
+        state = drafter.source.state  # type: ignore[attr-defined]
         assert isinstance(state, SpelledModelState)
         spelled_apart = 0
         for number, prompt in enumerate([PROMPT, PROMPT[:20], PROMPT + " and there", "other"]):

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.enumeration import TOLERANCE, bias
-from support.head_chains import PairChainByDepth, whole_places
+from support.head_chains import PairChainByDepth, eagle_drafter, whole_places
 from support.scripted import LawTable
 from support.target_texts import PROMPT_IDS, answer, final_states, greedy_answers
 from support.tiny_eagle import TinyEagle, random_eagle
@@ -18,7 +18,8 @@ from support.tiny_models import F32
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows
+from specrun.runtime.drafters.eagle import EagleRows
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.heads import RowPlaces
 from specrun.runtime.language import quoted
 from specrun.runtime.round import DraftRequest
@@ -71,9 +72,9 @@ def eagle(
 ):
     def propose(request: DraftRequest) -> DraftTree:
         head = TableHead(drafts, request.tokens[0])
-        drafter = EagleDrafter(head, shape, sampling=sampling, p_min=p_min)  # type: ignore[arg-type]
+        drafter = eagle_drafter(head, shape, sampling=sampling, p_min=p_min)  # type: ignore[arg-type]
         drafter.begin(request.tokens)
-        drafter._state.learn(0, np.zeros((len(request.tokens) - 1, 1)), request.tokens)
+        drafter.source.state.learn(0, np.zeros((len(request.tokens) - 1, 1)), request.tokens)
         return drafter.propose(request)
 
     return propose
@@ -147,7 +148,7 @@ def test_drafts_end_before_a_token_that_the_head_is_not_sure_of(
 
 def test_a_confidence_that_is_no_probability_is_refused() -> None:
     with pytest.raises(OptionError, match=r"p_min is 1\.5"):
-        EagleDrafter(TableHead(LawTable(3, 1), 0), parse_topology("1"), p_min=1.5)  # type: ignore[arg-type]
+        eagle_drafter(TableHead(LawTable(3, 1), 0), parse_topology("1"), p_min=1.5)  # type: ignore[arg-type]
 
 
 def test_ranked_tokens_passed_off_as_draws_are_caught() -> None:
@@ -169,7 +170,7 @@ def test_ranked_tokens_passed_off_as_draws_are_caught() -> None:
 
 def test_dynamic_trees_refuse_draws() -> None:
     with pytest.raises(OptionError, match="biases the text"):
-        EagleDrafter(TableHead(LawTable(3, 1), 0), DynamicShape(2, 2, 3), sampling="with")  # type: ignore[arg-type]
+        eagle_drafter(TableHead(LawTable(3, 1), 0), DynamicShape(2, 2, 3), sampling="with")  # type: ignore[arg-type]
 
 
 # -- real targets ----------------------------------------------------------------------------------
@@ -297,7 +298,7 @@ def test_the_cache_is_true_after_any_rounds(
     embedding, _ = matrices(tiny_model)
     with Runtime(tiny_model, drafter=f"eagle({quoted(str(trained))}, {options})", **F32) as runtime:
         drafter = runtime.session.drafter
-        assert isinstance(drafter, EagleDrafter)
+        assert isinstance(drafter, GrowingDrafter)
         first = runtime.generate(
             PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30
         )
@@ -312,11 +313,11 @@ def test_the_cache_is_true_after_any_rounds(
                 prompt, SamplingParams(temperature=temperature, seed=2), max_tokens=20
             )
             text = [*prompt, *result.token_ids]
-            row = drafter._state.root(text)
+            row = drafter.source.state.root(text)
             if row is None:  # the answer ended with an end token: nothing follows it
                 assert result.finish_reason == "stop"
                 continue
-            base = drafter._state.base
+            base = drafter.source.state.base
             assert base == 0  # no pair was given up where the cache had all but the new tokens
             states = final_states(tiny_model, text, F32)[base:-1]
             n = len(states)

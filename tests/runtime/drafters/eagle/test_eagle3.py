@@ -22,7 +22,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafters.eagle import EagleDrafter
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.language import quoted
 
 HIDDEN, VOCAB, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
@@ -206,7 +206,7 @@ def test_the_cache_is_true_after_any_rounds(
         tiny_deep_model, drafter=drafter_text, **F32, n_batch=n_batch, n_ubatch=8
     ) as runtime:
         drafter = runtime.session.drafter
-        assert isinstance(drafter, EagleDrafter)
+        assert isinstance(drafter, GrowingDrafter)
         first = runtime.generate(
             PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30
         )
@@ -216,11 +216,11 @@ def test_the_cache_is_true_after_any_rounds(
                 prompt, SamplingParams(temperature=temperature, seed=2), max_tokens=20
             )
             text = [*prompt, *result.token_ids]
-            row = drafter._state.root(text)
+            row = drafter.source.state.root(text)
             if row is None:  # the answer ended with an end token: nothing follows it
                 assert result.finish_reason == "stop"
                 continue
-            base = drafter._state.base
+            base = drafter.source.state.base
             states = head.fused(
                 w, torch.tensor(features(tiny_deep_model, text)[base:-1], dtype=torch.float64)
             )

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 from support.enumeration import PROMPT, TOLERANCE, largest_error
-from support.head_chains import PairChainByDepth, whole_places
+from support.head_chains import PairChainByDepth, eagle_drafter, whole_places
 from support.law_pairs import deferral, distance, pi_at, texts_law, token_rule
 from support.scripted import PLAIN, LawTable, TableRows, TableTarget, conversation_of
 
 from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import ExactRule, PairRule, Rule, build_rule
-from specrun.runtime.drafters import path_laws
-from specrun.runtime.drafters.eagle import EagleDrafter, EagleRows
-from specrun.runtime.drafters.eagle.drafter import EagleNodes
+from specrun.runtime.drafters import growing
+from specrun.runtime.drafters.draft import Draft
+from specrun.runtime.drafters.eagle import EagleRows
 from specrun.runtime.heads import RowPlaces
 from specrun.runtime.laws import Law, NoiseSource
 from specrun.runtime.round import CachedText
@@ -144,7 +144,7 @@ def emitted(
     def program(noise: BranchingNoise) -> tuple[int, ...]:
         tokens = list(PROMPT)
         head = FollowingHead(drafts)
-        drafter = EagleDrafter(head, parse_topology(shape), sampling=sampling)  # type: ignore[arg-type]
+        drafter = eagle_drafter(head, parse_topology(shape), sampling=sampling)  # type: ignore[arg-type]
         drafter.begin(tokens)
         texts = [tokens[: place + 1] for place in range(len(tokens) - 1)]
         drafter.learn_prompt(0, StatefulRows([drafts(text) for text in texts], texts), len(texts))
@@ -258,7 +258,7 @@ def test_wrong_draws_are_caught(wrong: Propose, monkeypatch: pytest.MonkeyPatch)
     def scheme(sampling: TreeSampling) -> Propose:
         return wrong if sampling == "without" else proposal_scheme(sampling)
 
-    monkeypatch.setattr(path_laws, "proposal_scheme", scheme)
+    monkeypatch.setattr(growing, "proposal_scheme", scheme)
     assert max(bias("2", "without", seed, 2, zeros=0.0) for seed in range(4)) > 1e-2
 
 
@@ -317,5 +317,5 @@ def test_what_comes_out_is_pi_also_after_a_whole_draft(
 
 
 def test_a_last_token_of_the_targets_own_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EagleNodes, "leaf", lambda *_: None)
+    monkeypatch.setattr(Draft, "leaf", lambda *_: None)
     assert pair_error("cascade-token-v3(alpha=0.5)", "1x1", "with", 3) > 1e-2

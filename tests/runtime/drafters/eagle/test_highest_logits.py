@@ -8,10 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.head_chains import eagle_drafter
 
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.eagle import Eagle3Head, EagleDrafter
-from specrun.runtime.drafters.path_laws import HighestLogits
+from specrun.runtime.drafters.eagle import Eagle3Head
+from specrun.runtime.drafters.source import HighestLogits
 from specrun.runtime.laws import Law, SamplingParams, SeededNoise, transformed_law
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import TreeSampling, parse_topology
@@ -72,9 +73,9 @@ def test_drafts_and_laws_are_those_of_whole_rows(
 ) -> None:
     """An even top_k cuts between two pairs of equals, an odd one between equals."""
     shape = parse_topology("3x2x2")
-    highest, whole = (EagleDrafter(head.cells(200), shape, sampling=sampling) for _ in range(2))
+    highest, whole = (eagle_drafter(head.cells(200), shape, sampling=sampling) for _ in range(2))
     asked: list[int] = []
-    evaluate = highest._state._cells._evaluate
+    evaluate = highest.source.state._cells._evaluate
 
     def noted(*arguments, **named):  # type: ignore[no-untyped-def]
         asked.append(named["highest"])
@@ -82,8 +83,8 @@ def test_drafts_and_laws_are_those_of_whole_rows(
         assert (rows.logits is None) == (top_k % 2 == 0)
         return rows
 
-    highest._state._cells._evaluate = noted  # type: ignore[method-assign]
-    whole._highest = lambda _: 0  # type: ignore[method-assign]
+    highest.source.state._cells._evaluate = noted  # type: ignore[method-assign]
+    whole._most_highest = lambda _: 0  # type: ignore[method-assign]
     rng = np.random.default_rng(0)
     text = rng.integers(0, VOCAB, 2).tolist()
     params = SamplingParams(temperature=0.9, top_k=top_k, top_p=0.9, min_p=0.01)
@@ -92,7 +93,7 @@ def test_drafts_and_laws_are_those_of_whole_rows(
             states = rng.normal(size=(1, head.sizes.features)).astype(np.float32)
             trees = []
             for drafter in (highest, whole):
-                drafter._state.learn(len(text) - 2, states, text)
+                drafter.source.state.learn(len(text) - 2, states, text)
                 noise = SeededNoise(number).for_drafting(len(text))
                 trees.append(drafter.propose(DraftRequest(text, params, noise, 9, 99)))
             ours, theirs = trees
@@ -107,8 +108,8 @@ def test_drafts_and_laws_are_those_of_whole_rows(
 
 def test_what_was_said_for_other_settings_is_asked_again(head: Eagle3Head) -> None:
     """Two proposals after one text: a greedy one, and draws with other truncations."""
-    drafter = EagleDrafter(head.cells(200), parse_topology("2x2"), sampling="without", p_min=0.001)
-    fresh = EagleDrafter(head.cells(200), parse_topology("2x2"), sampling="without", p_min=0.001)
+    drafter = eagle_drafter(head.cells(200), parse_topology("2x2"), sampling="without", p_min=0.001)
+    fresh = eagle_drafter(head.cells(200), parse_topology("2x2"), sampling="without", p_min=0.001)
     states = np.random.default_rng(1).normal(size=(1, head.sizes.features)).astype(np.float32)
     settings = [
         SamplingParams(temperature=0.9, top_k=4),
@@ -118,10 +119,10 @@ def test_what_was_said_for_other_settings_is_asked_again(head: Eagle3Head) -> No
         SamplingParams(temperature=0.9, top_k=4),
     ]
     with closing(drafter), closing(fresh):
-        drafter._state.learn(0, states, [3, 4])
+        drafter.source.state.learn(0, states, [3, 4])
         for params in settings:
             fresh.begin(())
-            fresh._state.learn(0, states, [3, 4])
+            fresh.source.state.learn(0, states, [3, 4])
             trees = [
                 asked.propose(DraftRequest([3, 4], params, SeededNoise(5).for_drafting(2), 9, 99))
                 for asked in (drafter, fresh)
@@ -131,12 +132,12 @@ def test_what_was_said_for_other_settings_is_asked_again(head: Eagle3Head) -> No
 
 
 def test_settings_that_need_whole_rows(head: Eagle3Head) -> None:
-    with closing(EagleDrafter(head.cells(9), parse_topology("2"), sampling="with")) as drafter:
-        assert drafter._highest(SamplingParams(temperature=1.0, top_k=40)) == 41
+    with closing(eagle_drafter(head.cells(9), parse_topology("2"), sampling="with")) as drafter:
+        assert drafter._most_highest(SamplingParams(temperature=1.0, top_k=40)) == 41
         for changes in (
             {"top_k": 0},
             {"top_k": 64},
             {"top_k": 4, "repeat_penalty": 1.1},
             {"top_k": 4, "logit_bias": {3: 1.0}},
         ):
-            assert drafter._highest(SamplingParams(temperature=1.0, **changes)) == 0
+            assert drafter._most_highest(SamplingParams(temperature=1.0, **changes)) == 0

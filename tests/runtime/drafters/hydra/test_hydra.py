@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.enumeration import TOLERANCE, bias, law_with_drafter
-from support.head_chains import hydra_chain
+from support.head_chains import chain_plan, hydra_chain, hydra_drafter
 from support.law_pairs import Pi, deferral, distance, pi_at, texts_law, token_rule
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, asking_first_member
 from support.tiny_models import F32
@@ -19,9 +19,10 @@ from support.tiny_models import F32
 from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule, build_rule
-from specrun.runtime.drafters.hydra import HydraDrafter, HydraState
-from specrun.runtime.drafters.hydra.drafter import HydraNodes
-from specrun.runtime.heads import ChainTokens, RankedTokens, RowPiece
+from specrun.runtime.drafters.draft import Draft
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.hydra import HydraState
+from specrun.runtime.heads import NamedChildren, RankedTokens, RowPiece, TreePlan
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import Law
 from specrun.runtime.planning import TYPICAL_PATH_ACCURACY
@@ -43,7 +44,7 @@ GREEDY = SamplingParams(temperature=0.0)
 class TableHeads:
     """Heads whose laws are a table's after the text and the path."""
 
-    n_params, native_seconds, prefix = 0, 0.0, None
+    n_params, depth_params, native_seconds, prefix = 0, 0.0, 0.0, None
     whole_rows, n_prepared = True, 9
 
     def __init__(self, table: LawTable, tokens: Sequence[int]) -> None:
@@ -68,13 +69,12 @@ class TableHeads:
             whole = [np.log(self._table([*self._before, *path])) for path in paths]
         return self.best_laws(state, paths), whole
 
-    def chain(
-        self, piece: RowPiece, token: int, n: int, *, probabilities: bool = False
-    ) -> ChainTokens:
+    def tree(self, plan: TreePlan, piece: RowPiece, token: int) -> NamedChildren | None:
+        """A chain in one graph; no tree: it is grown depth by depth."""
+        n = len(plan.ranks)
+        if plan != chain_plan(n, has_values=plan.has_values):
+            return None
         return hydra_chain(self, piece.rows, piece.position, piece.count, token, n)
-
-    def tree(self, *given: object) -> None:
-        """No tree in one graph: it is grown depth by depth."""
 
     def states(self, states: np.ndarray, position: int, count: int) -> np.ndarray:
         return states
@@ -85,8 +85,10 @@ class TableHeads:
 
 def hydra(drafts: LawTable, shape: Topology | DynamicShape):
     def propose(request: DraftRequest) -> DraftTree:
-        drafter = HydraDrafter(TableHeads(drafts, request.tokens), shape)  # type: ignore[arg-type]
-        drafter._state.learn(len(request.tokens) - 2, np.zeros((1, 1), np.float32), request.tokens)
+        drafter = hydra_drafter(TableHeads(drafts, request.tokens), shape)  # type: ignore[arg-type]
+        drafter.source.state.learn(
+            len(request.tokens) - 2, np.zeros((1, 1), np.float32), request.tokens
+        )
         tree = drafter.propose(request)
         assert len(tree) or request.max_depth < 1
         return tree
@@ -134,7 +136,7 @@ def test_rules_that_weigh_its_laws_emit_pi(
         return distance(found, wanted)
 
     assert error() < TOLERANCE
-    monkeypatch.setattr(HydraNodes, "leaf", lambda *_: None)
+    monkeypatch.setattr(Draft, "leaf", lambda *_: None)
     assert error() > 1e-3
 
 
@@ -364,7 +366,7 @@ def test_drafts_are_the_references_after_any_rounds(
     checked = 0
     with Runtime(tiny_model, drafter=f"hydra({quoted(str(path))}, {options})", **F32) as runtime:
         drafter = runtime.session.drafter
-        assert isinstance(drafter, HydraDrafter)
+        assert isinstance(drafter, GrowingDrafter)
         first = runtime.generate(
             PROMPT_IDS, SamplingParams(temperature=temperature, seed=1), max_tokens=30
         )
@@ -378,13 +380,13 @@ def test_drafts_are_the_references_after_any_rounds(
             if result.finish_reason == "stop":
                 continue
             checked += 1
-            state = drafter._state.said(text)
+            state = drafter.source.state.said(text)
             assert state is not None
             states = torch.tensor(final_states(tiny_model, text, F32)[:-1], dtype=torch.float64)
             expected = fitted.double().read_states(states).numpy()
             np.testing.assert_allclose(state, expected[-1], rtol=1e-3, atol=1e-4)
             assert np.abs(state - expected[-2]).max() > 0.01  # the control: shifted by one
-            best = drafter._heads.best_laws(state, [[text[-1]]])
+            best = drafter.source._heads.best_laws(state, [[text[-1]]])
             laws = log_probs(fitted, expected[-1], [[text[-1]]], *matrices)
             np.testing.assert_allclose(
                 best.log_probs[0], laws[0, best.tokens[0]], rtol=1e-3, atol=1e-3
@@ -429,7 +431,7 @@ def test_combinators_let_heads_see_hidden_states(
 def shape_of(model: Path, heads: Path, options: str = "") -> Topology | DynamicShape:
     with Runtime(model, drafter=f"hydra({quoted(str(heads))}{options})", **F32) as runtime:
         drafter = runtime.session.drafter
-        assert isinstance(drafter, HydraDrafter)
+        assert isinstance(drafter, GrowingDrafter)
         return drafter._shape
 
 

@@ -247,10 +247,10 @@ def test_the_prompts_state_is_the_one_before_its_last_token(tiny_model: Path, fi
     ) as runtime:
         drafter = runtime.session.drafter
         text = [*PROMPT, *runtime.generate(PROMPT, params, max_tokens=12).token_ids]
-        after_answer, known = drafter._state  # type: ignore[attr-defined]
+        after_answer, known = drafter.source.known  # type: ignore[attr-defined]
         runtime.session.forget()
         runtime.session.conversation.begin(runtime.session.target, text[:known])
-        again, again_known = drafter._state  # type: ignore[attr-defined]
+        again, again_known = drafter.source.known  # type: ignore[attr-defined]
         np.testing.assert_allclose(again, after_answer, rtol=1e-4, atol=1e-4)
         assert again_known == known
 

@@ -25,7 +25,8 @@ from support.tiny_nextn import TinyNextN, variant, write_tiny_glm4moe
 
 from specrun.bindings.errors import OptionError, PairError, SpecrunError, UnsupportedModelError
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.drafters.mtp import MtpDrafter
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.mtp import MtpSource
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import SeededNoise
 from specrun.runtime.round import DraftRequest, GenerationResult
@@ -80,10 +81,11 @@ def answer(path: Path, drafter: str, params: SamplingParams, length: int = 40) -
         return runtime.generate(PROMPT, params, max_tokens=length)
 
 
-def drafter_of(runtime: Runtime) -> MtpDrafter:
+def source_of(runtime: Runtime) -> MtpSource:
     drafter = runtime.session.drafter
-    assert isinstance(drafter, MtpDrafter)
-    return drafter
+    assert isinstance(drafter, GrowingDrafter)
+    assert isinstance(drafter.source, MtpSource)
+    return drafter.source
 
 
 def pairs_of(spec: TinyNextN, tokens: list[int]) -> np.ndarray:
@@ -146,7 +148,7 @@ def test_penalties_see_the_drafted_path(
 
 def proposed(runtime: Runtime, tokens: list[int], params: SamplingParams, depth: int = 8) -> Any:
     request = DraftRequest(tokens, params, SeededNoise(0).for_drafting(len(tokens)), depth, 8)
-    return drafter_of(runtime).propose(request)
+    return runtime.session.drafter.propose(request)
 
 
 @pytest.mark.parametrize(("name", "n"), [("one", 4), ("two", 2), ("windowed", 2)])
@@ -177,7 +179,7 @@ def test_draws_come_from_the_law_that_they_store(files: dict[str, Path]) -> None
         runtime.session.conversation.begin(runtime.session.target, PROMPT)
         for seed in range(60):
             noise = SeededNoise(seed).for_drafting(len(PROMPT))
-            tree = drafter_of(runtime).propose(DraftRequest(PROMPT, params, noise, 8, 8))
+            tree = runtime.session.drafter.propose(DraftRequest(PROMPT, params, noise, 8, 8))
             assert tree.parents == (-1, 0, 1)
             for node, (parent, (draw,)) in enumerate(tree.draws.items()):
                 assert parent == node - 1 == draw.node - 1
@@ -265,7 +267,7 @@ def test_after_any_rounds_the_cache_is_what_a_fresh_evaluation_makes(
             result = runtime.generate(prompt, params, max_tokens=30)
             accepted, drafted = accepted + result.stats.accepted, drafted + result.stats.drafted
             text = [*prompt, *result.token_ids]
-            row = drafter_of(runtime)._state.root(text)
+            row = source_of(runtime).state.root(text)
             assert row is not None
             states = pairs_of(spec, text)
             wanted = spec.block(0, text, states)[0][-1]
@@ -287,7 +289,7 @@ def test_a_conversation_goes_on_from_what_is_cached(
             # than plain decoding.
             assert turn == 0 or result.usage.cached_tokens >= len(prompt) - 6
             prompt += [*result.token_ids, 11, 12]
-            state = drafter_of(runtime)._state
+            state = source_of(runtime).state
             assert state.base == 0
         again = runtime.generate(PROMPT, GREEDY, max_tokens=12)
         assert again.token_ids == plain("alike", GREEDY, 12)
@@ -322,14 +324,14 @@ def test_experts_draft_and_their_cache_is_what_a_fresh_evaluation_makes(tmp_path
             assert result.token_ids == plain.generate(PROMPT, params, max_tokens=60).token_ids
             assert 0 < result.stats.accepted < result.stats.drafted
             text = [*PROMPT, *result.token_ids]
-            rows.append((text, np.array(drafter_of(runtime)._state.root(text))))
+            rows.append((text, np.array(source_of(runtime).state.root(text))))
     for text, row in rows:
         with Runtime(path, drafter="mtp(n=3)", **F32) as fresh:
             fresh.session.conversation.begin(fresh.session.target, text)
-            wanted = drafter_of(fresh)._state.root(text)
+            wanted = source_of(fresh).state.root(text)
             np.testing.assert_allclose(row, wanted, rtol=1e-3, atol=1e-3)
             fresh.session.conversation.begin(fresh.session.target, [9, *text[1:]])
-            assert np.abs(drafter_of(fresh)._state.root([9, *text[1:]]) - row).max() > 1e-2
+            assert np.abs(source_of(fresh).state.root([9, *text[1:]]) - row).max() > 1e-2
 
 
 # -- files -----------------------------------------------------------------------------------------

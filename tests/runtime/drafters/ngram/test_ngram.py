@@ -18,19 +18,20 @@ from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import BlockRule, ExactRule
 from specrun.runtime.drafters.combinators import CascadeDrafter, EnsembleDrafter, RelayDrafter
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.lookahead import NgramPool, save_pool
 from specrun.runtime.drafters.ngram import (
     GrowingCounts,
-    NgramDrafter,
     NgramLaw,
+    NgramSource,
     TextCounts,
-    transformed,
+    row_of,
 )
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import Law, SeededNoise
 from specrun.runtime.planning import acceptance_probability
 from specrun.runtime.round import Drafter, DraftRequest
-from specrun.runtime.trees import DraftTree
+from specrun.runtime.trees import DraftTree, Topology
 
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 
@@ -156,9 +157,11 @@ def test_counts_that_grew_and_were_cut_are_those_of_the_text() -> None:
 # -- drafts ----------------------------------------------------------------------------------------
 
 
-def ngram(order: int = 2, **options: object) -> Callable[[], Drafter]:
-    file = TextCounts([[0, 1, 2, 0, 1, 1, 2]], order, 3)
-    return lambda: NgramDrafter(order, [file], **options)  # type: ignore[arg-type]
+def ngram(
+    order: int = 2, num_draft_tokens: int = 5, p_min: float = 0.0, kind: type = GrowingDrafter
+) -> Callable[[], Drafter]:
+    file, shape = TextCounts([[0, 1, 2, 0, 1, 1, 2]], order, 3), Topology.chain(num_draft_tokens)
+    return lambda: kind(NgramSource(order, [file]), shape, sampling="with", p_min=p_min)
 
 
 @pytest.mark.parametrize("rule", [ExactRule(), BlockRule()], ids=["token", "block"])
@@ -195,25 +198,26 @@ def test_members_of_combinators_give_the_targets_law(seed: int) -> None:
         assert drafter_bias(ExactRule(), make, table) < TOLERANCE, name
 
 
-class _StatesTheNextLaw(NgramDrafter):
+class _StatesTheNextLaw(GrowingDrafter):
     """Wrong: counts a drawn token before it says what law it was drawn from."""
 
     def propose(self, request: DraftRequest) -> DraftTree:
         tree = super().propose(request)
-        laws, tokens = [], list(request.tokens)
+        laws, tokens, counts = [], list(request.tokens), self.source
+        assert isinstance(counts, NgramSource)
         for token in tree.tokens:
-            self._text.extend([token])
+            counts._text.extend([token])
             tokens.append(token)
-            law = self._law.after(tokens[1 - self._order : -1] if self._order > 1 else [])
+            law = counts._law.after(tokens[1 - counts._order : -1] if counts._order > 1 else [])
             assert law is not None
             laws.append(law)
-        self._text.cut(len(request.tokens))
+        counts._text.cut(len(request.tokens))
         return DraftTree.chain(tree.tokens, laws)
 
 
 def test_a_law_that_has_seen_its_draw_is_caught() -> None:
     errors = [
-        drafter_bias(ExactRule(), lambda: _StatesTheNextLaw(2, num_draft_tokens=2), LawTable(3, s))
+        drafter_bias(ExactRule(), ngram(2, 2, kind=_StatesTheNextLaw), LawTable(3, s))
         for s in range(3)
     ]
     assert max(errors) > 1e-3
@@ -225,7 +229,7 @@ def test_a_law_that_has_seen_its_draw_is_caught() -> None:
 def test_laws_are_cut_and_tempered_as_the_targets_are(params: SamplingParams) -> None:
     """By hand: cut first, then p^(1/T)."""
     law = Law(np.array([0.4, 0.1, 0.3, 0.2]), np.array([3, 7, 9, 70]))
-    found = transformed(law, params)
+    found = row_of(law).laws(params)[0]
     by_rank = np.argsort(-law.probs)
     kept = by_rank[: params.top_k or 4]
     if params.top_p < 1:

@@ -171,7 +171,7 @@ def test_rounds_stay_within_their_limits() -> None:
     for depth in range(5):
         for nodes in range(8):
             drafter = over_table(3, 3)
-            drafter._rows = [np.log([0.2, 0.5, 0.3])] * 3, len(PROMPT)
+            drafter._rows_source.rows = [np.log([0.2, 0.5, 0.3])] * 3, len(PROMPT)
             tree = drafter.propose(DraftRequest(PROMPT, GREEDY, SeededNoise(0), depth, nodes))
             assert len(tree) <= nodes
             assert tree.max_depth <= depth

@@ -37,13 +37,12 @@ from specrun.runtime.drafters.combinators import CascadeDrafter
 from specrun.runtime.drafters.combinators.cascade import BoundedTarget
 from specrun.runtime.drafters.draft_model import state
 from specrun.runtime.drafters.draft_model import state as state_module
-from specrun.runtime.drafters.draft_model.drafter import ContextDrafter
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.partial import (
     ChunkMemory,
     KeptTokens,
     PartialState,
-    PartialTreeState,
     Window,
 )
 from specrun.runtime.language import quoted
@@ -119,16 +118,15 @@ def kept_tokens(window: Window, tokens: Sequence[int], root: int, *, shift: int 
 
 
 @pytest.mark.parametrize("window", [Window(2, 6), Window(0, 5), Window(4, 9)])
-@pytest.mark.parametrize("kind", [PartialState, PartialTreeState])
 def test_after_any_rounds_the_logits_are_those_of_the_kept_tokens(
-    target: Model, window: Window, kind: type[PartialState]
+    target: Model, window: Window
 ) -> None:
     """Texts that grow, are drafted on, cut back to anywhere and taken up again."""
     rng = np.random.default_rng(window.size)
     options = ContextOptions(**{**F32, "n_ctx": window.most_cells + 8}, n_sequences=2, n_outputs=2)
     moved = different = 0
     with Context(target, options) as context:
-        state = kind(context, KeptTokens(window))
+        state = PartialState(context, KeptTokens(window))
         text: list[int] = []
         for _ in range(40):
             if text and rng.random() < 0.4:  # another text that shares a beginning
@@ -178,7 +176,7 @@ def test_nodes_of_a_tree_see_the_kept_tokens_and_their_own_path(target: Model) -
     window, text = Window(2, 6), [number * 7 % 400 for number in range(33)]
     options = ContextOptions(**F32, n_sequences=3, n_outputs=3)
     with Context(target, options) as context:
-        state = PartialTreeState(context, KeptTokens(window))
+        state = PartialState(context, KeptTokens(window))
         for start in range(20, 30):
             state.rewind(min(len(state.cached), start - 1))
             state.feed(text[len(state.cached) : start])
@@ -278,9 +276,9 @@ def test_a_biased_rule_is_rejected_at_the_same_sample_size(
 def test_the_weights_are_the_targets_and_the_cache_is_small(models: Path) -> None:
     with open_pair(models, "partial(sink=2, window=6, n=4)", n_ctx=512) as runtime:
         drafter = runtime.session.drafter
-        assert isinstance(drafter, ContextDrafter)
-        assert drafter._context.model is runtime.session.target.context.model
-        assert drafter._context.options.n_ctx == 2 + 2 * 6 + 4 + 1
+        assert isinstance(drafter, GrowingDrafter)
+        assert drafter.source.context.model is runtime.session.target.context.model
+        assert drafter.source.context.options.n_ctx == 2 + 2 * 6 + 4 + 1
         assert drafter.remark == ""
     with open_pair(models, "partial(n=4)") as runtime:
         assert "all of a context of 256" in runtime.session.drafter.remark
@@ -381,7 +379,7 @@ def test_kept_chunks_stand_between_sink_and_window(target: Model) -> None:
     options = ContextOptions(**F32, n_sequences=2, n_outputs=2)
     with Context(target, options) as context:
         memory = ChunkMemory(3, 2, layer=2, n_embd=32, n_ctx=256)
-        state = PartialTreeState(context, KeptTokens(Window(2, 6), memory))
+        state = PartialState(context, KeptTokens(Window(2, 6), memory))
         text = rng.integers(0, 400, 60).tolist()
         states = rng.standard_normal((60, 32)).astype(np.float32)
         n_between = 0
@@ -422,7 +420,7 @@ def test_chunks_change_no_text(models: Path, drafter: str) -> None:
         drafter_of = runtime.session.drafter
         assert drafter_of.layer_inputs == (1,)
         model = drafter_of._model if isinstance(drafter_of, CascadeDrafter) else None
-        kept = drafter_of._state.kept if model is None else model._kept  # type: ignore[attr-defined]
+        kept = drafter_of.source.state.kept if model is None else model._kept  # type: ignore[attr-defined]
         assert len(kept.between) > 0
 
 

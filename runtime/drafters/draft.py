@@ -1,0 +1,263 @@
+"""A draft in the making: the distributions after its nodes, by the rows of a source."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.compiled import LOOPS, DrawnSiblings, RowSource
+from specrun.runtime.drafters.kept_rows import KeptRows
+from specrun.runtime.drafters.source import Asked, NodeRows, Source
+from specrun.runtime.laws.law import SHORT, Law, RankedLaw
+from specrun.runtime.laws.noise import draws_of
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.laws.transform import (
+    Logits,
+    greedy_token,
+    lead,
+    penalty_window,
+    transformed_law,
+    transformed_laws,
+)
+from specrun.runtime.round.drafter import DraftRequest
+from specrun.runtime.trees.growth import Steps, proposal_scheme, tree_steps
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree import ROOT, DraftTree
+
+RANKED_TOKENS = 40
+"""Tokens among which point masses are chosen if the settings do not truncate."""
+
+GrownT = TypeVar("GrownT")
+RowSteps = Generator[Asked, Any, GrownT]
+"""A draft that grows: yields what to evaluate, and receives rows or named children, or None."""
+
+
+# == Settings of a draft's distributions ===========================================================
+
+
+def without_penalties(params: SamplingParams) -> SamplingParams:
+    """Return the settings that cut and temper, without those that name tokens."""
+    if not (params.has_penalties or params.logit_bias):
+        return params
+    off = {"repeat_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    return params.replace(logit_bias={}, grammar=None, **off)
+
+
+def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
+    """Return the settings that rank the `ranked` most likely tokens.
+
+    Greedy settings make a law of one token, which ranks nothing and is always certain: temperature
+    1 takes their place. Otherwise the ranking keeps the target's truncation: tokens that it can
+    never emit are not worth a node.
+    """
+    if params.is_greedy:
+        return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0, mirostat=0)
+    # top_k = 0 is no cut.
+    return params.replace(top_k=min(params.top_k or ranked, ranked))
+
+
+# == One draft =====================================================================================
+
+
+class _Favourite(RankedLaw):
+    """The most likely token of a row, chosen without a distribution."""
+
+    __slots__ = ("_row", "_token")
+    _row: Logits
+    _token: int
+
+    def __init__(self, row: Logits, token: int) -> None:
+        object.__setattr__(self, "_row", row)
+        object.__setattr__(self, "_token", token)
+
+    def best(self, count: int) -> list[tuple[int, float]]:
+        """Return the token; its probability is not worked out."""
+        return [(self._token, 1.0)]
+
+    @property
+    def most_likely(self) -> tuple[int, float]:
+        """The token, and its probability among it and the second one."""
+        return self._token, lead(self._row, self._token)
+
+
+class Draft:
+    """A draft in the making: its evaluated nodes, and the distributions after them.
+
+    Ranked tokens are a distribution as they are; rows of logits are transformed by `params`, whose
+    penalties see each node's own path. `points`: tokens are chosen, not drawn. `favourites`: only
+    the most likely token is read. `kept` keeps the rows if a rule reads them.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        request: DraftRequest,
+        params: SamplingParams,
+        *,
+        points: bool,
+        favourites: bool = False,
+    ) -> None:
+        self._source, self._request, self._params = source, request, params
+        self._points, self._favourites = points, favourites
+        self._start = len(request.tokens)
+        self._parents: list[int] = []  # of all evaluated nodes
+        self._tokens: list[int] = []
+        self.room = source.room(request.tokens)
+        self.kept: KeptRows | None = None
+
+    def grown(self, steps: Steps[GrownT], rows: NodeRows | None = None) -> RowSteps[GrownT | None]:
+        """Let steps receive distributions of rows; return their result, None without any row.
+
+        `rows` are those of the root, if it was evaluated before.
+        """
+        try:
+            parents, tokens = next(steps)
+            while True:
+                found = (yield parents, tokens) if rows is None else rows
+                if found is None:
+                    return None
+                laws = self.laws(self.add(parents, tokens, found), found)
+                rows = None
+                parents, tokens = steps.send(laws)
+        except StopIteration as ended:
+            done: GrownT = ended.value
+            return done
+
+    def add(self, parents: Sequence[int], tokens: Sequence[int], rows: NodeRows) -> int:
+        """Note nodes that were evaluated just now; return the number of the first."""
+        first = len(self._tokens) if tokens else ROOT
+        self._parents += parents
+        self._tokens += tokens
+        if self.kept is not None:
+            self.kept.take(first, _whole(rows))
+        return first
+
+    def laws(self, first: int, rows: NodeRows) -> list[Law]:
+        """Return the distributions after nodes from number `first` on, by their rows."""
+        if rows.ranked is not None and self._points:
+            return list(RankedLaw.of_rows(rows.ranked.tokens, rows.ranked.log_probs))
+        params, state = self._params, self._request.state
+        if rows.highest is not None:
+            return rows.highest.laws(without_penalties(params))
+        whole = _whole(rows)
+        if not self._favourites and not params.has_penalties:
+            if len(whole) == 1:
+                return [transformed_law(whole[0], params, (), state)]
+            return transformed_laws([*whole], params, state)
+        windows = [self._window(node) for node in range(first, first + len(whole))]
+        pairs = list(zip(whole, windows, strict=True))
+        if self._favourites:
+            return [_Favourite(row, greedy_token(row, params, own, state)) for row, own in pairs]
+        return [transformed_law(row, params, window, state) for row, window in pairs]
+
+    def _window(self, node: int) -> Sequence[int]:
+        """Return the text that penalties see at a node: that of the target's distribution there."""
+        if not self._params.has_penalties:
+            return ()
+        path: list[int] = []
+        while node != ROOT:
+            path.append(self._tokens[node])
+            node = self._parents[node]
+        return penalty_window(self._request.tokens, path[::-1], self._params)
+
+    # -- its nodes, for rules that read rows (`kept_rows.EvaluatedNodes`) --------------------------
+
+    def place_of(self, parent: int, token: int) -> int | None:
+        """Return the number of the evaluated node of a token below another, None if none is."""
+        for node, named in enumerate(zip(self._parents, self._tokens, strict=True)):
+            if named == (parent, token):
+                return node
+        return None
+
+    def leaf(self, parent: int, token: int) -> tuple[int, Logits] | None:
+        """Evaluate a token below a node."""
+        if len(self._tokens) >= self.room:
+            return None
+        rows = self._source.below([parent], [token])
+        if rows is None:
+            return None
+        self._parents.append(parent)
+        self._tokens.append(token)
+        return len(self._tokens) - 1, _whole(rows)[0]
+
+    def root(self) -> Logits | None:
+        """Evaluate the text of the draft, which may have grown since."""
+        if self.room < 0:
+            return None
+        text = self._request.tokens[: self._start]
+        rows = self._source.root(dataclasses.replace(self._request, tokens=text), 0)
+        return None if rows is None else _whole(rows)[0]
+
+
+def _whole(rows: NodeRows) -> Sequence[Logits]:
+    """Return whole rows; raises `OptionError` of a head that was not opened for them."""
+    if rows.whole is None:
+        raise OptionError("heads that are drawn from must be opened with whole rows")
+    return rows.whole
+
+
+# == Draws without replacement in compiled code ====================================================
+
+
+class _DrawnTree(NamedTuple):
+    """A tree that compiled code grows: tokens, parents, and siblings by their parents."""
+
+    tokens: list[int]
+    parents: list[int]
+    siblings: DrawnSiblings
+
+
+def drawn_steps(
+    draft: Draft, topology: Topology, request: DraftRequest
+) -> RowSteps[DraftTree | None]:
+    """Draw a tree without replacement in compiled code: the one of `tree_steps`.
+
+    Only if it `can_draw`. Return None if there are no rows.
+    """
+    params, loops, k = request.params, LOOPS, request.params.cuts[0]
+    assert loops is not None
+    rows = yield (), ()
+    if rows is None:
+        return None
+    if _entries(rows, k) is None:  # rows that top-k does not cut
+        scheme = proposal_scheme("without")
+        steps = tree_steps(topology, scheme, request.noise, len(request.tokens))
+        return (yield from draft.grown(steps, rows))
+    children, first = topology.children, draft.add((), (), rows)
+    scratch, cuts, tree = np.empty(k), (np.exp, *params.cuts[1:]), _DrawnTree([], [], {})
+    level = [children[ROOT]], [ROOT], ROOT
+    for position in range(len(request.tokens), len(request.tokens) + topology.max_depth):
+        draws, entries = draws_of(request.noise, position, 1), _entries(rows, k)
+        assert entries is not None
+        drawn = loops.drawn_depth(*entries, level, children, draws, scratch, cuts, tree)
+        if drawn is None:
+            draft.laws(first, rows)  # raises, and names the broken row
+            raise AssertionError("rows that are laws to Python alone")
+        places, nodes, parents, tokens = drawn
+        if not tokens:
+            break
+        rows = yield parents, tokens
+        assert rows is not None
+        first = draft.add(parents, tokens, rows)
+        level = places, nodes, first
+    return DraftTree.of_siblings((*tree.tokens,), (*tree.parents,), tree.siblings)
+
+
+def can_draw(request: DraftRequest) -> bool:
+    """Return whether compiled code draws from the distributions of these settings."""
+    params = request.params
+    few = params.is_cut and not params.is_greedy and params.cuts[0] <= SHORT
+    return LOOPS is not None and few and request.state.grammar is None
+
+
+def _entries(rows: NodeRows, k: int) -> tuple[RowSource, npt.NDArray[np.int32] | None] | None:
+    """Return rows and their entries' names, if any; None for rows of not more than k entries."""
+    if rows.highest is not None:
+        return rows.highest.logits.data, rows.highest.tokens
+    whole = _whole(rows)
+    return None if len(whole[0]) <= k else (whole.__getitem__, None)

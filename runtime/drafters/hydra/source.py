@@ -1,0 +1,187 @@
+"""Hydra drafts a tree with heads that read the tokens before their own; and its builder."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.hydra.head import HydraCells, HydraHead
+from specrun.runtime.drafters.source import NodeRows
+from specrun.runtime.drafters.states_source import StatesSource
+from specrun.runtime.drafters.tree_options import TreeOptions, head_tree, ranks_by_depth
+from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS
+from specrun.runtime.heads.states import FloatRows, RowPiece, TextRows
+from specrun.runtime.heads.tree_graphs import NamedChildren, TreePlan
+from specrun.runtime.language import Expression, ExpressionOptions, options_of
+from specrun.runtime.planning import TYPICAL_PATH_ACCURACY
+from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees import DynamicShape, Topology
+from specrun.runtime.trees.tree import ROOT
+
+# == The source of rows ============================================================================
+#
+# The tree is verified as point masses, so the text is plain decoding's own. As a head's
+# distribution depends on the path, it is evaluated for every path of a depth at once; static trees
+# take its best tokens by rank, dynamic ones those of highest path probability. All of it is one
+# evaluation, if the heads have a graph for that.
+#
+# The heads read a state of the position before the last committed token. Without a prefix layer it
+# is the target's own hidden state there. With one (Hydra++) it is the layer's output, for which the
+# layer has to have seen the states of all positions before: they are cached as the text is
+# committed, and no drafts among them.
+
+
+class HydraState(TextRows[FloatRows]):
+    """The positions of a text are rows of the target's hidden states.
+
+    The result of the heads after them is the state [hidden] that they read. Without a prefix layer
+    no row lies in a cell anywhere, there is room for all, and only the last one is read.
+    """
+
+    def __init__(self, heads: HydraCells) -> None:
+        # Without a prefix layer nothing lies in cells, so nothing limits the text.
+        n_cells = sys.maxsize if heads.prefix is None else heads.prefix.n_cells
+        super().__init__(self._evaluate_states, n_cells, ahead=0)
+        self._heads, self.reads_all = heads, heads.prefix is not None
+
+    def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
+        """Return what a plan's tree names after the last token of a text, evaluated at once.
+
+        None if the state before that is not known, or the heads have no graph for it.
+        """
+        piece = self.due(tokens, MOST_CHAIN_ROWS)
+        if piece is None:
+            return None
+        named = self._heads.tree(plan, piece, tokens[-1])
+        if named is not None:
+            self.settle(piece)
+        return named
+
+    def _evaluate_states(self, piece: RowPiece) -> FloatRows:
+        state: FloatRows = self._heads.states(piece.rows, piece.position, piece.count)[-1]
+        return state
+
+
+class HydraSource(StatesSource[HydraState]):
+    """Hydra's heads below the target's own token, from the hidden state that it came from."""
+
+    needs_hidden_states = True
+    names_trees = True
+
+    def __init__(self, cells: HydraCells) -> None:
+        super().__init__(HydraState(cells), cells, cells.n_params, cells.depth_params)
+        self._heads, self.keeps_rows = cells, cells.whole_rows
+        self._read: FloatRows | None = None  # the state that the heads read
+        self._last, self._whole = 0, False
+        self._paths: list[list[int]] = []  # of the nodes, from the text's last token on
+
+    def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
+        """Name a tree in one graph, if the heads have one."""
+        return self.state.tree(request.tokens, plan)
+
+    def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
+        """Evaluate the first head; None if the state before the last token is unknown."""
+        self._read, self._last = self.state.said(request.tokens), request.tokens[-1]
+        self._whole = self.keeps_rows and request.keep not in ("nothing", "points")
+        self._paths = []
+        return None if self._read is None else self._rows([[self._last]])
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
+        """Evaluate the head of a depth for all paths; None below the last head."""
+        first = len(self._paths)
+        for parent, token in zip(parents, tokens, strict=True):
+            path = self._paths[parent] if parent != ROOT else [self._last]
+            self._paths.append([*path, token])
+        if len(self._paths[first]) > self._heads.n_prepared:
+            return None
+        return self._rows(self._paths[first:])
+
+    def _rows(self, paths: Sequence[Sequence[int]]) -> NodeRows:
+        assert self._read is not None
+        if not self._whole:
+            return NodeRows(ranked=self._heads.best_laws(self._read, paths))
+        ranked, whole = self._heads.rows(self._read, paths)
+        return NodeRows(whole, ranked)
+
+    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
+        """Return a copy [n, hidden] of the hidden states."""
+        return rows.hidden_states(wanted)
+
+
+# == The builder of `hydra(heads.gguf, ...)` =======================================================
+
+
+def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `hydra(heads.gguf, nodes=16)`, with `tree=4x2`, or with `depth=4, topk=4`.
+
+    Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one,
+    `n` for a chain.
+    """
+    options = options_of(expression)
+    path = model_file_of(expression, env)
+    whole_rows = env.keeps_rows
+    head = HydraHead(path, env.target, whole_rows=whole_rows, n_threads=env.context.n_threads)
+    try:
+        shape = _shape(expression, options, env, head)
+        if isinstance(shape, DynamicShape):
+            ranks = [shape.topk] * shape.depth
+        else:
+            ranks = list(ranks_by_depth(shape))
+        if env.keeps_rows and len(ranks) < head.n_heads:
+            ranks.append(1)  # of the token after a whole draft
+        head.prepare(ranks)
+    except BaseException:
+        head.close()
+        raise
+    name, n_cells = str(expression), env.n_ctx
+    tree, share = TreeOptions.of(expression), _depth_cost(head, env)
+
+    def start() -> GrowingDrafter:
+        source, plan = HydraSource(head.cells(n_cells)), tree.plan(shape, env, share)
+        return GrowingDrafter(source, shape, plan=plan, name=name)
+
+    pace = env.pace_of(chooses="auto" in (tree.n, tree.nodes))
+    return DrafterWeights(name, start, [head], pace)
+
+
+def _depth_cost(head: HydraHead, env: DraftEnvironment) -> float:
+    """Return what a depth reads of the heads' weights over the target's."""
+    return head.evaluated_params / head.n_heads / env.target.n_params
+
+
+def _shape(
+    expression: Expression,
+    options: ExpressionOptions,
+    env: DraftEnvironment,
+    head: HydraHead,
+) -> Topology | DynamicShape:
+    tree = TreeOptions.of(expression)
+    if tree.n == "auto" and not tree.asks_for_tree:
+        return Topology.chain(min(head.n_heads, env.most_drafted))
+    if isinstance(tree.n, int) and not tree.asks_for_tree:
+        if not 1 <= tree.n <= head.n_heads:
+            raise OptionError(f"n is {tree.n}: these Hydra heads draft 1 to {head.n_heads} tokens")
+        return Topology.chain(tree.n)
+    if tree.n is tree.depth is tree.topk is None and tree.nodes != "auto":
+        return head_tree(
+            expression,
+            options,
+            env,
+            stored=head.accuracy,
+            n_depths=head.n_heads,
+            depth_cost=_depth_cost(head, env),
+            typical=(TYPICAL_PATH_ACCURACY,) * head.n_heads,
+        )
+    if options.optional("accuracy") is not None:
+        problem = "accuracy= is what static trees are made from; leave it out, or depth= and topk="
+        raise OptionError(f"{expression}: {problem}")
+    if tree.depth is None:
+        nodes = env.most_drafted if tree.nodes == "auto" else tree.nodes
+        most = head.n_heads if nodes is None else max(1, nodes)
+        tree = dataclasses.replace(tree, depth=min(head.n_heads, most))
+    return tree.shape(env.context.n_batch, lambda nodes, depth: Topology(()), env.most_drafted)

@@ -1,0 +1,179 @@
+"""A method's side of drafting: rows of logits after the nodes of a growing tree.
+
+A new method is a `Source`, and its builder; `growing` does all else.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
+from specrun.runtime.heads import NamedChildren, RankedTokens, TreePlan
+from specrun.runtime.laws.law import Law
+from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.laws.transform import Logits, transformed_laws
+from specrun.runtime.round.drafter import DraftRequest, RoundOutcome
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees.growth import TreeSampling
+from specrun.runtime.trees.topology import Topology
+from specrun.runtime.trees.tree import DraftTree
+
+
+@dataclass(slots=True)
+class HighestLogits:
+    """The tokens of the highest logits after n nodes, one more than top-k keeps: both [n, k + 1].
+
+    Tokens ascend. As top-k leaves no others, the distributions are those of whole rows, if no two
+    logits that top-k separates are equal.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    logits: npt.NDArray[np.float32]
+
+    def laws(self, params: SamplingParams) -> list[Law]:
+        """Return the distributions that `params` make of the rows: no bias, no penalties."""
+        # In the order of their ids, as in a whole row, so that ties within the top k fall alike.
+        return transformed_laws(list(self.logits), params, names=self.tokens)
+
+
+@dataclass(slots=True)
+class NodeRows:
+    """The result of an evaluation of n nodes, in one or several forms.
+
+    `whole` are rows of logits [vocabulary or fewer], views that die with the next evaluation;
+    `ranked` the best tokens of each row with their log-probabilities; `highest` its highest logits.
+    """
+
+    whole: Sequence[Logits] | None = None
+    ranked: RankedTokens | None = None
+    highest: HighestLogits | None = None
+
+
+Depth = tuple[Sequence[int], Sequence[int]]
+"""Parents and tokens of the nodes to evaluate; without any, the root."""
+
+Asked = Depth | TreePlan
+"""An evaluation: a depth, or a whole tree that a source names."""
+
+
+class Source(ABC):
+    """A method in one conversation: rows of logits after the nodes of a growing tree.
+
+    `root` evaluates the end of the text, `below` one depth of a tree. Nodes are numbered from 0 in
+    the order of their evaluation, since `root`. It owns the native memory of the conversation.
+    """
+
+    needs_hidden_states = False
+    needs_nextn_states = False
+    layer_inputs: tuple[int, ...] = ()
+    reads_logits = False
+    embedding_inputs: EmbeddingInputs | None = None
+
+    keeps_rows = True
+    """Whether its rows are whole, for rules that read them."""
+    rows_by_depth = False
+    """Whether its rows depend on the depth of a node alone."""
+    keeps_points = False
+    """Whether rules read its rows although the drafted tokens would do: see `Keep`."""
+    shares = False
+    """Whether its evaluations may serve other conversations at the same time."""
+    most_highest = 0
+    """Of how many highest logits `root` can be asked; 0: it returns none."""
+    few_tokens = False
+    """Whether its rows are of few tokens, the log-probabilities of a distribution."""
+    names_trees = False
+    """Whether it may name a whole tree of best tokens at once: `named`."""
+    names_all_depths = False
+    """Whether `named` costs the same at every depth."""
+
+    # -- the text ----------------------------------------------------------------------------------
+
+    def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027
+        """Start an answer to a prompt."""
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:  # noqa: B027
+        """Learn the target's states at prompt tokens: see `Drafter.learn_prompt`."""
+
+    def read_along(self, tokens: Sequence[int], end: int) -> None:  # noqa: B027
+        """Read a prompt that the target has read up to `end`."""
+
+    def observe(self, outcome: RoundOutcome) -> None:  # noqa: B027
+        """Keep the state of the accepted tokens, whoever drafted them, and drop the rest."""
+
+    def rewind(self, length: int) -> None:  # noqa: B027
+        """Forget the tokens from position `length` on."""
+
+    # -- a draft -----------------------------------------------------------------------------------
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """Return how many nodes can be evaluated below a text."""
+        return sys.maxsize
+
+    @abstractmethod
+    def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
+        """Evaluate the end of the text, with `highest` the row's highest logits alone.
+
+        Return None if the method has no state of this text.
+        """
+
+    @abstractmethod
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
+        """Evaluate tokens below nodes (or ROOT) of one depth; None if nothing follows there."""
+
+    def named(self, request: DraftRequest, plan: TreePlan) -> NamedChildren | None:
+        """Name a plan's whole tree of best tokens; None if the method cannot, or has no state."""
+        return None
+
+    def depth_rows(self, request: DraftRequest) -> Sequence[Logits]:
+        """Return the rows of all depths, from the root on, if `rows_by_depth`."""
+        return ()
+
+    def whole(
+        self, request: DraftRequest, shape: Topology, sampling: TreeSampling
+    ) -> DraftTree | None:
+        """Return a whole draft of compiled code, the one that grows step by step; None: it cannot.
+
+        No stop and no rule looks at its rows.
+        """
+        return None
+
+    # -- evaluations with other conversations ------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether other conversations draft now, so that evaluations are better shared."""
+        return False
+
+    def submit(self, request: DraftRequest, asked: Asked) -> bool:
+        """Submit a shared evaluation; return False if the method has no state of this text."""
+        raise NotImplementedError
+
+    def result(self) -> NodeRows | NamedChildren | None:
+        """Return the result of the requested evaluation; None before it was made."""
+        raise NotImplementedError
+
+    # -- costs -------------------------------------------------------------------------------------
+
+    @property
+    def native_seconds(self) -> float:
+        """Time inside the evaluations of this conversation."""
+        return 0.0
+
+    @property
+    def n_params(self) -> int:
+        """The parameters of the method's own models."""
+        return 0
+
+    @property
+    def depth_params(self) -> float:
+        """The parameters that a depth of a draft multiplies."""
+        return self.n_params
+
+    def close(self) -> None:  # noqa: B027
+        """Free the conversation's native memory; again does nothing."""

@@ -1,0 +1,90 @@
+"""Base of heads: the target's states of every committed position, kept as rows.
+
+EAGLE's heads, Hydra's and NextN blocks read the target's states along the whole text. After every
+round the states of the root and of the accepted nodes are learnt (never those of rejected drafts),
+and over a prompt those that the target had not cached.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from specrun.runtime.drafters.source import Source
+from specrun.runtime.heads import FloatRows, TextRows
+from specrun.runtime.round.drafter import Owned, RoundOutcome
+from specrun.runtime.round.target import EvaluatedRows
+
+_ROOT_ROWS = (0,)  # those of most rounds
+
+
+class Cells(Owned, Protocol):
+    """One conversation's cache in a head, and the native time that it caused."""
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in this conversation's graphs."""
+
+
+StateT = TypeVar("StateT", bound=TextRows[Any])
+
+
+class StatesSource(Source, Generic[StateT]):
+    """One conversation's rows of a head: `state`, in `cells` that it owns."""
+
+    def __init__(self, state: StateT, cells: Cells, n_params: int, depth_params: float) -> None:
+        self.state, self._owned = state, cells
+        self._n_params, self._depth_params = n_params, depth_params
+        self._prompt: list[int] = []
+
+    @abstractmethod
+    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
+        """Return a copy [n, width] of the target's states at these rows."""
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Keep the states of what the prompt shares with the last text."""
+        self._prompt = list(tokens)
+        self.state.begin(tokens)
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Take the prompt's states."""
+        held, wanted = self.state, range(count)
+        if not held.reads_all:  # earlier states would be copied and never read
+            wanted = wanted[-1:]
+        states = self.read_states(rows, wanted)
+        held.learn(start + count - len(wanted), states, self._prompt)
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        """Take the states of the root and the accepted nodes."""
+        # Row 0 is the root's, the last committed token: its position is one before the round's
+        # first, and there is a row for it and for each token of the path.
+        tokens, held = outcome.tokens, self.state
+        wanted = outcome.path_rows if outcome.path else _ROOT_ROWS
+        if not held.reads_all:  # as over a prompt
+            wanted = wanted[-1:]
+        start = len(tokens) - len(wanted) - (outcome.next_token is not None)
+        held.learn(start, self.read_states(outcome.rows, wanted), tokens)
+
+    def rewind(self, length: int) -> None:
+        """Forget the states of tokens that were only guesses."""
+        self.state.cut(length)
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the graphs that this conversation ran."""
+        return self._owned.native_seconds
+
+    @property
+    def n_params(self) -> int:
+        """The head's parameters."""
+        return self._n_params
+
+    @property
+    def depth_params(self) -> float:
+        """The parameters of the head and of its output matrix."""
+        return self._depth_params
+
+    def close(self) -> None:
+        """Free the cells."""
+        self._owned.close()
