@@ -293,7 +293,8 @@ class ShapePlans:
         nodes that pay.
         """
         shape = self._shape.limited(min(depth, limits[0]), limits[1])
-        if shape is self._shape and choice is None and self._pick is not None:
+        if self._pick is not None and choice is None and shape is self._shape:
+            assert isinstance(shape, Topology)
             return DraftTree.of_points(self._pick(named.tokens), shape.parents)
         plan, numbers = self._of(depth)
         if isinstance(shape, DynamicShape):
