@@ -7,7 +7,7 @@ them again then.
 
 from __future__ import annotations
 
-import inspect
+import ast
 import re
 import textwrap
 from collections.abc import Callable
@@ -38,7 +38,15 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def source_of(function: Callable[..., object]) -> str:
-    return textwrap.dedent(inspect.getsource(function))
+    """The function's text in its file, which compiled modules are made of, too."""
+    path = PAGE.parent.parent.joinpath(*function.__module__.split(".")[1:]).with_suffix(".py")
+    text, scope = path.read_text(), ast.parse(path.read_text()).body
+    for name in function.__qualname__.split("."):
+        [found] = [node for node in scope if getattr(node, "name", None) == name]
+        assert isinstance(found, ast.ClassDef | ast.FunctionDef)
+        scope = found.body
+    first = min([found.lineno, *(each.lineno for each in found.decorator_list)])
+    return textwrap.dedent("".join(text.splitlines(True)[first - 1 : found.end_lineno]))
 
 
 def section_of(page: str) -> str:
