@@ -5,7 +5,6 @@ Options with llama.cpp's names are rewritten to the language of --drafter: there
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -31,27 +30,27 @@ _SPEC_TYPES = {name: method.name for method in METHODS.values() for name in meth
 
 def drafter_expression(settings: DraftSettings, *, demo: bool) -> str:
     """Return the drafter expression of the options; with the demo, drafting is the default."""
+    draft = settings.model_draft
     if settings.drafter is not None:
-        if is_bare_auto(settings.drafter) and settings.model_draft is not None:
-            _refuse_beside_drafter(dataclasses.replace(settings, model_draft=None))
-            return auto_expression(_draft_call(settings, demo=demo))
-        _refuse_beside_drafter(settings)
-        return settings.drafter
+        is_auto = draft is not None and is_bare_auto(settings.drafter)
+        _refuse_beside_drafter(settings, but_model=is_auto)
+        return auto_expression(_call(draft_kind(draft), settings)) if is_auto else settings.drafter
     name = _method(settings.spec_type)
-    if name is None and settings.reference is not None and settings.model_draft is None:
+    if name is None and settings.reference is not None and draft is None:
         name = "prompt-lookup"  # a text to quote from is there to be used
     if name is None:
-        name = "draft" if demo or settings.model_draft else "none"
-    if name == "draft":
-        return _draft_call(settings, demo=demo)
+        name = "draft" if demo or draft else "none"
     file = METHODS[name].file
-    if file is not None and (file.needed or settings.model_draft is not None):
-        return _call(name, settings, _file_argument(settings, demo=False))
-    if settings.model_draft is not None and name != "none":
+    if draft is None:
+        if file is not None and file.needed and not (demo and name == "draft"):
+            raise click.UsageError(
+                f"--spec-type {settings.spec_type} needs a draft model: -md FILE"
+            )
+    elif file is None and name != "none":
         raise click.UsageError(
             f"--spec-type {settings.spec_type} drafts without a model: leave out -md"
         )
-    return _call(name, settings, [])
+    return _call(draft_kind(draft) if name == "draft" else name, settings)
 
 
 def draft_kind(draft: Path | None) -> str:
@@ -92,9 +91,9 @@ def require_draft_files(expression: Expression) -> None:
         require_draft_files(file)
 
 
-def _refuse_beside_drafter(settings: DraftSettings) -> None:
+def _refuse_beside_drafter(settings: DraftSettings, *, but_model: bool) -> None:
     given = {
-        "-md": settings.model_draft,
+        "-md": None if but_model else settings.model_draft,
         "--spec-type": settings.spec_type,
         "--spec-draft-n-max": settings.spec_draft_n_max,
         "--spec-draft-p-min": settings.spec_draft_p_min,
@@ -122,20 +121,10 @@ def _method(spec_type: str | None) -> str | None:
     return _SPEC_TYPES[name]
 
 
-def _draft_call(settings: DraftSettings, *, demo: bool) -> str:
-    """Return the call of the method that drafts with the file of -md."""
-    return _call(draft_kind(settings.model_draft), settings, _file_argument(settings, demo=demo))
-
-
-def _file_argument(settings: DraftSettings, *, demo: bool) -> list[str]:
-    if settings.model_draft is not None:
-        return [quoted(str(settings.model_draft))]
-    if demo:
-        return []
-    raise click.UsageError(f"--spec-type {settings.spec_type} needs a draft model: -md FILE")
-
-
-def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
+def _call(name: str, settings: DraftSettings) -> str:
+    """Return the call of a method with the file of -md and the limits of its drafts."""
+    draft = None if name == "none" else settings.model_draft
+    arguments = [] if draft is None else [quoted(str(draft))]
     trees, heads = "put nodes= or tree= into --drafter", "draft models and EAGLE heads"
     given = (
         ("n", "n-max", settings.spec_draft_n_max, f"is not known to {name}: {trees}"),
@@ -151,7 +140,7 @@ def _call(name: str, settings: DraftSettings, arguments: list[str]) -> str:
             )
         if not METHODS[name].takes(parameter):
             raise click.UsageError(f"{option} {refusal}")
-        arguments = [*arguments, f"{parameter}={value}"]
+        arguments.append(f"{parameter}={value}")
     return f"{name}({', '.join(arguments)})" if arguments else name
 
 
