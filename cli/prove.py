@@ -75,7 +75,7 @@ def prove(
     with open_runtime(load, draft, template, SamplingParams(), terminal) as runtime:
 
         def measure(say: Callable[[str], None]) -> list[Proof]:
-            options = ProofOptions(60.0 * minutes, seed, sampling.params())
+            options = ProofOptions(60.0 * minutes, seed, sampling)
             return [check(runtime, options, progress=say)]
 
         (proof,) = measure_and_print("prove", measure, proof_table, form, terminal)

@@ -147,7 +147,7 @@ def _options(
     target = named_target(load, ask="give the model to accelerate: specrun accelerate MODEL.gguf")
     return AccelerateOptions(
         target=target,
-        params=sampling.params(),
+        params=sampling,
         prompts=search.prompts or (demo_questions() if load.demo else None),
         hours=search.hours,
         memory=search.memory,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from specrun.bench.drafters.corpus import DocumentationKind
     from specrun.bench.drafters.prompts import Conversation, Prompt, Workload
     from specrun.bindings.contexts.context_options import RopeScaling
-    from specrun.runtime import SamplingParams
 
 
 # == Options: which drafters, which prompts, how measured ==========================================
@@ -375,20 +374,19 @@ def _settings(
 ) -> DrafterBench:
     from specrun.bench.drafters.comparison import DrafterBench
 
-    params = sampling.params()
     expressions = _expressions(chosen, demo=load.demo)
     prompts, workload = chosen_prompts(source, target, load)
     n_ctx = load.context.n_ctx
     if n_ctx and source.context:  # more than -c if --context needs it, up to the target's own
         n_ctx = max(n_ctx, source.context + LONGEST_MESSAGES + measuring.predict)
     shape = measuring.shape or "free"
-    planned = _planned(target, load, chosen, params) if chosen.planned else []
+    planned = _planned(target, load, chosen, sampling) if chosen.planned else []
     return DrafterBench(
         target=target,
         drafters=(*expressions, *planned),
         prompts=prompts,
         workload=workload,
-        params=params,
+        params=sampling,
         rules=chosen.accept or ("exact",),
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
@@ -429,7 +427,7 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
 
 
 def _planned(
-    target: Path, load: LoadSettings, chosen: DrafterChoice, grid: Sequence[SamplingParams]
+    target: Path, load: LoadSettings, chosen: DrafterChoice, sampling: SamplingGrid
 ) -> list[str]:
     """Return the planned drafters for each temperature and draft model."""
     from specrun.runtime.demo import demo_drafters
@@ -449,7 +447,7 @@ def _planned(
                 f"nothing is planned for {target.name} with {draft.name}{why}: run specrun tune "
                 "first"
             )
-        for params in grid:
+        for params in sampling:
             nearest = min(plans, key=lambda plan: abs(plan.temperature - params.temperature))
             names += nearest.every_expression(draft)
     return list(dict.fromkeys(names))

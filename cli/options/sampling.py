@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
@@ -254,24 +254,18 @@ def temperatures_option(default: str, purpose: str = "") -> Decorator:
     )
 
 
-class SamplingGrid:
-    """Sampling settings at one or several temperatures, of the values of these options."""
+SamplingGrid: TypeAlias = tuple[SamplingParams, ...]
+"""The settings at each of several temperatures."""
 
-    def __init__(
-        self,
-        *,
-        temp: Sequence[Sequence[float]],
-        **values: Any,  # noqa: ANN401 - of the settings' options
-    ) -> None:
-        self._temperatures = tuple(dict.fromkeys(temp for several in temp for temp in several))
-        self._settings = read_settings(values)
 
-    def params(self) -> tuple[SamplingParams, ...]:
-        """Return the settings of each temperature, in order, none twice."""
-        return tuple(
-            SamplingParams(temperature=temperature, **self._settings)
-            for temperature in self._temperatures
-        )
+def _grid(
+    temp: Sequence[Sequence[float]],
+    **values: Any,  # noqa: ANN401 - of the settings' options
+) -> SamplingGrid:
+    """Return the settings at each temperature, in order, none twice."""
+    settings = read_settings(values)
+    temperatures = dict.fromkeys(temperature for several in temp for temperature in several)
+    return tuple(SamplingParams(temperature=each, **settings) for each in temperatures)
 
 
 def grid_options(default: str, purpose: str = "", *more: Decorator) -> Decorator:
@@ -280,4 +274,4 @@ def grid_options(default: str, purpose: str = "", *more: Decorator) -> Decorator
     `default` is of --temp, `purpose` stands in its help.
     """
     temperatures = temperatures_option(default, purpose)
-    return option_group("sampling", SamplingGrid, temperatures, *_TRUNCATION_OPTIONS, *more)
+    return option_group("sampling", _grid, temperatures, *_TRUNCATION_OPTIONS, *more)

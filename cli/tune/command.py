@@ -271,7 +271,7 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
     return TuneOptions(
         target=target,
         draft=draft,
-        params=sampling.params(),
+        params=sampling,
         n_tokens=text.predict,
         seconds=text.seconds,
         **load.costs,

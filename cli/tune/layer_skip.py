@@ -73,15 +73,14 @@ def _options(
             "--layer-skip makes the draft model of the target's own layers: leave out -md"
         )
     target = named_target(load, ask="give -m FILE, or --demo for the embedded model")
-    grid = sampling.params()
     chosen = click.get_current_context().get_parameter_source("temp") is not ParameterSource.DEFAULT
-    if chosen and len(grid) > 1:
+    if chosen and len(sampling) > 1:
         raise click.UsageError(
-            f"--layer-skip searches for one temperature: give one of the {len(grid)}"
+            f"--layer-skip searches for one temperature: give one of the {len(sampling)}"
         )
     return LayerSearchOptions(
         target=target,
-        params=grid[0],
+        params=sampling[0],
         evaluations=skip.evaluations,
         n_tokens=text.predict,
         seconds=text.seconds,

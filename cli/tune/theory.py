@@ -201,7 +201,7 @@ def _measured(
         target=named_target(load),
         drafters=_expressions(pair, demo=load.demo),
         prompts=tuple(prompts),
-        params=sampling.params(),
+        params=sampling,
         options=load.runtime_options(),
         max_tokens=pair.predict,
         seconds=pair.seconds,

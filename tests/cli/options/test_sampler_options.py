@@ -57,7 +57,7 @@ def test_an_answers_flags_reach_the_settings() -> None:
 
 
 def test_a_measurements_flags_reach_the_settings() -> None:
-    settings = parsed(sampling_grid_options, "sampling", "--temp", "0,1", *EVERY).params()
+    settings = parsed(sampling_grid_options, "sampling", "--temp", "0,1", *EVERY)
     assert [params.temperature for params in settings] == [0.0, 1.0]
     for params in settings:
         assert {name: getattr(params, name) for name in FLAGS} == {
