@@ -178,11 +178,11 @@ def sampling_params(
     try:
         return settings.params.replace(**found)
     except OptionError as error:
-        own = field_named_in(str(error))
-        if own is None:  # a sampler's name
+        refused = field_named_in(str(error))
+        if refused is None:  # a sampler's name
             raise RequestError(f"samplers: {error}", "samplers") from None
-        name = names.get(own, own)  # that the field has in the request
-        raise RequestError(name + str(error).removeprefix(own), name) from None
+        name = names.get(refused, refused)  # that the field has in the request
+        raise RequestError(name + str(error).removeprefix(refused), name) from None
 
 
 def _setting(name: str, kind: object, value: Any) -> Any:  # noqa: ANN401 - any setting's value

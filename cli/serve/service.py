@@ -361,10 +361,9 @@ async def _merged(sources: Sequence[AsyncIterator[Delta]]) -> AsyncIterator[Delt
         try:
             async for delta in source:
                 await queue.put(delta)
+            await queue.put(None)
         except Exception as problem:
             await queue.put(problem)
-        else:
-            await queue.put(None)
 
     tasks = [asyncio.create_task(pump(source)) for source in sources]
     try:
