@@ -309,7 +309,7 @@ def build_early_exit(
     expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
     """Build `early-exit(layers=a third, n=auto, sampling=with, p_min=0)`."""
-    chain = ChainOptions.of(expression, env, "with")
+    chain = ChainOptions.of(expression, "with").within(env.context.n_batch)
     options, n_layer = options_of(expression), env.target.n_layer
     layers = options.integer("layers", max(1, n_layer // 3))
     if not 1 <= layers < n_layer:

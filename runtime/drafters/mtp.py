@@ -186,7 +186,7 @@ _MOST_RECURRENT = 3
 
 def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `mtp(n=auto, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
-    chain = ChainOptions.of(expression, env, "argmax")
+    chain = ChainOptions.of(expression, "argmax").within(env.context.n_batch)
     owns_model, model = bool(expression.arguments), env.target
     if owns_model:
         model = _open(model_file_of(expression, env), env)

@@ -5,25 +5,24 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, cast, overload
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.lookahead.pool import load_pool
 from specrun.runtime.drafters.retrieval import read_reference_tokens
 from specrun.runtime.drafters.source import HighestLogits, NodeRows, Source
+from specrun.runtime.drafters.tree_options import ChainOptions
 from specrun.runtime.grammar import GrammarState
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.law import FloatArray, IdArray, Law
-from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.laws.transform import Logits, transformed_law
+from specrun.runtime.laws.transform import Logits
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
-from specrun.runtime.trees import Topology, TreeSampling
 from specrun.runtime.trees.tree import ROOT
 
 # == N-gram counts: of a growing text, which can be cut back, and of fixed texts ===================
@@ -344,18 +343,6 @@ def allowed(law: Law, place: GrammarState) -> Law:
     return Law.normalised(weights[kept], ids[kept]) if len(kept) else law
 
 
-def transformed(law: Law, params: SamplingParams) -> Law:
-    """Return a law on few tokens as settings without penalties cut and temper it."""
-    # In float32, as every model's rows: transforms expect that.
-    row = np.log(law.probs).astype(np.float32)
-    found = transformed_law(row, params)
-    return Law(found.probs, _chosen(law.ids, found.ids))
-
-
-def _chosen(ids: IdArray | None, places: IdArray | None) -> IdArray | None:
-    return ids if places is None else places if ids is None else ids[places]
-
-
 # == The builder of `ngram(order=2, file=FILE, pool=FILE)` =========================================
 
 
@@ -369,10 +356,8 @@ def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart)
     Raises OptionError for an order that is not counted, and what reading the files raises.
     """
     options = options_of(expression)
-    order, n = options.integer("order", ORDER), options.length("n")
+    order, chain = options.integer("order", ORDER), ChainOptions.of(expression, "with")
     check_order(order)
-    sampling = cast("TreeSampling", options.choice("sampling", ["with", "argmax"], "with"))
-    p_min = options.number("p_min", 0.0)
     vocabulary = env.target.vocabulary
     texts: list[Sequence[int]] = []
     file, pool = options.optional("file"), options.optional("pool")
@@ -382,7 +367,7 @@ def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart)
         texts += load_pool(Path(pool).expanduser(), vocabulary)
     sources = [TextCounts(texts, order, vocabulary.size)] if texts else []
 
-    count = env.most_drafted if n is None else n
+    count = env.most_drafted if chain.n is None else chain.n
     if count + 1 > env.context.n_batch:
         raise OptionError(
             f"{expression}: a chain of {count} tokens and its root do not fit a batch of "
@@ -391,14 +376,8 @@ def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart)
 
     if count < 1:
         raise OptionError(f"n is {count}: draft at least 1 token (or use none)")
-    check_p_min(p_min)
-    shape = Topology.chain(count)
 
     def start() -> GrowingDrafter:
-        plan = env.draft_plan(0.0) if n is None else None
-        source = NgramSource(order, sources)
-        return GrowingDrafter(
-            source, shape, sampling=sampling, p_min=p_min, plan=plan, name=str(expression)
-        )
+        return chain.drafter(NgramSource(order, sources), count, env, 0.0, str(expression))
 
     return DrafterWeights(str(expression), start)

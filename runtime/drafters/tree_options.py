@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.growing import GrowingDrafter, Plan, check_p_min
 from specrun.runtime.drafters.source import Source
 from specrun.runtime.heads import Accuracy, read_accuracy_csv
 from specrun.runtime.language import Expression, ExpressionOptions, find_method, options_of
@@ -157,38 +158,64 @@ class TreeOptions:
                 )
 
 
+ChainSampling = Literal["with", "argmax"]
+
+
 @dataclass(frozen=True, slots=True)
 class ChainOptions:
-    """The options `n=auto, sampling=with, p_min=0` of a method of chains; n None is auto."""
+    """The options `n=auto, sampling=with, p_min=0` of a method of chains; n None is auto.
+
+    `adaptive_exit` are the options of p_min=adaptive, None without it; with it `p_min` is 0.
+    """
 
     n: int | None
-    sampling: TreeSampling
+    sampling: ChainSampling
     p_min: float
+    adaptive_exit: AdaptiveExitOptions | None = None
 
     @staticmethod
     def of(
-        expression: Expression, env: DraftEnvironment, sampling: Literal["with", "argmax"]
+        expression: Expression,
+        sampling: ChainSampling,
+        adaptive_exit: AdaptiveExitOptions | None = None,
     ) -> ChainOptions:
         """Return those of an expression; `sampling` is the default."""
         options = options_of(expression)
-        n = options.length("n")
-        if n is not None and not 1 <= n < env.context.n_batch:
-            most = f"{env.context.n_batch - 1} tokens, as many as a batch holds"
-            raise OptionError(f"n is {n}: give 1 to {most}")
-        chosen = cast("TreeSampling", options.choice("sampling", ["with", "argmax"], sampling))
-        p_min = options.number("p_min", 0.0)
+        chosen = options.choice("sampling", list(get_args(ChainSampling)), sampling)
+        p_min = 0.0 if adaptive_exit is not None else options.number("p_min", 0.0)
         check_p_min(p_min)
-        return ChainOptions(n, chosen, p_min)
+        return ChainOptions(
+            options.length("n"), cast("ChainSampling", chosen), p_min, adaptive_exit
+        )
+
+    def within(self, n_batch: int) -> ChainOptions:
+        """Return them; raises `OptionError` for chains that no batch holds."""
+        if self.n is not None and not 1 <= self.n < n_batch:
+            most = f"{n_batch - 1} tokens, as many as a batch holds"
+            raise OptionError(f"n is {self.n}: give 1 to {most}")
+        return self
 
     def drafter(
-        self, source: Source, most: int, env: DraftEnvironment, share: float, name: str
+        self,
+        source: Source,
+        most: int,
+        env: DraftEnvironment,
+        share: float,
+        name: str,
+        text_share: Callable[[], float] | None = None,
     ) -> GrowingDrafter:
-        """Return the drafter of chains of a source, which is closed if that fails.
+        """Return the drafter of chains of at most so many tokens of a source.
 
-        `share` of the target is read for a token (`DraftEnvironment.draft_plan`).
+        `share` of the target is read for a token (`DraftEnvironment.draft_plan`). If that fails,
+        the source is closed.
         """
         try:
-            plan = None if self.n is not None else env.draft_plan(share)
+            plan: Plan | None = None
+            if self.adaptive_exit is not None:
+                # The threshold is learnt: each conversation has its own.
+                plan = AdaptiveExit(self.adaptive_exit)
+            elif self.n is None:
+                plan = env.draft_plan(share, text_share)
             shape = Topology.chain(most)
             return GrowingDrafter(
                 source, shape, sampling=self.sampling, p_min=self.p_min, plan=plan, name=name

@@ -32,7 +32,7 @@ from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafters.build import Builder, build_drafter, load_builder
 from specrun.runtime.drafters.draft_model import DraftPair
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.tree_options import TreeOptions
+from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions
 from specrun.runtime.language import (
     METHODS,
     Expression,
@@ -115,7 +115,7 @@ def readers(module: types.ModuleType) -> Iterator[types.ModuleType]:
     """A module, and those that its functions for reading options come from."""
     yield module
     for value in vars(module).values():
-        if value is TreeOptions or value is DraftPair:
+        if value is ChainOptions or value is TreeOptions or value is DraftPair:
             yield sys.modules[value.__module__]
         home = inspect.getmodule(value) if inspect.isfunction(value) else None
         if (

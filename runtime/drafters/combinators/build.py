@@ -26,7 +26,6 @@ from specrun.runtime.drafters.combinators.ouroboros import OuroborosDrafter, Phr
 from specrun.runtime.drafters.combinators.relay import RelayDrafter
 from specrun.runtime.drafters.draft_model import (
     USUAL_LENGTH,
-    ChainOptions,
     chain_options,
     draft_context_options,
     open_draft_model,
@@ -40,6 +39,7 @@ from specrun.runtime.drafters.environment import (
 from specrun.runtime.drafters.lookahead import MAX_NGRAM, WindowGuard
 from specrun.runtime.drafters.lookahead.drafter import open_pool
 from specrun.runtime.drafters.partial import PartialCache, partial_cache
+from specrun.runtime.drafters.tree_options import ChainOptions
 from specrun.runtime.language import TREE_OPTIONS, Expression, find_method, options_of
 from specrun.runtime.planning.theory import multiplications
 from specrun.runtime.round.drafter import Drafter, DrafterWeights

@@ -14,10 +14,10 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.drafters.combinators.members import graft
 from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params
-from specrun.runtime.drafters.draft_model import DraftSampling
 from specrun.runtime.drafters.growing import check_p_min
 from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.partial import PartialCache
+from specrun.runtime.drafters.tree_options import ChainSampling
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.laws.transform import Logits, penalty_window, transformed_law
@@ -73,7 +73,7 @@ class CascadeDrafter(Drafter):
         inner: Drafter,
         *,
         num_draft_tokens: int = 5,
-        sampling: DraftSampling = "with",
+        sampling: ChainSampling = "with",
         p_min: float = 0.0,
         max_rounds: int = 0,
         name: str = "cascade",

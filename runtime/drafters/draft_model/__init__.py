@@ -3,8 +3,6 @@
 from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.build import (
     USUAL_LENGTH,
-    ChainOptions,
-    DraftSampling,
     chain_options,
     draft_context_options,
     open_draft_model,

@@ -6,20 +6,19 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, cast, get_args
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
+from specrun.runtime.drafters.adaptive_exit import AdaptiveExitOptions
 from specrun.runtime.drafters.batching import MOST_SEQUENCES, SharedDraftContext
 from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.draft_model.vocabulary import DraftPair, RetokenisedDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing import GrowingDrafter, Plan
-from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions, tree_sampling
 from specrun.runtime.language import TREE_OPTIONS, Expression, ExpressionOptions, options_of
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.models.pairing import check_pair
@@ -30,37 +29,17 @@ from specrun.runtime.trees import DynamicShape, Topology
 USUAL_LENGTH = 5
 """Tokens of a chain where n is not given and nothing decides where to stop."""
 
-DraftSampling = Literal["with", "argmax"]
-
-
-@dataclass(frozen=True, slots=True)
-class ChainOptions:
-    """What `draft(a.gguf, n=auto, sampling=with, p_min=0)` says about chains.
-
-    `n` None is n=auto. `adaptive_exit` are the options of p_min=adaptive, None without it; with it
-    `p_min` is 0.
-    """
-
-    n: int | None
-    sampling: DraftSampling
-    p_min: float
-    adaptive_exit: AdaptiveExitOptions | None
-
 
 def chain_options(expression: Expression) -> ChainOptions:
     """Return the options of a draft model that drafts chains."""
     options = options_of(expression)
-    schemes = list(get_args(DraftSampling))
-    sampling = cast("DraftSampling", options.choice("sampling", schemes, "with"))
-    adaptive_exit = _adaptive_exit(options)
-    p_min = 0.0 if adaptive_exit is not None else options.number("p_min", 0.0)
-    n = options.length("n")
+    chain = ChainOptions.of(expression, "with", _adaptive_exit(options))
     # Draft & Verify's exit is a rule of its own for where chains stop. The demo's pair, which is
     # named without a file, drafts to show how: at its size nothing would pay.
     is_demo = expression.atom == "draft" and not expression.arguments and not options.is_auto("n")
-    if n is None and (adaptive_exit is not None or is_demo):
-        n = USUAL_LENGTH
-    return ChainOptions(n, sampling, p_min, adaptive_exit)
+    if chain.n is None and (chain.adaptive_exit is not None or is_demo):
+        return dataclasses.replace(chain, n=USUAL_LENGTH)
+    return chain
 
 
 MakeState = Callable[[Context], DraftModelState]
@@ -120,27 +99,16 @@ def plan_draft(
     if count < 1:
         problem = f"n is {count}: a draft model must draft at least 1 token (or use none)"
         raise OptionError(problem)
-    shape = Topology.chain(count)
 
     def drafter(context: Context, state_of: MakeState) -> GrowingDrafter:
-        state, plan = state_of(context), cast("Plan | None", None)
-        if chain.adaptive_exit is not None:
-            # The threshold is learnt: each conversation has its own.
-            plan = AdaptiveExit(chain.adaptive_exit)
-        elif chain.n is None:
-            plan = env.draft_plan(share(state), text_share and text_share(state))
-        source = DraftModelSource(state, shape)
-        return GrowingDrafter(
-            source,
-            shape,
-            sampling=chain.sampling,
-            p_min=chain.p_min,
-            plan=plan,
-            name=str(expression),
+        state = state_of(context)
+        source, text = (
+            DraftModelSource(state, Topology.chain(count)),
+            text_share and text_share(state),
         )
+        return chain.drafter(source, count, env, share(state), str(expression), text)
 
-    pace = env.pace_of(chooses=chain.n is None, draws=chain.sampling != "argmax")
-    return ModelPlan(drafter, 1, 1, count, pace)
+    return ModelPlan(drafter, 1, 1, count, chain.pace(env))
 
 
 def _adaptive_exit(options: ExpressionOptions) -> AdaptiveExitOptions | None:
