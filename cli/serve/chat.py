@@ -206,8 +206,10 @@ class OpenAIForm(ReplyForm):
 
     def end(self) -> bytes:
         """Return the end of a stream; before it a chunk about usage, if it was asked for."""
-        usage = {**self._common, "choices": [], **self._summary()} if self._with_usage else None
-        return (event_bytes(usage) if usage else b"") + b"data: [DONE]\n\n"
+        done = b"data: [DONE]\n\n"
+        if not self._with_usage:
+            return done
+        return event_bytes({**self._common, "choices": [], **self._summary()}) + done
 
     def _summary(self) -> dict[str, Any]:
         return {
@@ -293,24 +295,20 @@ def fields_of(parts: Sequence[Part], plan: ReplyPlan) -> dict[str, Any]:
 
 def chat_logprobs(events: Sequence[TokenEvent], vocabulary: Vocabulary) -> dict[str, Any]:
     """Return the `logprobs` of a chat completion's tokens; one that ends the answer has none."""
-    ends = vocabulary.end_of_generation
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text, piece = vocabulary.label(token), list(vocabulary.piece(token))
+        return {"token": text, "logprob": logprob, "bytes": piece}
+
     content = [
         {
-            **_entry(event.token_id, event.logprob, vocabulary),
-            "top_logprobs": [_entry(*likely, vocabulary) for likely in event.top_logprobs()],
+            **entry(event.token_id, event.logprob),
+            "top_logprobs": [entry(*likely) for likely in event.top_logprobs()],
         }
         for event in events
-        if event.token_id not in ends
+        if event.token_id not in vocabulary.end_of_generation
     ]
     return {"content": content, "refusal": None}
-
-
-def _entry(token: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
-    return {
-        "token": vocabulary.label(token),
-        "logprob": logprob,
-        "bytes": list(vocabulary.piece(token)),
-    }
 
 
 chat_completions = answering(ChatBody, chat_request, ChatForm)
