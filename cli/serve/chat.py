@@ -15,7 +15,6 @@ from specrun.cli.serve.replies import EndedChoice, ReplyForm, answering, event_b
 from specrun.cli.serve.sampling import AnswerBody, answer_request, with_settings
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
 from specrun.cli.serve.tools import (
-    MOST_CALLS,
     MOST_MESSAGES,
     MOST_TOOLS,
     ChatTurn,
@@ -77,9 +76,7 @@ class HistoryCall(Struct):
     id: Any = None
 
 
-_Calls = Annotated[
-    list[Annotated[HistoryCall, wanted(_CALL, whole=True)]], Meta(max_length=MOST_CALLS)
-]
+_Calls = Annotated[list[Annotated[HistoryCall, wanted(_CALL, whole=True)]], Meta(max_length=128)]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 

@@ -143,12 +143,10 @@ class PromptReader:
             if not tokens:
                 problem = "prompt is empty, and this model has no token to begin a text with"
                 raise OptionError(problem)
-            for token in tokens:
-                if not 0 <= token < vocabulary.size:
-                    problem = (
-                        f"prompt has the token {token}, and the model {vocabulary.size} tokens"
-                    )
-                    raise RequestError(problem, "prompt")
+            unknown = next((token for token in tokens if not 0 <= token < vocabulary.size), None)
+            if unknown is not None:
+                problem = f"prompt has the token {unknown}, and the model {vocabulary.size} tokens"
+                raise RequestError(problem, "prompt")
             read.append(tokens)
         return read
 
@@ -185,7 +183,6 @@ class ServedAnswer:
     service: AnswerService
     request: AnswerRequest
     prompts: Prompts
-    seed: int
     streams: Sequence[EngineStream]
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -261,9 +258,9 @@ class AnswerService:
         longest = max(map(len, prompts.tokens))
         if longest > self.engine.n_ctx:  # at once, not when its turn comes
             raise too_long(longest, self.engine.n_ctx)
-        seed = random_if_unset(request.params.seed)
         grammar = await self._grammar(request, prompts.end)
         self._require_room(len(prompts.tokens) * request.n)  # others came meanwhile
+        seed = random_if_unset(request.params.seed)
         params = request.params.replace(seed=seed, grammar=grammar)
         speculative = request.speculative
         try:
@@ -285,7 +282,7 @@ class AnswerService:
             ]
         except OptionError as error:  # all else was looked at before
             raise RequestError(str(error), "speculative") from None
-        answer = ServedAnswer(self, request, prompts, seed, streams)
+        answer = ServedAnswer(self, request, prompts, streams)
         self.answers.add(answer)
         return answer
 

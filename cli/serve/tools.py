@@ -35,7 +35,6 @@ Message = dict[str, Any]
 Tool = dict[str, Any]
 MOST_MESSAGES = 4096
 MOST_TOOLS = 512
-MOST_CALLS = 128
 
 # -- History --------------------------------------------------------------------------------------
 
