@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +23,11 @@ from specrun.cli.terminal.terminal import one_line
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """One command: how it is written, what it does, and whether the chat goes on after it."""
+    """One command: how it is written, and what it does; one without `run` leaves the chat."""
 
     usage: str
     help: str
-    run: Callable[[Chat, str], None]
-    leaves: bool = False
+    run: Callable[[Chat, str], None] | None = None
 
 
 def handle_command(chat: Chat, line: str) -> bool:
@@ -39,8 +39,10 @@ def handle_command(chat: Chat, line: str) -> bool:
         hint = f"did you mean {near[0]}?" if near else "/help lists the commands."
         literal = "" if near else " To send a message that begins with a slash, write two."
         raise OptionError(f"there is no command {one_line(name, 40)}; {hint}{literal}")
+    if command.run is None:
+        return False
     command.run(chat, argument.strip())
-    return not command.leaves
+    return True
 
 
 def _help(chat: Chat, _argument: str) -> None:
@@ -71,11 +73,10 @@ def _set(chat: Chat, argument: str) -> None:
 def _show(chat: Chat, _argument: str) -> None:
     runtime, conversation = chat.runtime, chat.conversation
     system = "none" if conversation.system is None else one_line(conversation.system)
-    used = (
-        f", {chat.last.usage.prompt_tokens + chat.last.usage.completion_tokens:,} used"
-        if chat.last
-        else ""
-    )
+    used = ""
+    if chat.last:
+        usage = chat.last.usage
+        used = f", {usage.prompt_tokens + usage.completion_tokens:,} used"
     facts = {
         "model": one_line(str(runtime.model.path)),
         "drafter": one_line(runtime.drafter),
@@ -108,16 +109,16 @@ def _stats(chat: Chat, _argument: str) -> None:
         f"prompts {totals.prompt_tokens:,} tokens ({totals.cached_tokens:,} cached), "
         f"{totals.wall_s:.2f} s",
     ]
-    if chat.learning is not None:
-        lines += chat.learning.lines()
+    if chat.models.learning is not None:
+        lines += chat.models.learning.lines()
     for line in lines:
         chat.terminal.say(f"  {line}")
 
 
 def _learn(chat: Chat, _argument: str) -> None:
-    if chat.learning is None:
+    if chat.models.learning is None:
         raise OptionError("nothing is learnt in this chat: begin it with --learn")
-    chat.learning.update()
+    chat.models.learning.update()
 
 
 def _clear(chat: Chat, _argument: str) -> None:
@@ -137,16 +138,15 @@ def _regen(chat: Chat, _argument: str) -> None:
     if not conversation.ends_with_answer:
         raise OptionError("there is no answer to make again")
     before = list(conversation.messages)
-    params = conversation.params
     chat.index += 1
-    if params.is_greedy:
+    if conversation.params.is_greedy:
         chat.terminal.note(
             "temperature 0 gives the same answer with every seed; /set temperature 0.8 does not"
         )
     conversation.messages.pop()
     done = False
     try:
-        done = chat.answer(params)
+        done = chat.answer(conversation.params)
     finally:
         if not done:
             conversation.messages[:] = before
@@ -180,15 +180,7 @@ def _say_drafter(chat: Chat) -> None:
     chat.terminal.say(f"  drafter {one_line(runtime.drafter)} · {one_line(runtime.accept)}")
 
 
-def _save(chat: Chat, argument: str) -> None:
-    _write(chat, argument, force=False)
-
-
-def _save_over(chat: Chat, argument: str) -> None:
-    _write(chat, argument, force=True)
-
-
-def _write(chat: Chat, argument: str, *, force: bool) -> None:
+def _save(chat: Chat, argument: str, *, force: bool = False) -> None:
     path = _path(argument, "/save")
     if path.exists() and not force:
         raise OptionError(f"{one_line(str(path))} exists: /save! {argument} overwrites it")
@@ -210,10 +202,6 @@ def _path(argument: str, command: str) -> Path:
     return Path(argument).expanduser()
 
 
-def _leave(_chat: Chat, _argument: str) -> None:
-    """Do nothing more."""
-
-
 _COMMANDS = {
     "/help": _Command("/help", "this list", _help),
     "/set": _Command(
@@ -231,9 +219,11 @@ _COMMANDS = {
     "/system": _Command("/system TEXT", "set the system prompt; alone: remove it", _system),
     "/regen": _Command("/regen", "answer the last message again, drawn anew", _regen),
     "/save": _Command("/save FILE", "write conversation and settings to a new file", _save),
-    "/save!": _Command("/save! FILE", "the same, over an existing file", _save_over),
+    "/save!": _Command(
+        "/save! FILE", "the same, over an existing file", functools.partial(_save, force=True)
+    ),
     "/load": _Command("/load FILE", "go on with a saved conversation", _load),
-    "/quit": _Command("/quit", "leave (also /bye, /exit, Ctrl-D)", _leave, leaves=True),
+    "/quit": _Command("/quit", "leave (also /bye, /exit, Ctrl-D)"),
 }
 _ALIASES = {"/?": "/help", "/bye": "/quit", "/exit": "/quit"}
 COMMAND_NAMES = (*_COMMANDS, *_ALIASES)

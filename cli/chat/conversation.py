@@ -115,12 +115,14 @@ def load_conversation(path: Path) -> Conversation:
     if values.keys() != _KEYS:
         found, wanted = ", ".join(sorted(values)), ", ".join(sorted(_KEYS))
         raise _wrong(path, f"its entries are {found} instead of {wanted}")
-    return Conversation(
-        params=_params(values["sampling"], path),
-        max_tokens=_max_tokens(values["max_tokens"], path),
-        system=_system(values["system"], path),
-        messages=_messages(values["messages"], path),
-    )
+    params = _params(values["sampling"], path)
+    most, system = values["max_tokens"], values["system"]
+    is_count = isinstance(most, int) and not isinstance(most, bool) and most >= 0
+    if most is not None and not is_count:
+        raise _wrong(path, f"max_tokens is {most!r}")
+    if not isinstance(system, str | None):
+        raise _wrong(path, f"the system prompt is {system!r}")
+    return Conversation(params, most, system, _messages(values["messages"], path))
 
 
 def _wrong(path: Path, problem: str) -> ModelError:
@@ -141,30 +143,15 @@ def _params(values: object, path: Path) -> SamplingParams:
         raise _wrong(path, str(error)) from error
 
 
-def _max_tokens(value: object, path: Path) -> int | None:
-    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
-        return value
-    raise _wrong(path, f"max_tokens is {value!r}")
-
-
-def _system(value: object, path: Path) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    raise _wrong(path, f"the system prompt is {value!r}")
-
-
 def _messages(values: object, path: Path) -> list[dict[str, str]]:
     if not isinstance(values, list):
         raise _wrong(path, "its messages are not a list")
     if len(values) % 2:
         raise _wrong(path, "its last message has no answer")
-    for number, (message, role) in enumerate(zip(values, _roles(len(values)), strict=True), 1):
+    for number, message in enumerate(values, 1):
+        role = USER if number % 2 else ASSISTANT
         if not isinstance(message, Mapping) or message.keys() != {"role", "content"}:
             raise _wrong(path, f"message {number} is not a role and a content")
         if message["role"] != role or not isinstance(message["content"], str):
             raise _wrong(path, f"message {number} is not a text of the {role}")
     return [dict[str, Any](message) for message in values]
-
-
-def _roles(count: int) -> list[str]:
-    return [USER if index % 2 == 0 else ASSISTANT for index in range(count)]

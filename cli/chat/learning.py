@@ -14,7 +14,7 @@ from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationResult
 
 if TYPE_CHECKING:
-    from specrun.train.online import Learning, OnlineDrafter, OnlineUpdate
+    from specrun.train.online import Learning, OnlineDrafter
     from specrun.train.trainer import TrainingStatus
 
 
@@ -33,7 +33,12 @@ class ChatLearning:
         self._n_begun = self._n_kept
         # Of the drafts since the last update, and of those before it: drafted, accepted.
         self._since, self._before = (0, 0), (0, 0)
-        self._tell_start()
+        every = settings.learn_every
+        when = f"after every {every} answers" if every else "at /learn"
+        store, kept = runtime.rejections, ""
+        if store is not None and store.path is not None:
+            kept = f"; {store.buffer.n_places:,} rejected drafts are kept in {store.path.parent}"
+        terminal.note(f"the drafter learns from rejected drafts {when}{kept}")
 
     def close(self) -> None:
         """Delete the learnt drafters, unless --learn-keep was given."""
@@ -68,10 +73,18 @@ class ChatLearning:
             update = self._drafter.update(self._show)
         finally:
             self._terminal.passing("")
-        for line in self._told(update, time.monotonic() - started):
-            self._terminal.note(line)
-        if update.swapped:
-            self._before, self._since = self._since, (0, 0)
+        seconds = time.monotonic() - started
+        texts = "the answers learnt" if update.measured_on_training else "answers not learnt"
+        what = f"{update.n_places:,} rejected drafts of {update.n_answers:,} answers"
+        self._terminal.note(
+            f"learnt from {what} in {seconds:.1f} s: alpha where drafts of {texts} were rejected "
+            f"{update.before.rate:.3f} before, {update.after.rate:.3f} after"
+        )
+        if not update.swapped:
+            self._terminal.note("that is worse: the drafter stays as it was")
+            return
+        self._terminal.note(f"the new drafter drafts from the next answer on; {self._rates()}")
+        self._before, self._since = self._since, (0, 0)
 
     def lines(self) -> list[str]:
         """Return the lines of /stats about learning."""
@@ -85,34 +98,10 @@ class ChatLearning:
             found.append(f"rejected  {buffer.n_places:,} drafts of {len(buffer):,} answers{place}")
         return found
 
-    def _tell_start(self) -> None:
-        every = self._settings.learn_every
-        when = f"after every {every} answers" if every else "at /learn"
-        runtime = self._drafter.runtime
-        store = runtime.rejections
-        kept = ""
-        if store is not None and store.path is not None:
-            kept = f"; {store.buffer.n_places:,} rejected drafts are kept in {store.path.parent}"
-        self._terminal.note(f"the drafter learns from rejected drafts {when}{kept}")
-
     def _show(self, status: TrainingStatus) -> None:
         self._terminal.passing(
             f"learning: step {status.step} of {status.steps} (Ctrl-C leaves the drafter as it is)"
         )
-
-    def _told(self, update: OnlineUpdate, seconds: float) -> list[str]:
-        before, after = update.before.rate, update.after.rate
-        texts = "the answers learnt" if update.measured_on_training else "answers not learnt"
-        what = f"{update.n_places:,} rejected drafts of {update.n_answers:,} answers"
-        lines = [
-            f"learnt from {what} in {seconds:.1f} s: alpha where drafts of {texts} were rejected "
-            f"{before:.3f} before, {after:.3f} after"
-        ]
-        if update.swapped:
-            lines.append(f"the new drafter drafts from the next answer on; {self._rates()}")
-        else:
-            lines.append("that is worse: the drafter stays as it was")
-        return lines
 
     def _rates(self) -> str:
         (drafted, accepted), (drafted_before, accepted_before) = self._since, self._before

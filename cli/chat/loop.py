@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import click
 
@@ -21,7 +21,6 @@ from specrun.cli.options.opening import check_sampling, open_runtime
 from specrun.cli.options.output import AnswerDisplay
 from specrun.cli.options.types import located
 from specrun.cli.terminal.answer import (
-    Answer,
     AnswerWriter,
     PlainWriter,
     context_full,
@@ -34,7 +33,7 @@ from specrun.runtime.language import METHODS, parse_expression
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
-    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.key_binding import KeyPressEvent
 
 
 # == Input: line editing and history on a terminal, plain lines from a pipe ========================
@@ -67,11 +66,34 @@ def read_message(read_line: LineReader) -> str:
 
 
 def make_line_reader(commands: Iterable[str]) -> LineReader:
-    """Return a function that reads a line: by prompt_toolkit on a screen, else from stdin."""
+    """Return a function that reads a line: by prompt_toolkit on a screen, else from stdin.
+
+    On a screen, Alt-Enter puts a line break into the message, and Enter sends it.
+    """
     screen = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
     if not sys.stdin.isatty() or screen is None:
         return _read_plain_line
-    return _editing_reader(list(commands), screen)
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.key_binding import KeyBindings
+    from prompt_toolkit.output import create_output
+
+    keys = KeyBindings()
+
+    @keys.add("escape", "enter")
+    def _(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    session: PromptSession[str] = PromptSession(
+        history=_history(),
+        completer=WordCompleter(list(commands), sentence=True),
+        complete_while_typing=False,
+        enable_history_search=True,
+        key_bindings=keys,
+        prompt_continuation=CONTINUATION,
+        output=create_output(stdout=screen),
+    )
+    return session.prompt
 
 
 def history_path() -> Path:
@@ -87,36 +109,6 @@ def _read_plain_line(_prompt: str) -> str:
     if not line:
         raise EOFError
     return line.rstrip("\r\n")
-
-
-def _editing_reader(commands: list[str], screen: TextIO) -> LineReader:
-    from prompt_toolkit import PromptSession
-    from prompt_toolkit.completion import WordCompleter
-    from prompt_toolkit.output import create_output
-
-    session: PromptSession[str] = PromptSession(
-        history=_history(),
-        completer=WordCompleter(commands, sentence=True),
-        complete_while_typing=False,
-        enable_history_search=True,
-        key_bindings=_line_break_keys(),
-        prompt_continuation=CONTINUATION,
-        output=create_output(stdout=screen),
-    )
-    return session.prompt
-
-
-def _line_break_keys() -> KeyBindings:
-    """Alt-Enter puts a line break into the message; Enter sends it."""
-    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
-
-    keys = KeyBindings()
-
-    @keys.add("escape", "enter")
-    def _(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return keys
 
 
 def _history() -> History:
@@ -154,7 +146,7 @@ class ChatModels:
         self._load, self._draft = load, draft
         self._template, self._terminal, self._lora = template, terminal, lora
         self._learn = learn
-        self.learning: ChatLearning | None = None
+        self.learning: ChatLearning | None = None  # without --learn
         self._opened = ExitStack()
         self._runtime: Runtime | None = None
 
@@ -201,10 +193,9 @@ class ChatModels:
         expression = parse_expression(text)
         is_method = expression.is_call or expression.atom in METHODS
         file = None if is_method or not _is_model(expression.atom) else located(expression.atom)
-        drafter = None if file else text
         draft = dataclasses.replace(
             self._draft,
-            drafter=drafter,
+            drafter=None if file else text,
             model_draft=file,
             spec_type=None,
             spec_draft_n_max=None,
@@ -250,7 +241,6 @@ def _is_model(name: str) -> bool:
 
 CommandHandler: TypeAlias = "Callable[[Chat, str], bool]"  # returns whether the chat goes on
 _START_OVER = "/clear starts over (/save FILE keeps a copy first)"
-_LEAVE_HINT = "Ctrl-C again, Ctrl-D or /quit leaves."
 
 
 class Chat:
@@ -280,11 +270,6 @@ class Chat:
         """The runtime that answers; commands switch it."""
         return self.models.runtime
 
-    @property
-    def learning(self) -> ChatLearning | None:
-        """Learning of the draft model; None without --learn."""
-        return self.models.learning
-
     def run(self, read_line: LineReader, handle_command: CommandHandler) -> int:
         """Read and answer until the input ends or a command leaves; return the exit code.
 
@@ -302,7 +287,7 @@ class Chat:
                 if stopped_once:
                     return exit_code
                 stopped_once = True
-                self.terminal.say(_LEAVE_HINT, "dim")
+                self.terminal.say("Ctrl-C again, Ctrl-D or /quit leaves.", "dim")
                 continue
             try:
                 if not self._take(message, handle_command):
@@ -326,9 +311,18 @@ class Chat:
 
     def answer(self, params: SamplingParams) -> bool:
         """Answer the last message; if there is no text, take it back and return False."""
-        conversation = self.conversation
+        conversation, terminal = self.conversation, self.terminal
         try:
-            answer = self._stream(params)
+            writer = self._writer()
+            stream = self.runtime.stream_chat(
+                conversation.for_template(),
+                params,
+                max_tokens=conversation.max_tokens,
+                # A random seed is new for every answer, and `-s SEED` alone then repeats it.
+                index=0 if params.seed is None else self.index,
+                logprobs=False,
+            )
+            answer = run_stream(stream, writer)
         except BaseException as error:
             conversation.messages.pop()
             if isinstance(error, ContextFullError):
@@ -338,49 +332,32 @@ class Chat:
             raise
         if answer.interrupted and not answer.result.text:
             conversation.messages.pop()
-            self.terminal.say("stopped before the first token; the message was taken back", "dim")
+            terminal.say("stopped before the first token; the message was taken back", "dim")
             return False
         conversation.reply(answer.result.text)
         self.last = answer.result
         self.totals.add(answer.result)
-        self._conclude(answer)
-        if self.learning is not None:
-            self.learning.after_answer(answer.result)
-        if self.terminal.notes_on_screen:
-            self.terminal.note("")
+        if self._display.show_timings:
+            terminal.note(statistics_line(answer.result, self.runtime.model.n_ctx_train))
+        if answer.interrupted:
+            terminal.note("stopped; what was said so far is part of the conversation")
+        full = context_full(answer, conversation.max_tokens, self.runtime)
+        if full:
+            terminal.say(f"{full} {_START_OVER}.", "yellow")
+        if self.models.learning is not None:
+            self.models.learning.after_answer(answer.result)
+        if terminal.notes_on_screen:
+            terminal.note("")
         return True
 
-    def _stream(self, params: SamplingParams) -> Answer:
-        self._explain_colors()
-        conversation = self.conversation
-        stream = self.runtime.stream_chat(
-            conversation.for_template(),
-            params,
-            max_tokens=conversation.max_tokens,
-            # A random seed is new for every answer, and `-s SEED` alone then repeats it.
-            index=0 if params.seed is None else self.index,
-            logprobs=False,
-        )
-        return run_stream(stream, self._writer())
-
     def _writer(self) -> AnswerWriter:
+        """Return the writer of an answer; explain the colours of drafts once."""
         show_draft = self._display.show_draft
+        if show_draft and self.terminal.color_answers and not self._told_colors:
+            self._told_colors = True
+            self.terminal.note("(cyan: drafted and accepted; plain: the target's own)")
         if self._markdown and not show_draft:
             from specrun.cli.terminal.markdown import MarkdownWriter
 
             return MarkdownWriter(self.terminal)
         return PlainWriter(self.terminal, show_draft=show_draft)
-
-    def _conclude(self, answer: Answer) -> None:
-        if self._display.show_timings:
-            self.terminal.note(statistics_line(answer.result, self.runtime.model.n_ctx_train))
-        if answer.interrupted:
-            self.terminal.note("stopped; what was said so far is part of the conversation")
-        full = context_full(answer, self.conversation.max_tokens, self.runtime)
-        if full:
-            self.terminal.say(f"{full} {_START_OVER}.", "yellow")
-
-    def _explain_colors(self) -> None:
-        if self._display.show_draft and self.terminal.color_answers and not self._told_colors:
-            self._told_colors = True
-            self.terminal.note("(cyan: drafted and accepted; plain: the target's own)")

@@ -42,33 +42,12 @@ def _whole(text: str) -> int:
         raise OptionError(f"{text!r} is not a whole number") from None
 
 
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise OptionError(f"{text!r} is not a number") from None
-
-
-def _seed(text: str) -> int | None:
-    seed = -1 if text == "random" else _whole(text)
-    if seed < -1:
-        raise OptionError(f"seed is {seed}: give -1 (random) or 0 and more")
-    return None if seed == -1 else seed
-
-
-def _limit(text: str) -> int | None:
-    limit = _whole(text)
-    if limit < -1:
-        raise OptionError(f"{MAX_TOKENS} is {limit}: give -1 (no limit) or 0 and more")
-    return None if limit == -1 else limit
-
-
-def _stop(text: str) -> tuple[str, ...]:
-    return () if text == "none" else (text.replace("\\n", "\n").replace("\\t", "\t"),)
-
-
-def _logit_bias(text: str) -> dict[int, float]:
-    return {} if text == "none" else dict(parse_logit_bias(part) for part in text.split(","))
+def _optional(name: str, unset: str, text: str) -> int | None:
+    """Read a whole number; -1 leaves the setting unset."""
+    value = _whole(text)
+    if value < -1:
+        raise OptionError(f"{name} is {value}: give -1 ({unset}) or 0 and more")
+    return None if value == -1 else value
 
 
 def _samplers(text: str) -> tuple[str, ...]:
@@ -88,21 +67,19 @@ def _samplers(text: str) -> tuple[str, ...]:
 
 
 _READERS: dict[str, Callable[[str], Any]] = {
-    "logit_bias": _logit_bias,
+    "logit_bias": lambda text: (
+        {} if text == "none" else dict(map(parse_logit_bias, text.split(",")))
+    ),
     "dry_sequence_breakers": lambda text: read_breakers(tuple(text.split())),
     "samplers": _samplers,
     "grammar": read_grammar,
-    "seed": _seed,
-    "stop": _stop,
-    MAX_TOKENS: _limit,
+    "seed": lambda text: _optional("seed", "random", "-1" if text == "random" else text),
+    "stop": lambda text: (
+        () if text == "none" else (text.replace("\\n", "\n").replace("\\t", "\t"),)
+    ),
+    MAX_TOKENS: lambda text: _optional(MAX_TOKENS, "no limit", text),
 }
-"""Readers of settings that are no numbers."""
-
-
-def _read(name: str, text: str) -> Any:  # noqa: ANN401 - values of any setting
-    if name in _READERS:
-        return _READERS[name](text)
-    return _whole(text) if SETTINGS[name].kind == "count" else _number(text)
+"""Readers of settings that are not plain numbers."""
 
 
 def change_setting(conversation: Conversation, name: str, text: str, *, vocab_size: int) -> str:
@@ -115,7 +92,15 @@ def change_setting(conversation: Conversation, name: str, text: str, *, vocab_si
     name = _ALIASES.get(name, name)
     if name not in SETTING_NAMES:
         raise unknown_name(name, list(SETTING_NAMES), "setting")
-    value = _read(name, text)
+    if name in _READERS:
+        value = _READERS[name](text)
+    elif SETTINGS[name].kind == "count":
+        value = _whole(text)
+    else:
+        try:
+            value = float(text)
+        except ValueError:
+            raise OptionError(f"{text!r} is not a number") from None
     if name == "logit_bias" and (beyond := [token for token in value if token >= vocab_size]):
         raise OptionError(
             f"token {beyond[0]} does not exist: the model has {vocab_size} tokens, numbered from 0"
@@ -150,7 +135,11 @@ def describe_sampling(params: SamplingParams, max_tokens: int | None) -> str:
         parts = ["greedy (temp 0)"]
         parts += [cuts["typ_p"]] if "typ_p" in params.chain else []
     else:
-        parts = [_shown_temperature(params)]
+        parts = ["temp 1"]
+        if "temperature" in params.chain:
+            is_dynamic = params.dynatemp_range > 0.0 and not params.mirostat
+            spread = f" +- {params.dynatemp_range:g}" if is_dynamic else ""
+            parts = [f"temp {params.temperature:g}{spread}"]
         parts += [text for name, text in cuts.items() if name in params.chain]
         parts.append(f"seed {_shown('seed', params.seed)}")
     if "penalties" in params.chain:
@@ -162,14 +151,6 @@ def describe_sampling(params: SamplingParams, max_tokens: int | None) -> str:
     parts += [f"{len(params.logit_bias)} logit biases"] if params.logit_bias else []
     parts += [f"at most {max_tokens} tokens"] if max_tokens is not None else []
     return " · ".join(parts)
-
-
-def _shown_temperature(params: SamplingParams) -> str:
-    if "temperature" not in params.chain:
-        return "temp 1"
-    text = f"temp {params.temperature:g}"
-    is_dynamic = params.dynatemp_range > 0.0 and not params.mirostat
-    return f"{text} +- {params.dynatemp_range:g}" if is_dynamic else text
 
 
 def _shown(name: str, value: Any) -> str:  # noqa: ANN401 - values of any setting

@@ -9,16 +9,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from specrun.cli.serve.body import checked, shown, wanted
+from specrun.cli.serve.body import checked, one_of, shown, wanted
 from specrun.cli.serve.errors import RequestError, anthropic_error
-from specrun.cli.serve.replies import (
-    ItemForm,
-    answering,
-    counting,
-    event_bytes,
-    speculation_of,
-    usage_of,
-)
+from specrun.cli.serve.figures import speculation_of, usage_of
+from specrun.cli.serve.replies import ItemForm, answering, counting, event_bytes
 from specrun.cli.serve.sampling import (
     AnswerBody,
     FormatHolder,
@@ -39,17 +33,15 @@ from specrun.cli.serve.tools import (
     plan_turn,
 )
 from specrun.runtime.chat import CallBegun, Part, Reasoning
-from specrun.runtime.round import GenerationResult
 
 # -- Requests -------------------------------------------------------------------------------------
 
 _MODES = {"auto": "auto", "none": "none", "any": "required"}
-_MODEL_SAID = ("thinking", "redacted_thinking")
 _BLOCKS = 'a text, or blocks as {"type": "text", "text": "..."}'
 _CALL = '{"type": "tool_use", "id": "...", "name": "...", "input": {...}}'
-_ROLES = "one of user, assistant, system"
-_CHOICES = "auto, any, tool or none"
-_THINKING = "one of enabled, disabled, adaptive, between_tools"
+_Role = Literal["user", "assistant", "system"]
+_Choice = Literal["auto", "any", "tool", "none"]
+_Thinking = Literal["enabled", "disabled", "adaptive", "between_tools"]
 _ListOfBlocks = Annotated[list[dict[str, Any]], Meta(max_length=MOST_MESSAGES)]
 Blocks = Annotated[str | _ListOfBlocks, wanted(_BLOCKS, whole=True)]
 
@@ -57,7 +49,7 @@ Blocks = Annotated[str | _ListOfBlocks, wanted(_BLOCKS, whole=True)]
 class BlockMessage(Struct):
     """A message of a text, or of blocks."""
 
-    role: Annotated[Literal["user", "assistant", "system"], wanted(_ROLES)]
+    role: Annotated[_Role, one_of(_Role)]
     content: Blocks
 
 
@@ -71,7 +63,7 @@ class InputTool(Function):
 class ToolChoiceFields(Struct):
     """Anthropic's `tool_choice`."""
 
-    type: Annotated[Literal["auto", "any", "tool", "none"], wanted(_CHOICES)]
+    type: Annotated[_Choice, wanted("auto, any, tool or none")]
     name: Annotated[str | None, wanted("the name of a tool")] = None
     disable_parallel_tool_use: bool | None = None
 
@@ -79,7 +71,7 @@ class ToolChoiceFields(Struct):
 class Thinking(Struct):
     """Anthropic's `thinking`: the variable `enable_thinking` of templates."""
 
-    type: Annotated[Literal["enabled", "disabled", "adaptive", "between_tools"], wanted(_THINKING)]
+    type: Annotated[_Thinking, one_of(_Thinking)]
 
 
 _Message = Annotated[BlockMessage, wanted("an object with role and content")]
@@ -125,25 +117,31 @@ def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
         if "tool_calls" in conversation[-1]:
             raise RequestError("messages ends with calls: give their results", "messages")
         prefill = conversation.pop()["content"]
-    choice = body.tool_choice or ToolChoiceFields("auto")
+    tools = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools or ())]
+    given = body.tool_choice or ToolChoiceFields("auto")
+    if given.type != "tool":
+        choice = ToolChoice(_MODES[given.type])
+    elif given.name is None:
+        raise RequestError("tool_choice.name is None: give the name of a tool", "tool_choice.name")
+    else:
+        choice = ToolChoice("required", frozenset([given.name]))
     kwargs = dict(body.chat_template_kwargs or {})
     if body.thinking is not None:
         kwargs.setdefault("enable_thinking", body.thinking.type != "disabled")
     turn = plan_turn(
         service.engine,
         conversation,
-        tools=[_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools or ())],
-        choice=_choice(choice),
-        parallel=not choice.disable_parallel_tool_use,
+        tools=tools,
+        choice=choice,
+        parallel=not given.disable_parallel_tool_use,
         template_kwargs=kwargs,
     )
-    output = body.output_config or FormatHolder()
     return answer_request(
         body,
         service,
         turn=turn,
         prefill=prefill,
-        form=output.format,
+        form=(body.output_config or FormatHolder()).format,
         form_field="output_config.format",
     )
 
@@ -155,14 +153,6 @@ def _tool(tool: InputTool, where: str) -> Tool:
         problem = f"{field} is {shown(tool.type)}: this server runs no tools itself"
         raise RequestError(f"{problem}, give those that you run", field)
     return tool.tool()
-
-
-def _choice(given: ToolChoiceFields) -> ToolChoice:
-    if given.type != "tool":
-        return ToolChoice(_MODES[given.type])
-    if given.name is None:
-        raise RequestError("tool_choice.name is None: give the name of a tool", "tool_choice.name")
-    return ToolChoice("required", frozenset([given.name]))
 
 
 def _conversation(body: MessageBody) -> list[Message]:
@@ -193,7 +183,7 @@ def _answered(blocks: Sequence[dict[str, Any]], field: str) -> Message:
             calls.append(call_of(call.id, call.name, call.input, f"{where}.input"))
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking", "")))
-        elif kind not in _MODEL_SAID:
+        elif kind != "redacted_thinking":
             texts.append(_text_of(block, where))
     message: Message = {"role": "assistant", "content": "".join(texts)}
     if thoughts:
@@ -251,7 +241,7 @@ class MessageForm(ItemForm):
         ended = super().end()
         reason, stop = self._stop_reason()
         delta = {"stop_reason": reason, "stop_sequence": stop}
-        more = {"usage": self._usage(), "specrun": speculation_of(self._answer.results.values())}
+        more = {"usage": self._usage(), "specrun": speculation_of(self._answer)}
         return ended + _event("message_delta", delta=delta, **more) + _event("message_stop")
 
     def failed(self, error: RequestError) -> bytes:
@@ -260,7 +250,7 @@ class MessageForm(ItemForm):
 
     def _object(self) -> object:
         message = self._message(self._items, *self._stop_reason())
-        return {**message, "specrun": speculation_of(self._answer.results.values())}
+        return {**message, "specrun": speculation_of(self._answer)}
 
     def _message(self, content: Sequence[Block], reason: str | None, stop: str | None) -> Block:
         return {
@@ -300,7 +290,11 @@ class MessageForm(ItemForm):
 
     def _end_item(self) -> bytes:
         if self._items[-1]["type"] == "tool_use":
-            self._items[-1]["input"] = _as_object(self._arguments)
+            try:
+                value = json.loads(self._arguments)
+            except (ValueError, RecursionError):  # of a call that was cut short
+                value = {}
+            self._items[-1]["input"] = value if isinstance(value, dict) else {}
         return _event("content_block_stop", index=len(self._items) - 1)
 
     def _stop_reason(self) -> tuple[str, str | None]:
@@ -315,17 +309,14 @@ class MessageForm(ItemForm):
             most = self._answer.request.max_tokens
             is_most = most is not None and result.usage.completion_tokens >= most
             return "max_tokens" if is_most else "model_context_window_exceeded", None
-        stop = self._stop_sequence(result)
-        return ("end_turn", None) if stop is None else ("stop_sequence", stop)
-
-    def _stop_sequence(self, result: GenerationResult) -> str | None:
-        """Return the stop sequence that ended the answer: its tokens have it, its text has not."""
-        vocabulary = self._answer.service.engine.vocabulary
-        said = result.token_ids
-        if not said or said[-1] in vocabulary.end_of_generation:
-            return None
-        rest = vocabulary.detokenize(said)[len(result.text) :]
-        return next((stop for stop in self._answer.request.params.stop if stop in rest), None)
+        vocabulary, tokens = self._answer.service.engine.vocabulary, result.token_ids
+        if tokens and tokens[-1] not in vocabulary.end_of_generation:
+            # A stop sequence that ended the answer is in its tokens, and not in its text.
+            rest = vocabulary.detokenize(tokens)[len(result.text) :]
+            for stop in self._answer.request.params.stop:
+                if stop in rest:
+                    return "stop_sequence", stop
+        return "end_turn", None
 
     def _usage(self) -> dict[str, int]:
         usage = usage_of(self._answer)
@@ -336,15 +327,6 @@ class MessageForm(ItemForm):
             "cache_read_input_tokens": cached,
             "output_tokens": usage["completion_tokens"],
         }
-
-
-def _as_object(arguments: str) -> object:
-    """Return the arguments of a call; {} for one that was cut short."""
-    try:
-        value = json.loads(arguments)
-    except (ValueError, RecursionError):
-        return {}
-    return value if isinstance(value, dict) else {}
 
 
 def _event(kind: str, **fields: object) -> bytes:

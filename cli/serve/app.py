@@ -19,11 +19,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrun.bindings.errors import SpecrunError
-from specrun.cli.serve import anthropic, chat, completions, properties, responses, tokens
+from specrun.cli.serve import anthropic, chat, completions, figures, properties, responses, tokens
 from specrun.cli.serve.errors import RequestError, request_error
+from specrun.cli.serve.figures import Metrics
 from specrun.cli.serve.page import page_routes
 from specrun.cli.serve.page.routes import PREFIX
-from specrun.cli.serve.properties import Metrics
 from specrun.cli.serve.replies import failure
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings, host_name, is_loopback
@@ -51,20 +51,6 @@ def has_key(headers: Headers, keys: Sequence[str]) -> bool:
     return found
 
 
-def cors(settings: ServeSettings) -> list[Middleware]:
-    """Return the middleware for pages of the settings' origins; none without origins."""
-    if not settings.cors:
-        return []
-    return [
-        Middleware(
-            CORSMiddleware,
-            allow_origins=list(settings.cors),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-        )
-    ]
-
-
 class Guard:
     """Middleware that refuses requests for other servers, of other origins, or without a key."""
 
@@ -87,7 +73,8 @@ class Guard:
         if self._on_loopback and not is_loopback(host_name(host)):
             problem = f"the Host {host!r} is not this machine's: ask http://{self._settings.host}"
             return RequestError(problem, status=HTTPStatus.FORBIDDEN)
-        if origin is not None and not self._is_welcome(origin, host):
+        own = origin is None or origin.rpartition("//")[2] == host
+        if not own and "*" not in self._settings.cors and origin not in self._settings.cors:
             problem = f"pages of {origin!r} may not ask: start the server with --cors {origin}"
             return RequestError(problem, status=HTTPStatus.FORBIDDEN)
         keys = self._settings.api_keys
@@ -97,11 +84,6 @@ class Guard:
             problem = "the API key is wrong or missing: send it as `Authorization: Bearer KEY`"
             return RequestError(problem, status=HTTPStatus.UNAUTHORIZED)
         return None
-
-    def _is_welcome(self, origin: str, host: str) -> bool:
-        """Whether a page may ask: the server's own, or one of the settings' origins."""
-        allowed = self._settings.cors
-        return origin.rpartition("//")[2] == host or "*" in allowed or origin in allowed
 
 
 class Access:
@@ -128,8 +110,7 @@ class Access:
             await self._app(scope, receive, noting)
         finally:
             # Unknown paths count as one, or clients could make any number of counters.
-            route = scope.get("route")
-            path = str(getattr(route, "path", "other"))
+            path = str(getattr(scope.get("route"), "path", "other"))
             self._metrics.count_request(path, status)
             seconds = time.perf_counter() - started
             _log.info("%s %s %s %.3f s", scope["method"], scope["path"], status, seconds)
@@ -138,23 +119,24 @@ class Access:
 def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
     """Return the application that answers with an engine, which the caller closes afterwards."""
     service = AnswerService(engine, settings)
-    counts = Metrics(service)
-
+    metrics = Metrics(service)
+    middleware = [Middleware(Access, metrics=metrics), Middleware(Guard, settings=settings)]
+    if settings.cors:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(settings.cors),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+            )
+        )
     app = Starlette(
         routes=routes(),
-        middleware=[
-            Middleware(Access, metrics=counts),
-            Middleware(Guard, settings=settings),
-            *cors(settings),
-        ],
-        exception_handlers={
-            SpecrunError: _failed,
-            HTTPException: _not_found,
-            Exception: _failed,
-        },
+        middleware=middleware,
+        exception_handlers={SpecrunError: _failed, HTTPException: _not_found, Exception: _failed},
     )
     app.state.service = service
-    app.state.metrics = counts
+    app.state.metrics = metrics
     app.state.started = int(time.time())
     return app
 
@@ -166,7 +148,7 @@ def routes() -> list[BaseRoute]:
         *_both("/health", properties.health, "GET"),
         Route("/props", properties.props, methods=["GET"]),
         Route("/slots", properties.slots, methods=["GET"]),
-        Route("/metrics", properties.metrics, methods=["GET"]),
+        Route("/metrics", figures.metrics, methods=["GET"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
         Route("/apply-template", tokens.apply_template, methods=["POST"]),
@@ -185,7 +167,6 @@ def routes() -> list[BaseRoute]:
 
 def _both(path: str, endpoint: object, method: str) -> list[BaseRoute]:
     """Return the routes of a path, with and without /v1, as llama-server has them."""
-
     return [Route(prefix + path, endpoint, methods=[method]) for prefix in ("/v1", "")]  # type: ignore[arg-type]
 
 

@@ -12,7 +12,7 @@ import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -20,7 +20,7 @@ from msgspec import Meta, inspect
 from starlette.requests import ClientDisconnect, Request
 
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.lanes import beside_the_loop
+from specrun.cli.serve.lanes import REQUESTS
 from specrun.cli.serve.settings import Bounds
 from specrun.runtime.laws import unknown_name
 
@@ -48,7 +48,7 @@ async def read_body(
         body = decoded(data, kind, service.settings.bounds.depth)
         return body, read(body, service)
 
-    return work() if len(data) <= _SHORT else await beside_the_loop(work)
+    return work() if len(data) <= _SHORT else await REQUESTS.run(work)
 
 
 async def _read_bytes(request: Request, bounds: Bounds) -> bytes:
@@ -60,7 +60,8 @@ async def _read_bytes(request: Request, bounds: Bounds) -> bytes:
     if announced.isdigit() and int(announced) > bounds.body_bytes:
         raise too_large
     parts: list[bytes] = []
-    size, started = 0, asyncio.get_running_loop().time()
+    clock = asyncio.get_running_loop().time
+    size, started = 0, clock()
     try:
         async with asyncio.timeout(bounds.pause_seconds) as limit:
             async for part in request.stream():
@@ -68,21 +69,16 @@ async def _read_bytes(request: Request, bounds: Bounds) -> bytes:
                 if size > bounds.body_bytes:
                     raise too_large
                 parts.append(part)
-                limit.reschedule(_deadline(started, size, bounds))
+                whole = started + bounds.body_seconds + size / bounds.body_rate
+                limit.reschedule(min(whole, clock() + bounds.pause_seconds))
     except TimeoutError:
-        seconds = asyncio.get_running_loop().time() - started
-        problem = f"of the body {size:,} bytes arrived within {seconds:.1f} seconds"
-        advice = "send it without pauses"
-        raise RequestError(f"{problem}: {advice}", status=HTTPStatus.REQUEST_TIMEOUT) from None
+        problem = f"of the body {size:,} bytes arrived within {clock() - started:.1f} seconds"
+        raise RequestError(
+            f"{problem}: send it without pauses", status=HTTPStatus.REQUEST_TIMEOUT
+        ) from None
     except ClientDisconnect:
         raise RequestError("the client left before its request was whole") from None
     return b"".join(parts)
-
-
-def _deadline(started: float, size: int, bounds: Bounds) -> float:
-    """Return when the next piece of a body must be there: a body may be slow, but not stop."""
-    whole = started + bounds.body_seconds + size / bounds.body_rate
-    return min(whole, asyncio.get_running_loop().time() + bounds.pause_seconds)
 
 
 # -- Decoding -------------------------------------------------------------------------------------
@@ -96,49 +92,31 @@ def decoded(data: bytes, kind: type[_Body], depth: int) -> _Body:
 
     Raises `RequestError`, with the field in it if a value does not fit the struct.
     """
-    values: Any = None
-    body: _Body | None = None
-    problem: msgspec.ValidationError | None = None
     try:
-        if f'"{_DOTTED}'.encode() in data:
-            values = _undotted(msgspec.json.decode(data))
-        try:
-            if values is None:
-                body = msgspec.json.decode(data, type=kind)
-            else:
-                body = msgspec.convert(values, kind)
-        except msgspec.ValidationError as error:
-            problem = error
-            if values is None:
-                values = msgspec.json.decode(data)
+        values = msgspec.json.decode(data)
+        is_deep = data.count(b"[") + data.count(b"{") > depth and _depth_of(data) > depth
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body is no JSON: {error}") from None
     except RecursionError:
-        raise _too_deep(depth) from None
-    if data.count(b"[") + data.count(b"{") > depth and _depth_of(data) > depth:
-        raise _too_deep(depth)
-    if body is not None:
-        return body
-    if problem is None or not isinstance(values, dict):
+        is_deep = True
+    if is_deep:
+        problem = f"the body nests lists and objects deeper than {depth}"
+        raise RequestError(f"{problem}: send a flatter one")
+    if not isinstance(values, dict):
         raise RequestError('the body is no JSON object: give one, as in {"prompt": "..."}')
-    raise _field_error(problem, kind, values, "")
-
-
-def _undotted(values: object) -> object:
-    """Return a body with its fields of the form "speculative.n_max" within `speculative`."""
-    own = values.get("speculative", {}) if isinstance(values, dict) else None
-    if not isinstance(values, dict) or not isinstance(own, dict | None):
-        return values
+    own = values.get("speculative")
     dotted = {
         name.removeprefix(_DOTTED): value
         for name, value in values.items()
         if name.startswith(_DOTTED)
     }
-    return {**values, "speculative": {**(own or {}), **dotted}}
+    if dotted and isinstance(own, dict | None):
+        values["speculative"] = {**(own or {}), **dotted}
+    return checked(values, kind)
 
 
-def checked(value: object, kind: type[_Value], where: str, asked: str | None = None) -> _Value:
-    """Return the struct of an object within a body; `where` is its place there.
+def checked(value: object, kind: type[_Value], where: str = "", asked: str | None = None) -> _Value:
+    """Return the struct of a body, or of an object within it; `where` is its place there.
 
     Errors name the field within it, or ask for the whole object as `asked`.
     """
@@ -164,11 +142,6 @@ def _depth_of(data: bytes) -> int:
     return int(steps.cumsum(dtype=np.int32).max(initial=0))
 
 
-def _too_deep(depth: int) -> RequestError:
-    problem = f"the body nests lists and objects deeper than {depth}"
-    return RequestError(f"{problem}: send a flatter one")
-
-
 # -- Errors that name the field and the value -----------------------------------------------------
 
 
@@ -178,6 +151,11 @@ def wanted(text: str, *, whole: bool = False) -> Meta:
     `whole`: errors within the value are errors of the value.
     """
     return Meta(extra={"wanted": text, "whole": whole})
+
+
+def one_of(literal: object) -> Meta:
+    """Return the annotation of a `Literal` whose errors list its values in their order."""
+    return wanted(f"one of {', '.join(get_args(literal))}")
 
 
 def shown(value: object) -> str:
@@ -214,10 +192,12 @@ def _field_error(
     node: inspect.Type | None = inspect.type_info(kind)
     while steps and not _extra(node).get("whole"):
         step = steps.pop(0)
-        node = _within(node, step)
         if isinstance(step, int):
+            lists = [form for form in _forms(node) if isinstance(form, inspect.ListType)]
+            node = lists[0].item_type if lists else None
             value, field = value[step], f"{field}[{step}]"
         else:
+            node = {each.encode_name: each.type for each in _fields_of(node)}.get(step)
             value, field = value.get(step), f"{field}.{step}" if field else step
     if named and named[1] == "contains unknown":
         known = [f"{field}.{each.encode_name}" for each in _fields_of(node)]
@@ -249,15 +229,6 @@ def _fields_of(node: inspect.Type | None) -> Sequence[inspect.Field]:
         if isinstance(form, inspect.StructType)
         for field in form.fields
     ]
-
-
-def _within(node: inspect.Type | None, step: str | int) -> inspect.Type | None:
-    """Return the type of a field or an item; None if it can be anything."""
-    if isinstance(step, str):
-        fields = {field.encode_name: field.type for field in _fields_of(node)}
-        return fields.get(step)
-    lists = [form for form in _forms(node) if isinstance(form, inspect.ListType)]
-    return lists[0].item_type if lists else None
 
 
 _WORDS: dict[type[inspect.Type], str] = {

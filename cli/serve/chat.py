@@ -7,20 +7,14 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from specrun.cli.serve.body import checked, wanted
+from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.cli.serve.body import checked, one_of, wanted
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.replies import (
-    EndedChoice,
-    OpenAIForm,
-    answering,
-    chat_logprobs,
-    event_bytes,
-    parts_of,
-)
+from specrun.cli.serve.figures import speculation_of, timings_of, usage_of
+from specrun.cli.serve.replies import EndedChoice, ReplyForm, answering, event_bytes, parts_of
 from specrun.cli.serve.sampling import AnswerBody, answer_request, with_settings
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
 from specrun.cli.serve.tools import (
-    MOST_CALLS,
     MOST_MESSAGES,
     MOST_TOOLS,
     ChatTurn,
@@ -34,14 +28,13 @@ from specrun.cli.serve.tools import (
 )
 from specrun.runtime.chat import CallBegun, Content, Part, Reasoning
 from specrun.runtime.engine import Engine
+from specrun.runtime.round import TokenEvent
 
 # -- Requests -------------------------------------------------------------------------------------
 
 _PARTS = 'a text, or parts as {"type": "text", "text": "..."}'
 _CALL = '{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
 _TOOL = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
-_ROLES = "one of system, developer, user, assistant, tool, function"
-_FORMATS = "one of none, auto, deepseek, deepseek-legacy"
 Choices = Annotated[int, Meta(ge=1, le=32)]
 Likely = Annotated[int, Meta(ge=0, le=20)]
 """How many likely tokens are listed for each token: OpenAI's limit."""
@@ -68,11 +61,6 @@ class OpenAIBody(AnswerBody, kw_only=True):
             raise RequestError(f"{problem}, so give n alone", "best_of")
         return n
 
-    @property
-    def wants_usage(self) -> bool:
-        """Whether a stream is to end with a chunk about usage."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
-
 
 class HistoryFunction(Struct):
     """The function of a call in the history; its arguments are JSON, or an object."""
@@ -88,16 +76,14 @@ class HistoryCall(Struct):
     id: Any = None
 
 
-_Calls = Annotated[
-    list[Annotated[HistoryCall, wanted(_CALL, whole=True)]], Meta(max_length=MOST_CALLS)
-]
+_Calls = Annotated[list[Annotated[HistoryCall, wanted(_CALL, whole=True)]], Meta(max_length=128)]
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 
 
 class ChatMessage(Struct):
     """The fields of a message that are read here; templates may read any others, too."""
 
-    role: Annotated[Role, wanted(_ROLES)]
+    role: Annotated[Role, one_of(Role)]
     content: Annotated[str | list[Any] | None, wanted(_PARTS)] = None
     tool_calls: Annotated[_Calls | None, wanted("a list of calls")] = None
 
@@ -126,7 +112,7 @@ class ChatBody(OpenAIBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
-    reasoning_format: Annotated[_ReasoningFormat | None, wanted(_FORMATS)] = None
+    reasoning_format: Annotated[_ReasoningFormat | None, one_of(_ReasoningFormat)] = None
     chat_template_kwargs: _Kwargs = None
     logprobs: bool | None = None
     top_logprobs: Likely | None = None
@@ -196,25 +182,57 @@ def _message(value: Message, where: str) -> Message:
 # -- Replies --------------------------------------------------------------------------------------
 
 
+class OpenAIForm(ReplyForm):
+    """The form that chat completions and completions share: how they begin and end.
+
+    `prefix` begins the id, `kind` is OpenAI's name of the object.
+    """
+
+    def __init__(self, answer: ServedAnswer, body: OpenAIBody, prefix: str, kind: str) -> None:
+        super().__init__(answer)
+        options = body.stream_options
+        self._with_usage = options is not None and bool(options.include_usage)
+        self._vocabulary = answer.service.engine.vocabulary
+        self._begun: set[int] = set()
+        self._common = {
+            "id": f"{prefix}-{answer.id}",
+            "object": kind,
+            "created": answer.created,
+            "model": answer.service.settings.model,
+        }
+
+    def end(self) -> bytes:
+        """Return the end of a stream; before it a chunk about usage, if it was asked for."""
+        done = b"data: [DONE]\n\n"
+        if not self._with_usage:
+            return done
+        return event_bytes({**self._common, "choices": [], **self._summary()}) + done
+
+    def _summary(self) -> dict[str, Any]:
+        return {
+            "usage": usage_of(self._answer),
+            "timings": timings_of(self._answer),
+            "specrun": speculation_of(self._answer),
+        }
+
+
 class ChatForm(OpenAIForm):
     """Chat completions and their chunks, as OpenAI writes them."""
 
     def __init__(self, answer: ServedAnswer, body: ChatBody) -> None:
-        usage = body.wants_usage
-        super().__init__(answer, "chatcmpl", "chat.completion.chunk", with_usage=usage)
-        self._plan = answer.request.turn.plan
+        super().__init__(answer, body, "chatcmpl", "chat.completion.chunk")
 
     def delta(self, delta: Delta) -> bytes:
         """Return a chunk with a round's text; at the end of a choice one with the reason."""
-        index, events = delta.index, b""
-        if index not in self._begun:
-            self._begun.add(index)
-            events += self._chunk(index, {"role": "assistant", "content": ""})
-        if delta.parts or delta.traces or (delta.events and self._answer.request.logprobs):
-            fields = fields_of(delta.parts, self._plan)
-            events += self._chunk(index, fields or {"content": ""}, delta=delta)
+        request, events = self._answer.request, b""
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            events += self._chunk(delta.index, {"role": "assistant", "content": ""})
+        if delta.parts or delta.traces or (delta.events and request.logprobs):
+            fields = fields_of(delta.parts, request.turn.plan) or {"content": ""}
+            events += self._chunk(delta.index, fields, delta=delta)
         if delta.finish is not None:
-            events += self._chunk(index, {}, finish=delta.finish)
+            events += self._chunk(delta.index, {}, finish=delta.finish)
         return events
 
     def _chunk(
@@ -226,31 +244,28 @@ class ChatForm(OpenAIForm):
         finish: str | None = None,
     ) -> bytes:
         choice: dict[str, Any] = {"index": index, "delta": content, "finish_reason": finish}
+        chunk = {**self._common, "choices": [choice]}
         if delta is not None and self._answer.request.logprobs:
-            choice["logprobs"] = chat_logprobs(delta.events, self._answer.service.engine.vocabulary)
-        traced = {"specrun": {"rounds": delta.traces}} if delta is not None and delta.traces else {}
-        return event_bytes({**self._common, "choices": [choice], **traced})
+            choice["logprobs"] = chat_logprobs(delta.events, self._vocabulary)
+        if delta is not None and delta.traces:
+            chunk["specrun"] = {"rounds": delta.traces}
+        return event_bytes(chunk)
 
     def whole(self, choices: Sequence[EndedChoice]) -> object:
         """Return a chat completion."""
+        request = self._answer.request
+        listed: list[dict[str, Any]] = []
+        for index, choice in enumerate(choices):
+            logprobs = chat_logprobs(choice.events, self._vocabulary) if request.logprobs else None
+            fields = fields_of(parts_of(choice.reply), request.turn.plan)
+            for call in fields.get("tool_calls", ()):
+                del call["index"]
+            content = fields.pop("content", None if choice.reply.calls else "")
+            message = {"role": "assistant", "content": content, **fields}
+            entry = {"index": index, "message": message, "logprobs": logprobs}
+            listed.append({**entry, "finish_reason": choice.finish})
         common = {**self._common, "object": "chat.completion"}
-        listed = [self._choice(index, choice) for index, choice in enumerate(choices)]
         return {**common, "choices": listed, **self._summary()}
-
-    def _choice(self, index: int, choice: EndedChoice) -> dict[str, Any]:
-        logprobs = None
-        if self._answer.request.logprobs:
-            logprobs = chat_logprobs(choice.events, self._answer.service.engine.vocabulary)
-        fields = fields_of(parts_of(choice.reply), self._plan)
-        for call in fields.get("tool_calls", ()):
-            del call["index"]
-        content = fields.pop("content", None if choice.reply.calls else "")
-        return {
-            "index": index,
-            "message": {"role": "assistant", "content": content, **fields},
-            "logprobs": logprobs,
-            "finish_reason": choice.finish,
-        }
 
 
 def fields_of(parts: Sequence[Part], plan: ReplyPlan) -> dict[str, Any]:
@@ -273,6 +288,24 @@ def fields_of(parts: Sequence[Part], plan: ReplyPlan) -> dict[str, Any]:
     if calls:
         fields["tool_calls"] = [*calls.values()]
     return fields
+
+
+def chat_logprobs(events: Sequence[TokenEvent], vocabulary: Vocabulary) -> dict[str, Any]:
+    """Return the `logprobs` of a chat completion's tokens; one that ends the answer has none."""
+
+    def entry(token: int, logprob: float) -> dict[str, Any]:
+        text, piece = vocabulary.label(token), list(vocabulary.piece(token))
+        return {"token": text, "logprob": logprob, "bytes": piece}
+
+    content = [
+        {
+            **entry(event.token_id, event.logprob),
+            "top_logprobs": [entry(*likely) for likely in event.top_logprobs()],
+        }
+        for event in events
+        if event.token_id not in vocabulary.end_of_generation
+    ]
+    return {"content": content, "refusal": None}
 
 
 chat_completions = answering(ChatBody, chat_request, ChatForm)

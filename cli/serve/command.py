@@ -8,6 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,32 +76,24 @@ def serve_learning(
     worker = threading.Thread(target=learning.run, name="specrun learning", daemon=True)
     worker.start()
     try:
-        yield [learning.queue_answer]
+        yield [learning.answered.put]
     finally:
-        learning.stop()
+        learning.stopped.set()
+        learning.answered.put(None)
         worker.join()
 
 
 class ServeLearning(ChatLearning):
-    """Learning after every so many answers, in the thread that calls `run`."""
+    """Learning after every so many of the `answered`, in the thread that calls `run`."""
 
     def __init__(self, engine: Engine, settings: LearnSettings, terminal: Terminal) -> None:
         super().__init__(engine, settings, terminal)
-        self._answered: queue.SimpleQueue[GenerationResult | None] = queue.SimpleQueue()
-        self._stopped = threading.Event()
-
-    def queue_answer(self, result: GenerationResult) -> None:
-        """Queue an answer that has ended."""
-        self._answered.put(result)
-
-    def stop(self) -> None:
-        """Let `run` return soon."""
-        self._stopped.set()
-        self._answered.put(None)
+        self.answered: queue.SimpleQueue[GenerationResult | None] = queue.SimpleQueue()
+        self.stopped = threading.Event()
 
     def run(self) -> None:
         """Count answers and learn from them, until it is stopped."""
-        while (result := self._answered.get()) is not None and not self._stopped.is_set():
+        while (result := self.answered.get()) is not None and not self.stopped.is_set():
             try:
                 self.after_answer(result)
             except ClosedError:
@@ -109,7 +102,7 @@ class ServeLearning(ChatLearning):
                 self._terminal.warn(f"nothing was learnt: {problem}")
 
     def _show(self, status: TrainingStatus) -> None:
-        if self._stopped.is_set():
+        if self.stopped.is_set():
             raise ClosedError("the server ended while its drafter learnt")
 
 
@@ -131,48 +124,36 @@ _SERVER = Section("Server")
 _DEFAULTS = ServeSettings(model="")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _ServerOptions:
     """The values of the options about how the server is reached."""
 
-    def __init__(
-        self,
-        *,
-        host: str,
-        port: int,
-        slots: int,
-        queue: int,
-        api_key: tuple[str, ...],
-        api_key_file: Path | None,
-        cors: tuple[str, ...],
-        alias: str | None,
-        drain: float,
-        timeout: float,
-        chat_template_kwargs: Mapping[str, Any],
-        offer: tuple[str, ...],
-        offer_rule: tuple[str, ...],
-    ) -> None:
-        self.host, self.port = host, port
-        self.slots, self.queue = slots, queue
-        self.cors, self.alias = cors, alias
-        self.drain, self.timeout = drain, timeout
-        self.others, self.rules = offer, offer_rule
-        self.template_kwargs = chat_template_kwargs
-        self.keys = _keys(api_key, api_key_file)
+    host: str
+    port: int
+    slots: int
+    queue: int
+    api_key: tuple[str, ...]
+    api_key_file: Path | None
+    cors: tuple[str, ...]
+    alias: str | None
+    drain: float
+    timeout: float
+    chat_template_kwargs: Mapping[str, Any]
+    offer: tuple[str, ...]
+    offer_rule: tuple[str, ...]
 
-    def settings(self, model: str, answer: AnswerSettings) -> ServeSettings:
-        """Return how a server answers as `model`, by default as `answer` says."""
-        return ServeSettings(
-            model=model,
-            host=self.host,
-            api_keys=self.keys,
-            cors=self.cors,
-            params=answer.params,
-            max_tokens=answer.max_tokens,
-            bounds=Bounds(queue=self.queue),
-            drain_seconds=self.drain,
-            send_seconds=self.timeout,
-            template_kwargs=self.template_kwargs,
-        )
+    def keys(self) -> tuple[str, ...]:
+        """Return all keys: of options, of a file with one a line, of llama-server's variable."""
+        given, file = self.api_key, self.api_key_file
+        listed = given or tuple(filter(None, [os.environ.get("LLAMA_API_KEY")]))
+        keys = [key.strip() for text in listed for key in text.split(",")]
+        if file is not None:
+            keys += [line.strip() for line in read_text(file).splitlines()]
+            if not any(keys):
+                raise OptionError(f"--api-key-file {file} has no key: write one a line")
+        if given and not all(keys[: len(given)]):
+            raise OptionError("--api-key is empty: give a key, or leave it out")
+        return tuple(dict.fromkeys(filter(None, keys)))
 
 
 def _read_object(_context: click.Context, _option: click.Parameter, text: str) -> dict[str, Any]:
@@ -184,19 +165,6 @@ def _read_object(_context: click.Context, _option: click.Parameter, text: str) -
     if not isinstance(value, dict):
         raise click.BadParameter(f'{text!r} is no JSON object: give one, as {{"name": true}}')
     return value
-
-
-def _keys(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
-    """Return all keys: of options, of a file with one a line, of llama-server's variable."""
-    listed = given or tuple(filter(None, [os.environ.get("LLAMA_API_KEY")]))
-    keys = [key.strip() for text in listed for key in text.split(",")]
-    if file is not None:
-        keys += [line.strip() for line in read_text(file).splitlines()]
-        if not any(keys):
-            raise OptionError(f"--api-key-file {file} has no key: write one a line")
-    if given and not all(keys[: len(given)]):
-        raise OptionError("--api-key is empty: give a key, or leave it out")
-    return tuple(dict.fromkeys(filter(None, keys)))
 
 
 server_options = option_group(
@@ -285,19 +253,30 @@ def serve(
     learning: LearnSettings,
 ) -> None:
     """Answer over HTTP: OpenAI's API and llama-server's, several conversations at once."""
+    keys = server.keys()
     require_packages()
     if learning.wanted:
         require_training("--learn")
-    if learning.wanted and not learning.learn_every:
-        raise OptionError("--learn-every 0 learns at a chat's /learn: give how many answers")
+        if not learning.learn_every:
+            raise OptionError("--learn-every 0 learns at a chat's /learn: give how many answers")
     from specrun.cli.serve.app import create_app
     from specrun.cli.serve.server import run_server
 
-    if not is_loopback(server.host) and not server.keys:
+    if not is_loopback(server.host) and not keys:
         problem = f"{server.host} can be reached from other machines, and there is no key"
         raise OptionError(f"{problem}: give --api-key, or leave --host out")
-    name = server.alias or (load.model.stem if load.model is not None else "demo")
-    settings = server.settings(name, answer)
+    settings = ServeSettings(
+        model=server.alias or (load.model.stem if load.model is not None else "demo"),
+        host=server.host,
+        api_keys=keys,
+        cors=server.cors,
+        params=answer.params,
+        max_tokens=answer.max_tokens,
+        bounds=Bounds(queue=server.queue),
+        drain_seconds=server.drain,
+        send_seconds=server.timeout,
+        template_kwargs=server.chat_template_kwargs,
+    )
     # Before the model: that a port is in use is known at once.
     with bound_socket(server.host, server.port) as listener, ExitStack() as closed_last:
         opened = open_engine(
@@ -307,8 +286,8 @@ def serve(
             answer.params,
             terminal,
             slots=server.slots,
-            others=server.others,
-            rules=server.rules,
+            others=server.offer,
+            rules=server.offer_rule,
             lora=lora,
             learn=learning.place,
         )

@@ -11,19 +11,10 @@ from msgspec import Meta, Struct
 
 from specrun.bindings.models.vocabulary import FillTokens, Vocabulary
 from specrun.cli.serve.body import wanted, wrong
-from specrun.cli.serve.chat import Likely, OpenAIBody
+from specrun.cli.serve.chat import Likely, OpenAIBody, OpenAIForm
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.replies import (
-    EndedChoice,
-    OpenAIForm,
-    ReplyForm,
-    answering,
-    completion_logprobs,
-    event_bytes,
-    speculation_of,
-    timings_of,
-    usage_of,
-)
+from specrun.cli.serve.figures import speculation_of, timings_of, usage_of
+from specrun.cli.serve.replies import EndedChoice, ReplyForm, answering, event_bytes
 from specrun.cli.serve.sampling import AnswerBody, answer_request, length_of, with_settings
 from specrun.cli.serve.service import (
     AnswerRequest,
@@ -34,13 +25,12 @@ from specrun.cli.serve.service import (
     ServedAnswer,
 )
 from specrun.runtime.engine import Engine
-from specrun.runtime.round import GenerationResult
+from specrun.runtime.round import GenerationResult, TokenEvent
 
 _PROMPTS = "a text, token ids, or a list of either"
 GivenPrompts = Annotated[str | list[int | str | list[int]] | None, wanted(_PROMPTS, whole=True)]
 """Prompts of a body: a text, a list of texts, tokens, or a list of lists of tokens."""
 _MOST_PROMPTS = 128
-_MOST_FILES = 1024
 _LEAST_ROOM = 16  # tokens of the answer if no length was asked for
 _BEHIND_SHARE = 4  # one part in so many of a full context is for the text behind the gap
 
@@ -65,7 +55,7 @@ class OtherFile(Struct):
 
 
 _Other = Annotated[OtherFile, wanted('{"filename": "a.py", "text": "..."}', whole=True)]
-_Others = Annotated[list[_Other], Meta(max_length=_MOST_FILES)]
+_Others = Annotated[list[_Other], Meta(max_length=1024)]
 
 
 @with_settings
@@ -203,27 +193,23 @@ class CompletionForm(OpenAIForm):
     """Completions and their chunks, as OpenAI writes them."""
 
     def __init__(self, answer: ServedAnswer, body: CompletionBody) -> None:
-        super().__init__(answer, "cmpl", "text_completion", with_usage=body.wants_usage)
-        self._vocabulary = answer.service.engine.vocabulary
-        self._echoed = self._echoes() if body.echo else [""] * len(answer.streams)
+        super().__init__(answer, body, "cmpl", "text_completion")
         self._lengths = [0] * len(answer.streams)  # in characters, which logprobs count
-
-    def _echoes(self) -> list[str]:
-        """Return the prompt's text of each choice."""
-        answer, n = self._answer, self._answer.request.n
-        given = answer.request.prompts
-        texts = [
-            prompt if isinstance(prompt, str) else self._vocabulary.detokenize(list(prompt))
-            for prompt in given
-        ]
-        return [text for text in texts for _ in range(n)]
+        self._echoed = [""] * len(answer.streams)  # the prompt's text of each choice
+        if body.echo:
+            detokenize, request = self._vocabulary.detokenize, answer.request
+            self._echoed = [
+                prompt if isinstance(prompt, str) else detokenize(list(prompt))
+                for prompt in request.prompts
+                for _ in range(request.n)
+            ]
 
     def delta(self, delta: Delta) -> bytes:
         """Return a chunk with a round's text; at the end of a choice one with the reason."""
-        index, text, events = delta.index, delta.text, b""
-        if index not in self._begun:
-            self._begun.add(index)
-            text = self._echoed[index] + text
+        text, events = delta.text, b""
+        if delta.index not in self._begun:
+            self._begun.add(delta.index)
+            text = self._echoed[delta.index] + text
         if text or (delta.events and self._answer.request.logprobs):
             events = self._chunk(delta, text)
         if delta.finish is not None:
@@ -240,19 +226,35 @@ class CompletionForm(OpenAIForm):
 
     def whole(self, choices: Sequence[EndedChoice]) -> object:
         """Return a completion."""
-        listed = [self._choice(index, choice) for index, choice in enumerate(choices)]
+        listed: list[dict[str, Any]] = []
+        for index, choice in enumerate(choices):
+            logprobs = None
+            if self._answer.request.logprobs:
+                logprobs = completion_logprobs(choice.events, self._vocabulary, 0)
+            text = self._echoed[index] + choice.result.text
+            entry = {"index": index, "text": text, "logprobs": logprobs}
+            listed.append({**entry, "finish_reason": choice.finish})
         return {**self._common, "choices": listed, **self._summary()}
 
-    def _choice(self, index: int, choice: EndedChoice) -> dict[str, Any]:
-        logprobs = None
-        if self._answer.request.logprobs:
-            logprobs = completion_logprobs(choice.events, self._vocabulary, 0)
-        return {
-            "index": index,
-            "text": self._echoed[index] + choice.result.text,
-            "logprobs": logprobs,
-            "finish_reason": choice.finish,
-        }
+
+def completion_logprobs(
+    events: Sequence[TokenEvent], vocabulary: Vocabulary, start: int
+) -> dict[str, Any]:
+    """Return the `logprobs` of a completion's tokens, whose text begins at character `start`."""
+    kept = [event for event in events if event.token_id not in vocabulary.end_of_generation]
+    offsets: list[int] = []
+    for event in kept:
+        offsets.append(start)
+        start += len(event.text)
+    return {
+        "tokens": [vocabulary.label(event.token_id) for event in kept],
+        "token_logprobs": [event.logprob for event in kept],
+        "top_logprobs": [
+            {vocabulary.label(token): value for token, value in event.top_logprobs()}
+            for event in kept
+        ],
+        "text_offset": offsets,
+    }
 
 
 class InfillForm(ReplyForm):
@@ -286,8 +288,8 @@ class InfillForm(ReplyForm):
             "tokens_evaluated": usage["prompt_tokens"],
             "tokens_cached": usage["prompt_tokens_details"]["cached_tokens"],
             "truncated": False,
-            "timings": timings_of([result]),
-            "specrun": speculation_of([result]),
+            "timings": timings_of(self._answer),
+            "specrun": speculation_of(self._answer),
         }
 
 

@@ -24,13 +24,6 @@ _CODES = {
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded",
     HTTPStatus.NOT_IMPLEMENTED: "not_supported",
 }
-_KINDS = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.NOT_FOUND: "not_found_error",
-    HTTPStatus.NOT_IMPLEMENTED: "not_supported_error",
-    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable_error",
-}
 
 
 class RequestError(SpecrunError):
@@ -50,12 +43,6 @@ class RequestError(SpecrunError):
         self.status = HTTPStatus(status)
         self.code = code or _CODES.get(self.status)
         self.retry_after = retry_after
-
-    @property
-    def kind(self) -> str:
-        """OpenAI's type of the error."""
-        usual = "server_error" if self.status >= 500 else "invalid_request_error"
-        return _KINDS.get(self.status, usual)
 
 
 def request_error(problem: BaseException) -> RequestError:
@@ -86,15 +73,21 @@ def field_named_in(message: str) -> str | None:
     return name if is_name and name.replace(".", "_").isidentifier() else None
 
 
+_OPENAI_KINDS = {
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.NOT_IMPLEMENTED: "not_supported_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "unavailable_error",
+}
+
+
 def openai_error(error: RequestError) -> dict[str, Any]:
     """Return OpenAI's error object: message, type, the field and a code."""
-    inner = {
-        "message": str(error),
-        "type": error.kind,
-        "param": error.param,
-        "code": error.code,
-    }
-    return {"error": inner}
+    usual = "server_error" if error.status >= 500 else "invalid_request_error"
+    kind = _OPENAI_KINDS.get(error.status, usual)
+    message = str(error)
+    return {"error": {"message": message, "type": kind, "param": error.param, "code": error.code}}
 
 
 _ANTHROPIC_KINDS = {

@@ -59,14 +59,8 @@ class Lane:
         return await done
 
 
-_REQUESTS = Lane(4, "specrun request")
+REQUESTS = Lane(4, "specrun request")
 """For bodies, templates and tokenizers: a large request keeps them busy for long."""
-
 
 GRAMMARS = Lane(2, "specrun grammar")
 """Grammars are compiled in processes of their own, which may take seconds of a core each."""
-
-
-async def beside_the_loop(work: Callable[[], _Result]) -> _Result:
-    """Run `work` in another thread; return its result, or raise its error."""
-    return await _REQUESTS.run(work)

@@ -10,19 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Collection, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
 from sse_starlette.sse import EventSourceResponse
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import read_body
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
 from specrun.cli.serve.sampling import AnswerBody
@@ -47,7 +46,7 @@ class EndedChoice:
     result: GenerationResult
     finish: Finish
     reply: Reply
-    events: list[TokenEvent] = field(default_factory=list)
+    events: list[TokenEvent]
 
 
 class ReplyForm(ABC):
@@ -119,10 +118,13 @@ def answering(
     """Return the endpoint of an API: its body, the request in it, and the form of its answers."""
 
     async def endpoint(request: Request) -> Response:
+        service: AnswerService = request.app.state.service
         body, asked = await read_body(request, kind, read)
-        answer = await _begin(request, asked)
-        made = form(answer, body)
-        return await (_stream if body.stream else _whole)(request, answer, made)
+        try:
+            answer = await _finished(request, service.begin(asked))
+        except ClientDisconnect:
+            raise RequestError("the client left before the answer had begun") from None
+        return await (_stream if body.stream else _whole)(request, answer, form(answer, body))
 
     return endpoint
 
@@ -141,32 +143,14 @@ def counting(
     return endpoint
 
 
-async def _begin(request: Request, asked: AnswerRequest) -> ServedAnswer:
-    """Let the service begin an answer; stop it if the client leaves before that."""
-    service: AnswerService = request.app.state.service
-    begun = asyncio.ensure_future(service.begin(asked))
-    try:
-        if await _still_there(request, begun):
-            return await begun
-        raise RequestError("the client left before the answer had begun")
-    finally:
-        if not begun.done():
-            begun.cancel()
-            await asyncio.gather(begun, return_exceptions=True)
-
-
 async def _whole(request: Request, answer: ServedAnswer, form: ReplyForm) -> Response:
     """Return the answer as one object; end it if the client leaves before that."""
-    task = asyncio.ensure_future(collected(answer))
     try:
-        if await _still_there(request, task):
-            return json_reply(form.whole(await task))
+        return json_reply(form.whole(await _finished(request, collected(answer))))
+    except ClientDisconnect:
         return Response(status_code=_LEFT)
     finally:
-        if not task.done():
-            task.cancel()
-            answer.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        answer.cancel()
 
 
 async def _stream(request: Request, answer: ServedAnswer, form: ReplyForm) -> Response:
@@ -208,182 +192,53 @@ async def _events(
 
 async def collected(answer: ServedAnswer) -> list[EndedChoice]:
     """Return all choices of an answer, in order, when they have ended."""
-    kept: dict[int, list[TokenEvent]] = {}
-    replies: dict[int, Reply] = {}
+    replies = [Reply() for _ in answer.streams]
+    events: list[list[TokenEvent]] = [[] for _ in answer.streams]
     choices: dict[int, EndedChoice] = {}
     async with aclosing(answer.deltas()) as deltas:
         async for delta in deltas:
             index = delta.index
-            reply = replies.setdefault(index, Reply())
-            reply.add(delta.parts)
+            replies[index].add(delta.parts)
             if answer.request.logprobs:
-                kept.setdefault(index, []).extend(delta.events)
+                events[index].extend(delta.events)
             if delta.result is not None and delta.finish is not None:
-                choices[index] = EndedChoice(delta.result, delta.finish, reply, kept.get(index, []))
+                choices[index] = EndedChoice(
+                    delta.result, delta.finish, replies[index], events[index]
+                )
     return [choices[index] for index in range(len(answer.streams))]
+
+
+# -- Clients that leave ---------------------------------------------------------------------------
+
+
+async def _finished(request: Request, work: Coroutine[Any, Any, _Value]) -> _Value:
+    """Return the result of work; stop it and raise `ClientDisconnect` if the client leaves."""
+    task = asyncio.ensure_future(work)
+    try:
+        if await _still_there(request, task):
+            return await task
+        raise ClientDisconnect
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
 
 async def _still_there(
     request: Request, work: asyncio.Future[_Value], seconds: float | None = None
 ) -> bool:
     """Wait for work, for so long at most; return whether the client is there then."""
-    gone = asyncio.ensure_future(_disconnect(request))
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.ensure_future(disconnected())
     try:
         await asyncio.wait((work, gone), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         return work.done() or not gone.done()
     finally:
         gone.cancel()
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-# -- Figures: OpenAI's usage and log-probabilities, llama-server's timings ------------------------
-#
-# Log-probabilities are the target's own, whatever drafted the tokens.
-
-
-def usage_of(answer: ServedAnswer) -> dict[str, Any]:
-    """Return OpenAI's usage of the choices that have ended."""
-    results = answer.results.values()
-    n_prompt = sum(map(len, answer.prompts.tokens))
-    n_made = sum(result.usage.completion_tokens for result in results)
-    # All choices share their prompt: the cached tokens of the first one count.
-    first = [answer.results.get(index) for index in range(0, len(answer.streams), answer.request.n)]
-    n_cached = sum(result.usage.cached_tokens for result in first if result is not None)
-    accepted = sum(result.stats.accepted for result in results)
-    drafted = sum(result.stats.drafted for result in results)
-    return {
-        "prompt_tokens": n_prompt,
-        "completion_tokens": n_made,
-        "total_tokens": n_prompt + n_made,
-        "prompt_tokens_details": {"cached_tokens": n_cached},
-        "completion_tokens_details": {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": drafted - accepted,
-        },
-    }
-
-
-def timings_of(results: Collection[GenerationResult]) -> dict[str, Any]:
-    """Return llama-server's timings of an answer's first choice; {} before it has ended."""
-    result = next(iter(results), None)
-    if result is None:
-        return {}
-    stats, usage = result.stats, result.usage
-    prompt_s = stats.time_to_first_token_s or 0.0
-    n_read = usage.prompt_tokens - usage.cached_tokens
-    return {
-        "cache_n": usage.cached_tokens,
-        "prompt_n": n_read,
-        "prompt_ms": 1e3 * prompt_s,
-        "prompt_per_second": stats.prompt_tokens_per_second,
-        "predicted_n": usage.completion_tokens,
-        "predicted_ms": 1e3 * max(0.0, stats.wall_s - prompt_s),
-        "predicted_per_second": stats.tokens_per_second,
-        "draft_n": stats.drafted,
-        "draft_n_accepted": stats.accepted,
-    }
-
-
-def speculation_of(results: Collection[GenerationResult]) -> dict[str, Any]:
-    """Return how an answer was drafted and verified, and by which seed it can be had again."""
-    result = next(iter(results), None)
-    if result is None:
-        return {}
-    stats = result.stats
-    return {
-        "seed": result.seed,
-        "drafter": stats.drafter,
-        "rule": stats.rule,
-        "exact": stats.exact,
-        "rounds": stats.rounds,
-        "tokens_per_round": stats.mean_accepted_length,
-    }
-
-
-def chat_logprobs(events: Sequence[TokenEvent], vocabulary: Vocabulary) -> dict[str, Any]:
-    """Return the `logprobs` of a chat completion's tokens; one that ends the answer has none."""
-    ends = vocabulary.end_of_generation
-    content = [
-        {
-            **_entry(event.token_id, event.logprob, vocabulary),
-            "top_logprobs": [_entry(*likely, vocabulary) for likely in event.top_logprobs()],
-        }
-        for event in events
-        if event.token_id not in ends
-    ]
-    return {"content": content, "refusal": None}
-
-
-def _entry(token: int, logprob: float, vocabulary: Vocabulary) -> dict[str, Any]:
-    return {
-        "token": vocabulary.label(token),
-        "logprob": logprob,
-        "bytes": list(vocabulary.piece(token)),
-    }
-
-
-def completion_logprobs(
-    events: Sequence[TokenEvent], vocabulary: Vocabulary, start: int
-) -> dict[str, Any]:
-    """Return the `logprobs` of a completion's tokens, whose text begins at character `start`."""
-    kept = [event for event in events if event.token_id not in vocabulary.end_of_generation]
-    offsets: list[int] = []
-    for event in kept:
-        offsets.append(start)
-        start += len(event.text)
-    return {
-        "tokens": [vocabulary.label(event.token_id) for event in kept],
-        "token_logprobs": [event.logprob for event in kept],
-        "top_logprobs": [
-            {vocabulary.label(token): value for token, value in event.top_logprobs()}
-            for event in kept
-        ],
-        "text_offset": offsets,
-    }
-
-
-# -- The form that chat completions and completions share -----------------------------------------
-
-
-_DONE = b"data: [DONE]\n\n"
-"""The end of OpenAI's streams."""
-
-
-class OpenAIForm(ReplyForm):
-    """The form of chat completions and completions: how they begin and end, and their figures.
-
-    `prefix` begins the id, `kind` is OpenAI's name of the object. With `with_usage` a stream ends
-    with a chunk about usage.
-    """
-
-    def __init__(self, answer: ServedAnswer, prefix: str, kind: str, *, with_usage: bool) -> None:
-        super().__init__(answer)
-        self._with_usage = with_usage
-        self._begun: set[int] = set()
-        self._common = {
-            "id": f"{prefix}-{answer.id}",
-            "object": kind,
-            "created": answer.created,
-            "model": answer.service.settings.model,
-        }
-
-    def end(self) -> bytes:
-        """Return the last chunk, about the whole answer, if it was asked for."""
-        if not self._with_usage:
-            return _DONE
-        return event_bytes({**self._common, "choices": [], **self._summary()}) + _DONE
-
-    def _summary(self) -> dict[str, Any]:
-        results = self._answer.results.values()
-        return {
-            "usage": usage_of(self._answer),
-            "timings": timings_of(results),
-            "specrun": speculation_of(results),
-        }
 
 
 # -- Forms of items -------------------------------------------------------------------------------

@@ -6,17 +6,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from specrun.cli.serve.body import checked, shown, wanted, wrong
+from specrun.cli.serve.body import checked, one_of, shown, wanted, wrong
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.replies import (
-    ItemForm,
-    answering,
-    counting,
-    event_bytes,
-    speculation_of,
-    timings_of,
-    usage_of,
-)
+from specrun.cli.serve.figures import speculation_of, timings_of, usage_of
+from specrun.cli.serve.replies import ItemForm, answering, counting, event_bytes
 from specrun.cli.serve.sampling import (
     AnswerBody,
     FormatHolder,
@@ -44,8 +37,7 @@ _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _PARTS = 'a text, or parts as {"type": "input_text", "text": "..."}'
 _CALL = '{"type": "function_call", "call_id": "...", "name": "...", "arguments": "{}"}'
 _ITEMS = "a text, or a list of at least one item"
-_ROLES = "one of system, developer, user, assistant"
-_STORED = ("previous_response_id", "conversation", "prompt")
+_Role = Literal["system", "developer", "user", "assistant"]
 _Item = Annotated[dict[str, Any], wanted("an object")]
 _Items = Annotated[list[_Item], Meta(max_length=MOST_MESSAGES)]
 _Tool = Annotated[dict[str, Any], wanted("a function")]
@@ -82,7 +74,7 @@ class ReasoningFields(Struct):
 class MessageItem(Struct):
     """An item that is a message."""
 
-    role: Annotated[Literal["system", "developer", "user", "assistant"], wanted(_ROLES)]
+    role: Annotated[_Role, one_of(_Role)]
     content: Any = None
 
 
@@ -103,7 +95,7 @@ class OutputItem(Struct):
 
 def response_request(body: ResponseBody, service: AnswerService) -> AnswerRequest:
     """Return the request of a body; raises `RequestError` that names the field."""
-    for name in _STORED:
+    for name in ("previous_response_id", "conversation", "prompt"):
         if getattr(body, name) is not None:
             raise RequestError(f"{name}: this server stores no responses, send the input", name)
     if body.background:
@@ -150,7 +142,7 @@ def _conversation(body: ResponseBody) -> list[Message]:
         return [*messages, {"role": "user", "content": body.input}]
     if not body.input:
         raise wrong("input", body.input, _ITEMS)
-    thoughts = ""
+    thoughts = ""  # of the call or the message that follows
     for place, item in enumerate(body.input):
         where = f"input[{place}]"
         kind = item.get("type", "message")
@@ -158,36 +150,29 @@ def _conversation(body: ResponseBody) -> list[Message]:
             content = item.get("content") or item.get("summary") or []
             thoughts += text_of(content, f"{where}.content", _PARTS, _TEXTS)
         elif kind == "function_call":
-            _add_call(messages, checked(item, CallItem, where, _CALL), where, thoughts)
-            thoughts = ""
+            call = checked(item, CallItem, where, _CALL)
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": ""})
+            if thoughts:
+                messages[-1]["reasoning_content"], thoughts = thoughts, ""
+            made = call_of(call.call_id, call.name, call.arguments, f"{where}.arguments")
+            messages[-1].setdefault("tool_calls", []).append(made)
         elif kind == "function_call_output":
             output = checked(item, OutputItem, where)
             text = text_of(output.output, f"{where}.output", _PARTS, _TEXTS)
             messages.append({"role": "tool", "tool_call_id": output.call_id, "content": text})
         elif kind == "message":
-            messages.append(_message(checked(item, MessageItem, where), where))
-            if thoughts and messages[-1]["role"] == "assistant":
+            message = checked(item, MessageItem, where)
+            role = "system" if message.role == "developer" else message.role
+            text = text_of(message.content, f"{where}.content", _PARTS, _TEXTS)
+            messages.append({"role": role, "content": text})
+            if thoughts and role == "assistant":
                 messages[-1]["reasoning_content"], thoughts = thoughts, ""
         else:
             known = "message, function_call, function_call_output, reasoning"
             problem = f"{where}.type is {shown(kind)}: known are {known}"
             raise RequestError(problem, f"{where}.type")
     return _one_beginning(messages)
-
-
-def _message(item: MessageItem, where: str) -> Message:
-    role = "system" if item.role == "developer" else item.role
-    return {"role": role, "content": text_of(item.content, f"{where}.content", _PARTS, _TEXTS)}
-
-
-def _add_call(messages: list[Message], call: CallItem, where: str, thoughts: str) -> None:
-    """Add a call, and the thoughts before it, to the last message of the assistant."""
-    if not messages or messages[-1]["role"] != "assistant":
-        messages.append({"role": "assistant", "content": ""})
-    if thoughts:
-        messages[-1]["reasoning_content"] = thoughts
-    calls = messages[-1].setdefault("tool_calls", [])
-    calls.append(call_of(call.call_id, call.name, call.arguments, f"{where}.arguments"))
 
 
 def _one_beginning(messages: list[Message]) -> list[Message]:
@@ -259,45 +244,44 @@ class ResponseForm(ItemForm):
             added = self._add_item("message", "msg", role="assistant", content=[])
             text = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
         self._items[-1]["content"].append(text)
-        where = {**self._place(), **self._of_item()}
-        return added + self._event("content_part.added", **where, part=text)
+        where = self._of_item()
+        return added + self._event("content_part.added", **where, content_index=0, part=text)
 
     def _add_item(self, kind: str, prefix: str, **fields: object) -> bytes:
         item_id = f"{prefix}_{self._answer.id}{len(self._items)}"
         self._items.append({"type": kind, "id": item_id, **fields, "status": "in_progress"})
-        return self._event("output_item.added", **self._place(), item=self._items[-1])
+        place = len(self._items) - 1
+        return self._event("output_item.added", output_index=place, item=self._items[-1])
 
     def _grow_item(self, text: str) -> bytes:
-        item = self._items[-1]
+        item, where = self._items[-1], self._of_item()
         if item["type"] == "function_call":
             item["arguments"] += text
-            where = {**self._place(), "item_id": item["id"]}
             return self._event("function_call_arguments.delta", **where, delta=text)
         part = item["content"][0]
         part["text"] += text
-        where = {**self._place(), **self._of_item()}
+        where["content_index"] = 0
         if part["type"] == "output_text":
             where["logprobs"] = []
         return self._event(f"{part['type']}.delta", **where, delta=text)
 
     def _end_item(self) -> bytes:
-        item, place = self._items[-1], self._place()
+        item, where = self._items[-1], self._of_item()
         item["status"] = self._status()
         if item["type"] == "function_call":
-            where = {**place, "item_id": item["id"], "name": item["name"]}
-            done = self._event("function_call_arguments.done", **where, arguments=item["arguments"])
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            done = self._event("function_call_arguments.done", **where, **call)
         else:
-            part, where = item["content"][0], {**place, **self._of_item()}
+            part, where["content_index"] = item["content"][0], 0
             more: Item = {"logprobs": []} if part["type"] == "output_text" else {}
             done = self._event(f"{part['type']}.done", **where, **more, text=part["text"])
             done += self._event("content_part.done", **where, part=part)
-        return done + self._event("output_item.done", **place, item=item)
-
-    def _place(self) -> dict[str, Any]:
-        return {"output_index": len(self._items) - 1}
+        place = where["output_index"]
+        return done + self._event("output_item.done", output_index=place, item=item)
 
     def _of_item(self) -> dict[str, Any]:
-        return {"item_id": self._items[-1]["id"], "content_index": 0}
+        """Return the fields of an event about the last item."""
+        return {"output_index": len(self._items) - 1, "item_id": self._items[-1]["id"]}
 
     # -- the response ------------------------------------------------------------------------------
 
@@ -309,8 +293,7 @@ class ResponseForm(ItemForm):
     def _response(self, status: str) -> dict[str, Any]:
         answer, body = self._answer, self._body
         is_over = status not in ("in_progress", "failed")
-        results = answer.results.values()
-        counts = {"timings": timings_of(results), "specrun": speculation_of(results)}
+        counts = {"timings": timings_of(answer), "specrun": speculation_of(answer)}
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
             "id": f"resp_{answer.id}",

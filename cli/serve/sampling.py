@@ -5,7 +5,7 @@ They have OpenAI's names and llama-server's, and change the server's own setting
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import inf
 from typing import Annotated, Any, Literal, TypeVar, cast
 
@@ -178,7 +178,11 @@ def sampling_params(
     try:
         return settings.params.replace(**found)
     except OptionError as error:
-        raise _named(error, names) from None
+        refused = field_named_in(str(error))
+        if refused is None:  # a sampler's name
+            raise RequestError(f"samplers: {error}", "samplers") from None
+        name = names.get(refused, refused)  # that the field has in the request
+        raise RequestError(name + str(error).removeprefix(refused), name) from None
 
 
 def _setting(name: str, kind: object, value: Any) -> Any:  # noqa: ANN401 - any setting's value
@@ -197,15 +201,6 @@ def _setting(name: str, kind: object, value: Any) -> Any:  # noqa: ANN401 - any 
     return value
 
 
-def _named(error: OptionError, names: Mapping[str, str]) -> RequestError:
-    """Return the error with the name that the field has in the request."""
-    own = field_named_in(str(error))
-    if own is None:  # a sampler's name
-        return RequestError(f"samplers: {error}", "samplers")
-    name = names.get(own, own)
-    return RequestError(name + str(error).removeprefix(own), name)
-
-
 # -- Biases ---------------------------------------------------------------------------------------
 
 _BIASES = 'token ids with numbers, as {"15043": 1.5} or [[15043, 1.5], [" text", false]]'
@@ -217,7 +212,10 @@ def _bias(given: object, vocabulary: Vocabulary) -> dict[int, float]:
         return {}
     pairs: object = given
     if isinstance(given, dict):
-        pairs = [[_as_id(key), value] for key, value in given.items()]
+        pairs = [
+            [int(key) if key.isdecimal() and len(key) < 12 else key, value]
+            for key, value in given.items()
+        ]
     if not isinstance(pairs, list):
         raise wrong("logit_bias", given, _BIASES)
     if len(pairs) > _MOST_BIASES:
@@ -241,10 +239,6 @@ def _bias(given: object, vocabulary: Vocabulary) -> dict[int, float]:
     return bias
 
 
-def _as_id(key: str) -> int | str:
-    return int(key) if key.isdecimal() and len(key) < 12 else key
-
-
 # -- Grammars -------------------------------------------------------------------------------------
 
 
@@ -260,8 +254,12 @@ def _grammar(body: AnswerBody) -> Grammar | None:
             found["response_format"] = grammar
     if body.json_schema not in (None, ""):
         found["json_schema"] = _of_schema(body.json_schema, "json_schema")
-    if body.grammar:
-        found["grammar"] = _written(body.grammar)
+    if body.grammar:  # in GBNF, or in Lark if it begins as llama.cpp has it
+        is_lark = body.grammar.lstrip().startswith("%llguidance")
+        try:
+            found["grammar"] = (Grammar.lark if is_lark else Grammar.gbnf)(body.grammar)
+        except GrammarError as error:
+            raise RequestError(f"grammar: {error}", "grammar") from None
     if len(found) > 1:
         first, second = list(found)[:2]
         raise RequestError(f"{first} and {second} both bind the text: give one of them", second)
@@ -275,12 +273,3 @@ def _of_schema(schema: object, field: str) -> Grammar:
         return Grammar.json_schema(schema)
     except GrammarError as error:
         raise RequestError(f"{field}: {error}", field) from None
-
-
-def _written(text: str) -> Grammar:
-    """Return a grammar in GBNF, or in Lark if it begins as llama.cpp has it."""
-    try:
-        is_lark = text.lstrip().startswith("%llguidance")
-        return Grammar.lark(text) if is_lark else Grammar.gbnf(text)
-    except GrammarError as error:
-        raise RequestError(f"grammar: {error}", "grammar") from None

@@ -135,21 +135,18 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         """End the connection if it has waited for too long."""
         phase, waited = self.seen(now), now - self.since
         if phase == "header" and waited > settings.bounds.header_seconds:
-            self._refuse_late(settings.bounds.header_seconds)
+            if self.conn.trailing_data[0]:  # it has sent a part of it
+                seconds = settings.bounds.header_seconds
+                problem = f"the request's header did not arrive within {seconds:g} seconds"
+                body = json.dumps(openai_error(RequestError(problem, status=408)))
+                head = f"HTTP/1.1 408 Request Timeout\r\nContent-Length: {len(body)}\r\n"
+                head += "Content-Type: application/json\r\nConnection: close\r\n\r\n"
+                self.transport.write((head + body).encode())
             self.transport.close()
         elif phase == "rest" and waited > _REST_SECONDS:
             self.transport.close()
         elif phase == "closing" and waited > settings.send_seconds:
             self.transport.abort()
-
-    def _refuse_late(self, seconds: float) -> None:
-        if not self.conn.trailing_data[0]:  # it has sent nothing
-            return
-        problem = f"the request's header did not arrive within {seconds:g} seconds"
-        body = json.dumps(openai_error(RequestError(problem, status=408)))
-        head = f"HTTP/1.1 408 Request Timeout\r\nContent-Length: {len(body)}\r\n"
-        head += "Content-Type: application/json\r\nConnection: close\r\n\r\n"
-        self.transport.write((head + body).encode())
 
     def may_end(self, now: float) -> bool:
         """Whether it can end without the loss of an answer: it has no whole request."""
@@ -281,7 +278,7 @@ class DrainingServer(uvicorn.Server):
         await super().startup([])  # uvicorn would accept more connections than there are files
         self._connections = Connections(
             cast("set[Connection]", self.server_state.connections),
-            self._connection,
+            lambda: Connection(self.config, self.server_state, self.lifespan.state),
             self._service.settings,
         )
         accepted = [self._connections.accept(each) for each in sockets or ()]
@@ -289,9 +286,6 @@ class DrainingServer(uvicorn.Server):
         self._watching = asyncio.create_task(self._connections.watch())
         await asyncio.sleep(0)  # in which they begin to listen
         self._ready()
-
-    def _connection(self) -> Connection:
-        return Connection(self.config, self.server_state, self.lifespan.state)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Begin to end; at the second signal end at once."""
@@ -312,12 +306,8 @@ class DrainingServer(uvicorn.Server):
             draining.cancel()
             self._watching.cancel()
             self._service.end_all()
-            await self._last_words()
-
-    async def _last_words(self) -> None:
-        """Let answers that were ended send their last events, which takes a round."""
-        tasks = self.server_state.tasks
-        if tasks:
-            await asyncio.wait(tasks, timeout=_LAST_SECONDS)
-        if tasks:  # cut off in the middle: uvicorn would log each as a failure
-            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+            tasks = self.server_state.tasks
+            if tasks:  # they send their last events, which takes a round
+                await asyncio.wait(tasks, timeout=_LAST_SECONDS)
+            if tasks:  # cut off in the middle: uvicorn would log each as a failure
+                logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)

@@ -20,11 +20,10 @@ from weakref import WeakSet
 from msgspec import Meta, Struct
 
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
-from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.lanes import GRAMMARS, beside_the_loop
+from specrun.cli.serve.lanes import GRAMMARS, REQUESTS
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools import ChatTurn, PartReader, ReplyPlan
+from specrun.cli.serve.tools import ChatTurn, PartReader
 from specrun.runtime.chat import CallBegun, ChatText, Part, chat_text, require_room, too_long
 from specrun.runtime.engine import Engine, EngineStream, RoundTrace
 from specrun.runtime.grammar import Grammar, GrammarError
@@ -99,24 +98,20 @@ class PromptReader:
         Raises `TemplateError` if messages do not fit the template, and `ContextFullError` if a
         prompt by its bytes alone does not fit in `n_ctx` tokens (None: the engine's).
         """
-        longest = self._engine.n_ctx if n_ctx is None else n_ctx
-        if request.turn.messages:
-            self._require_template()
-            return await beside_the_loop(lambda: self._conversation(request, longest))
-        if sum(map(len, request.prompts)) <= _SHORT:
-            return Prompts(self._texts(request.prompts, longest))
-        return Prompts(await beside_the_loop(lambda: self._texts(request.prompts, longest)))
-
-    async def rendered(self, request: AnswerRequest) -> str:
-        """Return the text that the template makes of the messages."""
-        return await beside_the_loop(lambda: self._rendered(request).text)
-
-    def _require_template(self) -> None:
-        """Raise `RequestError` if there is no template, with advice for clients."""
-        if self._engine.options.chat_template is None and self._engine.model.chat_template is None:
+        engine, longest = self._engine, self._engine.n_ctx if n_ctx is None else n_ctx
+        if not request.turn.messages:
+            if sum(map(len, request.prompts)) <= _SHORT:
+                return Prompts(self._texts(request.prompts, longest))
+            return Prompts(await REQUESTS.run(lambda: self._texts(request.prompts, longest)))
+        if engine.options.chat_template is None and engine.model.chat_template is None:
             problem = "this model has no chat template, which messages need"
             advice = "continue a prompt (/v1/completions), or give the server --chat-template-file"
             raise RequestError(f"{problem}: {advice}", "messages")
+        return await REQUESTS.run(lambda: self._conversation(request, longest))
+
+    async def rendered(self, request: AnswerRequest) -> str:
+        """Return the text that the template makes of the messages."""
+        return await REQUESTS.run(lambda: self._rendered(request).text)
 
     def _rendered(self, request: AnswerRequest, longest: int | None = None) -> ChatText:
         return chat_text(
@@ -131,76 +126,29 @@ class PromptReader:
     def _conversation(self, request: AnswerRequest, longest: int) -> Prompts:
         vocabulary, prefill = self._engine.vocabulary, request.prefill
         text = self._rendered(request, longest)
-        self._require_room(prefill, longest)
+        require_room(vocabulary, [prefill], longest)
         tokens = text.tokens(vocabulary) + vocabulary.tokenize(prefill, add_special=False)
         return Prompts([tokens], (text.text + prefill)[-_LONGEST_END:])
 
     def _texts(self, prompts: Sequence[Prompt], longest: int) -> list[list[int]]:
-        for prompt in prompts:
-            self._require_room(prompt, longest)
-        return [self._tokens(prompt) for prompt in prompts]
-
-    def _require_room(self, prompt: Prompt, longest: int) -> None:
-        if isinstance(prompt, str):
-            require_room(self._engine.vocabulary, [prompt], longest)
-        elif len(prompt) > longest:
-            raise too_long(len(prompt), longest)
-
-    def _tokens(self, prompt: Prompt) -> list[int]:
         vocabulary = self._engine.vocabulary
-        tokens = vocabulary.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
-        if not tokens:
-            raise OptionError("prompt is empty, and this model has no token to begin a text with")
-        for token in tokens:
-            if not 0 <= token < vocabulary.size:
-                problem = f"prompt has the token {token}, and the model {vocabulary.size} tokens"
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                require_room(vocabulary, [prompt], longest)
+            elif len(prompt) > longest:
+                raise too_long(len(prompt), longest)
+        read: list[list[int]] = []
+        for prompt in prompts:
+            tokens = vocabulary.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+            if not tokens:
+                problem = "prompt is empty, and this model has no token to begin a text with"
+                raise OptionError(problem)
+            unknown = next((token for token in tokens if not 0 <= token < vocabulary.size), None)
+            if unknown is not None:
+                problem = f"prompt has the token {unknown}, and the model {vocabulary.size} tokens"
                 raise RequestError(problem, "prompt")
-        return tokens
-
-
-# -- Grammars --------------------------------------------------------------------------------------
-
-
-async def bound_text(
-    asked: Grammar | None,
-    plan: ReplyPlan,
-    vocabulary: Vocabulary,
-    prompt_end: str,
-    is_closing: Callable[[], bool],
-) -> Grammar | None:
-    """Return the grammar of a reply, compiled beside the event loop.
-
-    It is the grammar of forced calls, or the `asked` one; it begins behind the reasoning if the
-    prompt has opened one. Raises `RequestError` if there are both, or one cannot be compiled.
-    """
-    calls = plan.grammar(vocabulary, prompt_end)
-    if calls is not None and asked is not None:
-        problem = "tool_choice or strict tools bind the text, and so does the grammar or format"
-        raise RequestError(f"{problem}: give one of them", "tool_choice")
-    grammar = asked if calls is None else calls
-    if grammar is None:
-        return None
-    if calls is None and plan.think is not None and plan.thinks_already(prompt_end):
-        grammar = dataclasses.replace(grammar, after=plan.think[1])
-    gone = threading.Event()
-
-    def is_wanted() -> bool:
-        return not (gone.is_set() or is_closing())
-
-    try:
-        await GRAMMARS.run(lambda: compiled(grammar, vocabulary, is_wanted))
-    except ClosedError:
-        raise ClosedError("the server is shutting down") from None
-    except GrammarError as error:
-        if calls is not None:
-            raise RequestError(
-                f"a call of these tools cannot be forced: {error}", "tools"
-            ) from None
-        field = "response_format" if grammar.kind == "json-schema" else "grammar"
-        raise RequestError(f"{field}: {error}", field) from None
-    finally:
-        gone.set()
-    return grammar
+            read.append(tokens)
+        return read
 
 
 # -- Answers ---------------------------------------------------------------------------------------
@@ -235,7 +183,6 @@ class ServedAnswer:
     service: AnswerService
     request: AnswerRequest
     prompts: Prompts
-    seed: int
     streams: Sequence[EngineStream]
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -250,7 +197,8 @@ class ServedAnswer:
             async for delta in _merged([self._choice(k) for k in range(len(self.streams))]):
                 if delta.result is not None:
                     self.results[delta.index] = delta.result
-                    self.service.notify(delta.result)
+                    for observe in self.service.observers:
+                        observe(delta.result)
                 yield delta
         finally:
             self.cancel()
@@ -283,7 +231,7 @@ class ServedAnswer:
         """Ask for no more tokens, and forget the answer."""
         for stream in self.streams:
             stream.cancel()
-        self.service.forget(self)
+        self.service.answers.discard(self)
 
 
 class AnswerService:
@@ -295,18 +243,13 @@ class AnswerService:
         self.prompts = PromptReader(engine, settings.template_kwargs)
         self.is_closing = False
         self.observers: list[Callable[[GenerationResult], None]] = []
-        # Weak: an answer that lost its reader counts no more, and its streams end with it.
-        self._answers: WeakSet[ServedAnswer] = WeakSet()
-
-    def notify(self, result: GenerationResult) -> None:
-        """Notify all observers of a choice that has ended."""
-        for observe in self.observers:
-            observe(result)
+        self.answers: WeakSet[ServedAnswer] = WeakSet()
+        """Those under way. Weak: one that lost its reader counts no more, and its streams end."""
 
     @property
     def n_choices(self) -> int:
         """How many choices are being made, or wait."""
-        return sum(len(answer.streams) for answer in self._answers)
+        return sum(len(answer.streams) for answer in self.answers)
 
     async def begin(self, request: AnswerRequest) -> ServedAnswer:
         """Let the engine begin or queue an answer; raises `RequestError` if the queue is full."""
@@ -315,12 +258,9 @@ class AnswerService:
         longest = max(map(len, prompts.tokens))
         if longest > self.engine.n_ctx:  # at once, not when its turn comes
             raise too_long(longest, self.engine.n_ctx)
-        seed = random_if_unset(request.params.seed)
-        asked, vocabulary = request.params.grammar, self.engine.vocabulary
-        grammar = await bound_text(
-            asked, request.turn.plan, vocabulary, prompts.end, lambda: self.is_closing
-        )
+        grammar = await self._grammar(request, prompts.end)
         self._require_room(len(prompts.tokens) * request.n)  # others came meanwhile
+        seed = random_if_unset(request.params.seed)
         params = request.params.replace(seed=seed, grammar=grammar)
         speculative = request.speculative
         try:
@@ -342,9 +282,45 @@ class AnswerService:
             ]
         except OptionError as error:  # all else was looked at before
             raise RequestError(str(error), "speculative") from None
-        answer = ServedAnswer(self, request, prompts, seed, streams)
-        self._answers.add(answer)
+        answer = ServedAnswer(self, request, prompts, streams)
+        self.answers.add(answer)
         return answer
+
+    async def _grammar(self, request: AnswerRequest, prompt_end: str) -> Grammar | None:
+        """Return the grammar of a reply, compiled beside the event loop.
+
+        It is the grammar of forced calls, or the requested one; it begins behind the reasoning if
+        the prompt has opened one. Raises `RequestError` if there are both, or one that cannot be
+        compiled.
+        """
+        plan, vocabulary = request.turn.plan, self.engine.vocabulary
+        asked, calls = request.params.grammar, plan.grammar(vocabulary, prompt_end)
+        if calls is not None and asked is not None:
+            problem = "tool_choice or strict tools bind the text, and so does the grammar or format"
+            raise RequestError(f"{problem}: give one of them", "tool_choice")
+        grammar = asked if calls is None else calls
+        if grammar is None:
+            return None
+        if calls is None and plan.think is not None and plan.thinks_already(prompt_end):
+            grammar = dataclasses.replace(grammar, after=plan.think[1])
+        gone = threading.Event()
+
+        def is_wanted() -> bool:
+            return not (gone.is_set() or self.is_closing)
+
+        try:
+            await GRAMMARS.run(lambda: compiled(grammar, vocabulary, is_wanted))
+        except ClosedError:
+            raise ClosedError("the server is shutting down") from None
+        except GrammarError as error:
+            if calls is not None:
+                problem = f"a call of these tools cannot be forced: {error}"
+                raise RequestError(problem, "tools") from None
+            field = "response_format" if grammar.kind == "json-schema" else "grammar"
+            raise RequestError(f"{field}: {error}", field) from None
+        finally:
+            gone.set()
+        return grammar
 
     def _require_room(self, n_more: int) -> None:
         if self.is_closing:
@@ -355,21 +331,17 @@ class AnswerService:
             status = HTTPStatus.SERVICE_UNAVAILABLE
             raise RequestError(f"{problem}: try again soon", status=status, retry_after=2)
 
-    def forget(self, answer: ServedAnswer) -> None:
-        """Take an answer for ended."""
-        self._answers.discard(answer)
-
     async def close(self) -> None:
         """Begin no more answers; end those that do not within the settings' seconds."""
         self.is_closing = True
         deadline = time.monotonic() + self.settings.drain_seconds
-        while self._answers and time.monotonic() < deadline:
+        while self.answers and time.monotonic() < deadline:
             await asyncio.sleep(0.02)
         self.end_all()
 
     def end_all(self) -> None:
         """End all answers now, with the reason "abort"."""
-        for answer in self._answers:
+        for answer in self.answers:
             for stream in answer.streams:
                 stream.cancel()
 
@@ -386,10 +358,9 @@ async def _merged(sources: Sequence[AsyncIterator[Delta]]) -> AsyncIterator[Delt
         try:
             async for delta in source:
                 await queue.put(delta)
+            await queue.put(None)
         except Exception as problem:
             await queue.put(problem)
-        else:
-            await queue.put(None)
 
     tasks = [asyncio.create_task(pump(source)) for source in sources]
     try:

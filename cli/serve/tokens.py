@@ -19,7 +19,7 @@ from specrun.cli.serve.body import read_body, shown, wanted
 from specrun.cli.serve.chat import ChatBody, chat_turn
 from specrun.cli.serve.completions import GivenPrompts, prompts_of
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.lanes import beside_the_loop
+from specrun.cli.serve.lanes import REQUESTS
 from specrun.cli.serve.replies import json_reply
 from specrun.cli.serve.sampling import MOST
 from specrun.cli.serve.service import AnswerRequest, AnswerService
@@ -56,7 +56,9 @@ async def detokenize(request: Request) -> Response:
 async def apply_template(request: Request) -> Response:
     """Return the prompt that the chat template makes of `messages` and `tools`."""
     service: AnswerService = request.app.state.service
-    _, asked = await read_body(request, ChatBody, _template_request)
+    _, asked = await read_body(
+        request, ChatBody, lambda body, _: AnswerRequest(turn=chat_turn(body, service.engine))
+    )
     return json_reply({"prompt": await service.prompts.rendered(asked)})
 
 
@@ -67,7 +69,7 @@ async def _answered(
 ) -> Response:
     """Return the result of a request's own work as JSON, both made beside the event loop."""
     _, work = await read_body(request, kind, read)
-    return await beside_the_loop(lambda: json_reply(work()))
+    return await REQUESTS.run(lambda: json_reply(work()))
 
 
 def _tokens_of(body: TokenizeBody, service: AnswerService) -> Callable[[], object]:
@@ -87,11 +89,19 @@ def _tokens_of(body: TokenizeBody, service: AnswerService) -> Callable[[], objec
 
 
 def _with_pieces(vocabulary: Vocabulary, tokens: Sequence[int]) -> msgspec.Raw:
-    """Return the tokens with their texts as JSON: objects would take gigabytes."""
+    """Return the tokens with their texts, or bytes that are no text, as JSON.
+
+    Objects of Python would take gigabytes.
+    """
 
     @functools.cache
     def entry(token: int) -> bytes:
-        return msgspec.json.encode({"id": token, "piece": _piece(vocabulary, token)})
+        piece = vocabulary.piece(token)
+        try:
+            text: str | list[int] = piece.decode() or vocabulary.label(token)
+        except UnicodeDecodeError:
+            text = list(piece)
+        return msgspec.json.encode({"id": token, "piece": text})
 
     parts = [b",".join(map(entry, part)) for part in _parts(tokens)]
     return msgspec.Raw(b"[" + b",".join(parts) + b"]")
@@ -101,15 +111,6 @@ def _parts(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
     """Yield tokens in parts: between them, not within, other threads have their turn."""
     for start in range(0, len(tokens), _PART):
         yield tokens[start : start + _PART]
-
-
-def _piece(vocabulary: Vocabulary, token: int) -> str | list[int]:
-    """Return a token's text, or its bytes if they are no text."""
-    piece = vocabulary.piece(token)
-    try:
-        return piece.decode() or vocabulary.label(token)
-    except UnicodeDecodeError:
-        return list(piece)
 
 
 def _text_of(body: DetokenizeBody, service: AnswerService) -> Callable[[], object]:
@@ -131,10 +132,6 @@ def _text_of(body: DetokenizeBody, service: AnswerService) -> Callable[[], objec
         return {"content": labels.decode("utf-8", "replace")}
 
     return work
-
-
-def _template_request(body: ChatBody, service: AnswerService) -> AnswerRequest:
-    return AnswerRequest(turn=chat_turn(body, service.engine))
 
 
 # -- Embeddings -----------------------------------------------------------------------------------
@@ -161,15 +158,18 @@ async def embeddings(request: Request) -> Response:
         with TextEmbedder(model, options) as embedder:
             return [embedder.embed(tokens) for tokens in texts]
 
-    vectors = await beside_the_loop(work)
+    vectors = await REQUESTS.run(work)
     if body.dimensions not in (None, len(vectors[0])):
         problem = f"dimensions is {body.dimensions}: this model's embeddings have {len(vectors[0])}"
         raise RequestError(f"{problem}, and were not trained to be cut", "dimensions")
     n_tokens = sum(map(len, texts))
-    data = [
-        {"object": "embedding", "index": index, "embedding": _written(vector, body.encoding_format)}
-        for index, vector in enumerate(vectors)
-    ]
+    data: list[dict[str, object]] = []
+    for index, vector in enumerate(vectors):
+        if body.encoding_format == "base64":
+            embedding: object = base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        else:
+            embedding = vector.tolist()
+        data.append({"object": "embedding", "index": index, "embedding": embedding})
     usage = {"prompt_tokens": n_tokens, "total_tokens": n_tokens}
     return json_reply(
         {"object": "list", "data": data, "model": service.settings.model, "usage": usage}
@@ -182,10 +182,3 @@ def _inputs(body: EmbeddingBody, service: AnswerService) -> AnswerRequest:
         advice = "serve a model that was trained for them"
         raise RequestError(f"{problem}: {advice}", status=HTTPStatus.NOT_IMPLEMENTED)
     return AnswerRequest(prompts=prompts_of(body.input, "input"))
-
-
-def _written(vector: Vector, form: str | None) -> object:
-    """Return a vector as a list of numbers, or as a text."""
-    if form == "base64":
-        return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return vector.tolist()

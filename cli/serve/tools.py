@@ -18,7 +18,6 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import shown, wanted
 from specrun.cli.serve.errors import RequestError
 from specrun.runtime.chat import (
-    ChatTemplate,
     Content,
     ForcedCalls,
     Part,
@@ -36,8 +35,6 @@ Message = dict[str, Any]
 Tool = dict[str, Any]
 MOST_MESSAGES = 4096
 MOST_TOOLS = 512
-MOST_CALLS = 128
-_NO_ARGUMENTS = {"type": "object", "properties": {}}
 
 # -- History --------------------------------------------------------------------------------------
 
@@ -130,13 +127,11 @@ class Function(Struct):
 
     def tool(self) -> Tool:
         """Return it in OpenAI's form, with the fields that clients may leave out."""
-        own: Tool = {"name": self.name, "description": self.description or ""}
+        function: Tool = {"name": self.name, "description": self.description or ""}
         if self.strict is True:
-            own["strict"] = True
-        return {
-            "type": "function",
-            "function": {**own, "parameters": self.parameters or _NO_ARGUMENTS},
-        }
+            function["strict"] = True
+        function["parameters"] = self.parameters or {"type": "object", "properties": {}}
+        return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,16 +191,15 @@ class ReplyPlan:
     must_call: bool = False
     strict: frozenset[str] = frozenset()
 
-    @property
-    def is_active(self) -> bool:
-        """Whether anything but content may come."""
-        return self.think is not None or (self.syntax is not None and bool(self.schemas))
-
-    @property
-    def marks(self) -> Sequence[str]:
-        """Texts that take a reply apart, which may be control tokens."""
-        calls = self.syntax.marks if self.syntax is not None and self.schemas else ()
-        return (*calls, *(self.think or ()))
+    def control_tokens(self, vocabulary: Vocabulary) -> dict[int, str]:
+        """Return those marks of calls and of reasoning that are control tokens, by their ids."""
+        marks = self.syntax.marks if self.syntax is not None and self.schemas else ()
+        found: dict[int, str] = {}
+        for mark in (*marks, *(self.think or ())):
+            tokens = vocabulary.tokenize(mark, add_special=False, parse_special=True)
+            if len(tokens) == 1 and not vocabulary.piece(tokens[0]):
+                found[tokens[0]] = mark
+        return found
 
     def thinks_already(self, prompt_end: str) -> bool:
         """Whether a prompt ends with the tag that opens the reasoning."""
@@ -219,11 +213,9 @@ class ReplyPlan:
             name: schema if self.must_call or name in self.strict else {}
             for name, schema in self.schemas.items()
         }
-        control = {mark: token for token, mark in control_tokens(self.marks, vocabulary).items()}
-        several = self.most_calls != 1
-        forced = ForcedCalls(
-            self.syntax.form, schemas, control, several=several, may_talk=not self.must_call
-        )
+        control = {mark: token for token, mark in self.control_tokens(vocabulary).items()}
+        several, may_talk = self.most_calls != 1, not self.must_call
+        forced = ForcedCalls(self.syntax.form, schemas, control, several=several, may_talk=may_talk)
         thinking = self.thinks_already(prompt_end)
         return Grammar.lark(forced.grammar(self.think, thinking=thinking))
 
@@ -240,19 +232,17 @@ class PartReader:
     `prompt_end` is how the prompt ends: a template may have opened the reasoning already.
     """
 
-    def __init__(self, plan: ReplyPlan, vocabulary: Vocabulary, prompt_end: str = "") -> None:
-        self._parser: ReplyParser | None = None
-        self._marks: dict[int, str] = {}
-        if not plan.is_active:
-            return
-        self._parser = ReplyParser(
-            plan.syntax,
-            plan.schemas,
-            think=plan.think,
-            thinking=plan.thinks_already(prompt_end),
-            most_calls=plan.most_calls,
-        )
-        self._marks = control_tokens(plan.marks, vocabulary)
+    def __init__(self, plan: ReplyPlan, vocabulary: Vocabulary, prompt_end: str) -> None:
+        self._marks = plan.control_tokens(vocabulary)
+        self._parser: ReplyParser | None = None  # none if only content can come
+        if plan.think is not None or (plan.syntax is not None and plan.schemas):
+            self._parser = ReplyParser(
+                plan.syntax,
+                plan.schemas,
+                think=plan.think,
+                thinking=plan.thinks_already(prompt_end),
+                most_calls=plan.most_calls,
+            )
 
     @property
     def done(self) -> bool:
@@ -262,31 +252,16 @@ class PartReader:
     def read(self, events: Sequence[TokenEvent]) -> Sequence[Part]:
         """Return the parts that became certain with these tokens."""
         marks = self._marks
-        if not marks:
-            return self.push("".join([event.text for event in events]))
-        return self.push("".join([marks.get(each.token_id, "") + each.text for each in events]))
-
-    def push(self, text: str) -> Sequence[Part]:
-        """Return the parts that became certain with a text."""
-        if self._parser is None:
-            return (Content(text),) if text else ()
-        return self._parser.push(text)
+        return self._push("".join([marks.get(each.token_id, "") + each.text for each in events]))
 
     def finish(self, text: str) -> Sequence[Part]:
         """Return the rest of the parts, with the last of the text."""
-        if self._parser is None:
-            return self.push(text)
-        return [*self._parser.push(text), *self._parser.finish()]
+        return [*self._push(text), *(self._parser.finish() if self._parser is not None else ())]
 
-
-def control_tokens(texts: Sequence[str], vocabulary: Vocabulary) -> dict[int, str]:
-    """Return those of the texts that are control tokens, by their ids."""
-    found: dict[int, str] = {}
-    for text in texts:
-        tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
-        if len(tokens) == 1 and not vocabulary.piece(tokens[0]):
-            found[tokens[0]] = text
-    return found
+    def _push(self, text: str) -> Sequence[Part]:
+        if self._parser is not None:
+            return self._parser.push(text)
+        return (Content(text),) if text else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,9 +280,9 @@ def plan_turn(
     *,
     tools: Sequence[Tool],
     choice: ToolChoice,
-    parallel: bool = True,
+    parallel: bool,
     splits_reasoning: bool = True,
-    template_kwargs: Mapping[str, Any] | None = None,
+    template_kwargs: Mapping[str, Any],
 ) -> ChatTurn:
     """Return how a conversation is rendered and its reply read; raises `RequestError`.
 
@@ -317,12 +292,14 @@ def plan_turn(
     if choice.mode == "required" and not tools:
         raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
     used = tools if choice.mode != "none" else ()
-    template = _template(engine, used)
-    if template is None:  # rendering refuses it, too
+    try:
+        template = engine.tool_template if used else engine.chat_template
+    except TemplateError:  # rendering refuses it, too
         if used:
-            raise RequestError("tools need a chat template, and this model has none", "tools")
-        return ChatTurn(messages, (), template_kwargs or {})
-    syntax = syntax_of(template.source) if used else None
+            problem = "tools need a chat template, and this model has none"
+            raise RequestError(problem, "tools") from None
+        return ChatTurn(messages, (), template_kwargs)
+    syntax = syntax_of(template.source)
     if used and "tools" not in template.names:
         problem = "this model's chat template knows no tools: leave them out, or give the server"
         raise RequestError(f"{problem} one that does (--chat-template-file)", "tools")
@@ -330,34 +307,21 @@ def plan_turn(
         families = "Hermes and Qwen, Qwen3-Coder, Llama 3, Mistral"
         problem = f"how this model writes calls is not known (known: {families})"
         raise RequestError(f"{problem}: leave tools out", "tools")
-    known = syntax_of(template.source)
-    plan = ReplyPlan(
-        syntax=syntax,
-        schemas=_schemas(used, choice),
-        think=think_tags_of(template.source) if splits_reasoning else None,
-        most_calls=None if parallel else 1,
-        must_call=choice.mode == "required",
-        strict=frozenset(
-            tool["function"]["name"] for tool in used if tool["function"].get("strict")
-        ),
-    )
-    id_length = known.id_length if known is not None else None
-    return ChatTurn(for_template(messages, id_length), used, template_kwargs or {}, plan)
-
-
-def _template(engine: Engine, tools: Sequence[Tool]) -> ChatTemplate | None:
-    try:
-        return engine.tool_template if tools else engine.chat_template
-    except TemplateError:
-        return None
-
-
-def _schemas(tools: Sequence[Tool], choice: ToolChoice) -> dict[str, Any]:
-    schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
-    if choice.names is None:
-        return schemas
-    for name in choice.names:
+    functions = [tool["function"] for tool in used]
+    schemas = {function["name"]: function["parameters"] for function in functions}
+    for name in choice.names or ():
         if name not in schemas:
             problem = f"tool_choice names {name!r}, which is not among the tools"
             raise RequestError(problem, "tool_choice")
-    return {name: schema for name, schema in schemas.items() if name in choice.names}
+    if choice.names is not None:
+        schemas = {name: schemas[name] for name in schemas if name in choice.names}
+    plan = ReplyPlan(
+        syntax=syntax if used else None,
+        schemas=schemas,
+        think=think_tags_of(template.source) if splits_reasoning else None,
+        most_calls=None if parallel else 1,
+        must_call=choice.mode == "required",
+        strict=frozenset(each["name"] for each in functions if each.get("strict")),
+    )
+    id_length = None if syntax is None else syntax.id_length
+    return ChatTurn(for_template(messages, id_length), used, template_kwargs, plan)

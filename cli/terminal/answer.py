@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime
 from specrun.runtime.engine import GenerationStream
-from specrun.runtime.round import GenerationResult, SpecStats, TokenEvent
+from specrun.runtime.round import GenerationResult, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,54 +86,40 @@ def statistics_line(result: GenerationResult, trained: int | None = None) -> str
     """Return prompt, generation and drafting of an answer in one line; "-" stands for no figure.
 
     The prompt's rate counts the tokens that were evaluated (not the cached ones), the generation's
-    leaves out the time of the prompt. `trained` is the context that the model was trained for: more
-    of it is said.
+    leaves out the time of the prompt. `trained` is the context that the model was trained for: the
+    line names it if the answer goes beyond it.
     """
     usage, stats = result.usage, result.stats
     cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
     accepted = ""
     if stats.acceptance_rate is not None:
         accepted = f"{stats.accepted}/{stats.drafted} accepted {stats.acceptance_rate:.1%}"
+    read_rate = _figure(stats.prompt_tokens_per_second, ".1f")
     parts = [
-        f"prompt {usage.prompt_tokens} tok{cached} {_rate(stats.prompt_tokens_per_second)}",
-        f"gen {usage.completion_tokens} tok {_rate(stats.tokens_per_second)}",
+        f"prompt {usage.prompt_tokens} tok{cached} {read_rate} tok/s",
+        f"gen {usage.completion_tokens} tok {_figure(stats.tokens_per_second, '.1f')} tok/s",
         f"draft {accepted or '-'}",
         f"{_figure(stats.mean_accepted_length, '.2f')} tok/round",
         f"TTFT {_figure(stats.time_to_first_token_s, '.2f', ' s')}",
         f"seed {result.seed}",
     ]
-    if "choices" in stats.drafting:
-        parts.append(_choices(stats.drafting))
+    if "choices" in stats.drafting:  # those of `auto`, the most used drafter first
+        used = [arm for arm in stats.drafting["arms"] if arm["rounds"]]
+        total = sum(arm["rounds"] for arm in used)
+        shares = [
+            f"{arm['drafter']} {arm['rounds'] / total:.0%}"
+            for arm in sorted(used, key=lambda arm: -int(arm["rounds"]))
+        ]
+        parts.append(f"auto {', '.join(shares) or '-'}")
     if not stats.exact:
-        parts.append(_departure(stats))
+        parts.append(f"not exact: {stats.rule}")
+        if stats.total_variation is not None and stats.changed_share is not None:
+            distance = f"TV {stats.total_variation:.3f} from the target's law"
+            parts[-1] += f", {distance}, {stats.changed_share:.1%} of tokens changed"
     if trained is not None and usage.prompt_tokens + usage.completion_tokens > trained:
         parts.append(f"beyond the {trained:,} tokens it was trained for")
     return " | ".join(parts)
 
 
-def _departure(stats: SpecStats) -> str:
-    """Return the effect of a rule that is not exact on the text, as far as it was measured."""
-    said = f"not exact: {stats.rule}"
-    if stats.total_variation is None or stats.changed_share is None:
-        return said
-    changed = f"{stats.changed_share:.1%} of tokens changed"
-    return f"{said}, TV {stats.total_variation:.3f} from the target's law, {changed}"
-
-
-def _rate(value: float | None) -> str:
-    return f"{_figure(value, '.1f')} tok/s"
-
-
 def _figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
-
-
-def _choices(drafting: Mapping[str, Any]) -> str:
-    """Return how the rounds were shared out by `auto`, the most used drafter first."""
-    arms = sorted(
-        (arm for arm in drafting["arms"] if arm["rounds"]), key=lambda arm: -int(arm["rounds"])
-    )
-    total = sum(arm["rounds"] for arm in arms)
-    return "auto " + (
-        ", ".join(f"{arm['drafter']} {arm['rounds'] / total:.0%}" for arm in arms) or "-"
-    )

@@ -28,14 +28,8 @@ def print_table(
     safe = [[one_line(cell, 2000) for cell in row] for row in rows]
     if terminal.answers_on_screen:
         _print_framed(terminal, title, head, safe)
-    else:
-        _print_plain(terminal, title, head, safe)
-
-
-def _print_plain(
-    terminal: Terminal, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
-) -> None:
-    shown = [list(head), *rows] if any(head) else list(rows)
+        return
+    shown = [list(head), *safe] if any(head) else safe
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
@@ -172,10 +166,8 @@ def _byte_bar(terminal: Terminal) -> Iterator[Callable[[str, int, int], None]]:
             TransferSpeedColumn,
         )
 
-        text, size = (
-            TextColumn("{task.description}", markup=False),
-            DownloadColumn(binary_units=True),
-        )
+        text = TextColumn("{task.description}", markup=False)
+        size = DownloadColumn(binary_units=True)
         return [text, BarColumn(), size, TransferSpeedColumn(), TimeRemainingColumn()]
 
     with screen_bar(terminal, columns) as bar:

@@ -134,7 +134,6 @@ def _write(stream: TextIO, text: str) -> None:
 
 
 INTERRUPTED = 130
-_OUT_OF_MEMORY = 5
 _VERBOSITY_KEY = "specrun.verbosity"
 
 
@@ -167,9 +166,11 @@ def reported_errors(context: click.Context) -> Iterator[None]:
         raise click.exceptions.Exit(0) from error
     except MemoryError as error:
         message = "out of memory: use a smaller model or a smaller context (-c)"
-        raise ReportedError(noted(message, error), _OUT_OF_MEMORY) from error
+        raise ReportedError(noted(message, error), 5) from error
     except OSError as error:
-        raise ReportedError(noted(_sentence(error), error), 1) from error
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        message = f"{error.filename}: {reason}" if error.filename else reason
+        raise ReportedError(noted(message, error), 1) from error
     except Exception as error:
         hint = "this is a mistake in specrun"
         if context.meta.get(_VERBOSITY_KEY, 0) >= 2:
@@ -178,11 +179,6 @@ def reported_errors(context: click.Context) -> Iterator[None]:
             hint += "; run with -vv for the traceback"
         message = f"{type(error).__name__}: {error} ({hint})"
         raise ReportedError(noted(message, error), 1) from error
-
-
-def _sentence(error: OSError) -> str:
-    reason = os.strerror(error.errno) if error.errno else str(error)
-    return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def noted(message: str, error: BaseException) -> str:
@@ -211,13 +207,17 @@ def require_file(path: Path) -> Path:
     """Return `path` if it is there; raises FileMissingError with near names of its folder."""
     if path.is_dir():
         raise FileMissingError(f"{_shown(path)} is a folder{_files_in(path)}")
-    if not path.exists():
-        if not path.parent.is_dir():
-            raise FileMissingError(
-                f"there is no folder {_shown(path.parent)} to hold {one_line(path.name)}"
-            )
-        raise FileMissingError(f"there is no file {_shown(path)}{_near(path)}")
-    return path
+    if path.exists():
+        return path
+    if not path.parent.is_dir():
+        raise FileMissingError(
+            f"there is no folder {_shown(path.parent)} to hold {one_line(path.name)}"
+        )
+    near = difflib.get_close_matches(path.name, _names(path.parent), 3, cutoff=0.5)
+    advice = _files_in(path.parent)
+    if near:
+        advice = f". Did you mean {' or '.join(_shown(path.parent / name) for name in near)}?"
+    raise FileMissingError(f"there is no file {_shown(path)}{advice}")
 
 
 def read_text(path: Path) -> str:
@@ -245,14 +245,6 @@ def decode_text(data: bytes, source: str) -> str:
         raise ModelError(
             f"{source} is not UTF-8 text (byte {error.start + 1}); convert it first"
         ) from error
-
-
-def _near(path: Path) -> str:
-    names = _names(path.parent)
-    found = difflib.get_close_matches(path.name, names, 3, cutoff=0.5)
-    if found:
-        return f". Did you mean {' or '.join(_shown(path.parent / name) for name in found)}?"
-    return _files_in(path.parent) or "; check the path"
 
 
 def _files_in(folder: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from importlib.resources import files
 
@@ -56,7 +55,7 @@ class PageFile:
     content_type: str
     tag: str
 
-    def reply(self, request: Request) -> Response:
+    async def reply(self, request: Request) -> Response:
         """Return the file, or that the browser has it already."""
         headers = {**HEADERS, "ETag": self.tag}
         if self.tag in request.headers.get("if-none-match", ""):
@@ -79,18 +78,7 @@ def read_page() -> dict[str, PageFile]:
 def page_routes() -> list[BaseRoute]:
     """Return the routes of the page: `/`, and what it loads."""
     # Read once: names of requests are looked up here and never become paths.
-    pages = read_page()
-    routes: list[BaseRoute] = [Route("/", _endpoint(pages["index.html"]))]
-    routes += [
-        Route(PREFIX + name, _endpoint(page))
-        for name, page in pages.items()
-        if name != "index.html"
+    return [
+        Route("/" if name == "index.html" else PREFIX + name, page.reply)
+        for name, page in read_page().items()
     ]
-    return routes
-
-
-def _endpoint(page: PageFile) -> Callable[[Request], Awaitable[Response]]:
-    async def endpoint(request: Request) -> Response:
-        return page.reply(request)
-
-    return endpoint

@@ -120,14 +120,14 @@ def test_no_tools_where_none_are_to_be_called(tool_vocabulary):
 def test_only_the_allowed_tools_are_called(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, HERMES, [CALLS["hermes"]])
     with serving(engine) as address:
-        for name, n_calls in (("get_weather", 1), ("add", 0)):
-            listed = [{"type": "function", "function": {"name": name}}]
+        for names, n_calls in ((["get_weather"], 1), (["add"], 0), ([], 0)):
+            listed = [{"type": "function", "function": {"name": name}} for name in names]
             allowed = {"mode": "auto", "tools": listed}
             choice = {"type": "allowed_tools", "allowed_tools": allowed}
             _, _, calls, _ = streamed(address, tools=[WEATHER, ADD], tool_choice=choice)
             assert len(calls) == n_calls
     # All are shown, so that the prompt is the same and is not read again.
-    assert engine.asked[0].prompt == engine.asked[1].prompt
+    assert engine.asked[0].prompt == engine.asked[1].prompt == engine.asked[2].prompt
 
 
 def test_a_call_that_was_cut_short_ends_for_its_length(tool_vocabulary):
