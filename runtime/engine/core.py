@@ -18,19 +18,14 @@ from specrun.bindings.models.model import Model
 from specrun.bindings.models.trial import trusting_files
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafters.batching import DraftMeeting
-from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.environment import DraftEnvironment, file_of
 from specrun.runtime.engine.answer import Request
-from specrun.runtime.engine.opening import (
-    OpenModels,
-    RuntimeOptions,
-    draft_file_of,
-    opening,
-    prompt_tokens,
-)
+from specrun.runtime.engine.opening import OpenModels, RuntimeOptions, opening, prompt_tokens
 from specrun.runtime.engine.request_options import AnswerOptions, Choices
 from specrun.runtime.engine.session import Session
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.trace import EvaluationCost
+from specrun.runtime.language import parse_expression
 from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
 from specrun.runtime.memory import Fitted
 from specrun.runtime.online import RejectionStore, open_rejections
@@ -80,16 +75,12 @@ class EngineCore(ABC):
             targets = self._open_targets(opened, slots)
             context = targets[0].context
             owned.callback(context.close)
-            kept = [] if self.rejections is None else [self.rejections]
-            self._owned: Sequence[Owned] = (
-                *(self._choices, context, opened.weights, opened.model),
-                *kept,
-            )
+            kept = () if self.rejections is None else (self.rejections,)
+            models: Sequence[Owned] = (self._choices, context, opened.weights, opened.model)
+            self._owned = (*models, *kept)
             sessions = [self._open_session(opened, *each) for each in enumerate(targets)]
             owned.pop_all()
         self._sessions = sessions
-        self._template: ChatTemplate | None = None
-        self._tool_template: ChatTemplate | None = None
 
     def _open_targets(self, opened: OpenModels, slots: int) -> Sequence[TargetModel]:
         """Return the target of each slot, all of one context."""
@@ -114,7 +105,7 @@ class EngineCore(ABC):
             session.backend_sampling = is_wanted(self.options.backend_sampling, opened.model)
             session.cost_of = _cost_alone(opened.environment)
         else:
-            session.slot.hold(session.conversation)
+            session.slot.text = session.conversation
             session.cost_of = self._shared.last_cost
         if self.rejections is not None:
             session.rejections = self.rejections.buffer.notes()
@@ -144,7 +135,6 @@ class EngineCore(ABC):
         options: AnswerOptions,
     ) -> Request:
         """Return a request; raises `OptionError` for choices that are not offered or do not fit."""
-        self._require_open()
         params = params or SamplingParams()
         tokens = prompt_tokens(self.vocabulary, prompt)
         require_workers(self.options.placement.rpc)
@@ -225,10 +215,6 @@ class EngineCore(ABC):
             raise ClosedError("the runtime is closed")
         return self._sessions[0]
 
-    def _require_open(self) -> None:
-        if self.closed:
-            raise ClosedError("the engine is closed")
-
     @property
     def vocabulary(self) -> Vocabulary:
         """The target's vocabulary."""
@@ -260,7 +246,11 @@ class EngineCore(ABC):
     @property
     def draft_file(self) -> Path:
         """The file of the draft model; raises `OptionError` if the drafter is no draft model."""
-        return draft_file_of(self.drafter, self.environment)
+        expression = parse_expression(self.drafter)
+        if expression.atom != "draft":
+            problem = "is no draft model: give one, as in draft(small.gguf)"
+            raise OptionError(f"{self.drafter} {problem}")
+        return file_of(expression, self.environment)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -272,29 +262,24 @@ class EngineCore(ABC):
         """The acceptance rules that a request may name, the default first."""
         return [*dict.fromkeys([self.options.accept, *self._choices.rules])]
 
-    @property
+    @functools.cached_property
     def chat_template(self) -> ChatTemplate:
         """The chat template; raises `TemplateError` if the model has none and none was given."""
-        if self._template is None:
-            from specrun.runtime.chat.template import template_of
+        from specrun.runtime.chat.template import template_of
 
-            source = self.options.chat_template or self.model.chat_template
-            if source is None:
-                advice = "give one (--chat-template-file), or generate from text"
-                raise TemplateError(f"{self.model.path} has no chat template: {advice}")
-            self._template = template_of(source, self.vocabulary)
-        return self._template
+        source = self.options.chat_template or self.model.chat_template
+        if source is None:
+            advice = "give one (--chat-template-file), or generate from text"
+            raise TemplateError(f"{self.model.path} has no chat template: {advice}")
+        return template_of(source, self.vocabulary)
 
-    @property
+    @functools.cached_property
     def tool_template(self) -> ChatTemplate:
         """The template of conversations with tools: some models have another one for them."""
-        if self._tool_template is None:
-            from specrun.runtime.chat.template import template_of
+        from specrun.runtime.chat.template import template_of
 
-            source = None if self.options.chat_template else self.model.tool_template
-            other = source and template_of(source, self.vocabulary)
-            self._tool_template = other or self.chat_template
-        return self._tool_template
+        source = None if self.options.chat_template else self.model.tool_template
+        return template_of(source, self.vocabulary) if source else self.chat_template
 
 
 def _require_slots(slots: int, options: RuntimeOptions) -> None:

@@ -102,7 +102,8 @@ class _Answer:
         over = self._has_no_room()
         while not over:
             row = self._small_row(tokens)
-            if row is None or rule.defers(math.exp(_largest(row))):
+            # log max q of the raw distribution: minus the logarithm of a sum of exponentials
+            if row is None or rule.defers(math.exp(log_probability(row, int(row.argmax())))):
                 this_round = self._ask_target(_NOTHING)
             else:
                 this_round = self._spoken(self._draw(row, noise, tokens, self._state))
@@ -180,8 +181,3 @@ class _Answer:
 
     def _has_no_room(self) -> bool:
         return not self._limits.next_round(len(self._conversation.tokens))
-
-
-def _largest(row: Logits) -> float:
-    """Return log max q of the raw law: minus the logarithm of a sum of exponentials."""
-    return log_probability(row, int(row.argmax()))

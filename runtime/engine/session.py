@@ -34,8 +34,6 @@ from specrun.runtime.round.padding import Shape, Wider, open_target
 from specrun.runtime.round.results import GenerationResult, TokenEvent
 from specrun.runtime.round.target import TargetModel
 
-_UNDER_WAY = (GEN_RUNNING, GEN_SUSPENDED)
-
 
 class _Step:
     """Held by every step of a session's answers; close() leaves it the parts that are to be closed.
@@ -172,17 +170,14 @@ class Session:
             problem = "the prompt is empty: this model needs at least one token to continue from"
             raise OptionError(problem)
         if len(prompt) > n_ctx:
-            raise ContextFullError(self._too_long(len(prompt), n_ctx))
+            context = self.target.context
+            advice = f"shorten it or raise the context size (-c) to more than {len(prompt)}"
+            if n_ctx >= context.model.n_ctx_train and not context.options.rope.stretches:
+                stretching = "(--rope-scaling yarn --rope-scale 2 stretches it)"
+                advice = f"shorten it; the model was trained for no more {stretching}"
+            problem = f"the prompt has {len(prompt)} tokens and the context {n_ctx}"
+            raise ContextFullError(f"{problem}: {advice}")
         return GenerationStream(Answer(self, request))
-
-    def _too_long(self, n_prompt: int, n_ctx: int) -> str:
-        context = self.target.context
-        if n_ctx < context.model.n_ctx_train or context.options.rope.stretches:
-            advice = f"shorten it or raise the context size (-c) to more than {n_prompt}"
-        else:
-            stretching = "(--rope-scaling yarn --rope-scale 2 stretches it)"
-            advice = f"shorten it; the model was trained for no more {stretching}"
-        return f"the prompt has {n_prompt} tokens and the context {n_ctx}: {advice}"
 
     def native_seconds(self) -> tuple[float, float]:
         """Return the native evaluation time of target and drafter so far."""
@@ -191,7 +186,7 @@ class Session:
     def require_idle(self) -> None:
         """Raise `BusyError` while an answer is being streamed."""
         making = self._answering()
-        if making is not None and getgeneratorstate(making) in _UNDER_WAY:
+        if making is not None and getgeneratorstate(making) in (GEN_RUNNING, GEN_SUSPENDED):
             problem = "an answer is still being streamed: finish it or close() the stream first"
             raise BusyError(problem)
 
