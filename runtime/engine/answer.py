@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
-from specrun.runtime.acceptance import PairRule, SequentialCascade
+from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
-from specrun.runtime.engine.request_options import AnswerOptions, Choice
+from specrun.runtime.engine.request_options import AnswerOptions, DrafterKey
 from specrun.runtime.engine.sequential import sequential_rounds, small_model
 from specrun.runtime.engine.streams import Mailbox
 from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
@@ -64,13 +64,17 @@ _PATIENCE = 0.02  # seconds that other conversations may wait for a grammar's an
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A prompt, and how it is to be answered; an engine's has the mailbox of its reader."""
+    """A prompt, and how it is to be answered; an engine's has the mailbox of its reader.
+
+    `drafter` and `rule` None are the session's own.
+    """
 
     prompt: Sequence[int]
     params: SamplingParams
     seed: int
     options: AnswerOptions
-    choice: Choice
+    drafter: DrafterKey | None = None
+    rule: Rule | SequentialCascade | None = None
     mailbox: Mailbox | None = None
 
 
@@ -193,8 +197,8 @@ class Answer:
     def __init__(self, session: Session, request: Request) -> None:
         options, params = request.options, request.params
         self.session, self.request = session, request
-        self.rule = request.choice.rule or session.rule
-        self.drafter = session.drafter_of(request.choice)
+        self.rule = request.rule or session.rule
+        self.drafter = session.drafter_of(request)
         self._logprobs = options.logprobs or options.top_logprobs > 0
         self._prompt = [*request.prompt]
         self._params = params.effective()
@@ -235,9 +239,9 @@ class Answer:
         """Decode the answer; each yielded stage is the reason for giving back control."""
         session, request, conversation = self.session, self.request, self.session.conversation
         try:
-            self.drafter = session.drafter_of(request.choice)  # it may have been swapped meanwhile
+            self.drafter = session.drafter_of(request)  # it may have been swapped meanwhile
             session.turn_to_drafter(self.drafter)
-            self.rule = request.choice.rule or session.rule
+            self.rule = request.rule or session.rule
             self.statistics.start(session)
             target = self._verifier()
             self._cached = conversation.turn_to(session.target, self._prompt)

@@ -139,7 +139,7 @@ class EngineCore(ABC):
         tokens = prompt_tokens(self.vocabulary, prompt)
         require_workers(self.options.placement.rpc)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
-        return Request(tokens, params, seed, options, self._choices.find(params, options))
+        return Request(tokens, params, seed, options, *self._choices.find(params, options))
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation, rendered by the model's chat template."""

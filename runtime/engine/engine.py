@@ -8,14 +8,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specrun.bindings.errors import ClosedError
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.engine.answer import Request
 from specrun.runtime.engine.core import EngineCore
-from specrun.runtime.engine.opening import RuntimeOptions, parse_options
+from specrun.runtime.engine.opening import parse_options
 from specrun.runtime.engine.request_options import answer_options
 from specrun.runtime.engine.schedule import Load, Schedule
 from specrun.runtime.engine.streams import EngineStream
@@ -74,23 +73,17 @@ class Engine(EngineCore):
     ) -> None:
         parsed = parse_options(options)
         self._open(locate_model(target), drafter or "none", parsed, {}, slots)
+        self._start()
 
     @classmethod
     def demo(cls, drafter: str = "draft", *, slots: int = 4, **options: Any) -> Engine:  # noqa: ANN401
         """Open the embedded family; paths may be left out of drafters, as in "draft(n=3)"."""
         engine = cls.__new__(cls)
         engine._open(demo_target(), drafter, parse_options(options), demo_drafters(), slots)
+        engine._start()
         return engine
 
-    def _open(
-        self,
-        target: Path,
-        drafter: str,
-        options: RuntimeOptions,
-        files: dict[str, Path],
-        slots: int = 1,
-    ) -> None:
-        super()._open(target, drafter, options, files, slots)
+    def _start(self) -> None:
         for session in self._sessions:
             session.settles = True  # readers are other threads: no round of others waits for them
             session.clock = self._clock

@@ -104,14 +104,6 @@ class DrafterKey(NamedTuple):
     kind: RuleKind
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The drafter and the rule of an answer; None: the session's own."""
-
-    drafter: DrafterKey | None = None
-    rule: Rule | SequentialCascade | None = None
-
-
 class SlotDrafters:
     """The drafters of one slot, each made when an answer first needs it; `own` is the default."""
 
@@ -241,8 +233,10 @@ class Choices:
 
     # -- choosing ----------------------------------------------------------------------------------
 
-    def find(self, params: SamplingParams, options: AnswerOptions) -> Choice:
-        """Return the drafter and the rule of a request.
+    def find(
+        self, params: SamplingParams, options: AnswerOptions
+    ) -> tuple[DrafterKey | None, Rule | SequentialCascade | None]:
+        """Return the drafter and the rule of a request; None: the session's own.
 
         Raises `OptionError` for choices that are not offered or do not fit together.
         """
@@ -259,8 +253,7 @@ class Choices:
             if not isinstance(rule, SequentialCascade):
                 require_laws(rule, chosen, params)
         require_rule(rule, params)
-        own = key == self.own
-        return Choice(None if own else key, None if options.accept is None else rule)
+        return None if key == self.own else key, None if options.accept is None else rule
 
     def _name(self, drafter: str | None) -> str:
         """Return the expression that a request names: in full, or by its method alone."""

@@ -156,10 +156,10 @@ class Schedule:
         Cells of another slot that holds more are shared with it. A drafter that reads the target
         has to see a prompt: it goes on only from tokens that it saw.
         """
-        prompt, choice = request.prompt, request.choice
+        prompt = request.prompt
         idle = [each for each in self.sessions if each.is_idle]
-        reads = self.sessions[0].drafter_of(choice).reads_target
-        seen = [each for each in idle if not reads or each.drafter_of(choice) is each.drafter]
+        reads = self.sessions[0].drafter_of(request).reads_target
+        seen = [each for each in idle if not reads or each.drafter_of(request) is each.drafter]
         own, n_own = longest_prefix([each.conversation for each in seen], prompt)
         other, n_other = longest_prefix([each.conversation for each in self.sessions], prompt)
         oldest = min(idle, key=lambda each: each.last_used)

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from typing import Protocol
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Rule, SequenceCascade, SequentialCascade, TokenCascade
@@ -31,30 +30,10 @@ from specrun.runtime.round.loop import (
     Round,
     is_whole,
 )
-from specrun.runtime.round.target import CachedText, EvaluatedRows
+from specrun.runtime.round.target import TargetModel
 from specrun.runtime.trees.tree import DraftTree
 
 _NOTHING = DraftTree()
-
-
-class CatchingUp(Protocol):
-    """A target that may fall behind: it evaluates the tokens that it missed when it is needed."""
-
-    def catch_up(self, text: CachedText) -> EvaluatedRows:
-        """Evaluate all tokens that are not cached; row 0 is the last one's."""
-
-
-class Speaker(Protocol):
-    """A small model that decides tokens: the row after a text, and the room in its context."""
-
-    def row_after(self, tokens: list[int]) -> Logits:
-        """Return its logits after these tokens, of which it caches all."""
-
-    def rewind(self, length: int) -> None:
-        """Forget the tokens from position `length` on."""
-
-    def has_room(self, tokens: list[int]) -> bool:
-        """Whether it can read these tokens, of which it may have cached a beginning."""
 
 
 def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> DraftModelSource:
@@ -67,7 +46,10 @@ def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> DraftModelS
 
 
 def sequential_rounds(
-    target: CatchingUp, conversation: Conversation, small: Speaker, settings: DecodeSettings
+    target: TargetModel,
+    conversation: Conversation,
+    small: DraftModelSource,
+    settings: DecodeSettings,
 ) -> Iterator[Round]:
     """Yield one token a round until an end token, the token limit or the end of the context.
 
@@ -86,9 +68,9 @@ class _Answer:
 
     def __init__(
         self,
-        target: CatchingUp,
+        target: TargetModel,
         conversation: Conversation,
-        small: Speaker,
+        small: DraftModelSource,
         settings: DecodeSettings,
     ) -> None:
         self._target, self._conversation, self._small = target, conversation, small

@@ -8,22 +8,12 @@ from inspect import GEN_CREATED, GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from typing import Any
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import (
-    BusyError,
-    ClosedError,
-    ContextFullError,
-    OptionError,
-)
+from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import Rule, SequentialCascade
 from specrun.runtime.engine.answer import Answer, Making, Request, Stage
-from specrun.runtime.engine.request_options import (
-    Choice,
-    SlotDrafters,
-    answer_options,
-    require_fitting,
-)
+from specrun.runtime.engine.request_options import SlotDrafters, answer_options, require_fitting
 from specrun.runtime.engine.slots import SlotTarget
 from specrun.runtime.engine.trace import EvaluationCost, RoundTrace
 from specrun.runtime.laws.sampling import SamplingParams
@@ -151,7 +141,7 @@ class Session:
         wanted = answer_options({"logprobs": True, **options})
         if wanted.drafter is not None or wanted.accept is not None:
             raise OptionError("drafter and accept are for requests of a Runtime or an Engine")
-        return self.answer(Request(prompt, params, seed, wanted, Choice()))
+        return self.answer(Request(prompt, params, seed, wanted))
 
     def answer(self, request: Request) -> GenerationStream:
         """Return the stream of the answer to a request; nothing runs until it is iterated.
@@ -161,9 +151,9 @@ class Session:
         mirostat, `BusyError` while another answer is being streamed.
         """
         self.require_idle()
-        rule, prompt = request.choice.rule or self.rule, request.prompt
+        rule, prompt = request.rule or self.rule, request.prompt
         if not isinstance(rule, SequentialCascade):
-            require_laws(rule, self.drafter_of(request.choice), request.params)
+            require_laws(rule, self.drafter_of(request), request.params)
         require_rule(rule, request.params)
         n_ctx = self.target.n_positions
         if not prompt:
@@ -202,11 +192,11 @@ class Session:
 
     # -- drafters ----------------------------------------------------------------------------------
 
-    def drafter_of(self, choice: Choice) -> Drafter:
-        """Return the drafter that an answer has by its choice."""
+    def drafter_of(self, request: Request) -> Drafter:
+        """Return the drafter of the answer to a request."""
         if self.drafters is None:
             return self.conversation.drafter
-        return self.drafters.get(choice.drafter or self.drafters.own)
+        return self.drafters.get(request.drafter or self.drafters.own)
 
     def draft_with(self, drafter: Drafter) -> None:
         """Draft with another drafter by default, from the next answer on; neither is closed.

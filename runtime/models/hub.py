@@ -241,7 +241,8 @@ class CachedRepo:
     def files(self, commit: str) -> list[str]:
         """Return the names in a snapshot, those that can be opened, in order."""
         folder = self.snapshot(commit)
-        return sorted(path.relative_to(folder).as_posix() for path in _files_below(folder))
+        there = (path for path in folder.rglob("*") if path.is_file())
+        return sorted(path.relative_to(folder).as_posix() for path in there)
 
     def find(self, tag: str) -> Path | None:
         """Return the first file of the model with a tag that was fetched, None without it."""
@@ -252,10 +253,6 @@ class CachedRepo:
         if not chosen or len(chosen) != n_parts(chosen[0]):
             return None
         return self.snapshot(commit) / chosen[0]
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def find_cached(name: HubName) -> Path | None:
@@ -552,7 +549,8 @@ def _reported(name: HubName) -> Iterator[None]:
         raise _refusal(name, error.response) from error
     except HTTPError as error:
         place = _endpoint() or "the hub"
-        problem = f"{place} cannot be reached for {name} ({_reason(error)})"
+        reason = " ".join(str(error).split()) or type(error).__name__
+        problem = f"{place} cannot be reached for {name} ({reason})"
         raise HubError(f"{problem}; the same command goes on where it ended") from error
     except OSError as error:
         if error.errno is not None:
@@ -561,10 +559,6 @@ def _reported(name: HubName) -> Iterator[None]:
         raise HubError(f"{problem}; the same command goes on where it ended") from error
     except (ValueError, TypeError, KeyError) as error:  # no JSON, or another object
         raise HubError(f"the hub's answer about {name.repo_id} cannot be read") from error
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _refusal(name: HubName, response: Any) -> SpecrunError:  # noqa: ANN401 - an HTTP response
