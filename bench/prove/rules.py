@@ -1,11 +1,14 @@
 """Rules proven by enumeration: every outcome of small trees, with its exact probability.
 
 A noise source that branches replays a program under every script of decisions, so the distribution
-of its results is computed and not sampled."""
+of its results is computed and not sampled. The rule is the one that decides rounds: compiled, if it
+is there.
+"""
 
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
@@ -21,7 +24,6 @@ from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,
     ExactRule,
-    FollowedLaws,
     LawAt,
     LawPair,
     PairAt,
@@ -32,11 +34,12 @@ from specrun.runtime.acceptance import (
     settle_point_masses,
     total_variation,
 )
-from specrun.runtime.drafters.draft import can_draw
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.source import NodeRows, Source
 from specrun.runtime.laws import Law, Logits, NoiseSource, SamplingParams, transformed_law
-from specrun.runtime.round import DraftRequest, followed_laws
+from specrun.runtime.laws.law import RowLaws
+from specrun.runtime.laws.transform import row_cuts
+from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, most_likely, parse_topology
 
 # == Enumeration: the exact law of a program's result, and small trees of every kind ===============
@@ -340,10 +343,8 @@ def _check_pair_rule(rule: PairRule, setting: Setting) -> Check:
 # The program drafts a small tree, lets the rule under test accept, and goes on from the target's
 # own distributions; the tokens that it emits must have the product of these.
 #
-# Distributions are made from rows of logits by the settings under test, as in a round. If compiled
-# code walks for a rule there, it is compiled code that is enumerated here, and so are its draws of
-# trees without replacement. Settings without truncation are tried in addition: rules walk in Python
-# with these.
+# Distributions are made from rows of logits by the settings under test, as in a round. Settings
+# without truncation are tried in addition.
 
 
 _MOST = 60  # random laws
@@ -378,39 +379,12 @@ class _Rows:
         return self.of(text)[1]
 
 
-class _WatchedLaws(FollowedLaws):
-    """Laws that settings make of rows; `walks` counts who walks by them."""
-
-    def __init__(
-        self, kind: type[FollowedLaws], rows: Logits, params: SamplingParams, walks: Counter[str]
-    ) -> None:
-        super().__init__(rows.__getitem__, params, rows.data)
-        self._kind, self._walks = kind, walks
-
-    def __call__(self, node: int) -> Law:
-        """Return the law after a node."""
-        return self._kind(self.logits, self.params)(node)
-
-    def followed(
-        self, tree: DraftTree, noise: NoiseSource, position: int, *, as_block: bool
-    ) -> Acceptance | NoiseSource:
-        """Return the nodes that compiled code keeps; note that it did."""
-        laws = self._kind(self.logits, self.params, self.matrix)
-        kept = laws.followed(tree, noise, position, as_block=as_block)
-        if isinstance(kept, Acceptance):
-            self._walks["compiled"] += 1
-        return kept
-
-
-def _draft(
-    shape: Shape, rows: _Rows, params: SamplingParams, noise: NoiseSource, walks: Counter[str]
-) -> DraftTree:
-    """Return a tree of depth 2; `walks` counts those that compiled code drew, "drawn"."""
+def _draft(shape: Shape, rows: _Rows, params: SamplingParams, noise: NoiseSource) -> DraftTree:
+    """Return a tree of depth 2."""
     if shape != "without replacement":
         return grow(shape, rows.after, noise)
     request = DraftRequest([], params, noise, max_depth=2, max_nodes=4)
     source = RowsByPath(lambda paths: NodeRows([rows.of(tuple(path))[0] for path in paths]))
-    walks["drawn"] += can_draw(request)
     return GrowingDrafter(source, _SIBLINGS, sampling="without").propose(request)
 
 
@@ -439,12 +413,11 @@ def largest_error(
 ) -> float:
     """Return the largest error of any text's probability, against the target's product of laws.
 
-    `walks` counts how often the rule accepted, "all", how often compiled code did it, "compiled",
-    and how often that drew the tree.
+    `walks` counts how often the rule accepted: "cut" where top-k cuts, else "open".
     """
     if params.is_greedy:  # whose drafts are chosen
         shape = "point masses"
-    n_said, kind = 3 + (shape == "chain"), followed_laws(params)
+    n_said, cuts = 3 + (shape == "chain"), row_cuts(params)
     target, drafts = (_Rows(n_said, 2 * seed + i, params) for i in range(2))
 
     def law_at(tree: DraftTree) -> LawAt:
@@ -452,15 +425,14 @@ def largest_error(
             tuple(tree.tokens[above] for above in tree.path_to(node))
             for node in range(ROOT, len(tree))
         ]
-        if kind is None:
+        if cuts is None:
             return lambda node: target.after(texts[node + 1])
-        rows = np.array([target.of(text)[0] for text in texts])
-        return _WatchedLaws(kind, rows, params, walks)
+        return RowLaws([target.of(text)[0] for text in texts].__getitem__, cuts)
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
-        tree = _draft(shape, drafts, params, noise, walks)
+        tree = _draft(shape, drafts, params, noise)
         accepted = rule.accept(tree, law_at(tree), noise, 0)
-        walks["all"] += 1
+        walks["open" if params is _OPEN else "cut"] += 1
         text = (*(tree.tokens[node] for node in accepted.path), accepted.next_token)
         while len(text) < _TOKENS:
             text = (*text, noise.choose(target.after(text)))
@@ -479,8 +451,8 @@ def largest_error(
 class WithoutResidual:
     """A wrong rule, for controls: a rejected draft is replaced from the target's whole law.
 
-    It is a right rule, by compiled code if that walks for it, with a source of decisions that
-    draws every token from the target's law at the node in place of the law that it is given.
+    It is a right rule with a source of decisions that draws every token from the target's law at
+    the node in place of the law that it is given.
     """
 
     name = "without residual"
@@ -499,18 +471,8 @@ class WithoutResidual:
             asked[0 if node == ROOT else tree.depths[node]] = node
             return node
 
-        if not isinstance(law_at, FollowedLaws):
-            forgetful = _Forgetful(noise, lambda depth: law_at(asked[depth]), position)
-            return self._rule.accept(tree, lambda node: law_at(note(node)), forgetful, position)
-        logits, matrix, params = law_at.logits, law_at.matrix, law_at.params
-        forgetful = _Forgetful(
-            noise, lambda depth: transformed_law(logits(asked[depth] + 1), params), position
-        )
-        law_at.logits, law_at.matrix = lambda row: logits(note(row - 1) + 1), None
-        try:
-            return self._rule.accept(tree, law_at, forgetful, position)
-        finally:
-            law_at.logits, law_at.matrix = logits, matrix
+        forgetful = _Forgetful(noise, lambda depth: law_at(asked[depth]), position)
+        return self._rule.accept(tree, lambda node: law_at(note(node)), forgetful, position)
 
 
 class _Forgetful:
@@ -557,7 +519,7 @@ def check_rule(setting: Setting) -> Check:
         "rule",
         judged(error <= TOLERANCE, seen),
         f"random laws of 3 or 4 tokens, trees of depth 2, all outcomes of {rule.name}: "
-        + _walked(walks, setting.params),
+        + _walked(walks, rule, setting.params),
         times,
         error,
         TOLERANCE,
@@ -568,13 +530,13 @@ def check_rule(setting: Setting) -> Check:
     )
 
 
-def _walked(walks: Counter[str], settings: Sequence[SamplingParams]) -> str:
-    """Return a sentence: which code walked how often, and by which settings."""
-    compiled, python = walks["compiled"], walks["all"] - walks["compiled"]
+def _walked(walks: Counter[str], rule: AcceptanceRule, settings: Sequence[SamplingParams]) -> str:
+    """Return which code walked how often, and by which settings."""
     named = " and ".join(
         f"temperature {params.temperature:g}, top-k {params.top_k}, top-p {params.top_p:g}, "
         f"min-p {params.min_p:g}"
         for params in settings
     )
-    whose = f"{python:,} walks in Python, {walks['drawn']:,} trees drawn in compiled code"
-    return f"{compiled:,} walks in compiled code by {named}, {whose}"
+    is_compiled = not (sys.modules[type(rule).__module__].__file__ or "").endswith(".py")
+    code = "compiled code" if is_compiled else "Python"
+    return f"walks in {code}, {walks['cut']:,} by {named}, {walks['open']:,} without cuts"

@@ -38,7 +38,6 @@ from specrun.runtime.acceptance.law_pair import (
 from specrun.runtime.acceptance.rule import (
     Acceptance,
     AcceptanceRule,
-    FollowedLaws,
     LawAt,
     settle_point_masses,
     walk,

@@ -14,7 +14,6 @@ from specrun.runtime.acceptance.law_pair import (
     LawPair,
     PairAt,
     PairRule,
-    RawLaw,
     among_best,
     at_least,
     at_least_of_best,
@@ -25,7 +24,6 @@ from specrun.runtime.acceptance.law_pair import (
     total_variation,
 )
 from specrun.runtime.acceptance.rule import Acceptance
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.laws.law import FloatArray, Law, side_by_side
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.trees.tree import ROOT, DraftTree
@@ -148,15 +146,6 @@ class TopBetaRule(PairRule):
 def interleaved(pair: LawPair, bar: Bar) -> Law:
     """Return pi(v) = S(q)(v) (1 - r(v)) + S(p)(v) sum_u r(u) S(q)(u); r = 0 of what reaches bar."""
     draft, target = pair.draft, pair.target
-    if LOOPS is not None and draft.ids is not None and target.ids is not None:
-        row = bar.law.row if isinstance(bar.law, RawLaw) else None
-        if row is not None and row.dtype == np.float32:
-            room = len(draft.ids) + len(target.ids)
-            probs, ids = np.empty(room), np.empty(room, np.intp)
-            n = LOOPS.interleave(
-                row, bar.lowest, draft.probs, draft.ids, target.probs, target.ids, probs, ids
-            )
-            return Law(probs[:n], ids[:n]) if n > 0 else target if n == 0 else draft
     own = bar.reached_by(draft.ids)[: len(draft.probs)]
     if own.all():
         return draft

@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """The token-wise rule for any tree: recursive rejection sampling over the draws of each node.
 
 At a node with target law P and draws x_1..x_k made in this order, x_i from Q_i given everything
@@ -13,14 +14,15 @@ greedy trees, n-grams and Medusa or EAGLE-2 drafts. Greedy decoding is P a point
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.rule import (
     Acceptance,
-    FollowedLaws,
     LawAt,
     count_to_test,
     settle_point_masses,
@@ -44,17 +46,12 @@ class ExactRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Walk down from the root, deciding one token per node (see the module's formula)."""
-        if isinstance(law_at, FollowedLaws):
-            followed = law_at.followed(tree, noise, position, as_block=False)
-            if isinstance(followed, Acceptance):
-                return followed
-            noise = followed
         return walk(tree, law_at, noise, position, decide)
 
 
 def decide(
     tree: DraftTree,
-    draws: tuple[Draw, ...],
+    draws: Sequence[Draw],
     law: Law,
     noise: NoiseSource,
 ) -> tuple[int | None, int]:
@@ -66,7 +63,8 @@ def decide(
     if not n_tested:
         return settle_point_masses(tree, draws, law, noise)
     remaining = law
-    for draw in draws[:n_tested]:
+    # Siblings' laws are made one by one: most walks need few of them.
+    for draw in islice(draws, n_tested):
         token = tree.tokens[draw.node]
         target_prob = remaining.probability(token)
         draft_prob = 1.0 if draw.law is None else draw.law.probability(token)
@@ -122,11 +120,6 @@ class BlockRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Keep the longest prefix of the leading chain that passes (see the module's formula)."""
-        if isinstance(law_at, FollowedLaws):
-            followed = law_at.followed(tree, noise, position, as_block=True)
-            if isinstance(followed, Acceptance):
-                return followed
-            noise = followed
         chain = _leading_chain(tree)
         if all(map(_is_point, chain)):
             return self._token_wise.accept(tree, law_at, noise, position)

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -96,7 +96,7 @@ class KSeqRule:
 
 
 def _decide(
-    tree: DraftTree, draws: tuple[Draw, ...], law: Law, noise: NoiseSource
+    tree: DraftTree, draws: Sequence[Draw], law: Law, noise: NoiseSource
 ) -> tuple[int | None, int]:
     """Return the accepted child (None after rejecting all) and the token that comes next."""
     remaining = law
@@ -119,7 +119,7 @@ def _decide(
     return settle_point_masses(tree, draws[n_tested:], remaining, noise)
 
 
-def _runs(draws: tuple[Draw, ...]) -> Iterator[list[Draw]]:
+def _runs(draws: Sequence[Draw]) -> Iterator[list[Draw]]:
     """Yield the draws in order: neighbours of one law together, point masses one by one."""
     run: list[Draw] = []
     for draw in draws:

@@ -19,16 +19,13 @@ import numpy.typing as npt
 
 from specrun.runtime.acceptance.exact import decide
 from specrun.runtime.acceptance.rule import Acceptance, walk
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.laws.law import FloatArray, IdArray, Law
 from specrun.runtime.laws.noise import NoiseSource
+from specrun.runtime.laws.rows import Sums, log_mass, rough_mass
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.trees.tree import DraftTree
 
 Mask = npt.NDArray[np.bool_]
-
-
-_LOWEST = -87.0  # exp of it is the least normal float32: nothing that counts in a sum
 
 
 class RawLaw(Law):
@@ -37,72 +34,45 @@ class RawLaw(Law):
     Thresholds on its probabilities are compared in logits, so that few rules need its exponentials.
     """
 
-    __slots__ = ("_highest", "_log_mass", "_logits", "_probs")
-    _logits: Logits
-    _highest: float  # these are missing until they are needed
-    _log_mass: float
-    _probs: FloatArray
+    __slots__ = ("_highest", "_is_filled", "_logits", "_rough", "_sums")
 
     def __init__(self, logits: Logits) -> None:
-        object.__setattr__(self, "_logits", logits)
+        self._logits, self._is_filled = logits, False
+        # The highest logit, and with it sums (see `laws.rows.log_mass`), once they are needed.
+        self._highest: float | None = None
+        self._sums: Sums | None = None
+        self._rough: Sums | None = None
 
-    @property
-    def ids(self) -> IdArray | None:
-        """None: every token has its place."""
-        return None
+    def _fill(self) -> None:
+        if not self._is_filled:
+            self._hold(np.exp(self._logits.astype(np.float64) - self.log_mass), None)
+            self._is_filled = True
 
-    @property
-    def probs(self) -> FloatArray:
-        """The probabilities of all tokens, [n_vocab]."""
-        try:
-            return self._probs
-        except AttributeError:
-            probs = np.exp(self._logits.astype(np.float64) - self.log_mass)
-            object.__setattr__(self, "_probs", probs)
-            return probs
+    def _summed(self) -> Sums:
+        if self._sums is None:
+            self._sums = log_mass(self._logits)
+        return self._sums
 
     @property
     def log_mass(self) -> float:
         """log sum exp(logits)."""
-        try:
-            return self._log_mass
-        except AttributeError:
-            self._sum_up()
-            return self._log_mass
+        highest, mass, _ = self._summed()
+        return highest + math.log(mass)
 
     @property
     def highest(self) -> float:
         """The highest logit."""
-        try:
-            return self._highest
-        except AttributeError:
-            logits = self._logits
-            if LOOPS is not None and logits.dtype == np.float32:
-                highest = LOOPS.highest(logits)
-            else:
-                highest = float(np.maximum.reduce(logits))
-            object.__setattr__(self, "_highest", highest)
-            return highest
+        if self._highest is None:
+            sums = self._sums or self._rough
+            self._highest = sums[0] if sums else float(np.maximum.reduce(self._logits))
+        return self._highest
 
     @property
     def entropy(self) -> float:
         """The entropy, in nats."""
         # H = log sum exp(x) - sum p x, with the highest at 0: no shift changes it.
-        weighted = self._sum_up()
-        return self._log_mass - self.highest - weighted * math.exp(self.highest - self._log_mass)
-
-    def _sum_up(self) -> float:
-        """Work out `log_mass`; return sum x exp(x), with x = logits - highest."""
-        logits, highest = self._logits, self.highest
-        if LOOPS is not None and logits.dtype == np.float32:
-            mass, weighted = LOOPS.log_mass(logits, highest)
-        else:
-            # A token without mass has a logit of -inf, and 0 log 0 counts as 0.
-            shifted = np.maximum(logits - highest, _LOWEST)
-            powers = np.exp(shifted)
-            mass, weighted = float(powers.sum()), float((shifted * powers).sum())
-        object.__setattr__(self, "_log_mass", highest + math.log(mass))
-        return weighted
+        _, mass, weighted = self._summed()
+        return math.log(mass) - weighted / mass
 
     @property
     def most_likely(self) -> tuple[int, float]:
@@ -110,14 +80,11 @@ class RawLaw(Law):
         return int(self._logits.argmax()), math.exp(self.highest - self.log_mass)
 
     @property
-    def rough_sums(self) -> tuple[float, float] | None:
-        """sum exp(x) and sum x exp(x), x = logits - highest, within 0.01 %; None: not to be had."""
-        logits = self._logits
-        if LOOPS is None or logits.dtype != np.float32:
-            return None
-        highest, mass, weighted = LOOPS.rough_mass(logits)
-        object.__setattr__(self, "_highest", highest)
-        return mass, weighted
+    def rough_sums(self) -> tuple[float, float]:
+        """sum exp(x) and sum x exp(x), x = logits - highest, within 0.01 %."""
+        if self._rough is None:
+            self._rough = rough_mass(self._logits)
+        return self._rough[1:]
 
     def logit(self, token: int) -> float:
         """Return the logit of a token, -inf if the row lacks it."""
@@ -242,21 +209,20 @@ _ROUGH = 0.0004  # what rough sums may be off, and rounding
 
 def largest_between(law: Law) -> Range:
     """Return bounds of `largest`: they cost half of it, and settle nearly every comparison."""
-    sums = law.rough_sums if isinstance(law, RawLaw) else None
-    if sums is None:
+    if not isinstance(law, RawLaw):
         exact = largest(law)
         return exact, exact
+    sums = law.rough_sums
     return (1.0 - _ROUGH) / sums[0], (1.0 + _ROUGH) / sums[0]
 
 
 def entropy_between(law: Law) -> Range:
     """Return bounds of `entropy`."""
-    sums = law.rough_sums if isinstance(law, RawLaw) else None
-    if sums is None:
+    if not isinstance(law, RawLaw):
         exact = entropy(law)
         return exact, exact
     # H = log sum exp(x) - sum x exp(x) / sum exp(x); neither part is negative.
-    mass, weighted = sums
+    mass, weighted = law.rough_sums
     error = _ROUGH - 2.0 * _ROUGH * weighted / mass
     rough = math.log(mass) - weighted / mass
     return rough - error, rough + error

@@ -116,7 +116,7 @@ PyObject *drawn_chain(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
         return NULL;
     }
     if (!PyArg_ParseTuple(args[2], "ln", &position, &n_known)
-        || !PyArg_ParseTuple(args[7], "Oddd", &cuts.exp, &cuts.share, &cuts.lowest, &cuts.temperature)
+        || !PyArg_ParseTuple(args[7], "ddd", &cuts.share, &cuts.lowest, &cuts.temperature)
         || open_law_room(args[6], draws.count, n_known, &room))
         return NULL;
     PyObject *tokens = PyList_New(0);

@@ -62,7 +62,7 @@ static Py_ssize_t make_law(
     char *begin = PyBytes_AS_STRING(room->laws) + room->count * room->k * (Py_ssize_t)LAW_ENTRY;
     int64_t *named = (int64_t *)begin;
     double *made = room->view.buf, *kept = (double *)(named + room->k);
-    Py_ssize_t size = law_of_row(row, n_known, cuts, room->k, named, made, room->scratch);
+    Py_ssize_t size = law_of_row(row, n_known, cuts, room->k, named, made);
     for (Py_ssize_t i = 0; names != NULL && i < size; i++)
         named[i] = names[named[i]];
     if (size > 0) {

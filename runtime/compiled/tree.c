@@ -15,7 +15,6 @@
 #include "law_room.h"
 #include "moves.h"
 #include "noise.h"
-#include "rows.h"
 #include "steps.h"
 #include "truncation.h"
 
@@ -218,7 +217,7 @@ static int open_growth(Growth *growth, PyObject *const *args)
         return -1;
     }
     if (!PyArg_ParseTuple(
-            args[6], "Oddd", &growth->cuts.exp, &growth->cuts.share, &growth->cuts.lowest,
+            args[6], "ddd", &growth->cuts.share, &growth->cuts.lowest,
             &growth->cuts.temperature)
         || !PyArg_ParseTuple(
             args[8], "O!O!O!", &PyList_Type, &nodes[0], &PyList_Type, &nodes[1], &PyList_Type, &nodes[2]))
@@ -328,139 +327,5 @@ PyObject *drawn_tree(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     Py_XDECREF(growth.draws);
     PyMem_Free(nodes);
     close_law_room(&growth.room);
-    return result;
-}
-
-/* -- depth by depth ------------------------------------------------------------------------------ */
-
-/* What draws of a depth read: a row for each node, and names for its entries, or none. */
-typedef struct {
-    RowSource rows;
-    Py_buffer names;
-    PyObject *children, *nodes; /* of each node */
-    Py_ssize_t first, count;    /* the first one's number among those that are evaluated */
-} Depth;
-
-static int open_depth(PyObject *const *args, Depth *depth)
-{
-    depth->names.buf = NULL;
-    if (!PyTuple_Check(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "a level is a tuple");
-        return -1;
-    }
-    if (!PyArg_ParseTuple(
-            args[2], "O!O!n", &PyList_Type, &depth->children, &PyList_Type, &depth->nodes,
-            &depth->first)
-        || open_rows(args[0], &depth->rows))
-        return -1;
-    depth->count = PyList_GET_SIZE(depth->children);
-    if (args[1] != Py_None && open_shaped(args[1], &depth->names, 'i', 0, 2))
-        depth->names.buf = NULL;
-    else if (
-        depth->count == PyList_GET_SIZE(depth->nodes)
-        && (depth->names.buf == NULL || depth->names.shape[0] >= depth->count))
-        return 0;
-    else
-        PyErr_SetString(PyExc_ValueError, "a level's nodes have children, and a row each");
-    if (depth->names.buf != NULL)
-        PyBuffer_Release(&depth->names);
-    close_rows(&depth->rows);
-    return -1;
-}
-
-/* Draw the children of node number i of a depth, as `draw_children` does; -3: there is no law of it. */
-static Py_ssize_t draw_below(
-    Growth *growth, const Depth *depth, PyObject *scratch, Py_ssize_t i, Noise *noise, Evaluated *next,
-    Py_ssize_t room)
-{
-    Row row;
-    Evaluated node = {.children = PyList_GET_ITEM(depth->children, i)};
-    int opened = open_row(&depth->rows, i, &row);
-    if (opened <= 0)
-        return opened < 0 ? -1 : -3;
-    Py_ssize_t grown = -1, width = depth->names.buf == NULL ? row.size : depth->names.shape[1];
-    node.node = PyLong_AsSsize_t(PyList_GET_ITEM(depth->nodes, i));
-    if (i == 0)
-        growth->n_known = row.size;
-    int fits = PyTuple_Check(node.children) && width == row.size && row.size == growth->n_known;
-    if (!fits && !PyErr_Occurred())
-        PyErr_SetString(PyExc_ValueError, "children are tuples, and rows as wide as their names");
-    if (!PyErr_Occurred()
-        && (growth->room.laws != NULL || open_law_room(scratch, depth->count, row.size, &growth->room) == 0))
-        grown = draw_children(
-            growth, &node, i, row.entries,
-            depth->names.buf == NULL ? NULL : (const int32_t *)depth->names.buf + i * width, noise, next,
-            room);
-    close_row(&row);
-    return grown;
-}
-
-/* Return what is evaluated next: its children, its nodes, its parents' numbers, its tokens. */
-static PyObject *name_next(const Depth *depth, const Evaluated *next, Py_ssize_t count)
-{
-    PyObject *lists[] = {PyList_New(0), PyList_New(0), PyList_New(0), PyList_New(0)};
-    int failed = !lists[0] || !lists[1] || !lists[2] || !lists[3];
-    for (Py_ssize_t i = 0; !failed && i < count; i++)
-        failed = PyList_Append(lists[0], next[i].children) || append_number(lists[1], next[i].node)
-            || append_number(lists[2], depth->first + next[i].parent)
-            || append_number(lists[3], next[i].token);
-    PyObject *named = failed ? NULL : PyTuple_Pack(4, lists[0], lists[1], lists[2], lists[3]);
-    for (int i = 0; i < 4; i++)
-        Py_XDECREF(lists[i]);
-    return named;
-}
-
-const char drawn_depth_doc[] =
-"drawn_depth(rows, names, level, shape, noise, scratch, cuts, tree): draw below a depth's nodes.\n\n"
-"As `drawn_tree` does it of what was evaluated elsewhere. `rows` are a function or a matrix of rows,\n"
-"`names` of their entries, ascending, a matrix of 32 bits, or None. `level` are the places of each\n"
-"node's children, the nodes, and the number of the first among those that were evaluated; `noise` as\n"
-"there, of which the first position counts. Tokens, parents and siblings are added to `tree`. Returns\n"
-"of what is evaluated next the children's places, the nodes, the parents' numbers and the tokens; None\n"
-"where a row is no law.";
-
-PyObject *drawn_depth(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
-{
-    static const Growth nothing;
-    Growth growth = nothing;
-    Depth depth;
-    Draws draws;
-    if (check_count(n_args, 8) || open_draws(args[4], &draws))
-        return NULL;
-    growth.shape = args[3];
-    if (!PyDict_Check(args[3]) || !PyTuple_Check(args[6]) || !PyTuple_Check(args[7])) {
-        PyErr_SetString(PyExc_TypeError, "a shape is a dictionary; cuts and a tree are tuples");
-        return NULL;
-    }
-    if (!PyArg_ParseTuple(
-            args[6], "Oddd", &growth.cuts.exp, &growth.cuts.share, &growth.cuts.lowest,
-            &growth.cuts.temperature)
-        || !PyArg_ParseTuple(
-            args[7], "O!O!O!", &PyList_Type, &growth.tokens, &PyList_Type, &growth.parents,
-            &PyDict_Type, &growth.draws)
-        || open_depth(args, &depth))
-        return NULL;
-    Evaluated *next = PyMem_Malloc(MOST_NODES * sizeof *next);
-    Py_ssize_t n_next = 0, grown = 0;
-    if (next == NULL)
-        PyErr_NoMemory();
-    if (next == NULL || seek(&draws.noise, draws.start))
-        grown = -1;
-    for (Py_ssize_t i = 0; grown >= 0 && i < depth.count; i++) {
-        grown = draw_below(
-            &growth, &depth, args[5], i, &draws.noise, next + n_next, MOST_NODES - n_next);
-        n_next += grown > 0 ? grown : 0;
-    }
-    PyObject *result = NULL;
-    if (grown >= 0)
-        result = name_next(&depth, next, n_next);
-    else if (grown < -1)
-        result = Py_NewRef(Py_None);
-    PyMem_Free(next);
-    if (growth.room.laws != NULL)
-        close_law_room(&growth.room);
-    if (depth.names.buf != NULL)
-        PyBuffer_Release(&depth.names);
-    close_rows(&depth.rows);
     return result;
 }

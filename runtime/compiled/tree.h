@@ -1,4 +1,4 @@
-/* Trees drawn without replacement: a draft model's whole one, and a depth of a head's. */
+/* Trees that a draft model draws without replacement. */
 
 #ifndef TREE_H
 #define TREE_H
@@ -6,8 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-extern const char drawn_tree_doc[], drawn_depth_doc[];
+extern const char drawn_tree_doc[];
 PyObject *drawn_tree(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
-PyObject *drawn_depth(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
 
 #endif

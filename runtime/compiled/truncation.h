@@ -7,9 +7,8 @@
 #include <Python.h>
 #include <stdint.h>
 
-/* numpy's exponential, and what is cut: see `truncate`. */
+/* What is cut: the share of top-p, the logarithm of min-p, and the temperature. */
 typedef struct {
-    PyObject *exp;
     double share, lowest, temperature;
 } Cuts;
 
@@ -18,10 +17,8 @@ double scale_weights(double *weights, Py_ssize_t size);
 
 /* Write the law of a row's k highest, k at most MOST_RANKED and no more than the row has.
 
-   `probs` is the memory of `array`, k numbers. Returns how many tokens it has; 0 if the highest is
-   not finite or there is a NaN, -1 is an error. */
+   Returns how many tokens it has; 0 if the highest is not finite or there is a NaN. */
 Py_ssize_t law_of_row(
-    const float *row, Py_ssize_t size, const Cuts *cuts, Py_ssize_t k, int64_t *ids, double *probs,
-    PyObject *array);
+    const float *row, Py_ssize_t size, const Cuts *cuts, Py_ssize_t k, int64_t *ids, double *probs);
 
 #endif

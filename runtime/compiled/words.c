@@ -67,27 +67,3 @@ uint64_t digest_of(const uint64_t *words, int count)
     }
     return first ^ v[0] ^ v[8];
 }
-
-/* -- for Python ---------------------------------------------------------------------------------- */
-
-const char digest_doc[] =
-"digest(*numbers): return BLAKE2b's digest of 8 bytes of up to 16 whole numbers of 64 bits.\n\n"
-"They may be negative; the digest is not.";
-
-PyObject *digest(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
-{
-    uint64_t numbers[MOST_NUMBERS];
-    if (n_args > MOST_NUMBERS) {
-        PyErr_SetString(PyExc_TypeError, "a digest of more than 16 numbers");
-        return NULL;
-    }
-    for (Py_ssize_t i = 0; i < n_args; i++) {
-        int is_large;
-        numbers[i] = (uint64_t)PyLong_AsLongLongAndOverflow(args[i], &is_large);
-        if (is_large) /* above the numbers with a sign: refused unless it has 64 bits */
-            numbers[i] = PyLong_AsUnsignedLongLong(args[i]);
-        if (PyErr_Occurred())
-            return NULL;
-    }
-    return PyLong_FromUnsignedLongLong(digest_of(numbers, (int)n_args));
-}

@@ -7,9 +7,6 @@
 #include <Python.h>
 #include <stdint.h>
 
-extern const char digest_doc[];
-PyObject *digest(PyObject *self, PyObject *const *args, Py_ssize_t n_args);
-
 /* BLAKE2b's digest of 8 bytes of up to 16 words of 64 bits, as hashlib makes it of "<Q...". */
 uint64_t digest_of(const uint64_t *words, int count);
 

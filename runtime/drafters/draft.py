@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Generator, Sequence
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Any, TypeVar
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.compiled import LOOPS, DrawnSiblings, RowSource
 from specrun.runtime.drafters.kept_rows import KeptRows
 from specrun.runtime.drafters.source import Asked, NodeRows, Source
-from specrun.runtime.laws.law import SHORT, Law, RankedLaw
-from specrun.runtime.laws.noise import draws_of
+from specrun.runtime.laws.law import Law, RankedLaw
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import (
     Logits,
@@ -25,9 +20,8 @@ from specrun.runtime.laws.transform import (
     transformed_laws,
 )
 from specrun.runtime.round.drafter import DraftRequest
-from specrun.runtime.trees.growth import Steps, proposal_scheme, tree_steps
-from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree import ROOT, DraftTree
+from specrun.runtime.trees.growth import Steps
+from specrun.runtime.trees.tree import ROOT
 
 RANKED_TOKENS = 40
 """Tokens among which point masses are chosen if the settings do not truncate."""
@@ -68,12 +62,9 @@ class _Favourite(RankedLaw):
     """The most likely token of a row, chosen without a distribution."""
 
     __slots__ = ("_row", "_token")
-    _row: Logits
-    _token: int
 
     def __init__(self, row: Logits, token: int) -> None:
-        object.__setattr__(self, "_row", row)
-        object.__setattr__(self, "_token", token)
+        self._row, self._token = row, token
 
     def best(self, count: int) -> list[tuple[int, float]]:
         """Return the token; its probability is not worked out."""
@@ -199,65 +190,3 @@ def _whole(rows: NodeRows) -> Sequence[Logits]:
     if rows.whole is None:
         raise OptionError("heads that are drawn from must be opened with whole rows")
     return rows.whole
-
-
-# == Draws without replacement in compiled code ====================================================
-
-
-class _DrawnTree(NamedTuple):
-    """A tree that compiled code grows: tokens, parents, and siblings by their parents."""
-
-    tokens: list[int]
-    parents: list[int]
-    siblings: DrawnSiblings
-
-
-def drawn_steps(
-    draft: Draft, topology: Topology, request: DraftRequest
-) -> RowSteps[DraftTree | None]:
-    """Draw a tree without replacement in compiled code: the one of `tree_steps`.
-
-    Only if it `can_draw`. Return None if there are no rows.
-    """
-    params, loops, k = request.params, LOOPS, request.params.cuts[0]
-    assert loops is not None
-    rows = yield (), ()
-    if rows is None:
-        return None
-    if _entries(rows, k) is None:  # rows that top-k does not cut
-        scheme = proposal_scheme("without")
-        steps = tree_steps(topology, scheme, request.noise, len(request.tokens))
-        return (yield from draft.grown(steps, rows))
-    children, first = topology.children, draft.add((), (), rows)
-    scratch, cuts, tree = np.empty(k), (np.exp, *params.cuts[1:]), _DrawnTree([], [], {})
-    level = [children[ROOT]], [ROOT], ROOT
-    for position in range(len(request.tokens), len(request.tokens) + topology.max_depth):
-        draws, entries = draws_of(request.noise, position, 1), _entries(rows, k)
-        assert entries is not None
-        drawn = loops.drawn_depth(*entries, level, children, draws, scratch, cuts, tree)
-        if drawn is None:
-            draft.laws(first, rows)  # raises, and names the broken row
-            raise AssertionError("rows that are laws to Python alone")
-        places, nodes, parents, tokens = drawn
-        if not tokens:
-            break
-        rows = yield parents, tokens
-        assert rows is not None
-        first = draft.add(parents, tokens, rows)
-        level = places, nodes, first
-    return DraftTree.of_siblings((*tree.tokens,), (*tree.parents,), tree.siblings)
-
-
-def can_draw(request: DraftRequest) -> bool:
-    """Return whether compiled code draws from the distributions of these settings."""
-    params = request.params
-    few = params.is_cut and not params.is_greedy and params.cuts[0] <= SHORT
-    return LOOPS is not None and few and request.state.grammar is None
-
-
-def _entries(rows: NodeRows, k: int) -> tuple[RowSource, npt.NDArray[np.int32] | None] | None:
-    """Return rows and their entries' names, if any; None for rows of not more than k entries."""
-    if rows.highest is not None:
-        return rows.highest.logits.data, rows.highest.tokens
-    whole = _whole(rows)
-    return None if len(whole[0]) <= k else (whole.__getitem__, None)

@@ -19,8 +19,6 @@ from specrun.runtime.drafters.draft import (
     Draft,
     GrownT,
     RowSteps,
-    can_draw,
-    drawn_steps,
     ranking_params,
 )
 from specrun.runtime.drafters.kept_rows import DepthNodes, KeptRows, RowMemory
@@ -267,8 +265,6 @@ class GrowingDrafter(Drafter):
             return (yield from draft.grown(path_probability_steps(limited, self._p_min, choice)))
         topology = shape.limited(max_depth, most)
         sampling = "argmax" if request.params.is_greedy else self._sampling
-        if sampling == "without" and self._whole_shape and can_draw(request):
-            return (yield from drawn_steps(draft, topology, request))
         if self._is_chain:
             return (yield from self._chain(request, draft, topology, sampling, points=points))
         stop = Threshold(self._p_min) if self._p_min > 0.0 else None

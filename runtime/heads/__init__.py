@@ -19,7 +19,6 @@ from specrun.runtime.heads.graphs import (
     LengthGraphs,
     NativeShare,
     Places,
-    PossibleGraphs,
     RankedTokens,
     RowPlaces,
     add_ranking,

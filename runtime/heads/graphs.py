@@ -7,19 +7,18 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar, TypeVarTuple
+from typing import Any, Generic, Protocol, TypeVarTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
 from specrun.bindings.ggml.graph import Rope
 from specrun.bindings.ggml.tensor import F32, I32, I64
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.heads.file import HeadFile
 from specrun.runtime.heads.states import FloatRows
-from specrun.runtime.round.drafter import Owned
 
 # == Best tokens by rank, and the reuse of graphs ==================================================
 #
@@ -90,18 +89,15 @@ class RankedTokens:
     log_probs: npt.NDArray[np.float32]
 
 
-def add_ranking(
-    builder: GraphBuilder, logits: Tensor, ranks: int, *, probabilities: bool = True
-) -> None:
+def add_ranking(builder: GraphBuilder, logits: Tensor, ranks: int) -> None:
     """Let a graph return the best `ranks` tokens of each row of logits (vocab, n).
 
-    `ranked_tokens` reads them, or `tokens_by_rank` those of a graph without `probabilities`.
+    `ranked_tokens` reads them.
     """
     tokens, values = builder.best(logits, ranks)
     builder.output("tokens", tokens)
-    if probabilities:
-        total = builder.log_sum_exp(logits, (tokens, values))
-        builder.output("log_probs", builder.sub(values, total))
+    total = builder.log_sum_exp(logits, (tokens, values))
+    builder.output("log_probs", builder.sub(values, total))
 
 
 def tokens_by_rank(graph: Graph, n: int) -> npt.NDArray[np.int32]:
@@ -149,51 +145,6 @@ class LengthGraphs(Generic[*Key]):
         """Free the graphs."""
         while self._graphs:
             self._graphs.popitem()[1].close()
-
-
-Graphs = TypeVar("Graphs", bound=Owned)
-Drafted = TypeVar("Drafted")
-Given = TypeVar("Given")
-
-
-class PossibleGraphs(Generic[Graphs]):
-    """The graphs of a head's whole drafts, where its backends can compute them: found out once.
-
-    `prepare` makes them when they are first asked for. It, and drafting with what it returns, may
-    raise UnsupportedModelError: then none is asked for again. Their time goes into `share`.
-    """
-
-    def __init__(self, prepare: Callable[[], Graphs], share: NativeShare) -> None:
-        self.graphs: Graphs | None = None
-        self._prepare, self._share = prepare, share
-        self._impossible = False
-
-    def draft(
-        self, n_rows: int, depth: int, run: Callable[[Graphs, Given], Drafted], given: Given
-    ) -> Drafted | None:
-        """Return the draft, `depth` tokens deep, that `run` makes after `n_rows` rows.
-
-        It is a method of the graphs, which get what is given. None if one graph cannot.
-        """
-        if self._impossible or depth > MOST_DEPTHS or n_rows > MOST_CHAIN_ROWS:
-            return None
-        # Added up here, not by a `with` block: its two calls would be made in every round.
-        share, before = self._share, self._share.device.native_seconds
-        try:
-            if self.graphs is None:
-                self.graphs = self._prepare()
-            return run(self.graphs, given)
-        except UnsupportedModelError:
-            self._impossible = True
-            return None
-        finally:
-            share.seconds += share.device.native_seconds - before
-
-    def close(self) -> None:
-        """Free the graphs."""
-        if self.graphs is not None:
-            self.graphs.close()
-            self.graphs = None
 
 
 # == A Llama decoder layer of a head: attention over a key-value cache in a ggml graph =============

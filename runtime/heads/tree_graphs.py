@@ -23,8 +23,9 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
-from specrun.runtime.heads.graphs import LengthGraphs, NativeShare, PossibleGraphs
+from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS, MOST_DEPTHS, LengthGraphs, NativeShare
 from specrun.runtime.round.drafter import Owned, close_all
 from specrun.runtime.trees.eagle2 import DynamicShape, GrownTree, NodeChoice
 from specrun.runtime.trees.topology import Topology
@@ -201,35 +202,64 @@ class TreeGraphs(LengthGraphs[int]):
 
 
 Trees = TypeVar("Trees", bound=Owned)
+Given = TypeVar("Given")
 
 
 class PlannedTrees(Generic[Trees]):
     """The graphs of a conversation's trees by their depth: one plan of each, the last asked for.
 
-    `make` makes those of a plan when they are first asked for. Their time goes into `share`.
+    `make` makes those of a plan when they are first asked for. It, and running them, may raise
+    UnsupportedModelError, if no backend computes them: that is found once. Their time goes into
+    `share`.
     """
 
     def __init__(self, make: Callable[[TreePlan], Trees], share: NativeShare) -> None:
         self._make, self._share = make, share
-        self._of_depth: dict[int, tuple[TreePlan, PossibleGraphs[Trees]]] = {}
+        # The plan of each depth, and its graphs; None if there are none.
+        self._of_depth: dict[int, tuple[TreePlan, Trees | None]] = {}
 
-    def of(self, plan: TreePlan) -> PossibleGraphs[Trees]:
-        """Return the graphs of a plan."""
+    def draft(
+        self,
+        plan: TreePlan,
+        n_rows: int,
+        run: Callable[[Trees, Given], NamedChildren],
+        given: Given,
+    ) -> NamedChildren | None:
+        """Return the children that `run` names after `n_rows` rows of the text.
+
+        It is a method of the graphs, which get what is given. None if one graph cannot.
+        """
+        if len(plan.ranks) > MOST_DEPTHS or n_rows > MOST_CHAIN_ROWS:
+            return None
+        # Added up here, not by a `with` block: its two calls would be made in every round.
+        share, before = self._share, self._share.device.native_seconds
+        try:
+            trees = self._trees_of(plan)
+            return None if trees is None else run(trees, given)
+        except UnsupportedModelError:
+            self._forget(len(plan.ranks))
+            self._of_depth[len(plan.ranks)] = plan, None
+            return None
+        finally:
+            share.seconds += share.device.native_seconds - before
+
+    def _trees_of(self, plan: TreePlan) -> Trees | None:
         depth = len(plan.ranks)
         known = self._of_depth.get(depth)
-        if known is not None and known[0] is plan:
-            return known[1]
-        if known is not None:
-            del self._of_depth[depth]
-            known[1].close()
-        graphs = PossibleGraphs(functools.partial(self._make, plan), self._share)
-        self._of_depth[depth] = plan, graphs
-        return graphs
+        if known is None or known[0] is not plan:
+            self._forget(depth)
+            known = self._of_depth[depth] = plan, self._make(plan)
+        return known[1]
+
+    def _forget(self, depth: int) -> None:
+        _, trees = self._of_depth.pop(depth, (None, None))
+        if trees is not None:
+            trees.close()
 
     def close(self) -> None:
         """Free all graphs."""
         trees, self._of_depth = self._of_depth, {}
-        close_all([graphs for _, graphs in trees.values()])
+        close_all([graphs for _, graphs in trees.values() if graphs is not None])
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,11 +18,20 @@ from typing import overload
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import DecodeFailedError, OptionError
-from specrun.runtime.compiled import LOOPS, MOST_RANKED, Loops
+from specrun.bindings.errors import OptionError
 from specrun.runtime.grammar.state import GrammarState
 from specrun.runtime.laws import samplers as steps
-from specrun.runtime.laws.law import FloatArray, IdArray, Law, scale_to_one
+from specrun.runtime.laws.law import (
+    FAVOURITE,
+    Cuts,
+    FloatArray,
+    IdArray,
+    Law,
+    Truncation,
+    require_finite,
+    scale_to_one,
+)
+from specrun.runtime.laws.rows import MOST_RANKED, Logits
 from specrun.runtime.laws.samplers import (
     FRESH,
     Candidates,
@@ -34,8 +43,6 @@ from specrun.runtime.laws.samplers import (
     repetition_penalties,
 )
 from specrun.runtime.laws.sampling import COLDEST, SamplingParams
-
-Logits = npt.NDArray[np.float32]
 
 
 def transformed_law(
@@ -50,9 +57,9 @@ def transformed_law(
     what DRY, mirostat and a grammar know of the answer. Raises `OptionError` for settings that
     leave no token, `DecodeFailedError` for a broken row.
     """
-    cut = params.is_cut and params.top_k <= MOST_RANKED and params.top_k < len(logits)
-    if cut and LOOPS is not None and state.grammar is None:  # as most laws are
-        return _ranked(LOOPS, logits, logits, params)
+    cuts = row_cuts(params)
+    if cuts is not None and state.grammar is None:  # as most laws are
+        return _ranked(logits, logits, params, cuts)
     if params.is_greedy:
         return Law.point(greedy_token(logits, params, window, state))
     if state.grammar is not None:
@@ -61,8 +68,8 @@ def transformed_law(
         return _law_of_chain(logits, params, window, state)
     row, logits = logits, _adjusted(logits, params, window)
     # llama.cpp's order has the temperature last: the cuts are made on the untempered law.
-    if LOOPS is not None and 0 < params.top_k < len(logits) and params.top_k <= MOST_RANKED:
-        return _ranked(LOOPS, logits, row, params)
+    if 0 < params.top_k <= MOST_RANKED:
+        return _ranked(logits, row, params, params.cuts)
     if 0 < params.top_k < len(logits):
         ids = not_below_highest(logits, params.top_k)
     elif params.top_p < 1.0:
@@ -70,6 +77,14 @@ def transformed_law(
     else:
         return _untruncated(logits, row, params)
     return _truncated(logits, ids, row, params)
+
+
+def row_cuts(params: SamplingParams) -> Cuts | None:
+    """Return the cuts of `Truncation`, if it alone makes the law of a row; else None."""
+    if params.is_cut:
+        return params.cuts if params.top_k <= MOST_RANKED else None
+    is_alone = params.is_greedy and params.is_plain
+    return None if not is_alone or params.has_penalties or params.logit_bias else FAVOURITE
 
 
 def transformed_laws(
@@ -82,18 +97,7 @@ def transformed_laws(
 
     `names`, of the rows' shape and ascending in each, are the tokens that the logits are of.
     """
-    k, share, lowest, temperature = params.cuts
-    cut = params.is_cut and k <= MOST_RANKED and state.grammar is None
-    if cut and LOOPS is not None and rows and k < len(rows[0]):
-        # Of a tree's depth: between two evaluations one call costs less than a few steps for each.
-        ids, probs = np.empty(k * len(rows), np.intp), np.empty(k * len(rows))
-        cuts = np.exp, share, lowest, temperature
-        flat = None if names is None else names.reshape(-1)
-        sizes = LOOPS.truncate_rows(rows, flat, ids, probs, np.empty(k), cuts)
-        if sizes[-1]:
-            places = zip(range(0, len(ids), k), sizes, strict=True)
-            return [Law(probs[at : at + n], ids[at : at + n]) for at, n in places]
-    laws = [transformed_law(row, params, (), state) for row in rows]  # says what is broken
+    laws = [transformed_law(row, params, (), state) for row in rows]
     if names is None:
         return laws
     pairs = zip(laws, names.astype(np.intp), strict=True)
@@ -213,9 +217,7 @@ def _require_finite(highest: float, row: Logits, params: SamplingParams) -> None
     if math.isfinite(highest):
         return
     own = float(row.max())  # NaN if there is any
-    if not math.isfinite(own):
-        problem = f"the model gave logits of {own}: the file or the backend is broken"
-        raise DecodeFailedError(problem, -3)
+    require_finite(own)
     off: dict[str, object] = {
         "logit_bias": {},
         "repeat_penalty": 1,
@@ -262,14 +264,13 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
     logits[ids] = penalised(logits[ids], times, *added)
 
 
-def _ranked(loops: Loops, logits: Logits, row: Logits, params: SamplingParams) -> Law:
-    """Return what top-k, top-p and min-p leave, as `_truncated` does, by a compiled loop."""
-    k, share, lowest, temperature = params.cuts
-    ids, probs = np.empty(k, np.intp), np.empty(k)
-    count = loops.truncate(logits, ids, probs, np.exp, share, lowest, temperature)
-    if not count:
+def _ranked(logits: Logits, row: Logits, params: SamplingParams, cuts: Cuts) -> Law:
+    """Return what top-k, top-p and min-p leave, as `_truncated` does, of a few ranked entries."""
+    law = Truncation(cuts).law(logits)
+    if law is None:
         _require_finite(float(logits.max()), row, params)
-    return Law(probs[:count], ids[:count])
+        raise AssertionError("a finite row that is not ranked")
+    return law
 
 
 def _truncated(logits: Logits, ids: IdArray | None, row: Logits, params: SamplingParams) -> Law:

@@ -72,7 +72,7 @@ _STALE = 0.02  # change of s or m from which thresholds are worked out again
 
 @dataclass(slots=True)
 class _Worth:
-    """What each depth of a draft adds, in plain rounds: the mean of the last drafts."""
+    """What each depth of a tree adds, in plain rounds: the mean of the last drafts."""
 
     hoped: list[float]
     added: list[float] = field(default_factory=list)
@@ -359,21 +359,21 @@ class DraftPlan:
 
     def _prior(self, *, points: bool) -> _Learnt:
         """Return what is believed before the first round: the best draft of a usual drafter."""
-        most, depth, plain = self.most, self._depth or self.most, self._seconds(1)
+        most, depth, plain = self.most, self._depth, self._seconds(1)
         chances = [_USUAL**n for n in range(1, most + 1)]
         tokens, best = 1.0, 1.0
         for n, chance in enumerate(chances, 1):
             tokens += chance
-            seconds = self._seconds(n + 1) + self._draft.seconds(min(n, depth))
+            seconds = self._seconds(n + 1) + self._draft.seconds(min(n, depth or most))
             best = min(best, seconds / tokens / plain)
         odds = AcceptanceOdds(_SLOPE_POINTS if points else _SLOPE_DRAWN)
         takes = [self._seconds(n + 1) - plain for n in range(1, most + 1)]
         worth = [
             _best_count(chances[: most if deep == depth else deep], best * plain, takes)[1] / plain
-            for deep in range(depth + 1)
+            for deep in range((depth or 0) + 1)
         ]
         by_depth = _Worth([below - above for above, below in itertools.pairwise(worth)])
-        by_depth.added = [self._hoped(by_depth, index) for index in range(depth)]
+        by_depth.added = [self._hoped(by_depth, index) for index in range(depth or 0)]
         return _Learnt(odds, _PRIOR_TOKENS, _PRIOR_TOKENS * best, by_depth)
 
     def _token(self, learnt: _Learnt) -> float:

@@ -5,7 +5,7 @@
 
 from specrun.runtime.round.backend_laws import BackendSampling
 from specrun.runtime.round.drafter import Drafter, DraftRequest, NoDrafter, close_all
-from specrun.runtime.round.loop import Conversation, followed_laws
+from specrun.runtime.round.loop import Conversation
 from specrun.runtime.round.padding import FixedShapeTarget, Shape, fixed_shape_options
 from specrun.runtime.round.results import FinishReason, GenerationResult, SpecStats, TokenEvent
 from specrun.runtime.round.target import CachedText, Target, TargetModel, target_context_options

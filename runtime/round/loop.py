@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn
 
-from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import (
     Acceptance,
@@ -20,21 +19,20 @@ from specrun.runtime.acceptance import (
     Rule,
     SequentialCascade,
 )
-from specrun.runtime.acceptance.rule import CertainLaws, FollowedLaws, ShortLaws
-from specrun.runtime.laws.law import SHORT, Law
+from specrun.runtime.laws.law import Law, RowLaws
 from specrun.runtime.laws.noise import NoiseSource, SeededNoise
 from specrun.runtime.laws.samplers import FRESH, SamplerState, mu_after
 from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.laws.transform import Logits, penalty_window, starting_mu, transformed_law
+from specrun.runtime.laws.transform import (
+    Logits,
+    penalty_window,
+    row_cuts,
+    starting_mu,
+    transformed_law,
+)
 from specrun.runtime.round.backend_laws import CutRows
 from specrun.runtime.round.drafter import NOTHING, Drafter, DraftRequest, Keep, RoundOutcome
-from specrun.runtime.round.target import (
-    CachedText,
-    EvaluatedRows,
-    PlacedRows,
-    Target,
-    TargetModel,
-)
+from specrun.runtime.round.target import CachedText, EvaluatedRows, Target, TargetModel
 from specrun.runtime.trees.tree import ROOT, DraftTree
 
 # == A conversation: its tokens, its cache, its drafter, and the noise of its answer ===============
@@ -175,8 +173,6 @@ class DecodeSettings:
     """The rule: one of these, the second if it weighs the drafter's laws, too."""
     keep: Keep = field(init=False)
     """The part of the drafter's own distributions that the rule reads."""
-    followed: FollowedLaws | None = field(init=False)
-    """The distributions of a round's whole rows, if an exact rule can follow them."""
 
     def __post_init__(self) -> None:
         # Once an answer: finding the kind of rule costs as much as proposing nothing.
@@ -185,9 +181,6 @@ class DecodeSettings:
         for name, value in zip(("token_rule", "pair_rule"), kinds, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "keep", _kept_for(kinds[1], self.params))
-        kind = followed_laws(self.params)
-        laws = None if kind is None else kind(NOT_EVALUATED.logits, self.params)
-        object.__setattr__(self, "followed", laws)
 
 
 def _kept_for(rule: PairRule | None, params: SamplingParams) -> Keep:
@@ -324,12 +317,7 @@ def _accept(
         if settings.witness is not None:
             settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
         return accepted, state
-    followed = settings.followed
-    if followed is not None and isinstance(rows, (Rows, PlacedRows)):
-        followed.logits, followed.matrix = rows.logits, rows.matrix()
-        laws: LawAt = followed
-    else:
-        laws = target_laws(tokens, tree, rows, params, state)
+    laws = target_laws(tokens, tree, rows, params, state)
     accepted = rule.accept(tree, laws, noise, start)
     if settings.witness is not None:
         settings.witness(tree, rows, laws, accepted)
@@ -384,22 +372,13 @@ def target_laws(
         return lambda node: rows.law(node + 1, params)
     if params.is_adaptive:
         return AdaptiveLaws(tokens, tree, rows.logits, params, state)
-    followed = followed_laws(params)
-    if followed is not None:
-        return followed(rows.logits, params)
+    cuts = row_cuts(params)
+    if cuts is not None:
+        return RowLaws(rows.logits, cuts)
     if not params.has_penalties:
         logits = rows.logits
         return lambda node: transformed_law(logits(node + 1), params)
     return lambda node: _law_after(tokens, tree, node, rows.logits(node + 1), params, state)
-
-
-def followed_laws(params: SamplingParams) -> type[FollowedLaws] | None:
-    """Return the class of distributions that an exact rule can follow; None for other settings."""
-    if params.is_adaptive:
-        return None
-    if params.is_greedy and params.is_plain and not (params.has_penalties or params.logit_bias):
-        return CertainLaws
-    return ShortLaws if params.is_cut and params.top_k <= SHORT else None
 
 
 class AdaptiveLaws:

@@ -26,7 +26,7 @@ from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch, Embedding
 from specrun.bindings.contexts.memory import ALL_SEQUENCES
 from specrun.bindings.contexts.rows import Candidates, Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.compiled import LOOPS, Matrix
+from specrun.runtime.compiled import LOOPS
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.layout import (
     FILLER,
@@ -76,12 +76,6 @@ class PlacedRows:
     def logits(self, row: int) -> npt.NDArray[np.float32]:
         """Return the logits of one row, [n_vocab]."""
         return self._rows.logits(self._places[row])
-
-    def matrix(self) -> Matrix | None:
-        """Return the logits of all rows with their places; None if they do not lie side by side."""
-        rows, places = self._rows, self._places
-        whole = rows.matrix() if isinstance(rows, Rows) and isinstance(places, tuple) else None
-        return None if whole is None else (whole, cast("tuple[int, ...]", places))
 
     def candidates(self, row: int) -> Candidates | None:
         """Return the best logits of one row where only those reached the host."""

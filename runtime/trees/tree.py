@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress, pairwise
+from itertools import compress
 from types import MappingProxyType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.compiled import UnmadeLaw
-from specrun.runtime.laws.law import Law, LawWithout, made_law
+from specrun.runtime.laws.law import Law
 
 ROOT = -1
 """The last committed token, parent of the first drafted ones."""
@@ -56,7 +55,7 @@ class DraftTree:
     parents: tuple[int, ...] = ()
     depths: tuple[int, ...] = ()
     is_candidate: tuple[bool, ...] = ()
-    draws: Mapping[int, tuple[Draw, ...]] = field(default_factory=dict)
+    draws: Mapping[int, Sequence[Draw]] = field(default_factory=dict)
     rows: DraftRows | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -76,12 +75,6 @@ class DraftTree:
     def candidate_depth(self) -> int:
         """The depth of the deepest node that can be accepted, 0 without any."""
         return count_candidates(self.depths, self.is_candidate)[1]
-
-    @property
-    def draws_below(self) -> Callable[[int], tuple[object, ...] | None]:
-        """What gives a parent's draws, or None, to compiled code: unmade where that can be."""
-        draws = self.draws
-        return draws.get if type(draws) is dict else getattr(draws, "unmade", draws.get)
 
     def path_to(self, node: int) -> list[int]:
         """Return the nodes from the first below the root down to `node`; empty for ROOT."""
@@ -122,21 +115,11 @@ class DraftTree:
         return tree
 
     @staticmethod
-    def drawn_chain(tokens: list[int], draws: ChainDraws) -> DraftTree:
-        """Return a chain of tokens with the draws that they are from."""
-        n = len(tokens)
-        parents, depths, candidates, _ = _CHAINS.get(n) or _chain_structure(n)
-        return DraftTree(tuple(tokens), parents, depths, candidates, draws)
-
-    @staticmethod
     def of_siblings(
-        tokens: tuple[int, ...], parents: tuple[int, ...], siblings: Mapping[int, _AnySiblings]
+        tokens: tuple[int, ...], parents: tuple[int, ...], siblings: Mapping[int, Siblings]
     ) -> DraftTree:
         """Return a tree all of which was drawn without replacement: siblings by their parents."""
-        shape = _RECENT_SHAPE[0]
-        if shape[0] != parents:
-            shape = _RECENT_SHAPE[0] = _depths_below(parents)
-        return DraftTree(tokens, *shape, _SiblingDraws({}, siblings))
+        return DraftTree(tokens, *_depths_below(parents), siblings)
 
 
 @functools.lru_cache(maxsize=256)
@@ -145,7 +128,7 @@ def count_candidates(depths: tuple[int, ...], is_candidate: tuple[bool, ...]) ->
     return sum(is_candidate), max(compress(depths, is_candidate), default=0)
 
 
-_Structure = tuple[tuple[int, ...], tuple[bool, ...], Mapping[int, tuple[Draw, ...]]]
+_Structure = tuple[tuple[int, ...], tuple[bool, ...], Mapping[int, Sequence[Draw]]]
 
 
 # Rounds repeat a few shapes: each is worked out once and shared, hence read-only.
@@ -175,10 +158,6 @@ def _depths_below(
 _RECENT: list[tuple[tuple[int, ...], _Structure]] = [((), _structure(()))]
 
 
-# The last one that was drawn: equal tuples are compared in less time than one is hashed.
-_RECENT_SHAPE = [_depths_below(())]
-
-
 # By their lengths, of which there are few: a cache with a limit would note every look.
 _CHAINS: dict[int, tuple[tuple[int, ...], *_Structure]] = {}
 
@@ -189,93 +168,33 @@ def _chain_structure(n: int) -> tuple[tuple[int, ...], *_Structure]:
     return _CHAINS.setdefault(n, (parents, *_structure(parents)))
 
 
-class ChainDraws(Mapping[int, tuple[Draw, ...]]):
-    """The draws of a chain, by their parents; laws are made when they are asked for.
+class Siblings(Sequence[Draw]):
+    """Draws without replacement below one parent: different tokens of consecutive nodes.
 
-    Draw i is from `laws[i]`. Acceptance in compiled code reads these themselves: `unmade` gives it
-    the draws of a parent as (node, unmade law).
+    The first was drawn from `law`, each other from what the earlier ones left of it. These laws are
+    made in turn, as draws are read: acceptance reads few of them.
     """
 
-    __slots__ = ("_made", "_places", "unmade")
+    __slots__ = ("first", "law", "tokens")
 
-    def __init__(self, laws: Sequence[UnmadeLaw]) -> None:
-        places = [((node, law),) for node, law in enumerate(laws)]
-        # At i what hangs below node i: nothing below the last. ROOT is -1, and so the last place.
-        self._places = [*places[1:], (), places[0]]
-        self.unmade = self._places.__getitem__
-        self._made: dict[int, tuple[Draw, ...]] = {}
+    def __init__(self, first: int, tokens: Sequence[int], law: Law) -> None:
+        self.first, self.tokens, self.law = first, tokens, law
 
-    def __getitem__(self, parent: int) -> tuple[Draw, ...]:
-        if parent not in self._made:
-            if not ROOT <= parent < len(self) - 1:
-                raise KeyError(parent)
-            [(node, law)] = self._places[parent]
-            self._made[parent] = (Draw(node, made_law(law)),)
-        return self._made[parent]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(ROOT, len(self) - 1))
+    def __iter__(self) -> Iterator[Draw]:
+        law = self.law
+        for node, token in enumerate(self.tokens, self.first):
+            yield Draw(node, law)
+            law = law.without(token)
 
     def __len__(self) -> int:
-        return len(self._places) - 1
+        return len(self.tokens)
 
-
-class Siblings(NamedTuple):
-    """Children drawn without replacement: different tokens of consecutive nodes.
-
-    The first was drawn from `law`, each other from what the earlier ones left of it.
-    """
-
-    first: int
-    tokens: Sequence[int]
-    law: Law | UnmadeLaw
-
-    def draws(self) -> tuple[Draw, ...]:
-        """Return them as draws, each with its own law."""
-        law = self.law if isinstance(self.law, Law) else made_law(self.law)
-        drawn = [Draw(self.first, law)]
-        for node, (earlier, _) in enumerate(pairwise(self.tokens), self.first + 1):
-            law = LawWithout(law, earlier)
-            drawn.append(Draw(node, law))
-        return tuple(drawn)
-
-
-# As `Siblings` itself would, without a call of Python: trees are grown of them.
-_siblings = functools.partial(tuple.__new__, Siblings)
-
-
-_AnySiblings = tuple[int, Sequence[int], Law | UnmadeLaw]
-"""`Siblings`, or what compiled code makes of them: a tuple like it."""
-
-
-class _SiblingDraws(Mapping[int, tuple[Draw, ...]]):
-    """Draws by their parents, made when they are asked for: acceptance visits few of them.
-
-    `unmade` returns a parent's draws without making them, if they are siblings.
-    """
-
-    __slots__ = ("_made", "_siblings", "unmade")
-
-    def __init__(
-        self, made: dict[int, tuple[Draw, ...]], siblings: Mapping[int, _AnySiblings]
-    ) -> None:
-        self._made, self._siblings = made, siblings
-        self.unmade = self._unmade if made else siblings.get
-
-    def __getitem__(self, parent: int) -> tuple[Draw, ...]:
-        drawn = self._made.get(parent)
-        if drawn is None:
-            drawn = self._made[parent] = Siblings(*self._siblings[parent]).draws()
-        return drawn
-
-    def _unmade(self, parent: int) -> tuple[object, ...] | None:
-        return self._siblings.get(parent) or self._made.get(parent)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter({**self._siblings, **self._made})
-
-    def __len__(self) -> int:
-        return len({**self._siblings, **self._made})
+    @overload
+    def __getitem__(self, index: int) -> Draw: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Draw, ...]: ...
+    def __getitem__(self, index: int | slice) -> Draw | tuple[Draw, ...]:
+        return (*self,)[index]
 
 
 class TreeBuilder:
@@ -316,13 +235,13 @@ class TreeBuilder:
             self._require_parent(parent, first, True)
         self._tokens.extend(tokens)
         self._parents.extend([parent] * n)
-        self._siblings[parent] = _siblings((first, tokens, law))
+        self._siblings[parent] = Siblings(first, tokens, law)
         return range(first, first + n)
 
     def _part(self, parent: int) -> None:
         """Let siblings be single draws, to which others are added."""
         siblings = self._siblings.pop(parent)
-        self._draws[parent] = list(siblings.draws())
+        self._draws[parent] = list(siblings)
         for node, token in enumerate(siblings.tokens, siblings.first):
             self._children[parent, token] = node
 
@@ -338,9 +257,8 @@ class TreeBuilder:
             candidates = tuple([node not in self._hidden for node in range(len(parents))])
         return DraftTree(tuple(self._tokens), parents, depths, candidates, self._all_draws())
 
-    def _all_draws(self) -> Mapping[int, tuple[Draw, ...]]:
-        made = {parent: tuple(draws) for parent, draws in self._draws.items()}
-        return _SiblingDraws(made, self._siblings) if self._siblings else made
+    def _all_draws(self) -> Mapping[int, Sequence[Draw]]:
+        return self._siblings | {parent: tuple(draws) for parent, draws in self._draws.items()}
 
     def _append(self, parent: int, token: int, *, candidate: bool = True) -> int:
         node = len(self._tokens)

@@ -174,8 +174,8 @@ class HydraGuesses:
                     break
                 # Head k reads the k + 1 tokens before its guess.
                 paths = [tokens[position + 1 : position + 2 + depth] for position in known]
-                named = self._head.best_tokens(states[known[0] : known[-1] + 1], paths).tolist()
-                for own, best in zip(guesses, named, strict=False):
+                named = self._head.best_laws(states[known[0] : known[-1] + 1], paths).tokens
+                for own, best in zip(guesses, named.tolist(), strict=False):
                     own.append(best)
             yield from guesses
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.laws import Law
-from specrun.runtime.laws.law import LawWithout
 
 SIZE = 7
 
@@ -186,14 +185,3 @@ def test_weights_without_mass_are_refused(weights):
 
 def test_weights_are_normalised():
     np.testing.assert_allclose(Law.normalised(np.array([1.0, 3.0])).probs, [0.25, 0.75])
-
-
-def test_a_law_without_a_token_is_worked_out_once_and_equal():
-    law = Law(np.array([0.5, 0.25, 0.25]), np.array([2, 5, 9]))
-    late = LawWithout(LawWithout(law, 5), 2)
-    known = law.without(5).without(2)
-    assert late.ids is law.ids
-    assert np.array_equal(late.probs, known.probs)
-    assert late.probs is late.probs
-    assert late.probability(9) == 1.0
-    assert late.without(9) is late  # sure of this token, as `without` says

@@ -1,7 +1,8 @@
-"""Compiled code decides by any noise source: its calls, its errors, and what they leave behind."""
+"""Rules and drafts decide by any noise source: its errors, and what they leave behind."""
 
 from __future__ import annotations
 
+import gc
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,17 +17,16 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import BlockRule, ExactRule
-from specrun.runtime.acceptance import rule as rule_module
-from specrun.runtime.acceptance.rule import ShortLaws
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafters.draft_model import model_drafter, state
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.laws import Law, NoiseSource, SamplingParams, SeededNoise
-from specrun.runtime.laws.noise import choose_in_turn, methods_of
+from specrun.runtime.laws.law import RowLaws
+from specrun.runtime.laws.transform import row_cuts
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree, Topology, parse_topology
 
-pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
+needs_loops = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 RULES = {"exact": BlockRule(), "token": ExactRule()}
 
 
@@ -61,31 +61,23 @@ class Recorded:
         return self._source.for_drafting(round_start)
 
 
+def laws_of(rows: list[np.ndarray], params: SamplingParams) -> RowLaws:
+    cuts = row_cuts(params)
+    assert cuts is not None
+    return RowLaws(rows.__getitem__, cuts)
+
+
 @pytest.mark.parametrize("name", list(RULES))
-def test_a_walk_calls_what_pythons_own_walk_calls(name: str) -> None:
-    """The same decisions, of the same probabilities and laws to the bit, in the same order."""
-    rule, kinds = RULES[name], set()
-    for seed in range(600):
+def test_other_sources_decide_as_an_answers_own(name: str) -> None:
+    """The same decisions by numbers keyed alike, whether the source is ours or passes calls on."""
+    kinds = set()
+    for seed in range(200):
         tree, rows, params = random_round(seed)
-        laws = ShortLaws(rows.__getitem__, params)
-        compiled, python = (Recorded(SeededNoise(seed)) for _ in range(2))
-        kept = rule.accept(tree, laws, compiled, seed)
-        assert kept == rule.accept(tree, lambda node, laws=laws: laws(node), python, seed)
-        assert kept == rule.accept(tree, laws, SeededNoise(seed), seed)
-        assert compiled.calls == python.calls
-        kinds.add(tuple(call[0] for call in compiled.calls))
+        laws, recorded = laws_of(rows, params), Recorded(SeededNoise(seed))
+        kept = RULES[name].accept(tree, laws, recorded, seed)
+        assert kept == RULES[name].accept(tree, laws, SeededNoise(seed), seed)
+        kinds.add(tuple(call[0] for call in recorded.calls))
     assert len(kinds) > 10
-
-
-def test_noise_for_drafts_decides_a_walk_as_it_does_in_python(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It draws in another way than an answer's own, from the same key."""
-    tree, rows, params = random_round(11)
-    laws, noises = ShortLaws(rows.__getitem__, params), [SeededNoise(3).for_drafting(7)] * 2
-    kept = ExactRule().accept(tree, laws, noises[0], 7)
-    monkeypatch.setattr(rule_module, "LOOPS", None)
-    assert kept == ExactRule().accept(tree, laws, noises[1], 7)
 
 
 # -- errors ----------------------------------------------------------------------------------------
@@ -97,7 +89,7 @@ def test_an_error_of_any_call_comes_through(name: str, error: type[BaseException
     rule, raised = RULES[name], 0
     for seed in range(40):
         tree, rows, params = random_round(seed)
-        laws = ShortLaws(rows.__getitem__, params)
+        laws = laws_of(rows, params)
         whole = Recorded(SeededNoise(seed))
         kept = rule.accept(tree, laws, whole, seed)
         for number in range(len(whole.calls)):
@@ -112,7 +104,7 @@ def test_an_error_of_any_call_comes_through(name: str, error: type[BaseException
 
 def test_nothing_is_held_after_errors_and_walks() -> None:
     tree, rows, params = random_round(11)
-    laws = ShortLaws(rows.__getitem__, params)
+    laws = laws_of(rows, params)
     calls = len(walked(tree, laws, -1))
     held = [tree.tokens, *rows, *(draw.law for draws in tree.draws.values() for draw in draws)]
 
@@ -121,52 +113,23 @@ def test_nothing_is_held_after_errors_and_walks() -> None:
 
     for _ in range(3):  # caches fill
         [walked(tree, laws, number) for number in range(calls + 1)]
+    gc.collect()
     before, blocks = counts(), sys.getallocatedblocks()
     for _ in range(200):
         for number in range(calls + 1):
             walked(tree, laws, number)
+    gc.collect()
     assert counts() == before
     assert sys.getallocatedblocks() - blocks < 100
 
 
-def walked(tree: DraftTree, laws: ShortLaws, fails: int) -> list[tuple[object, ...]]:
+def walked(tree: DraftTree, laws: RowLaws, fails: int) -> list[tuple[object, ...]]:
     noise = Recorded(SeededNoise(1), fails)
     try:
         BlockRule().accept(tree, laws, noise, 0)
     except OSError as error:
         error.__traceback__ = None
     return noise.calls
-
-
-def test_what_is_no_decision_is_refused() -> None:
-    for seed in range(40):
-        tree, rows, params = random_round(seed)
-        laws, noise = ShortLaws(rows.__getitem__, params), Recorded(SeededNoise(1))
-        ExactRule().accept(tree, laws, noise, 0)
-        if {call[0] for call in noise.calls} == {"seek", "accept", "choose"}:
-            break
-    wrong = {"accept": lambda _: NoTruth(), "choose": lambda _: "7", "seek": 3}
-    for name, value in wrong.items():
-        noise = Recorded(SeededNoise(1))
-        setattr(noise, name, value)
-        with pytest.raises(TypeError):
-            ExactRule().accept(tree, laws, noise, 0)
-    law = Law(np.array([0.5, 0.0, 0.5]), np.array([3, 5, 8]))
-    for token in (4, 5, -1, 9):  # none, of no mass, none, none
-        noise = Recorded(SeededNoise(1))
-        noise.choose = lambda _, token=token: token  # type: ignore[method-assign]
-        with pytest.raises(ValueError, match=f"chose token {token}, which the law does not have"):
-            choose_in_turn(noise, law, 2)
-    for given in ((1,), [1, 2], (1, 2, 3, 4), (print, print)):
-        with pytest.raises(TypeError):
-            LOOPS.draw_distinct(law.probs, law.ids, 2, given)
-    assert sorted(choose_in_turn(SeededNoise(1), law, 5)) == [3, 8]
-    assert LOOPS.draw_distinct(law.probs, None, 2, methods_of(SeededNoise(1))) in ([0, 2], [2, 0])
-
-
-class NoTruth:
-    def __bool__(self) -> bool:
-        raise TypeError("neither")
 
 
 # -- drafts ----------------------------------------------------------------------------------------
@@ -201,6 +164,7 @@ def drafted(drafter: GrowingDrafter, noise: NoiseSource) -> list[object]:
     return drafted_bits(drafter.propose(DraftRequest(PROMPT, PARAMS, noise, 100, 100)))
 
 
+@needs_loops
 @pytest.mark.parametrize("make", [chain_of, tree_of])
 def test_drafts_call_what_pythons_own_way_calls(
     context: Context,
@@ -271,7 +235,7 @@ def test_an_answers_own_numbers_draw_the_law() -> None:
             low, high = ends[-1], 2**53  # the first number that names a later token
             while low < high:
                 middle = (low + high) // 2
-                [named] = LOOPS.draw_distinct(probs, None, 1, (word_of(middle), 1))
+                [named] = Law(probs).draw_distinct(1, word_of(middle), 1)
                 low, high = (middle + 1, high) if named <= token else (low, middle)
             ends.append(low)
         shares = np.diff(ends) / 2.0**53

@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from specrun.runtime.laws import Law, SamplingParams
+from specrun.runtime.laws.rows import MOST_RANKED
 
 
 def ranked(values: np.ndarray, *, higher_ids_first: bool = False) -> np.ndarray:
@@ -18,8 +19,10 @@ def ranked(values: np.ndarray, *, higher_ids_first: bool = False) -> np.ndarray:
 def plain_law(
     row: np.ndarray, params: SamplingParams, window: list[int], *, higher_ids_first: bool = False
 ) -> Law:
-    """The law by one sort of the whole row, in the arithmetic that laws have: numpy's in float64,
-    masses added from the highest down, probabilities by id."""
+    """The law by one sort of the whole row, in the arithmetic that laws have.
+
+    That is float64, masses added from the highest down, probabilities by id.
+    """
     logits = row.copy()
     for token, bias in params.logit_bias.items():
         if token < len(logits):
@@ -37,13 +40,15 @@ def plain_law(
     is_cut = 0 < params.top_k < len(logits)
     if is_cut:
         order = order[: params.top_k]
+    is_ranked = 0 < params.top_k <= MOST_RANKED
+    exp = np.vectorize(math.exp, [float]) if is_ranked else np.exp  # the C library's
     if params.top_p < 1.0:
-        masses = np.exp(values[order]).cumsum()
+        masses = exp(values[order]).cumsum()
         order = order[: int((masses < params.top_p * masses[-1]).sum()) + 1]
     if params.min_p > 0.0:
         order = order[values[order] >= math.log(params.min_p)]
     kept = np.sort(order)
-    weights = np.exp(values[kept] / max(params.temperature, 1e-30))
+    weights = exp(values[kept] / max(params.temperature, 1e-30))
     weights /= np.add.reduce(weights)
-    is_dense = not is_cut and params.top_p == 1.0 and params.min_p == 0.0
+    is_dense = not (is_cut or is_ranked) and params.top_p == 1.0 and params.min_p == 0.0
     return Law(weights, None if is_dense else kept)

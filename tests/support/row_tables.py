@@ -1,4 +1,4 @@
-"""Targets of float32 rows, whose laws compiled code follows, and what that was asked for."""
+"""Targets of float32 rows, and counts of what compiled loops were called for."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 
 from specrun.runtime.acceptance import exact
-from specrun.runtime.acceptance import rule as rule_module
 from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree
@@ -74,7 +72,7 @@ def row_bias(
 
 
 def on_supports(propose: Propose | None) -> Propose | None:
-    """Propose the same, each law on its support: a dense one is left to Python."""
+    """Propose the same, each law on its support."""
 
     def sparse(draw: Draw) -> Draw:
         if draw.law is None or draw.law.ids is not None:
@@ -86,7 +84,7 @@ def on_supports(propose: Propose | None) -> Propose | None:
         assert propose is not None
         tree = propose(request)
         if all(draw.law is None or draw.law.ids is not None for draw in every_draw(tree)):
-            return tree  # as it is: siblings may be unmade
+            return tree  # as it is: siblings stay together
         draws = {parent: tuple(map(sparse, drawn)) for parent, drawn in tree.draws.items()}
         return DraftTree(tree.tokens, tree.parents, tree.depths, tree.is_candidate, draws)
 
@@ -117,16 +115,3 @@ class WatchedLoops:
             return result
 
         return call
-
-
-def watch_walks(monkeypatch: pytest.MonkeyPatch, loops: object) -> WatchedLoops:
-    """Let rules walk by these loops alone: Python's own walk fails."""
-    watched = WatchedLoops(loops)
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("Python's walk ran in place of the compiled one")
-
-    monkeypatch.setattr(rule_module, "LOOPS", watched)
-    monkeypatch.setattr(exact, "walk", refuse)
-    monkeypatch.setattr(exact, "_leading_chain", refuse)
-    return watched

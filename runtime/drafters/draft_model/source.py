@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from specrun.runtime.compiled import draws_of
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.growing import GrowingDrafter, Plan
 from specrun.runtime.drafters.source import Asked, NodeRows, Source
-from specrun.runtime.laws.noise import draws_of
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, greedy_token
 from specrun.runtime.planning.theory import multiplications

@@ -11,7 +11,7 @@ from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.compiled import LOOPS, DrawnSiblings, Draws, UnmadeLaw
+from specrun.runtime.compiled import LOOPS, DrawnSiblings, Draws, UnmadeLaw, made_law
 from specrun.runtime.drafters.batching import ContextPart
 from specrun.runtime.laws.law import SHORT, FloatArray
 from specrun.runtime.laws.sampling import SamplingParams
@@ -20,7 +20,7 @@ from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree import ROOT, ChainDraws, DraftTree
+from specrun.runtime.trees.tree import ROOT, DraftTree, Siblings
 
 _LIKELIEST = SamplingParams(temperature=0.0)
 
@@ -217,7 +217,7 @@ class DraftModelState:
         assert loops is not None
         start, scratch = self.cells(len(cached)), self._room_for(params)
         laws: list[UnmadeLaw] = []  # not list[...](), which makes the type anew each time
-        first, cuts = -1 if token is None else token, (np.exp, *params.cuts[1:])
+        first, cuts = -1 if token is None else token, params.cuts[1:]
 
         def draw(addresses: tuple[int, ...]) -> tuple[int, float, list[int]]:
             place = addresses, first, (start, known), ends
@@ -232,7 +232,7 @@ class DraftModelState:
         if tokens[-1] < 0:
             row = self.context.rows_of(batch).logits(0)
             transformed_law(self.shared(row), params)  # says what is wrong
-        return DraftTree.drawn_chain(tokens, ChainDraws(laws))
+        return DraftTree.chain(tokens, [*map(made_law, laws)])
 
     def _room_for(self, params: SamplingParams) -> FloatArray:
         """Return where compiled code makes the probabilities of a law."""
@@ -399,7 +399,7 @@ class DraftModelState:
             place = known, start, self._shared_size, self._own_size
             code, seconds, tree = loops.drawn_tree(
                 *(addresses, memory, place, topology.children, draws, scratch),
-                (np.exp, *params.cuts[1:]),
+                params.cuts[1:],
                 (self.main, self._synced),
                 (self._parents, self._tokens, self._ids),
             )
@@ -415,7 +415,11 @@ class DraftModelState:
         if broken >= 0:
             row = context.rows_of(batch).logits(broken)
             transformed_law(self.shared(row), params)  # says what is wrong
-        return DraftTree.of_siblings(drafted, parents, siblings)
+        drawn_below = {
+            parent: Siblings(first, named, made_law(law))
+            for parent, (first, named, law) in siblings.items()
+        }
+        return DraftTree.of_siblings(drafted, parents, drawn_below)
 
     def keep(self, tokens: Sequence[int]) -> None:
         """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""

@@ -271,7 +271,7 @@ class PairCells:
         tokens = piece.tokens
         m = len(tokens)
         self._check(tokens, piece.count + m + plan.n_drafted)
-        return self._trees.of(plan).draft(m, len(plan.ranks), PairTrees.run, piece)
+        return self._trees.draft(plan, m, PairTrees.run, piece)
 
     def close(self) -> None:
         """Free graphs and cache; calling it again does nothing."""

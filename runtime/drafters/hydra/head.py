@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import NoReturn, TypeVarTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.ggml import F32, I32, ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
@@ -32,7 +31,6 @@ from specrun.runtime.heads.graphs import (
     layer_attention,
     layer_tensor_names,
     ranked_tokens,
-    tokens_by_rank,
 )
 from specrun.runtime.heads.states import FloatRows, RowPiece
 from specrun.runtime.heads.tree_graphs import NamedChildren, PlannedTrees, TreeGraphs, TreePlan
@@ -325,7 +323,7 @@ class HydraHead:
         self.evaluated_params = own + shared * self.hidden * self.vocab_size
         self.whole_rows = whole_rows
         self._ranks: tuple[int, ...] = ()
-        self._graphs: dict[tuple[int, int, bool], Graph] = {}
+        self._graphs: dict[tuple[int, int], Graph] = {}
         self.device = ComputeDevice(device_for_heads(target), n_threads=n_threads)
         self._target = TargetTensors(target, self.device)
         self._weights: TensorStore | None = None
@@ -361,21 +359,15 @@ class HydraHead:
         self._close_graphs()
         self._ranks = tuple(min(rank, self.vocab_size) for rank in ranks)
 
-    def best_tokens(self, state: FloatRows, paths: Paths) -> npt.NDArray[np.int32]:
-        """Return the best tokens [n, ranks] after each of n paths of one length, below a state.
+    def best_laws(self, state: FloatRows, paths: Paths) -> RankedTokens:
+        """Return the best tokens after each of n paths of one length, below a state.
 
         A path is the tokens from the target's own on; those of k + 1 tokens are head k's. The state
         is [hidden] for all paths or [n, hidden].
         """
-        n, graph = self._evaluate(state, paths, probabilities=False)
-        tokens = tokens_by_rank(graph, n)
-        # Ungrounded heads said the same after every path: the one row is repeated.
-        return tokens if n == len(paths) else tokens.repeat(len(paths), 0)
-
-    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedTokens:
-        """Return the same tokens with their log-probabilities."""
-        n, graph = self._evaluate(state, paths, probabilities=True)
+        n, graph = self._evaluate(state, paths)
         best = ranked_tokens(graph, n)
+        # Heads that are not grounded return the same after every path: the one row is repeated.
         if n == len(paths):
             return best
         return RankedTokens(best.tokens.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
@@ -384,7 +376,7 @@ class HydraHead:
         """Return what `best_laws` does, and whole rows of logits: views that die with the next."""
         laws = self.best_laws(state, paths)
         n = len(paths) if self._grounded or state.ndim > 1 else 1
-        graph = self._graphs[len(paths[0]) - 1, filled_width(n), True]
+        graph = self._graphs[len(paths[0]) - 1, filled_width(n)]
         whole = graph.peek("logits")[:n].astype(np.float32, copy=False)
         return laws, [whole[row % n] for row in range(len(paths))]
 
@@ -412,9 +404,7 @@ class HydraHead:
         self._target.close()
         self.device.close()
 
-    def _evaluate(
-        self, state: FloatRows, paths: Sequence[Sequence[int]], *, probabilities: bool
-    ) -> tuple[int, Graph]:
+    def _evaluate(self, state: FloatRows, paths: Paths) -> tuple[int, Graph]:
         """Run the graph of a head; return it, and for how many of the paths it ran.
 
         Heads that are not grounded say the same after all paths: one is enough.
@@ -427,10 +417,10 @@ class HydraHead:
             )
         n = len(paths) if self._grounded or state.ndim > 1 else 1
         width = filled_width(n)
-        key = head, width, probabilities
+        key = head, width
         graph = self._graphs.get(key)
         if graph is None:
-            graph = self._graphs[key] = self._build(head, width, probabilities=probabilities)
+            graph = self._graphs[key] = self._build(head, width)
         states = graph.inputs["state"]
         # Rows that fill up are zeros and token 0: finite, and not read.
         states[:n], states[n:] = state, 0.0
@@ -450,7 +440,7 @@ class HydraHead:
         while self._graphs:
             self._graphs.popitem()[1].close()
 
-    def _build(self, head: int, n: int, *, probabilities: bool) -> Graph:
+    def _build(self, head: int, n: int) -> Graph:
         """Return the graph of a head for n paths."""
         with closing(GraphBuilder(self.device)) as builder:
             x = builder.input("state", F32, self.hidden, n)
@@ -460,8 +450,8 @@ class HydraHead:
                 embedded = builder.get_rows(self.embedding, tokens)
                 x = builder.concat(x, builder.reshape(embedded, self.hidden * (head + 1), n))
             logits = self.logits(builder, head, x)
-            add_ranking(builder, logits, self._ranks[head], probabilities=probabilities)
-            if self.whole_rows and probabilities:
+            add_ranking(builder, logits, self._ranks[head])
+            if self.whole_rows:
                 builder.output("logits", logits)
             return builder.build()
 
@@ -527,13 +517,8 @@ class HydraCells:
         with self._native:
             return self.prefix.evaluate(states, position, count)
 
-    def best_tokens(self, state: FloatRows, paths: Paths) -> npt.NDArray[np.int32]:
-        """Return the best tokens [n, ranks] after each path; see `HydraHead.best_tokens`."""
-        with self._native:
-            return self._head.best_tokens(state, paths)
-
-    def best_laws(self, state: FloatRows, paths: Sequence[Sequence[int]]) -> RankedTokens:
-        """Return the same tokens with their log-probabilities."""
+    def best_laws(self, state: FloatRows, paths: Paths) -> RankedTokens:
+        """Return the best tokens after each path; see `HydraHead.best_laws`."""
         with self._native:
             return self._head.best_laws(state, paths)
 
@@ -562,7 +547,7 @@ class HydraCells:
         used = piece.count + m
         if not (0 < n <= head.n_heads and 0 <= token < head.vocab_size and used <= self._n_cells):
             self._refuse(used, token, n)
-        return self._trees.of(plan).draft(m, n, HydraTrees.run, (piece, token))
+        return self._trees.draft(plan, m, HydraTrees.run, (piece, token))
 
     def _refuse(self, used: int, token: int, depth: int) -> NoReturn:
         """Say what a draft after a token, in cells up to `used`, has too much of."""

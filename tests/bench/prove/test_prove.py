@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 from support.commands import results_of, run
-from support.mutated_loops import Mutant, MutantBuilder
+from support.mutated_source import IS_COMPILED, Mutant, mutated
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32
 from support.tiny_nextn import write_tiny_qwen35
@@ -20,20 +19,17 @@ from support.tiny_nextn import write_tiny_qwen35
 from specrun.bench.prove import rules, texts
 from specrun.bench.prove.cache import check_cache
 from specrun.bench.prove.prove import STEPS, Proof, ProofOptions, prove
-from specrun.bench.prove.rules import SHAPES, WithoutResidual, check_rule
+from specrun.bench.prove.rules import WithoutResidual, check_rule
 from specrun.bench.prove.setting import ALPHA, Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
 from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,
-    BlockRule,
     ExactRule,
     KSeqRule,
     LawAt,
+    exact,
 )
-from specrun.runtime.acceptance import rule as rule_module
-from specrun.runtime.compiled import LOOPS
-from specrun.runtime.drafters import draft as draft_module
 from specrun.runtime.engine import Runtime
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import Law, NoiseSource, SamplingParams
@@ -44,11 +40,8 @@ from specrun.runtime.trees import DraftTree
 from specrun.runtime.trees.layout import Move
 
 WRONG_CODE = [
-    Mutant("drawn-twice", "noise.h", "left[place] = 0.0;", ";"),
-    Mutant("q-forgotten", "verification.c", "level->token) / drafted;", "level->token);"),
-    Mutant(
-        "point-mass-left", "verification.c", "size, token);\n    else\n", "size, -1);\n    else\n"
-    ),
+    Mutant("q-forgotten", exact, "law.probability(token) / draft_prob)", "law.probability(token))"),
+    Mutant("residual-forgotten", exact, "else remaining.residual(draw.law)", "else remaining"),
 ]
 SECONDS = 1e-3  # each check does its least
 
@@ -166,41 +159,28 @@ def test_a_rule_that_forgets_the_residual_fails_twice(
     assert [check.status for check in found] == ["failed", "failed"]
 
 
-def test_what_is_enumerated_is_the_compiled_walk(setting: Setting) -> None:
-    """By the settings under test, the default ones here; Python's walk is enumerated too."""
+def test_what_is_enumerated_is_the_code_that_decides_rounds(setting: Setting) -> None:
+    """By the settings under test, the default ones here, and by settings that cut nothing."""
     found = check_rule(setting)
-    assert "in compiled code by temperature 0.8, top-k 40, top-p 0.95, min-p 0.05" in found.tested
-    numbers = re.findall(r"([\d,]+) (?:walks in|trees drawn)", found.tested)
-    compiled, python, drawn = (int(number.replace(",", "")) for number in numbers)
-    assert python > 100
-    assert (compiled > 100, drawn > 10) == (LOOPS is not None,) * 2
+    code = "compiled code" if IS_COMPILED else "Python"
+    assert f"walks in {code}, " in found.tested
+    assert "by temperature 0.8, top-k 40, top-p 0.95, min-p 0.05" in found.tested
+    numbers = re.findall(r"([\d,]+) (?:by|without)", found.tested)
+    assert min(int(number.replace(",", "")) for number in numbers) > 100
     setting.params = [SamplingParams(temperature=0.0), SamplingParams(top_k=2, min_p=0.0)]
     again = check_rule(setting)
     assert again.status == "passed"
     assert "temperature 0, top-k 40, top-p 0.95, min-p 0.05 and temperature 0.8" in again.tested
-    setting.runtime.session.rule = KSeqRule()  # walks in Python
-    assert ": 0 walks in compiled code" in check_rule(setting).tested
+    setting.runtime.session.rule = KSeqRule()
+    assert "walks in Python, " in check_rule(setting).tested
 
 
-@pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 @pytest.mark.parametrize("mutant", WRONG_CODE, ids=str)
-def test_wrong_compiled_code_fails(
-    setting: Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, mutant: Mutant
-) -> None:
-    """Nobody but the compiled walk, or draw, is wrong: it is what the check enumerates."""
-    wrong = MutantBuilder(tmp_path).build(mutant)
-    monkeypatch.setattr(draft_module if mutant.source == "noise.h" else rule_module, "LOOPS", wrong)
+def test_a_wrong_rule_fails(setting: Setting, mutant: Mutant) -> None:
+    """It is the one source with one expression changed: it is what the check enumerates."""
+    setting.runtime.session.rule = mutated(mutant).BlockRule()
     proof = prove(setting.runtime, ProofOptions(SECONDS), steps=[("rule", check_rule)])
     assert statuses(proof) == {"rule": "failed"}
-
-
-@pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
-@pytest.mark.parametrize("rule", [ExactRule(), BlockRule()])
-def test_the_control_walks_in_compiled_code(rule: AcceptanceRule) -> None:
-    walks = Counter[str]()
-    for number, shape in enumerate(SHAPES):
-        rules.largest_error(WithoutResidual(rule), SamplingParams(), number, shape, walks)
-    assert walks["compiled"] == walks["all"] > 50
 
 
 def test_a_stale_sibling_fails(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,8 +331,7 @@ def test_the_command_reports_what_it_did(tiny_model: Path, drafter: str) -> None
     (found,) = results_of(done)
     assert [check["name"] for check in found["checks"]] == [name for name, _ in STEPS]
     assert {check["status"] for check in found["checks"]} == {"passed"}
-    if LOOPS is not None:
-        assert "in compiled code by temperature 1.3, top-k 5" in found["checks"][0]["tested"]
+    assert "by temperature 1.3, top-k 5" in found["checks"][0]["tested"]
 
 
 def test_the_command_fails_with_its_checks(

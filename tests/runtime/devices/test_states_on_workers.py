@@ -166,7 +166,7 @@ def test_medusas_and_hydras_heads_name_the_same_tokens(
             named.append(
                 [
                     [said.tokens for said in medusa.said_of(STATES)],
-                    [hydra.best_tokens(state[None], [[7]]).tolist() for state in STATES],
+                    [hydra.best_laws(state[None], [[7]]).tokens.tolist() for state in STATES],
                 ]
             )
     assert named[0] == named[1]

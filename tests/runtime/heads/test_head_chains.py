@@ -154,7 +154,7 @@ def test_a_chain_in_one_graph_is_the_chain_by_depth(
         closing(opened(kind, quantization)) as by_depth,
     ):
         check_rounds(once, by_depth, 30)
-        kept = [graphs.graphs for _, graphs in once._trees._of_depth.values()]
+        kept = [graphs for _, graphs in once._trees._of_depth.values()]
         assert sum(len(each._graphs) for each in kept if each is not None) < 30  # used again
 
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
+from operator import mul
 
 import numpy as np
 import pytest
@@ -100,6 +101,24 @@ def test_the_kept_nodes_are_the_best_of_all_trees() -> None:
             ]
             assert len(connected) == 25
             assert worth(kept) == pytest.approx(max(map(worth, connected)), abs=1e-12)
+
+
+@pytest.mark.parametrize("curve", [STEEP, STEPS], ids=["steep", "steps"])
+def test_a_chain_is_cut_by_the_rule_that_cuts_a_tree(curve: CostCurve) -> None:
+    """Its beginning is kept, as long as the best tree of the same nodes; and all of it is asked for
+    at once if its tokens are usually right."""
+    random_, cost = random.Random(6), draft_cost(0.02)
+    parents, lengths = [ROOT, *range(5)], set()
+    for _ in range(60):
+        chain = DraftPlan(curve.seconds, cost, 6)
+        tree = DraftPlan(curve.seconds, cost, 6, depth=6)
+        values = list(itertools.accumulate([random_.uniform(0.3, 0.99) for _ in parents], mul))
+        assert chain.depth_to_ask() in (2, 4, 6)
+        assert tree.depth_to_ask() == 6
+        kept = chain.best(values, parents, 6)
+        assert kept == tree.best(values, parents, 6) == list(range(len(kept)))
+        lengths.add(len(kept))
+    assert len(lengths) > 2
 
 
 # Where the drafter's probabilities tell which rounds are easy.

@@ -195,9 +195,7 @@ def _hydra(
     def evaluation(width: int) -> _Evaluation:
         paths = [[token] for token in range(width)]
         n_bytes = sum(sizes.values()) - in_layer + width * _embedding_row(model)
-        return _Evaluation(
-            "hydra", head, width, n_bytes, lambda: head.best_tokens(states[0], paths)
-        )
+        return _Evaluation("hydra", head, width, n_bytes, lambda: head.best_laws(states[0], paths))
 
     n_bytes = in_layer + 2 * _CACHED * layer.kv_size * _FLOAT_BYTES  # keys and values
     of_layer = _Evaluation(

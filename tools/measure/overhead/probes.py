@@ -18,7 +18,6 @@ from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.runtime.acceptance import (
     Acceptance,
     AcceptanceRule,
-    FollowedLaws,
     LawAt,
     LawPair,
     PairAt,
@@ -233,15 +232,13 @@ class TimedRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Time the whole walk."""
-        watch, laws = self._watch, law_at
-        # Laws that a rule follows at once are not asked for one by one.
-        if not isinstance(law_at, FollowedLaws):
+        watch = self._watch
 
-            def laws(node: int) -> Law:
-                started = time.perf_counter()
-                law = law_at(node)
-                watch.law += time.perf_counter() - started
-                return law
+        def laws(node: int) -> Law:
+            started = time.perf_counter()
+            law = law_at(node)
+            watch.law += time.perf_counter() - started
+            return law
 
         started = time.perf_counter()
         accepted = self._inner.accept(tree, laws, noise, position)

@@ -111,12 +111,12 @@ def test_a_row_that_is_no_law_is_refused(context, monkeypatch):
 
 
 def test_wrong_arguments_are_refused():
-    noise, scratch, cuts = (1, 2, 3, 0), np.zeros(4), (np.exp, 1.0, -math.inf, 1.0)
+    noise, scratch, cuts = (1, 2, 3, 0), np.zeros(4), (1.0, -math.inf, 1.0)
     right = [(0,) * 5, 1, (0, 9), frozenset(), noise, [], scratch, cuts]
     assert LOOPS.drawn_chain(*right) == (0, 0.0, [])
     wrong: list[tuple[int, object]] = [
         *[(0, (0,) * 4), (1, "1"), (2, (0,)), (2, [0, 9]), (4, noise[:3]), (4, [*noise])],
-        *[(5, ()), (6, np.zeros(4, np.intp)), (6, None), (7, cuts[:3]), (7, [*cuts])],
+        *[(5, ()), (6, np.zeros(4, np.intp)), (6, None), (7, cuts[:2]), (7, [*cuts])],
     ]
     for place, value in wrong:
         with pytest.raises(TypeError):
@@ -251,7 +251,7 @@ def test_wrong_arguments_of_trees_are_refused():
         "shape": {-1: (0, 1)},
         "noise": (1, 2, 3, 0),
         "scratch": np.zeros(4),
-        "cuts": (np.exp, 1.0, -math.inf, 1.0),
+        "cuts": (1.0, -math.inf, 1.0),
         "sequences": (0, [0, 0]),
         "nodes": ([], [], []),
     }
@@ -269,7 +269,7 @@ def test_wrong_arguments_of_trees_are_refused():
         ("noise", (1, 2, 3), TypeError),
         ("scratch", np.zeros(4, np.intp), TypeError),
         ("scratch", np.zeros(129), ValueError),
-        ("cuts", (np.exp, 1.0), TypeError),
+        ("cuts", (1.0, 1.0), TypeError),
         ("sequences", (2, [0, 0]), ValueError),
         ("sequences", (0, (0, 0)), TypeError),
         ("nodes", ([], []), TypeError),

@@ -51,9 +51,6 @@ class TableHeads:
         self._table = table
         self._before = list(tokens[:-1])
 
-    def best_tokens(self, state: np.ndarray, paths: Sequence[Sequence[int]]) -> np.ndarray:
-        return self.best_laws(state, paths).tokens
-
     def best_laws(self, state: np.ndarray, paths: Sequence[Sequence[int]]) -> RankedTokens:
         probs = np.array([self._table([*self._before, *path]) for path in paths])
         ranked = np.argsort(-probs, 1, kind="stable")

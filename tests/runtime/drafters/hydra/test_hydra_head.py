@@ -125,12 +125,12 @@ def test_fewer_ranks_are_the_best_ones(target: Model, tmp_path: Path) -> None:
     for paths, count in zip(PATHS[:2], (5, 2), strict=True):
         every, best = whole.best_laws(STATE, paths), few.best_laws(STATE, paths)
         np.testing.assert_array_equal(best.tokens, every.tokens[:, :count])
-        np.testing.assert_array_equal(few.best_tokens(STATE, paths), best.tokens)
+        np.testing.assert_array_equal(few.best_laws(STATE, paths).tokens, best.tokens)
         np.testing.assert_allclose(best.log_probs, every.log_probs[:, :count], atol=1e-6)
     with pytest.raises(OptionError, match="prepared for 2"):
-        few.best_tokens(STATE, PATHS[2])
+        few.best_laws(STATE, PATHS[2])
     with pytest.raises(OptionError, match="outside the 320 tokens"):
-        few.best_tokens(STATE, [[7, 3], [7, 320]])
+        few.best_laws(STATE, [[7, 3], [7, 320]])
     with pytest.raises(OptionError, match="reach 1 to 3 tokens"):
         few.prepare([1, 1, 1, 1])
     whole.close()
