@@ -81,6 +81,8 @@ class EngineCore(ABC):
             sessions = [self._open_session(opened, *each) for each in enumerate(targets)]
             owned.pop_all()
         self._sessions = sessions
+        self._template: ChatTemplate | None = None
+        self._tool_template: ChatTemplate | None = None
 
     def _open_targets(self, opened: OpenModels, slots: int) -> Sequence[TargetModel]:
         """Return the target of each slot, all of one context."""
@@ -262,24 +264,29 @@ class EngineCore(ABC):
         """The acceptance rules that a request may name, the default first."""
         return [*dict.fromkeys([self.options.accept, *self._choices.rules])]
 
-    @functools.cached_property
+    @property
     def chat_template(self) -> ChatTemplate:
         """The chat template; raises `TemplateError` if the model has none and none was given."""
-        from specrun.runtime.chat.template import template_of
+        if self._template is None:
+            from specrun.runtime.chat.template import template_of
 
-        source = self.options.chat_template or self.model.chat_template
-        if source is None:
-            advice = "give one (--chat-template-file), or generate from text"
-            raise TemplateError(f"{self.model.path} has no chat template: {advice}")
-        return template_of(source, self.vocabulary)
+            source = self.options.chat_template or self.model.chat_template
+            if source is None:
+                advice = "give one (--chat-template-file), or generate from text"
+                raise TemplateError(f"{self.model.path} has no chat template: {advice}")
+            self._template = template_of(source, self.vocabulary)
+        return self._template
 
-    @functools.cached_property
+    @property
     def tool_template(self) -> ChatTemplate:
         """The template of conversations with tools: some models have another one for them."""
-        from specrun.runtime.chat.template import template_of
+        if self._tool_template is None:
+            from specrun.runtime.chat.template import template_of
 
-        source = None if self.options.chat_template else self.model.tool_template
-        return template_of(source, self.vocabulary) if source else self.chat_template
+            source = None if self.options.chat_template else self.model.tool_template
+            other = source and template_of(source, self.vocabulary)
+            self._tool_template = other or self.chat_template
+        return self._tool_template
 
 
 def _require_slots(slots: int, options: RuntimeOptions) -> None:

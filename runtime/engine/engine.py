@@ -6,7 +6,6 @@ import dataclasses
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +24,8 @@ from specrun.runtime.round.drafter import close_all
 from specrun.runtime.round.results import GenerationResult
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from specrun.runtime.chat.template import Message
 
 _Result = TypeVar("_Result")
@@ -174,6 +175,8 @@ class Engine(EngineCore):
 
     def _when_idle(self, work: Callable[[], _Result]) -> _Result:
         """Do something when no answer is being made; requests that come meanwhile wait."""
+        from concurrent.futures import Future
+
         ended: Future[_Result] = Future()
         with self._changed:
             self._require_open()

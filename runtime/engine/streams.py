@@ -24,14 +24,18 @@ class EngineStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.listener = Mailbox()
+        self._mailbox = Mailbox()
+
+    @property
+    def listener(self) -> Mailbox:
         """The mailbox that the engine puts tokens into."""
+        return self._mailbox
 
     def __iter__(self) -> EngineStream:
         return self
 
     def __next__(self) -> TokenEvent:
-        event = self.listener.next()
+        event = self._mailbox.next()
         if event is None:
             raise StopIteration
         return event
@@ -40,9 +44,9 @@ class EngineStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
         return self
 
     async def __anext__(self) -> TokenEvent:
-        while not self.listener.ready():
-            await self.listener.news()
-        event = self.listener.next()
+        while not self._mailbox.ready():
+            await self._mailbox.news()
+        event = self._mailbox.next()
         if event is None:
             raise StopAsyncIteration
         return event
@@ -52,7 +56,7 @@ class EngineStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
 
         Ends with the answer, however it ended: `wait` returns or raises that.
         """
-        mailbox = self.listener
+        mailbox = self._mailbox
         while mailbox.ended is None or mailbox.ready_tokens():
             if events := mailbox.take_all():
                 yield events
@@ -64,32 +68,32 @@ class EngineStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
 
         A round's is there when its first token can be read.
         """
-        return self.listener.take_traces()
+        return self._mailbox.take_traces()
 
     def cancel(self) -> None:
         """Ask for no more tokens; those that were made already can still be read."""
-        self.listener.cancelled = True
+        self._mailbox.cancelled = True
 
     close = cancel
 
     @property
     def done(self) -> bool:
         """Whether the answer has ended; tokens of it may be unread."""
-        return self.listener.ended is not None
+        return self._mailbox.ended is not None
 
     @property
     def result(self) -> GenerationResult:
         """The whole answer: waits for its end. Raises the error that ended it."""
-        return self.listener.wait()
+        return self._mailbox.wait()
 
     async def wait(self) -> GenerationResult:
         """Return the whole answer without blocking the event loop."""
         while not self.done:
-            await self.listener.news(for_the_end=True)
-        return self.listener.wait()
+            await self._mailbox.news(for_the_end=True)
+        return self._mailbox.wait()
 
     def __del__(self) -> None:
-        self.listener.cancelled = True
+        self._mailbox.cancelled = True
 
 
 class Mailbox:
