@@ -7,6 +7,7 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -202,7 +203,14 @@ def _tagged_function(reader: Reader) -> Reading[None]:
     while (yield from reader.follows(PARAMETER)):
         key = yield from _tag(reader)
         value = yield from _raw_value(reader)
-        text = json.dumps(_typed(value, reader.tools[name], key), ensure_ascii=False)
+        schema = reader.tools[name]
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        described = properties.get(key) if isinstance(properties, dict) else None
+        typed: object = value  # in the form of its schema: text, or the value of the text as JSON
+        if not takes_text(described):
+            with suppress(ValueError, RecursionError):
+                typed = json.loads(value)
+        text = json.dumps(typed, ensure_ascii=False)
         reader.argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: {text}")
         separator = ", "
     reader.argue("}")
@@ -241,18 +249,6 @@ def takes_text(schema: object) -> bool:
     if isinstance(known, list):
         return bool(known) and all(isinstance(value, str) for value in known)
     return schema.get("type") == "string"
-
-
-def _typed(value: str, schema: object, key: str) -> object:
-    """Return the argument in the form of its schema: text, or the value of the text as JSON."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    described = properties.get(key) if isinstance(properties, dict) else None
-    if takes_text(described):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
 
 
 # == Grammars of tool calls ========================================================================

@@ -128,12 +128,6 @@ class Reader:
             character = yield from self.next()
         return character
 
-    def expect(self, text: str) -> Reading[None]:
-        """Read exactly `text`; raises `NotACallError` at the first other character."""
-        for wanted in text:
-            if (yield from self.next()) != wanted:
-                raise NotACallError
-
     def follows(self, text: str) -> Reading[bool]:
         """Read `text` after white space, if it comes; any other text is read again."""
         seen, left = "", text

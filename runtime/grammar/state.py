@@ -219,18 +219,16 @@ class Cursor:
             raise self._problem("its process has ended") from None
         self._here = place
 
-    def _problem(self, why: str) -> GrammarError:
-        """Return why the matcher cannot go on."""
-        return GrammarError(f"the {self.grammar.noun} {_limit(why)}")
-
-
-def _limit(error: str) -> str:
-    """Return one sentence of what llguidance says when it gives up."""
-    first = " ".join(error.split("<state>")[0].split())
-    if first == "NoExtensionBias":
-        return "allows only texts here that no token of this model begins: allow others"
-    why = first[:300] or "no reason is given"
-    return f"cannot be followed any further ({why}): give a simpler one"
+    def _problem(self, error: str) -> GrammarError:
+        """Return the error of an answer, in one sentence of what llguidance said."""
+        first = " ".join(error.split("<state>")[0].split())
+        noun, why = self.grammar.noun, first[:300] or "no reason is given"
+        if first == "NoExtensionBias":
+            problem = "allows only texts here that no token of this model begins: allow others"
+            return GrammarError(f"the {noun} {problem}")
+        return GrammarError(
+            f"the {noun} cannot be followed any further ({why}): give a simpler one"
+        )
 
 
 class GrammarState:
@@ -353,8 +351,8 @@ class GrammarState:
     @property
     def is_slow(self) -> bool:
         """Whether it took so long that nobody should wait for places behind this one, too."""
-        slow = self.seen is not None and self.seen.seconds > _SLOW_SECONDS
-        return slow and self._cursor.patience is not None
+        seen, patience = self.seen, self._cursor.patience
+        return seen is not None and seen.seconds > _SLOW_SECONDS and patience is not None
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:

@@ -82,9 +82,11 @@ def choose_files(names: Sequence[str], tag: str) -> tuple[str, ...]:
     whole name of a file. Heads are chosen if a repository has nothing else. Without such a
     file the answer is empty.
     """
-    models = [name for name in names if is_model_file(name)]
-    models = models or [name for name in names if is_weights_file(name)]
-    firsts = [name for name in models if _place(name)[1] == 1]
+    weights = [name for name in names if is_weights_file(name)]
+    models = [
+        name for name in weights if not any(part in name.rpartition("/")[2] for part in _HEADS)
+    ]
+    firsts = [name for name in models or weights if is_first_part(name)]
     for wanted in (tag,) if tag else _DEFAULT_TAGS:
         pattern = re.compile(rf"{re.escape(wanted)}([.-]|$)", re.IGNORECASE)
         for name in firsts:
@@ -112,12 +114,6 @@ def n_parts(name: str) -> int:
 def is_first_part(name: str) -> bool:
     """Whether a model is opened by this file."""
     return _place(name)[1] == 1
-
-
-def is_model_file(name: str) -> bool:
-    """Whether llama.cpp takes a file for a model, by its name."""
-    base = name.rpartition("/")[2]
-    return is_weights_file(name) and not any(part in base for part in _HEADS)
 
 
 def is_weights_file(name: str) -> bool:
