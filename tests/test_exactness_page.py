@@ -7,13 +7,15 @@ them again then.
 
 from __future__ import annotations
 
-import inspect
+import ast
 import re
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.mutated_source import source_of as file_of
 
 from specrun.runtime.acceptance import decide, settle_point_masses, walk
 from specrun.runtime.laws import Law
@@ -38,7 +40,16 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def source_of(function: Callable[..., object]) -> str:
-    return textwrap.dedent(inspect.getsource(function))
+    """The function's text in its Python file, also if the function was compiled."""
+    text = file_of(sys.modules[function.__module__]).read_text()
+    found: ast.AST = ast.parse(text)
+    for name in function.__qualname__.split("."):
+        found = next(
+            node for node in ast.iter_child_nodes(found) if getattr(node, "name", "") == name
+        )
+    assert isinstance(found, ast.FunctionDef)
+    lines = text.splitlines(keepends=True)[found.lineno - 1 : found.end_lineno]
+    return textwrap.dedent("".join(lines))
 
 
 def section_of(page: str) -> str:

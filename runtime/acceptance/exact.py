@@ -63,7 +63,6 @@ def decide(
     if not n_tested:
         return settle_point_masses(tree, draws, law, noise)
     remaining = law
-    # Siblings' laws are made one by one: most walks need few of them.
     for draw in islice(draws, n_tested):
         token = tree.tokens[draw.node]
         target_prob = remaining.probability(token)

@@ -322,12 +322,15 @@ class GrowingDrafter(Drafter):
     def _copies(self, request: DraftRequest) -> bool:
         """Return whether the rows of all nodes are to outlive the draft, not only the latest.
 
-        A draw contains its distribution; so does, at temperature 0, the token that was drafted. In
-        chains and whole fixed trees all evaluated nodes but the latest have children.
+        A draw contains its distribution; so does, at temperature 0, the token that was drafted, but
+        for heads, which rank tokens without penalties. In chains and whole fixed trees all
+        evaluated nodes but the latest have children.
         """
         chosen = self._sampling == "argmax" and not request.params.is_greedy
         is_whole = isinstance(self._shape, Topology) and self._p_min == 0.0
-        return request.keep == "rows" or chosen or not (is_whole or self._is_chain)
+        has_children = is_whole or self._is_chain
+        ranks = self.source.names_trees
+        return request.keep == "rows" or chosen or ranks or not has_children
 
     def _most_highest(self, params: SamplingParams) -> int:
         """Return how many of the highest logits say as much as whole rows; 0 if none do."""

@@ -21,7 +21,7 @@ cdef class Law:
     cpdef double probability(self, Py_ssize_t token) except? -1.0
 
     @cython.locals(low=Py_ssize_t, high=Py_ssize_t, middle=Py_ssize_t, ids="const Py_ssize_t[::1]")
-    cdef Py_ssize_t _place_of(self, Py_ssize_t token) noexcept
+    cdef Py_ssize_t _place_of(self, Py_ssize_t token) except -2
 
     cdef Py_ssize_t _token_in(self, Py_ssize_t place) noexcept
     cpdef token_at(self, double uniform)
@@ -50,7 +50,7 @@ cdef class Law:
 cdef Py_ssize_t _place_at(const double[:] probs, Py_ssize_t size, double uniform) noexcept
 
 @cython.locals(out="double[::1]", i=Py_ssize_t)
-cdef _copied(const double[:] numbers, Py_ssize_t size)
+cdef _copied(const double[::1] numbers, Py_ssize_t size)
 
 @cython.locals(law=Law)
 cdef Law _law_over(const double[::1] probs, const Py_ssize_t[::1] ids, Py_ssize_t size)

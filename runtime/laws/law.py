@@ -118,12 +118,12 @@ class Law:
 
     def probability(self, token: int) -> float:
         """Return the probability of `token`, 0.0 outside the support."""
-        self._fill()
         place = self._place_of(token)
         return 0.0 if place < 0 else float(self._probs[place])
 
     def _place_of(self, token: int) -> int:
         """Return the place of a token, -1 if it is not there."""
+        self._fill()
         if self._is_dense:
             # A drafter's vocabulary may be shorter: tokens beyond it have no mass.
             return token if 0 <= token < self._size else -1
@@ -244,11 +244,10 @@ class Law:
 
         A law that is sure of `token` is returned as it is: rejecting it then had probability zero.
         """
-        self._fill()
         place = self._place_of(token)
         if place < 0:
             return self
-        left = self.probs.copy() if self._size > SHORT else _copied(self._probs, self._size)
+        left = _copied(self._probs, self._size)
         left[place] = 0.0
         return self._with(left) if scale_to_one(left) > 0.0 else self
 
@@ -320,7 +319,9 @@ def _read_by_loops(array: npt.NDArray[Any]) -> Any:  # noqa: ANN401 - a list, or
 
 
 def _copied(numbers: FloatArray, size: int) -> FloatArray:
-    """Return a copy of a few numbers that loops read."""
+    """Return a copy of numbers that loops read."""
+    if size > SHORT:
+        return np.array(numbers)
     array = np.empty(size)
     out = array
     for i in range(size):

@@ -205,8 +205,7 @@ def tree_steps(
     """Grow a tree as `grow_tree` does; a chain is a tree of width 1."""
     builder, children = TreeBuilder(), topology.children
     level, parents, tokens = [(ROOT, ROOT)], _NONE, _NONE
-    # Evaluated nodes are numbered in the order of their evaluation: `first` is that of level[0].
-    first, evaluated = ROOT, 0
+    first, evaluated = ROOT, 0  # evaluated nodes are numbered in turn: that of level[0], of all
     for depth in range(topology.max_depth):
         if stop is not None and not stop.goes_on():
             break
@@ -218,7 +217,6 @@ def tree_steps(
             if stop is not None and not stop.takes(law.most_likely[1]):
                 continue
             made = propose(builder, node, law, len(children[place]), noise)
-            # Fewer children than places if draws coincide or the law is exhausted.
             for below, (child, token) in zip(children[place], made, strict=False):
                 if below in children:  # leaves are not evaluated
                     level.append((below, child))

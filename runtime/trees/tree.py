@@ -96,12 +96,7 @@ class DraftTree:
     @staticmethod
     def of_points(tokens: Sequence[int], parents: tuple[int, ...]) -> DraftTree:
         """Return a tree of point masses below `parents`: no two siblings may be equal."""
-        known, structure = _RECENT[0]
-        if known is not parents:
-            structure = _structure(parents)
-            _RECENT[0] = parents, structure
-        depths, candidates, draws = structure
-        return DraftTree(tuple(tokens), parents, depths, candidates, draws)
+        return DraftTree(tuple(tokens), parents, *_structure(parents))
 
     @staticmethod
     def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:
@@ -152,10 +147,6 @@ def _depths_below(
     for parent in parents:
         depths.append(1 if parent == ROOT else depths[parent] + 1)
     return parents, tuple(depths), (True,) * len(parents)
-
-
-# The last one: a tuple's hash is not kept, and mostly the same shape is asked for again.
-_RECENT: list[tuple[tuple[int, ...], _Structure]] = [((), _structure(()))]
 
 
 # By their lengths, of which there are few: a cache with a limit would note every look.
