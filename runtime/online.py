@@ -8,7 +8,7 @@ import json
 import os
 import struct
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -159,7 +159,8 @@ class RejectionBuffer:
             raise OptionError(f"a buffer of {most_bytes} bytes, {kept_tokens} tokens a law: give 1")
         self.most_bytes, self.kept_tokens = most_bytes, kept_tokens
         self._answers: deque[RejectedAnswer] = deque()
-        self._n_bytes = 0
+        self.n_bytes = 0
+        """The size of its answers."""
         self.n_changes = 0
         """Counts up whenever it changes."""
 
@@ -174,11 +175,6 @@ class RejectionBuffer:
         """How many rejected drafts it holds."""
         return sum(len(answer.laws) for answer in self._answers)
 
-    @property
-    def n_bytes(self) -> int:
-        """The size of its answers."""
-        return self._n_bytes
-
     def notes(self) -> RejectionNotes:
         """Return the notes of another conversation."""
         return RejectionNotes(self)
@@ -189,14 +185,14 @@ class RejectionBuffer:
             return
         self._answers.append(answer)
         self.n_changes += 1
-        self._n_bytes += answer.n_bytes
-        while self._n_bytes > self.most_bytes:
-            self._n_bytes -= self._answers.popleft().n_bytes
+        self.n_bytes += answer.n_bytes
+        while self.n_bytes > self.most_bytes:
+            self.n_bytes -= self._answers.popleft().n_bytes
 
     def clear(self) -> None:
         """Forget everything."""
         self._answers.clear()
-        self._n_bytes = 0
+        self.n_bytes = 0
         self.n_changes += 1  # it is another buffer now
 
 
@@ -275,8 +271,9 @@ def save_rejections(buffer: RejectionBuffer, path: Path, key: BufferKey) -> None
     facts = json.dumps({"target": asdict(key), "kept": kept, "answers": sizes}).encode()
     content = bytearray(_HEAD.pack(_MAGIC, _VERSION, len(facts)) + facts)
     for answer in answers:
-        for array, kind in _arrays(answer):
-            content += np.ascontiguousarray(array, kind).tobytes()
+        for array in (answer.tokens, answer.positions, answer.laws.ids):
+            content += np.ascontiguousarray(array, "<i4").tobytes()
+        content += np.ascontiguousarray(answer.laws.log_probs, "<f2").tobytes()
     content += hashlib.sha256(content).digest()
     with atomic_path(path, force=True) as aside:
         aside.chmod(0o600)
@@ -289,25 +286,47 @@ def load_rejections(path: Path, key: BufferKey | None, buffer: RejectionBuffer) 
     Raises FileMissingError, MalformedFileError for a file that is no buffer, damaged or of another
     version, and ModelError for one of another target than `key` (None: of any).
     """
-    return parse_rejections(path, _read(path), key, buffer)
+    try:
+        if path.stat().st_size > MOST_FILE_BYTES:
+            raise MalformedFileError(f"{path} is too large for rejected drafts; name another file")
+        content = read_regular(path)
+    except FileNotFoundError:
+        raise FileMissingError(f"there is no file {path}") from None
+    except OSError as error:
+        raise FileMissingError(f"{path} cannot be read: {error.strerror}") from error
+    return parse_rejections(path, content, key, buffer)
 
 
 def parse_rejections(
     path: Path, content: bytes, key: BufferKey | None, buffer: RejectionBuffer
 ) -> BufferKey:
     """Add the answers in `content`, read from `path`; as `load_rejections`."""
-    facts = _facts(path, content)
+    if content[: len(_MAGIC)] != _MAGIC:
+        raise MalformedFileError(f"{path} holds no rejected drafts; name another file")
+    if len(content) < _HEAD.size + _DIGEST:
+        raise _malformed(path, f"is cut off after {len(content)} bytes")
+    _, version, length = _HEAD.unpack_from(content)
+    if version != _VERSION:
+        raise _malformed(path, f"has format version {version}, this specrun reads {_VERSION}")
+    start = _HEAD.size + length
+    try:
+        facts = json_object(content[_HEAD.size : start])
+    except DAMAGE:
+        raise _malformed(path, "is damaged") from None
     if hashlib.sha256(content[:-_DIGEST]).digest() != content[-_DIGEST:]:
         raise _malformed(path, "is damaged (its checksum is wrong)")
     try:
-        found = _key(facts["target"])
+        found = BufferKey(**facts["target"])
+        for text in (found.name, found.model, found.vocabulary):
+            text_in(text)
+        count_in(found.n_tokens, 1)
         kept = count_in(facts["kept"], 1)
         sizes = [(count_in(t, 1), count_in(p, 1)) for t, p in list_in(facts["answers"])]
     except DAMAGE:
         raise _malformed(path, "contradicts itself") from None
     require_same_target(path, found, key)
-    start = _HEAD.size + int.from_bytes(content[10:14], "little")
-    expected = start + sum(_size(t, p, kept) for t, p in sizes) + _DIGEST
+    a_place = 4 + 4 * kept + 2 * (kept + 1)
+    expected = start + sum(4 * n_tokens + n * a_place for n_tokens, n in sizes) + _DIGEST
     if len(content) != expected:
         raise _malformed(path, f"has {len(content)} bytes instead of {expected}")
     buffer.kept_tokens = kept
@@ -316,14 +335,6 @@ def parse_rejections(
             raise _malformed(path, "contradicts itself")
         buffer.add(answer)
     return found
-
-
-def _key(value: Mapping[str, Any]) -> BufferKey:
-    key = BufferKey(**value)
-    for text in (key.name, key.model, key.vocabulary):
-        text_in(text)
-    count_in(key.n_tokens, 1)
-    return key
 
 
 def require_same_target(path: Path, found: BufferKey, wanted: BufferKey | None) -> None:
@@ -340,18 +351,6 @@ def read_facts(path: Path) -> BufferFacts:
     buffer = RejectionBuffer(most_bytes=MOST_FILE_BYTES)
     key = load_rejections(path, None, buffer)
     return BufferFacts(path, key, len(buffer), buffer.n_places, path.stat().st_size)
-
-
-def _arrays(answer: RejectedAnswer) -> list[tuple[Any, str]]:
-    laws = answer.laws
-    return [
-        *((answer.tokens, "<i4"), (answer.positions, "<i4")),
-        *((laws.ids, "<i4"), (laws.log_probs, "<f2")),
-    ]
-
-
-def _size(n_tokens: int, n_places: int, kept: int) -> int:
-    return 4 * n_tokens + n_places * (4 + 4 * kept + 2 * (kept + 1))
 
 
 def _answers(
@@ -376,40 +375,14 @@ def _is_sound(answer: RejectedAnswer, n_tokens: int) -> bool:
     laws = answer.laws
     ids_known = all(ids.min() >= 0 and ids.max() < n_tokens for ids in (answer.tokens, laws.ids))
     places = answer.positions
-    ordered = (
-        bool((np.diff(places) > 0).all()) and places[0] >= 0 and places[-1] < len(answer.tokens)
-    )
+    within = places[0] >= 0 and places[-1] < len(answer.tokens)
     sums = np.exp(laws.log_probs.astype(np.float64)).sum(-1)
-    return bool(ids_known and ordered and (abs(sums - 1.0) < 0.05).all())
-
-
-def _facts(path: Path, content: bytes) -> dict[str, Any]:
-    if content[: len(_MAGIC)] != _MAGIC:
-        raise MalformedFileError(f"{path} holds no rejected drafts; name another file")
-    if len(content) < _HEAD.size + _DIGEST:
-        raise _malformed(path, f"is cut off after {len(content)} bytes")
-    _, version, length = _HEAD.unpack_from(content)
-    if version != _VERSION:
-        raise _malformed(path, f"has format version {version}, this specrun reads {_VERSION}")
-    try:
-        return json_object(content[_HEAD.size : _HEAD.size + length])
-    except DAMAGE:
-        raise _malformed(path, "is damaged") from None
+    sound = within and (np.diff(places) > 0).all() and (abs(sums - 1.0) < 0.05).all()
+    return bool(ids_known and sound)
 
 
 def _malformed(path: Path, problem: str) -> MalformedFileError:
     return MalformedFileError(f"{path} {problem}; delete it to begin anew (specrun learn forget)")
-
-
-def _read(path: Path) -> bytes:
-    try:
-        if path.stat().st_size > MOST_FILE_BYTES:
-            raise MalformedFileError(f"{path} is too large for rejected drafts; name another file")
-        return read_regular(path)
-    except FileNotFoundError:
-        raise FileMissingError(f"there is no file {path}") from None
-    except OSError as error:
-        raise FileMissingError(f"{path} cannot be read: {error.strerror}") from error
 
 
 # == The buffer of one runtime: in memory, or in a file that is saved when the runtime closes ======
@@ -436,9 +409,7 @@ class RejectionStore:
             save_rejections(self.buffer, self.path, self.key)
             self._saved = now
 
-    def close(self) -> None:
-        """Save; the buffer stays usable."""
-        self.save()
+    close = save  # the buffer stays usable
 
 
 def open_rejections(learn: LearnFrom, target: Model) -> RejectionStore | None:
@@ -478,11 +449,8 @@ def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
         buffer = RejectionBuffer()
         return parse_rejections(path, content, None, buffer), buffer
 
-    aside = path.with_suffix(".damaged")
-    what, advice = (
-        "what was kept of rejected drafts",
-        f"it is now {aside}, and learning begins anew",
-    )
+    aside, what = path.with_suffix(".damaged"), "what was kept of rejected drafts"
+    advice = f"it is now {aside}, and learning begins anew"
     found = read_kept(path, parse, what=what, advice=advice, most=MOST_FILE_BYTES)
     if found is None:
         with contextlib.suppress(OSError):  # usually there is none

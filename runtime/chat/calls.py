@@ -7,6 +7,7 @@ import re
 import secrets
 import string
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -164,20 +165,15 @@ def _after_tool_calls(reader: Reader) -> Reading[None]:
             separator = yield from reader.after_blank()
         if separator != "]":
             raise NotACallError
-    else:
-        yield from _named_call(reader, first)
-
-
-def _named_call(reader: Reader, first: str) -> Reading[None]:
-    """Read `name[ARGS]{...}`; some models name the call in between: `[CALL_ID]id`."""
-    name = first + (yield from _identifier(reader))
-    if (yield from reader.follows(CALL_ID)):
-        yield from _identifier(reader)
-    yield from reader.follows(ARGS)
-    if (yield from reader.after_blank()) != "{":
-        raise NotACallError
-    yield from _arguments(reader, _known(reader, name))
-    reader.end_call()
+    else:  # `name[ARGS]{...}`; some models name the call in between: `[CALL_ID]id`
+        name = first + (yield from _identifier(reader))
+        if (yield from reader.follows(CALL_ID)):
+            yield from _identifier(reader)
+        yield from reader.follows(ARGS)
+        if (yield from reader.after_blank()) != "{":
+            raise NotACallError
+        yield from _arguments(reader, _known(reader, name))
+        reader.end_call()
 
 
 def _identifier(reader: Reader) -> Reading[str]:
@@ -207,7 +203,14 @@ def _tagged_function(reader: Reader) -> Reading[None]:
     while (yield from reader.follows(PARAMETER)):
         key = yield from _tag(reader)
         value = yield from _raw_value(reader)
-        text = json.dumps(_typed(value, reader.tools[name], key), ensure_ascii=False)
+        schema = reader.tools[name]
+        properties = schema.get("properties") if isinstance(schema, dict) else None
+        described = properties.get(key) if isinstance(properties, dict) else None
+        typed: object = value  # in the form of its schema: text, or the value of the text as JSON
+        if not takes_text(described):
+            with suppress(ValueError, RecursionError):
+                typed = json.loads(value)
+        text = json.dumps(typed, ensure_ascii=False)
         reader.argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: {text}")
         separator = ", "
     reader.argue("}")
@@ -248,18 +251,6 @@ def takes_text(schema: object) -> bool:
     return schema.get("type") == "string"
 
 
-def _typed(value: str, schema: object, key: str) -> object:
-    """Return the argument in the form of its schema: text, or the value of the text as JSON."""
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    described = properties.get(key) if isinstance(properties, dict) else None
-    if takes_text(described):
-        return value
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
-        return value
-
-
 # == Grammars of tool calls ========================================================================
 #
 # The grammars are in llguidance's dialect of Lark. Arguments have the spaces that templates write,
@@ -267,7 +258,6 @@ def _typed(value: str, schema: object, key: str) -> object:
 
 
 _SPACES = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-_LINE = "\n"
 _BLANK = "/[ \\n]*/"
 
 
@@ -326,7 +316,15 @@ class ForcedCalls:
         return rules.source(start)
 
     def _calls(self, rules: _Rules, form: CallForm) -> str:
-        calls = [self._call(rules, form, name, schema) for name, schema in self.schemas.items()]
+        calls: list[str] = []
+        for name, schema in self.schemas.items():
+            fields = schema if isinstance(schema, dict) else {}
+            if form.tagged:
+                arguments = _tags(rules, fields)
+            else:
+                arguments = rules.json({"type": "object", **fields})
+            before = rules.text(form.before_name + name + form.before_arguments)
+            calls.append(f"{before} {arguments} {rules.text(form.behind)}")
         rules.add("call", " | ".join(calls))
         many = "call"
         if self.several and form.separator is not None:
@@ -341,14 +339,6 @@ class ForcedCalls:
             return f"/\\s*([^\\s{{](?s:.*))?/ | {tag} {calls}"
         times = "*" if self.several else "?"
         return f"({rules.until(self.form.mark)} {calls}){times} /(?s:.*)/"
-
-    def _call(self, rules: _Rules, form: CallForm, name: str, schema: object) -> str:
-        fields = schema if isinstance(schema, dict) else {}
-        arguments = (
-            _tags(rules, fields) if form.tagged else rules.json({"type": "object", **fields})
-        )
-        before = rules.text(form.before_name + name + form.before_arguments)
-        return f"{before} {arguments} {rules.text(form.behind)}"
 
 
 class _Rules:
@@ -399,7 +389,7 @@ class _Rules:
 
 def _tagged(rules: _Rules, schema: object) -> str:
     """Return an argument and its closing tag: texts unchanged, all else as JSON."""
-    fields, closing = schema if isinstance(schema, dict) else {}, "\n</parameter>\n"
+    fields, closing = schema if isinstance(schema, dict) else {}, f"\n{END_PARAMETER}\n"
     if not takes_text(schema):
         return f"{rules.json(fields)} {rules.text(closing)}"
     if "enum" not in fields:
@@ -413,7 +403,7 @@ def _tags(rules: _Rules, schema: Mapping[str, Any]) -> str:
     properties, required = schema.get("properties"), schema.get("required")
     tags: list[str] = []
     for key, value in (properties if isinstance(properties, dict) else {}).items():
-        tag = f"{rules.text(f'<parameter={key}>{_LINE}')} {_tagged(rules, value)}"
+        tag = rules.text(f"{PARAMETER}{key}>\n") + " " + _tagged(rules, value)
         is_required = isinstance(required, list) and key in required
         tags.append(tag if is_required else f"({tag})?")
     return " ".join(tags)
@@ -480,13 +470,7 @@ MISTRAL = ToolSyntax(
     ),
     id_length=9,
 )
-MISTRAL_V11 = ToolSyntax(
-    "mistral",
-    read_mistral,
-    (TOOL_CALLS, CALL_ID, ARGS),
-    CallForm(TOOL_CALLS, ARGS, separator="", mark=TOOL_CALLS),
-    id_length=9,
-)
+MISTRAL_V11 = replace(MISTRAL, form=CallForm(TOOL_CALLS, ARGS, separator="", mark=TOOL_CALLS))
 QWEN_CODER = ToolSyntax(
     "qwen3-coder",
     read_qwen_coder,

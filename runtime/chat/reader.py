@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, TypeVar
 
 # == Parts of a reply: reasoning, content, and tool calls whose arguments grow =====================
@@ -46,30 +47,15 @@ Part = Reasoning | Content | CallBegun | MoreArguments
 def merged(parts: Sequence[Part]) -> list[Part]:
     """Return the parts with neighbours of one kind as one, and empty ones left out."""
     joined: list[Part] = []
-    texts: list[str] = []
-    for part in parts:
-        if isinstance(part, CallBegun):
-            joined.append(part)
-            texts.append("")
-        elif part.text:
-            if joined and _go_together(joined[-1], part):
-                texts[-1] += part.text
-            else:
-                joined.append(part)
-                texts.append(part.text)
-    return [_with_text(part, text) for part, text in zip(joined, texts, strict=True)]
-
-
-def _go_together(before: Part, part: Part) -> bool:
-    if isinstance(before, MoreArguments) and isinstance(part, MoreArguments):
-        return before.index == part.index
-    return type(before) is type(part)
-
-
-def _with_text(part: Part, text: str) -> Part:
-    if isinstance(part, CallBegun):
-        return part
-    return MoreArguments(part.index, text) if isinstance(part, MoreArguments) else type(part)(text)
+    kept = (part for part in parts if isinstance(part, CallBegun) or part.text)
+    for _, group in groupby(kept, lambda part: (type(part), getattr(part, "index", None))):
+        first, *others = group
+        if isinstance(first, CallBegun):
+            joined += [first, *others]
+        else:
+            more = (part.text for part in others if not isinstance(part, CallBegun))
+            joined.append(replace(first, text="".join((first.text, *more))))
+    return joined
 
 
 # == Incremental parsing: a coroutine receives the characters as they come =========================
@@ -141,12 +127,6 @@ class Reader:
         while character and character in BLANK:
             character = yield from self.next()
         return character
-
-    def expect(self, text: str) -> Reading[None]:
-        """Read exactly `text`; raises `NotACallError` at the first other character."""
-        for wanted in text:
-            if (yield from self.next()) != wanted:
-                raise NotACallError
 
     def follows(self, text: str) -> Reading[bool]:
         """Read `text` after white space, if it comes; any other text is read again."""

@@ -75,7 +75,11 @@ class ChatTemplate:
         the template refuses the messages, tries to leave the sandbox, or takes more than its share
         of time or text, and `OptionError` for a variable that is not the caller's to set.
         """
-        values: dict[str, Any] = _allowed(variables or {}, self._environment.globals)
+        values = dict(variables or {})
+        for name in values:
+            if name in _OUR_NAMES or name in self._environment.globals:
+                problem = "which the conversation itself or the template's language sets"
+                raise OptionError(f"chat_template_kwargs has {name!r}, {problem}: leave it out")
         values |= {**self._tokens, "add_generation_prompt": add_generation_prompt}
         values["messages"] = [dict(message) for message in messages]
         if tools:  # templates test whether it is defined
@@ -89,10 +93,8 @@ class ChatTemplate:
             advice = "It tries to do more than write text: do not trust this file"
             raise TemplateError(f"{problem}. {advice}") from error
         except Exception as error:  # a template may raise whatever Python can
-            problem = (
-                f"the chat template failed: {type(error).__name__}: {str(error)[:_MAX_MESSAGE]}"
-            )
-            raise TemplateError(problem) from error
+            what = f"{type(error).__name__}: {str(error)[:_MAX_MESSAGE]}"
+            raise TemplateError(f"the chat template failed: {what}") from error
 
     def _collect(self, values: dict[str, Any]) -> str:
         self._environment.start(values)
@@ -205,14 +207,6 @@ def chat_text(
     if n_ctx is not None:
         require_room(vocabulary, pieces, n_ctx)
     return ChatText(pieces)
-
-
-def _allowed(variables: Mapping[str, Any], functions: Mapping[str, Any]) -> dict[str, Any]:
-    for name in variables:
-        if name in _OUR_NAMES or name in functions:
-            problem = "which the conversation itself or the template's language sets"
-            raise OptionError(f"chat_template_kwargs has {name!r}, {problem}: leave it out")
-    return dict(variables)
 
 
 def _check(messages: Sequence[Message]) -> None:

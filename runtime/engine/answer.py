@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
-from specrun.runtime.acceptance import PairRule, SequentialCascade
+from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
-from specrun.runtime.engine.request_options import AnswerOptions, Choice
+from specrun.runtime.engine.request_options import AnswerOptions, DrafterKey
 from specrun.runtime.engine.sequential import sequential_rounds, small_model
 from specrun.runtime.engine.streams import Mailbox
 from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
@@ -64,13 +64,17 @@ _PATIENCE = 0.02  # seconds that other conversations may wait for a grammar's an
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A prompt, and how it is to be answered; an engine's has the mailbox of its reader."""
+    """A prompt, and how it is to be answered; an engine's has the mailbox of its reader.
+
+    `drafter` and `rule` None are the session's own.
+    """
 
     prompt: Sequence[int]
     params: SamplingParams
     seed: int
     options: AnswerOptions
-    choice: Choice
+    drafter: DrafterKey | None = None
+    rule: Rule | SequentialCascade | None = None
     mailbox: Mailbox | None = None
 
 
@@ -107,9 +111,10 @@ class AnswerStatistics:
         now = time.perf_counter() if self.left is None else self.left
         return now - self._started - self._elsewhere
 
-    def note_first(self, now: float) -> None:
-        """Note that the consumer has the first token."""
-        self.first_token_s = now - self._started - self._elsewhere
+    def note_token(self, now: float) -> None:
+        """Note that the consumer has a token: the first one stops a clock."""
+        if self.first_token_s is None:
+            self.first_token_s = now - self._started - self._elsewhere
 
     def come_back(self) -> None:
         """Note that the runtime goes on."""
@@ -149,7 +154,7 @@ class AnswerStatistics:
             times = zip(session.native_seconds(), self._native_before, strict=True)
             target_s, drafter_s = (now - before for now, before in times)
         reused, before = session.target.graphs_reused, self._graphs_before
-        forced, forced_accepted = answer.forced
+        guided = answer.guided
         return SpecStats(
             drafter=answer.drafter.name,
             rule=answer.rule.name,
@@ -177,8 +182,8 @@ class AnswerStatistics:
             rebuilt=None
             if reused is None or before is None
             else max(0, counter.rounds - max(0, reused - before)),
-            forced=forced,
-            forced_accepted=forced_accepted,
+            forced=0 if guided is None else guided.forced,
+            forced_accepted=0 if guided is None else guided.forced_accepted,
         )
 
 
@@ -192,8 +197,8 @@ class Answer:
     def __init__(self, session: Session, request: Request) -> None:
         options, params = request.options, request.params
         self.session, self.request = session, request
-        self.rule = request.choice.rule or session.rule
-        self.drafter = session.drafter_of(request.choice)
+        self.rule = request.rule or session.rule
+        self.drafter = session.drafter_of(request)
         self._logprobs = options.logprobs or options.top_logprobs > 0
         self._prompt = [*request.prompt]
         self._params = params.effective()
@@ -201,10 +206,10 @@ class Answer:
         grammar = params.grammar
         self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
         self._place: GrammarState | None = None  # where the text begins under it
-        self._guided: GuidedDrafter | None = None
-        self._tracer: Tracer | None = None
-        if options.trace:
-            self._tracer = Tracer(session.vocabulary, greedy=params.is_greedy)
+        self.guided: GuidedDrafter | None = None  # drafts what the grammar forces
+        self._tracer = (
+            Tracer(session.vocabulary, greedy=params.is_greedy) if options.trace else None
+        )
         self.traces: list[RoundTrace] = []
         self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
         self._keeper = LogprobKeeper()
@@ -234,9 +239,9 @@ class Answer:
         """Decode the answer; each yielded stage is the reason for giving back control."""
         session, request, conversation = self.session, self.request, self.session.conversation
         try:
-            self.drafter = session.drafter_of(request.choice)  # it may have been swapped meanwhile
+            self.drafter = session.drafter_of(request)  # it may have been swapped meanwhile
             session.turn_to_drafter(self.drafter)
-            self.rule = request.choice.rule or session.rule
+            self.rule = request.rule or session.rule
             self.statistics.start(session)
             target = self._verifier()
             self._cached = conversation.turn_to(session.target, self._prompt)
@@ -293,23 +298,22 @@ class Answer:
 
     def _decode(self, target: Target) -> Making:
         session, conversation = self.session, self.session.conversation
-        end_tokens = session.vocabulary.end_of_generation
+        options, end_tokens = self.request.options, session.vocabulary.end_of_generation
         limits = RoundLimits(
             n_ctx=session.target.n_positions,
             max_nodes=session.target.max_nodes,
-            max_tokens=self.request.options.max_tokens,
-            n_max=self.request.options.n_max,
+            max_tokens=options.max_tokens,
+            n_max=options.n_max,
         )
-        conversation.noise = SeededNoise.for_answer(
-            self.request.seed, self._prompt, self.request.options.index
-        )
+        seed = self.request.seed
+        conversation.noise = SeededNoise.for_answer(seed, self._prompt, options.index)
         rounds = self._rounds(target, limits, end_tokens)
         # A full context counts as length, like the token limit.
         finish: FinishReason = "length"
         number, pieces_of, rejections = 0, session.vocabulary.pieces, session.rejections
         for this_round in rounds:
             if this_round is None:
-                yield "waiting" if self._guided is None or self._guided.may_draft else "masking"
+                yield "waiting" if self.guided is None or self.guided.may_draft else "masking"
                 continue
             if self.hand_out is not None:  # the last round, if it was not evaluated on a device
                 self.hand_out()
@@ -336,39 +340,24 @@ class Answer:
     def _rounds(
         self, target: Target, limits: RoundLimits, end_tokens: frozenset[int]
     ) -> Iterator[Round | None]:
-        session, conversation, rule = self.session, self.session.conversation, self.rule
-        if self._grammar is not None and not isinstance(rule, SequentialCascade):
-            self._guided = GuidedDrafter(self.drafter)
-        settings = DecodeSettings(
-            rule,
-            self._params,
-            limits,
-            end_tokens,
-            self._sampler_state(),
-            None if self._tracer is None else self._tracer.witness,
-            self._guided,
-        )
-        if isinstance(rule, SequentialCascade):
-            small = small_model(rule, self.drafter)
-            return sequential_rounds(session.target, conversation, small, settings)
-        return decode_rounds(target, conversation, settings)
-
-    def _sampler_state(self) -> SamplerState:
-        """Return the samplers' state before the first token."""
-        if "dry" not in self._params.chain and self._grammar is None:
-            return FRESH
-        texts = self._params.dry_sequence_breakers if "dry" in self._params.chain else ()
+        session, params, rule = self.session, self._params, self.rule
         if self._grammar is not None:
             # Other conversations must not wait for it.
-            patience = _PATIENCE if self.session.settles else None
+            patience = _PATIENCE if session.settles else None
             self._place = self._grammar.start(len(self._prompt), patience)
-        return SamplerState(sequence_breakers(self.session.vocabulary, texts), grammar=self._place)
-
-    @property
-    def forced(self) -> tuple[int, int]:
-        """How many drafted tokens a grammar forced so far, and how many of them were accepted."""
-        guided = self._guided
-        return (0, 0) if guided is None else (guided.forced, guided.forced_accepted)
+            if not isinstance(rule, SequentialCascade):
+                self.guided = GuidedDrafter(self.drafter)
+        state = FRESH
+        if self._grammar is not None or "dry" in params.chain:
+            texts = params.dry_sequence_breakers if "dry" in params.chain else ()
+            breakers = sequence_breakers(session.vocabulary, texts)
+            state = SamplerState(breakers, grammar=self._place)
+        witness = None if self._tracer is None else self._tracer.witness
+        settings = DecodeSettings(rule, params, limits, end_tokens, state, witness, self.guided)
+        if isinstance(rule, SequentialCascade):
+            small = small_model(rule, self.drafter)
+            return sequential_rounds(session.target, session.conversation, small, settings)
+        return decode_rounds(target, session.conversation, settings)
 
     # -- traces ------------------------------------------------------------------------------------
 
@@ -421,8 +410,7 @@ class Answer:
         if spoken is None:
             return None
         this_round, number, pieces, base = spoken
-        said = self._said
-        index = len(said) - base
+        index = len(self._said) - base
         left = len(pieces) - index
         if not left or (self._stops and self._assembler.stopped_by is not None):
             self.spoken = None
@@ -442,13 +430,11 @@ class Answer:
                 self._keeper.current.append(weakref.ref(event))
         else:
             event = TokenEvent(text, token, origin, number, None)
-        said.append(((token,), text))
+        self._said.append(((token,), text))
         if left == 1:
             self.spoken = None
-        statistics = self.statistics
-        statistics.left = now = time.perf_counter()
-        if statistics.first_token_s is None:
-            statistics.note_first(now)
+        self.statistics.left = now = time.perf_counter()
+        self.statistics.note_token(now)
         return event
 
     def take_round(self) -> None:
@@ -462,8 +448,7 @@ class Answer:
         if this_round.is_last:
             text += self._held_back()
         self._said.append((this_round.new[start : start + count], text))
-        if self.statistics.first_token_s is None:
-            self.statistics.note_first(time.perf_counter())
+        self.statistics.note_token(time.perf_counter())
         self.statistics.left = None
 
     def _held_back(self) -> str:

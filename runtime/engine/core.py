@@ -18,19 +18,14 @@ from specrun.bindings.models.model import Model
 from specrun.bindings.models.trial import trusting_files
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.drafters.batching import DraftMeeting
-from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.environment import DraftEnvironment, file_of
 from specrun.runtime.engine.answer import Request
-from specrun.runtime.engine.opening import (
-    OpenModels,
-    RuntimeOptions,
-    draft_file_of,
-    opening,
-    prompt_tokens,
-)
+from specrun.runtime.engine.opening import OpenModels, RuntimeOptions, opening, prompt_tokens
 from specrun.runtime.engine.request_options import AnswerOptions, Choices
 from specrun.runtime.engine.session import Session
 from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.trace import EvaluationCost
+from specrun.runtime.language import parse_expression
 from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
 from specrun.runtime.memory import Fitted
 from specrun.runtime.online import RejectionStore, open_rejections
@@ -80,11 +75,9 @@ class EngineCore(ABC):
             targets = self._open_targets(opened, slots)
             context = targets[0].context
             owned.callback(context.close)
-            kept = [] if self.rejections is None else [self.rejections]
-            self._owned: Sequence[Owned] = (
-                *(self._choices, context, opened.weights, opened.model),
-                *kept,
-            )
+            kept = () if self.rejections is None else (self.rejections,)
+            models: Sequence[Owned] = (self._choices, context, opened.weights, opened.model)
+            self._owned = (*models, *kept)
             sessions = [self._open_session(opened, *each) for each in enumerate(targets)]
             owned.pop_all()
         self._sessions = sessions
@@ -114,7 +107,7 @@ class EngineCore(ABC):
             session.backend_sampling = is_wanted(self.options.backend_sampling, opened.model)
             session.cost_of = _cost_alone(opened.environment)
         else:
-            session.slot.hold(session.conversation)
+            session.slot.text = session.conversation
             session.cost_of = self._shared.last_cost
         if self.rejections is not None:
             session.rejections = self.rejections.buffer.notes()
@@ -144,12 +137,11 @@ class EngineCore(ABC):
         options: AnswerOptions,
     ) -> Request:
         """Return a request; raises `OptionError` for choices that are not offered or do not fit."""
-        self._require_open()
         params = params or SamplingParams()
         tokens = prompt_tokens(self.vocabulary, prompt)
         require_workers(self.options.placement.rpc)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
-        return Request(tokens, params, seed, options, self._choices.find(params, options))
+        return Request(tokens, params, seed, options, *self._choices.find(params, options))
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         """Return the tokens of a conversation, rendered by the model's chat template."""
@@ -225,10 +217,6 @@ class EngineCore(ABC):
             raise ClosedError("the runtime is closed")
         return self._sessions[0]
 
-    def _require_open(self) -> None:
-        if self.closed:
-            raise ClosedError("the engine is closed")
-
     @property
     def vocabulary(self) -> Vocabulary:
         """The target's vocabulary."""
@@ -260,7 +248,11 @@ class EngineCore(ABC):
     @property
     def draft_file(self) -> Path:
         """The file of the draft model; raises `OptionError` if the drafter is no draft model."""
-        return draft_file_of(self.drafter, self.environment)
+        expression = parse_expression(self.drafter)
+        if expression.atom != "draft":
+            problem = "is no draft model: give one, as in draft(small.gguf)"
+            raise OptionError(f"{self.drafter} {problem}")
+        return file_of(expression, self.environment)
 
     @property
     def drafters(self) -> tuple[str, ...]:

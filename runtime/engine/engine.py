@@ -7,14 +7,13 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from specrun.bindings.errors import ClosedError
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.engine.answer import Request
 from specrun.runtime.engine.core import EngineCore
-from specrun.runtime.engine.opening import RuntimeOptions, parse_options
+from specrun.runtime.engine.opening import parse_options
 from specrun.runtime.engine.request_options import answer_options
 from specrun.runtime.engine.schedule import Load, Schedule
 from specrun.runtime.engine.streams import EngineStream
@@ -25,6 +24,8 @@ from specrun.runtime.round.drafter import close_all
 from specrun.runtime.round.results import GenerationResult
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from specrun.runtime.chat.template import Message
 
 _Result = TypeVar("_Result")
@@ -52,35 +53,6 @@ class SlotState:
     n_cached: int
 
 
-class _IdleTask(Generic[_Result]):
-    """Work for the engine's thread between answers; the thread that wants it done waits."""
-
-    def __init__(self, work: Callable[[], _Result]) -> None:
-        self._work = work
-        self._ended = threading.Event()
-        self._results, self._problems = list[_Result](), list[BaseException]()
-
-    def run(self) -> None:
-        """Do it, in the engine's thread; its error is raised where it is waited for."""
-        try:
-            self._results.append(self._work())
-        except BaseException as problem:
-            self._problems.append(problem)
-        self._ended.set()
-
-    def refuse(self, problem: BaseException) -> None:
-        """End it undone."""
-        self._problems.append(problem)
-        self._ended.set()
-
-    def wait(self) -> _Result:
-        """Wait for its end; return its result, or raise its error."""
-        self._ended.wait()
-        if self._problems:
-            raise self._problems[0]
-        return self._results[0]
-
-
 class Engine(EngineCore):
     """Answers several conversations at once. Any thread, and any event loop, may `submit`.
 
@@ -102,32 +74,25 @@ class Engine(EngineCore):
     ) -> None:
         parsed = parse_options(options)
         self._open(locate_model(target), drafter or "none", parsed, {}, slots)
+        self._start()
 
     @classmethod
     def demo(cls, drafter: str = "draft", *, slots: int = 4, **options: Any) -> Engine:  # noqa: ANN401
         """Open the embedded family; paths may be left out of drafters, as in "draft(n=3)"."""
         engine = cls.__new__(cls)
         engine._open(demo_target(), drafter, parse_options(options), demo_drafters(), slots)
+        engine._start()
         return engine
 
-    def _open(
-        self,
-        target: Path,
-        drafter: str,
-        options: RuntimeOptions,
-        files: dict[str, Path],
-        slots: int = 1,
-    ) -> None:
-        super()._open(target, drafter, options, files, slots)
+    def _start(self) -> None:
         for session in self._sessions:
-            session.settles = (
-                True  # readers are other threads, which others' rounds do not wait for
-            )
+            session.settles = True  # readers are other threads: no round of others waits for them
             session.clock = self._clock
         self._schedule = Schedule(self._sessions, self._shared, self._meeting, self._clock)
         self._changed = threading.Condition()
         self._requests: list[Request] = []
-        self._tasks: list[_IdleTask[Any]] = []
+        # Work between answers, and where the thread that waits for it finds its result or error.
+        self._tasks: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="specrun engine", daemon=True)
         self._thread.start()
@@ -150,7 +115,9 @@ class Engine(EngineCore):
         For its seed each conversation gets the text that it gets alone, at temperature 0 and with
         drafters of point masses, but for the rounding of batches of another size.
         """
-        request = self._request(prompt, params, answer_options(options))
+        wanted = answer_options(options)
+        self._require_open()
+        request = self._request(prompt, params, wanted)
         if request.params.grammar is not None:  # here, where nobody else waits for it; it is kept
             compiled(request.params.grammar, self.vocabulary)
         stream = EngineStream(request.seed)
@@ -159,6 +126,10 @@ class Engine(EngineCore):
             self._requests.append(dataclasses.replace(request, mailbox=stream.listener))
             self._changed.notify()
         return stream
+
+    def _require_open(self) -> None:
+        if self._closing:
+            raise ClosedError("the engine is closed")
 
     def submit_chat(
         self,
@@ -204,12 +175,14 @@ class Engine(EngineCore):
 
     def _when_idle(self, work: Callable[[], _Result]) -> _Result:
         """Do something when no answer is being made; requests that come meanwhile wait."""
-        task = _IdleTask(work)
+        from concurrent.futures import Future
+
+        ended: Future[_Result] = Future()
         with self._changed:
             self._require_open()
-            self._tasks.append(task)
+            self._tasks.append((work, ended))
             self._changed.notify()
-        return task.wait()
+        return ended.result()
 
     # -- its state ---------------------------------------------------------------------------------
 
@@ -225,13 +198,15 @@ class Engine(EngineCore):
 
     def statistics(self) -> EngineStatistics:
         """Return the present state; numbers may be of neighbouring moments."""
-        schedule = self._schedule
+        schedule, shared = self._schedule, self._shared
+        alone = self._sessions[0].conversation
+        cells = alone.n_cached if shared is None else shared.n_cells_used
         return EngineStatistics(
             slots=len(schedule.sessions),
             busy=sum(not session.is_idle for session in schedule.sessions),
-            queued=schedule.n_queued + len(self._requests),
+            queued=len(schedule.queue) + len(self._requests),
             n_ctx=self.n_ctx,
-            cells=schedule.n_cells_used,
+            cells=cells,
             load=dataclasses.replace(schedule.load),
         )
 
@@ -269,11 +244,10 @@ class Engine(EngineCore):
         finally:
             with self._changed:
                 self._closing = True
-                for request in self._requests:
-                    self._schedule.add(request)
+                self._schedule.queue.extend(self._requests)
                 self._requests = []
-            for task in self._tasks:
-                task.refuse(ClosedError("the engine was closed before that was done"))
+            for _, ended in self._tasks:
+                ended.set_exception(ClosedError("the engine was closed before that was done"))
             self._schedule.close(why)
             close_all(self._owned)
 
@@ -286,7 +260,11 @@ class Engine(EngineCore):
         schedule.admits = not self._tasks
         if self._tasks and all(session.is_idle for session in schedule.sessions):
             while self._tasks:
-                self._tasks.pop(0).run()
+                work, ended = self._tasks.pop(0)
+                try:
+                    ended.set_result(work())
+                except BaseException as problem:  # raised where its end is waited for
+                    ended.set_exception(problem)
             schedule.admits = True
         schedule.turn()
 
@@ -298,8 +276,7 @@ class Engine(EngineCore):
                 lambda: self._closing or self._requests or self._tasks or not schedule.is_idle
             )
             taken, self._requests = self._requests, []
-            for request in taken:
-                schedule.add(request)
+            schedule.queue.extend(taken)
             return not self._closing
 
 

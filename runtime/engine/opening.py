@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
 from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.environment import DraftEnvironment, file_of
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
 from specrun.runtime.language import parse_expression
@@ -32,8 +31,6 @@ from specrun.runtime.online import LearnFrom
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.round.drafter import DrafterWeights
 from specrun.runtime.round.padding import Shape
-
-DEFAULT_N_CTX = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +61,7 @@ class RuntimeOptions:
     not if one of those is among `rules`.
     """
 
-    context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=DEFAULT_N_CTX))
+    context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=4096))
     placement: Placement = field(default_factory=Placement)
     n_gpu_layers: LayerCount = "auto"
     n_gpu_layers_draft: LayerCount = "auto"
@@ -157,18 +154,13 @@ def opening(
             )
             weights = build_drafter(loading.drafter, environment)
             opened.callback(weights.close)
-            note = partial(_memory_note, loading, options.placement)
-            yield OpenModels(model, weights, rule, environment, fitted, note)
+
+            def memory_note() -> str:
+                with placing(options.placement):
+                    return plan_in_use(loading)
+
+            yield OpenModels(model, weights, rule, environment, fitted, memory_note)
             opened.pop_all()  # the caller's from here on
-
-
-def draft_file_of(drafter: str, environment: DraftEnvironment) -> Path:
-    """Return the file of the draft model of an expression; `OptionError` if it has none."""
-    expression = parse_expression(drafter)
-    if expression.atom != "draft":
-        problem = "is no draft model: give one, as in draft(small.gguf)"
-        raise OptionError(f"{drafter} {problem}")
-    return file_of(expression, environment)
 
 
 def prompt_tokens(vocabulary: Vocabulary, prompt: str | Sequence[int]) -> list[int]:
@@ -196,11 +188,6 @@ def prompt_tokens(vocabulary: Vocabulary, prompt: str | Sequence[int]) -> list[i
             raise OptionError(f"prompt token {place} is {token}, outside {there}")
         tokens.append(token)
     return tokens
-
-
-def _memory_note(loading: Loading, placement: Placement) -> str:
-    with placing(placement):
-        return plan_in_use(loading)
 
 
 def parse_options(values: dict[str, Any]) -> RuntimeOptions:

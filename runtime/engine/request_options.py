@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule, rule_names
 from specrun.runtime.drafters.batching import MOST_SEQUENCES
 from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.engine.opening import OpenModels
 from specrun.runtime.engine.sequential import small_model
 from specrun.runtime.engine.slots import n_slot_sequences
@@ -89,20 +91,17 @@ class RuleKind(NamedTuple):
         """Return the kind of a rule."""
         return RuleKind(rule.exact, isinstance(rule, PairRule))
 
+    def suited(self, environment: DraftEnvironment) -> DraftEnvironment:
+        """Return the environment of drafters for such rules."""
+        exact, reads_rows = self
+        return dataclasses.replace(environment, by_clock=exact, keeps_rows=reads_rows)
+
 
 class DrafterKey(NamedTuple):
     """Names the drafters of one expression for one kind of rule."""
 
     expression: str
     kind: RuleKind
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The drafter and the rule of an answer; None: the session's own."""
-
-    drafter: DrafterKey | None = None
-    rule: Rule | SequentialCascade | None = None
 
 
 class SlotDrafters:
@@ -168,10 +167,7 @@ class Choices:
 
     def _open(self, key: DrafterKey) -> None:
         if key not in self.weights:
-            exact, keeps_rows = key.kind
-            environment = self.environment
-            made_for = dataclasses.replace(environment, by_clock=exact, keeps_rows=keeps_rows)
-            self.weights[key] = build_drafter(key.expression, made_for)
+            self.weights[key] = build_drafter(key.expression, key.kind.suited(self.environment))
         if not self._single and self.slots[0].get(key).embedding_inputs is not None:
             why = "drafts at positions that are no tokens, which a batch has alone"
             raise OptionError(f"{key.expression} {why}: give slots=1")
@@ -208,9 +204,7 @@ class Choices:
         first: dict[DrafterKey, Drafter] = {}
         try:
             for key in keys:
-                exact, keeps_rows = key.kind
-                made_for = dataclasses.replace(environment, by_clock=exact, keeps_rows=keeps_rows)
-                new[key] = build_drafter(drafter, made_for)
+                new[key] = build_drafter(drafter, key.kind.suited(environment))
                 first[key] = new[key].start()
                 require_as_small(first[key], self.slots[0].get(key))
         except BaseException:
@@ -239,8 +233,10 @@ class Choices:
 
     # -- choosing ----------------------------------------------------------------------------------
 
-    def find(self, params: SamplingParams, options: AnswerOptions) -> Choice:
-        """Return the drafter and the rule of a request.
+    def find(
+        self, params: SamplingParams, options: AnswerOptions
+    ) -> tuple[DrafterKey | None, Rule | SequentialCascade | None]:
+        """Return the drafter and the rule of a request; None: the session's own.
 
         Raises `OptionError` for choices that are not offered or do not fit together.
         """
@@ -257,8 +253,7 @@ class Choices:
             if not isinstance(rule, SequentialCascade):
                 require_laws(rule, chosen, params)
         require_rule(rule, params)
-        own = key == self.own
-        return Choice(None if own else key, None if options.accept is None else rule)
+        return None if key == self.own else key, None if options.accept is None else rule
 
     def _name(self, drafter: str | None) -> str:
         """Return the expression that a request names: in full, or by its method alone."""
@@ -276,13 +271,11 @@ class Choices:
     @property
     def rules(self) -> list[str]:
         """Rules that a request may name: those that were opened, then others of their kinds."""
-        return [*dict.fromkeys([*self._named, *filter(self._offers, rule_names())])]
-
-    def _offers(self, rule: str) -> bool:
-        try:
-            return RuleKind.of(self._rule_of(rule)) in self._kinds
-        except OptionError:  # it needs options, or a context of one conversation
-            return False
+        names = [*self._named]
+        for name in rule_names():
+            with suppress(OptionError):  # it needs options, or a context of one conversation
+                names += [name] if RuleKind.of(self._rule_of(name)) in self._kinds else []
+        return [*dict.fromkeys(names)]
 
     # -- the context that verifies them ------------------------------------------------------------
 

@@ -132,9 +132,6 @@ class Runtime(EngineCore):
         """Whether it was closed."""
         return not self._sessions
 
-    def _require_open(self) -> None:
-        _ = self.session
-
     def close(self) -> None:
         """Free the native memory of drafter, context, weights and target; again does nothing.
 

@@ -50,11 +50,6 @@ class Load:
         """How many conversations an evaluation served."""
         return self.texts / self.evaluations if self.evaluations else None
 
-    @property
-    def tokens_per_text(self) -> float | None:
-        """How many tokens a conversation had evaluated at once: its drafts, and one."""
-        return self.tokens / self.texts if self.texts else None
-
 
 @dataclass(slots=True, eq=False)
 class Schedule:
@@ -71,35 +66,24 @@ class Schedule:
     clock: SlotClock
     load: Load = field(default_factory=Load)
     admits: bool = True
-    _queue: deque[Request] = field(default_factory=deque)
+    queue: deque[Request] = field(default_factory=deque)
     _admitted: int = 0
     _passed_over: int = 0  # the number of the oldest reader, if another read before it
-
-    def add(self, request: Request) -> None:
-        """Queue a request."""
-        self._queue.append(request)
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not self._queue and all(session.is_idle for session in self.sessions)
-
-    @property
-    def n_queued(self) -> int:
-        """How many requests wait for a slot."""
-        return len(self._queue)
-
-    @property
-    def n_cells_used(self) -> int:
-        """How many cells of the cache hold a committed token of a slot."""
-        if self.shared is None:
-            return self.sessions[0].conversation.n_cached
-        return self.shared.n_cells_used
+        return not self.queue and all(session.is_idle for session in self.sessions)
 
     def turn(self) -> None:
         """Let every answer go on by one round at most."""
         self.load.turns += 1
-        self._end_cancelled()
+        for session in self._busy():
+            if session.running is not None and _is_cancelled(session.running.answer.request):
+                self._end(session)
+        for request in filter(_is_cancelled, [*self.queue]):
+            self.queue.remove(request)
+            _end_request(request, SpecrunError("the answer was cancelled before it had begun"))
         busy = self._busy()
         masking = [each for each in busy if each.stage == "masking" and not each.is_preempted]
         drafting = [each for each in busy if each.stage == "round" or each.drafts]
@@ -118,13 +102,15 @@ class Schedule:
         """End all answers, those that wait for a slot too."""
         for session in self._busy():
             self._end(session, why)
-        while self._queue:
-            _end_request(self._queue.popleft(), why)
+        while self.queue:
+            _end_request(self.queue.popleft(), why)
 
     # -- answers -----------------------------------------------------------------------------------
 
     def _busy(self) -> list[Session]:
-        return sorted((each for each in self.sessions if not each.is_idle), key=_by_age)
+        """Return the sessions with an answer under way, the oldest answer first."""
+        busy = [session for session in self.sessions if not session.is_idle]
+        return sorted(busy, key=lambda session: session.number)
 
     def _draft_together(self) -> None:
         """Evaluate for the drafters that wait, token by token of their drafts, until none waits."""
@@ -141,23 +127,16 @@ class Schedule:
         evaluated = self._fitting()
         if evaluated:
             self.load.evaluations += 1
-            self._count_texts(evaluated)
+            self.load.texts += len(evaluated)
+            self.load.tokens += sum(each.n_waiting for each in evaluated)
             shared.evaluate([each.slot for each in evaluated if each.slot is not None])
         for session in evaluated:
             self._advance(session)
 
-    def _end_cancelled(self) -> None:
-        for session in self._busy():
-            if session.running is not None and _is_cancelled(session.running.answer.request):
-                self._end(session)
-        for request in [each for each in self._queue if _is_cancelled(each)]:
-            self._queue.remove(request)
-            _end_request(request, _Cancelled())
-
     def _admit(self) -> None:
         """Give requests to idle slots: each to the one that holds most of its prompt."""
-        while self.admits and self._queue and any(each.is_idle for each in self.sessions):
-            request = self._queue.popleft()
+        while self.admits and self.queue and any(each.is_idle for each in self.sessions):
+            request = self.queue.popleft()
             session = self._session_for(request)
             self._admitted += 1
             session.number = self._admitted
@@ -177,10 +156,10 @@ class Schedule:
         Cells of another slot that holds more are shared with it. A drafter that reads the target
         has to see a prompt: it goes on only from tokens that it saw.
         """
-        prompt, choice = request.prompt, request.choice
+        prompt = request.prompt
         idle = [each for each in self.sessions if each.is_idle]
-        reads = self.sessions[0].drafter_of(choice).reads_target
-        seen = [each for each in idle if not reads or each.drafter_of(choice) is each.drafter]
+        reads = self.sessions[0].drafter_of(request).reads_target
+        seen = [each for each in idle if not reads or each.drafter_of(request) is each.drafter]
         own, n_own = longest_prefix([each.conversation for each in seen], prompt)
         other, n_other = longest_prefix([each.conversation for each in self.sessions], prompt)
         oldest = min(idle, key=lambda each: each.last_used)
@@ -205,14 +184,13 @@ class Schedule:
             return
         if session.stage is None:
             self._end(session)
-        elif session.stage == "round":
-            if before != "waiting":  # it was evaluated at once
-                self._count_at_once(session)
-            self._hand_out(session)
-
-    def _hand_out(self, session: Session) -> None:
-        assert session.running is not None
-        answer = session.running.answer
+        if session.stage != "round":
+            return
+        answer, load = running.answer, self.load
+        if before != "waiting" and answer.n_evaluated:  # a single slot's target evaluates at once
+            load.evaluations += 1
+            load.texts += 1
+            load.tokens += answer.n_evaluated
         mailbox = answer.request.mailbox
         events = list(iter(answer.next_event, None))
         traces = answer.take_traces()
@@ -333,21 +311,6 @@ class Schedule:
         slot.leave_cache()
         session.reads_again = slot.prefill_pieces(text, len(text.tokens) - 1)
 
-    # -- counting ----------------------------------------------------------------------------------
-
-    def _count_texts(self, evaluated: Sequence[Session]) -> None:
-        self.load.texts += len(evaluated)
-        self.load.tokens += sum(each.n_waiting for each in evaluated)
-
-    def _count_at_once(self, session: Session) -> None:
-        """Count the evaluation of a single slot's round."""
-        assert session.running is not None
-        n_tokens = session.running.answer.n_evaluated
-        if n_tokens:
-            self.load.evaluations += 1
-            self.load.texts += 1
-            self.load.tokens += n_tokens
-
 
 def _is_cancelled(request: Request) -> bool:
     return request.mailbox is not None and request.mailbox.cancelled
@@ -356,14 +319,3 @@ def _is_cancelled(request: Request) -> bool:
 def _end_request(request: Request, ended: GenerationResult | BaseException) -> None:
     if request.mailbox is not None:
         request.mailbox.end(ended)
-
-
-class _Cancelled(SpecrunError):
-    """The answer was cancelled before it had begun."""
-
-    def __init__(self) -> None:
-        super().__init__("the answer was cancelled before it had begun")
-
-
-def _by_age(session: Session) -> int:
-    return session.number

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
-from typing import Protocol
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Rule, SequenceCascade, SequentialCascade, TokenCascade
@@ -31,30 +30,10 @@ from specrun.runtime.round.loop import (
     Round,
     is_whole,
 )
-from specrun.runtime.round.target import CachedText, EvaluatedRows
+from specrun.runtime.round.target import TargetModel
 from specrun.runtime.trees.tree import DraftTree
 
 _NOTHING = DraftTree()
-
-
-class CatchingUp(Protocol):
-    """A target that may fall behind: it evaluates the tokens that it missed when it is needed."""
-
-    def catch_up(self, text: CachedText) -> EvaluatedRows:
-        """Evaluate all tokens that are not cached; row 0 is the last one's."""
-
-
-class Speaker(Protocol):
-    """A small model that decides tokens: the row after a text, and the room in its context."""
-
-    def row_after(self, tokens: list[int]) -> Logits:
-        """Return its logits after these tokens, of which it caches all."""
-
-    def rewind(self, length: int) -> None:
-        """Forget the tokens from position `length` on."""
-
-    def has_room(self, tokens: list[int]) -> bool:
-        """Whether it can read these tokens, of which it may have cached a beginning."""
 
 
 def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> DraftModelSource:
@@ -67,7 +46,10 @@ def small_model(rule: Rule | SequentialCascade, drafter: Drafter) -> DraftModelS
 
 
 def sequential_rounds(
-    target: CatchingUp, conversation: Conversation, small: Speaker, settings: DecodeSettings
+    target: TargetModel,
+    conversation: Conversation,
+    small: DraftModelSource,
+    settings: DecodeSettings,
 ) -> Iterator[Round]:
     """Yield one token a round until an end token, the token limit or the end of the context.
 
@@ -86,9 +68,9 @@ class _Answer:
 
     def __init__(
         self,
-        target: CatchingUp,
+        target: TargetModel,
         conversation: Conversation,
-        small: Speaker,
+        small: DraftModelSource,
         settings: DecodeSettings,
     ) -> None:
         self._target, self._conversation, self._small = target, conversation, small
@@ -102,7 +84,8 @@ class _Answer:
         over = self._has_no_room()
         while not over:
             row = self._small_row(tokens)
-            if row is None or rule.defers(math.exp(_largest(row))):
+            # log max q of the raw distribution: minus the logarithm of a sum of exponentials
+            if row is None or rule.defers(math.exp(log_probability(row, int(row.argmax())))):
                 this_round = self._ask_target(_NOTHING)
             else:
                 this_round = self._spoken(self._draw(row, noise, tokens, self._state))
@@ -180,8 +163,3 @@ class _Answer:
 
     def _has_no_room(self) -> bool:
         return not self._limits.next_round(len(self._conversation.tokens))
-
-
-def _largest(row: Logits) -> float:
-    """Return log max q of the raw law: minus the logarithm of a sum of exponentials."""
-    return log_probability(row, int(row.argmax()))

@@ -8,22 +8,12 @@ from inspect import GEN_CREATED, GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
 from typing import Any
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import (
-    BusyError,
-    ClosedError,
-    ContextFullError,
-    OptionError,
-)
+from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import Rule, SequentialCascade
 from specrun.runtime.engine.answer import Answer, Making, Request, Stage
-from specrun.runtime.engine.request_options import (
-    Choice,
-    SlotDrafters,
-    answer_options,
-    require_fitting,
-)
+from specrun.runtime.engine.request_options import SlotDrafters, answer_options, require_fitting
 from specrun.runtime.engine.slots import SlotTarget
 from specrun.runtime.engine.trace import EvaluationCost, RoundTrace
 from specrun.runtime.laws.sampling import SamplingParams
@@ -33,8 +23,6 @@ from specrun.runtime.round.loop import Conversation, require_laws, require_rule
 from specrun.runtime.round.padding import Shape, Wider, open_target
 from specrun.runtime.round.results import GenerationResult, TokenEvent
 from specrun.runtime.round.target import TargetModel
-
-_UNDER_WAY = (GEN_RUNNING, GEN_SUSPENDED)
 
 
 class _Step:
@@ -153,7 +141,7 @@ class Session:
         wanted = answer_options({"logprobs": True, **options})
         if wanted.drafter is not None or wanted.accept is not None:
             raise OptionError("drafter and accept are for requests of a Runtime or an Engine")
-        return self.answer(Request(prompt, params, seed, wanted, Choice()))
+        return self.answer(Request(prompt, params, seed, wanted))
 
     def answer(self, request: Request) -> GenerationStream:
         """Return the stream of the answer to a request; nothing runs until it is iterated.
@@ -163,26 +151,23 @@ class Session:
         mirostat, `BusyError` while another answer is being streamed.
         """
         self.require_idle()
-        rule, prompt = request.choice.rule or self.rule, request.prompt
+        rule, prompt = request.rule or self.rule, request.prompt
         if not isinstance(rule, SequentialCascade):
-            require_laws(rule, self.drafter_of(request.choice), request.params)
+            require_laws(rule, self.drafter_of(request), request.params)
         require_rule(rule, request.params)
         n_ctx = self.target.n_positions
         if not prompt:
             problem = "the prompt is empty: this model needs at least one token to continue from"
             raise OptionError(problem)
         if len(prompt) > n_ctx:
-            raise ContextFullError(self._too_long(len(prompt), n_ctx))
+            context = self.target.context
+            advice = f"shorten it or raise the context size (-c) to more than {len(prompt)}"
+            if n_ctx >= context.model.n_ctx_train and not context.options.rope.stretches:
+                stretching = "(--rope-scaling yarn --rope-scale 2 stretches it)"
+                advice = f"shorten it; the model was trained for no more {stretching}"
+            problem = f"the prompt has {len(prompt)} tokens and the context {n_ctx}"
+            raise ContextFullError(f"{problem}: {advice}")
         return GenerationStream(Answer(self, request))
-
-    def _too_long(self, n_prompt: int, n_ctx: int) -> str:
-        context = self.target.context
-        if n_ctx < context.model.n_ctx_train or context.options.rope.stretches:
-            advice = f"shorten it or raise the context size (-c) to more than {n_prompt}"
-        else:
-            stretching = "(--rope-scaling yarn --rope-scale 2 stretches it)"
-            advice = f"shorten it; the model was trained for no more {stretching}"
-        return f"the prompt has {n_prompt} tokens and the context {n_ctx}: {advice}"
 
     def native_seconds(self) -> tuple[float, float]:
         """Return the native evaluation time of target and drafter so far."""
@@ -191,7 +176,7 @@ class Session:
     def require_idle(self) -> None:
         """Raise `BusyError` while an answer is being streamed."""
         making = self._answering()
-        if making is not None and getgeneratorstate(making) in _UNDER_WAY:
+        if making is not None and getgeneratorstate(making) in (GEN_RUNNING, GEN_SUSPENDED):
             problem = "an answer is still being streamed: finish it or close() the stream first"
             raise BusyError(problem)
 
@@ -207,11 +192,11 @@ class Session:
 
     # -- drafters ----------------------------------------------------------------------------------
 
-    def drafter_of(self, choice: Choice) -> Drafter:
-        """Return the drafter that an answer has by its choice."""
+    def drafter_of(self, request: Request) -> Drafter:
+        """Return the drafter of the answer to a request."""
         if self.drafters is None:
             return self.conversation.drafter
-        return self.drafters.get(choice.drafter or self.drafters.own)
+        return self.drafters.get(request.drafter or self.drafters.own)
 
     def draft_with(self, drafter: Drafter) -> None:
         """Draft with another drafter by default, from the next answer on; neither is closed.

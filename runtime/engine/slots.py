@@ -59,7 +59,7 @@ class SlotCells:
 
     def runs(self, n_cached: int) -> list[Run]:
         """Return the runs of a slot that has cached so many positions."""
-        runs = [run for run in _cut(self._shared, n_cached) if run.start < run.end]
+        runs = _cut(self._shared, n_cached)
         start = self._shared[-1].end if self._shared else 0
         if n_cached > start:
             runs.append(Run(self._own, start, n_cached))
@@ -68,13 +68,13 @@ class SlotCells:
     def cut(self, n_cached: int, length: int) -> None:
         """Note that of `n_cached` positions those from `length` on were dropped."""
         if length < n_cached:
-            self._shared = [run for run in _cut(self.runs(n_cached), length) if run.start < run.end]
+            self._shared = _cut(self.runs(n_cached), length)
             # New positions lie in other cells than those that other slots may still share.
             self._own = next(self._blocks)
 
     def share(self, other: SlotCells, n_cached: int, length: int) -> None:
         """Note that the first `length` of another slot's `n_cached` positions are shared."""
-        self._shared = [run for run in _cut(other.runs(n_cached), length) if run.start < run.end]
+        self._shared = _cut(other.runs(n_cached), length)
         self._own = next(self._blocks)
 
 
@@ -87,7 +87,9 @@ def count_cells(runs: Iterable[Run]) -> int:
 
 
 def _cut(runs: Iterable[Run], length: int) -> list[Run]:
-    return [Run(block, start, min(end, length)) for block, start, end in runs]
+    """Return the parts of runs before position `length`."""
+    kept = (run for run in runs if run.start < min(run.end, length))
+    return [Run(block, start, min(end, length)) for block, start, end in kept]
 
 
 # == Slots =========================================================================================
@@ -159,7 +161,7 @@ class SlotTarget(TargetModel):
 
     def __init__(self, shared: SharedEvaluation, sequences: range) -> None:
         super().__init__(shared.context, sequences=sequences)
-        self.text = CachedText()
+        self.text = CachedText()  # whose tokens are cached here: the slot's conversation
         self._shared = shared
         self._cells = SlotCells()
         self.pending: PendingTree | None = None
@@ -200,10 +202,6 @@ class SlotTarget(TargetModel):
     def runs(self) -> list[Run]:
         """The cells that its text lies in."""
         return self._cells.runs(self.text.n_cached)
-
-    def hold(self, text: CachedText) -> None:
-        """Take the text whose tokens are cached here: the slot's conversation."""
-        self.text = text
 
     # Only the loop evaluates in slots, and it can wait.
     def evaluate(  # type: ignore[override]

@@ -131,15 +131,8 @@ class RoundTrace:
         return dataclasses.asdict(self)
 
 
-@dataclass(slots=True)
-class _Seen:
-    """A round at the moment of its decision."""
-
-    nodes: tuple[TracedNode, ...]
-    laws: tuple[TracedLaws, ...]
-    path: tuple[int, ...]
-    next_token: NamedToken
-    rejected: bool
+_Seen = tuple[tuple[TracedNode, ...], tuple[TracedLaws, ...], NamedToken, Acceptance]
+"""A round at the moment of its decision: the token is the target's own after the path."""
 
 
 @dataclass(slots=True)
@@ -196,21 +189,13 @@ class Tracer:
         )
         own = accepted.next_token
         chosen = NamedToken(own, self._text(own), target[end].probability(own))
-        nodes = tuple(
-            TracedNode(
-                token,
-                self._text(token),
-                parent,
-                tree.depths[node],
-                candidate[node],
-                *(
-                    _probability(law.get(parent), token) if candidate[node] else None
-                    for law in (target, model, draft)
-                ),
-            )
-            for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True))
-        )
-        return _Seen(nodes, laws, path, chosen, accepted.rejected)
+        nodes: list[TracedNode] = []
+        for node, (token, parent) in enumerate(zip(tree.tokens, tree.parents, strict=True)):
+            after = [law.get(parent) if candidate[node] else None for law in (target, model, draft)]
+            probabilities = [None if law is None else law.probability(token) for law in after]
+            shape = parent, tree.depths[node], candidate[node]
+            nodes.append(TracedNode(token, self._text(token), *shape, *probabilities))
+        return tuple(nodes), laws, chosen, accepted
 
     def trace(
         self,
@@ -226,25 +211,32 @@ class Tracer:
         """
         seen, self._seen = self._seen, None
         start, self._length = self._length, n_tokens
-        n_new, after = n_tokens - start, now()
+        n_new, before, after = n_tokens - start, self._before, now()
         self._tokens += n_new
         told = None
         if seen is not None:
+            nodes, laws, chosen, accepted = seen
             # An accepted token that ends the answer cuts the path below it.
-            ended = n_new <= len(seen.path)
+            ended = n_new <= len(accepted.path)
+            # Of `auto`, the drafter that it chose for the round.
+            arms, choices = stats.drafting.get("arms"), stats.drafting.get("choices")
+            drafter = arms[choices[-1][0]]["drafter"] if arms and choices else stats.drafter
+            target, drafting = after.target - before.target, after.drafter - before.drafter
+            own, wall = after.own - before.own, after.wall - before.wall
+            python = max(0.0, own - self._spent - target - drafting)
             told = RoundTrace(
                 number=self._number,
                 position=start,
-                drafter=_drafter_of(stats),
+                drafter=str(drafter),
                 rule=stats.rule,
                 greedy=self._greedy,
-                nodes=seen.nodes,
-                laws=seen.laws,
-                path=seen.path[:n_new],
-                next_token=None if ended else seen.next_token,
-                recovered=seen.rejected and not ended,
-                seconds=self._seconds(after),
-                evaluation=cost_of(1 + len(seen.nodes)),
+                nodes=nodes,
+                laws=laws,
+                path=accepted.path[:n_new],
+                next_token=None if ended else chosen,
+                recovered=accepted.rejected and not ended,
+                seconds=RoundSeconds(target, drafting, python, max(0.0, wall - own)),
+                evaluation=cost_of(1 + len(nodes)),
                 tokens=self._tokens,
                 tokens_per_round=stats.mean_accepted_length,
                 acceptance_by_depth=stats.acceptance_by_position,
@@ -253,29 +245,24 @@ class Tracer:
         self._spent, self._before = 0.0, now()
         return told
 
-    def _seconds(self, after: Clocks) -> RoundSeconds:
-        before = self._before
-        target, drafter = after.target - before.target, after.drafter - before.drafter
-        own, wall = after.own - before.own, after.wall - before.wall
-        python = max(0.0, own - self._spent - target - drafter)
-        return RoundSeconds(target, drafter, python, max(0.0, wall - own))
-
     def _best(self, law: Law | None) -> tuple[NamedToken, ...]:
+        """Return the most likely tokens of a distribution, best first, none of probability 0."""
         if law is None:
             return ()
-        return tuple(NamedToken(token, self._text(token), p) for token, p in _best(law))
+        probs, ids = law.probs, law.ids
+        places = np.arange(len(probs))
+        if len(probs) > BEST:
+            places = np.argpartition(-probs, BEST - 1)[:BEST]
+        places = places[np.argsort(-probs[places], kind="stable")]
+        tokens = (places if ids is None else ids[places]).tolist()
+        pairs = zip(tokens, probs[places].tolist(), strict=True)
+        return tuple(NamedToken(token, self._text(token), p) for token, p in pairs if p > 0.0)
 
     def _text(self, token: int) -> str:
         text = self._texts.get(token)
         if text is None:
             text = self._texts[token] = self._vocabulary.label(token)
         return text
-
-
-def _drafter_of(stats: SpecStats) -> str:
-    """Return which drafter proposed the last round: of `auto`, the one that it chose."""
-    arms, choices = stats.drafting.get("arms"), stats.drafting.get("choices")
-    return str(arms[choices[-1][0]]["drafter"]) if arms and choices else stats.drafter
 
 
 def _draft_law(tree: DraftTree, place: int) -> Law | None:
@@ -289,24 +276,7 @@ def _draft_law(tree: DraftTree, place: int) -> Law | None:
     return None if row is None else _softmax(row)
 
 
-def _probability(law: Law | None, token: int) -> float | None:
-    return None if law is None else law.probability(token)
-
-
 def _softmax(row: Logits) -> Law:
     """Return a row's law before any setting."""
     weights = np.exp(row - row.max(), dtype=np.float64)
     return Law(weights / weights.sum())
-
-
-def _best(law: Law) -> list[tuple[int, float]]:
-    """Return the most likely tokens of a law, best first, none of probability 0."""
-    probs, ids = law.probs, law.ids
-    places = np.argsort(-probs, kind="stable") if len(probs) <= BEST else _highest(probs)
-    pairs = [(int(place if ids is None else ids[place]), float(probs[place])) for place in places]
-    return [(token, probability) for token, probability in pairs if probability > 0.0]
-
-
-def _highest(probs: np.ndarray[Any, np.dtype[np.float64]]) -> np.ndarray[Any, np.dtype[np.intp]]:
-    places = np.argpartition(-probs, BEST - 1)[:BEST]
-    return places[np.argsort(-probs[places], kind="stable")]

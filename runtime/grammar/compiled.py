@@ -7,12 +7,11 @@ grammar can harm whoever compiles it, however deep, large or ambiguous it is.
 
 from __future__ import annotations
 
-import bisect
 import re
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from specrun.bindings.errors import ClosedError
@@ -38,8 +37,6 @@ _PLACE = re.compile(r"^at (\d+)\(\d+\): ")
 _KEPT_BYTES = 256 << 20  # of compiled grammars: clients repeat theirs
 _PROCESS_BYTES = 4 << 20  # what a process takes beside its grammar
 _WATCH_SECONDS = 0.1
-_NAMED = re.compile(rb"\xff\[(\d+)\]")
-_LONGEST_TOKEN = 32  # bytes, as far as the end of a forced text is looked at
 _TOO_SLOW = f"that takes longer than {COMPILE_SECONDS:g} s: give a smaller or simpler one"
 _TOO_DEEP = (
     f"that takes more stack than {STACK >> 20} MiB, or more memory than {MEMORY >> 30} GiB: "
@@ -79,7 +76,7 @@ class GrammarCompiler:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         spelled = [vocabulary.named(token) for token in range(vocabulary.size)]
-        self.lexicon = _Lexicon(vocabulary, spelled)
+        self.lexicon = Lexicon(vocabulary, spelled)
         ends = sorted(vocabulary.end_of_generation)
         # Control tokens are no text; nor is what ends an answer, however the file has it.
         special = [each for each in range(len(spelled)) if vocabulary.is_control(each)]
@@ -164,90 +161,6 @@ def compiled(
         if compiler is None:
             compiler = _COMPILERS[vocabulary] = GrammarCompiler(vocabulary)
     return compiler.compile(grammar, is_wanted)
-
-
-class _Lexicon:
-    """Implements `state.Lexicon`; it must not keep the vocabulary, whose life its own follows."""
-
-    def __init__(self, vocabulary: Vocabulary, spelled: list[bytes]) -> None:
-        self.size, self.end_tokens = vocabulary.size, vocabulary.end_of_generation
-        self._vocabulary = weakref.ref(vocabulary)
-        self._spelled, self._sorted = spelled, list[bytes]()
-        # By marker: for each beginning of it that a text may end with, the tokens that then have
-        # its rest and more.
-        self._completing: dict[bytes, list[list[int]]] = {}
-
-    def spelling(self, token: int) -> bytes:
-        """Return a token's bytes; control tokens are shown by name."""
-        return self._spelled[token] if token < self.size else b""
-
-    def tokens_of(self, text: bytes) -> tuple[int, ...] | None:
-        """Return tokens that spell these bytes; None where there are none."""
-        tokens = tuple(self._tokens_within(text))
-        return tokens if b"".join(map(self.spelling, tokens)) == text else None
-
-    def unambiguous_tokens_of(self, text: bytes) -> list[int]:
-        """Return tokens that spell these bytes, but for an end that may depend on what follows.
-
-        Tokens that a grammar names by their ids stand as llguidance writes them.
-        """
-        *before, text = _NAMED.split(text)
-        named = [
-            token
-            for number, part in enumerate(before)
-            for token in ([int(part)] if number % 2 else self._tokens_within(part))
-        ]
-        return [*named, *self._unambiguous_tokens_of(text)]
-
-    def _unambiguous_tokens_of(self, text: bytes) -> list[int]:
-        tokens = self._tokens_within(text)
-        rest, sure = b"", len(tokens)
-        for index in range(len(tokens) - 1, -1, -1):
-            rest = self.spelling(tokens[index]) + rest
-            if len(rest) > _LONGEST_TOKEN:
-                break
-            if self._begins_a_longer_token(rest):
-                sure = index
-        return tokens[:sure]
-
-    def _tokens_within(self, text: bytes) -> list[int]:
-        """Return the tokens of a text in the middle of another; none where the model is closed."""
-        vocabulary = self._vocabulary()
-        try:
-            return vocabulary.tokenize_within(text) if vocabulary is not None and text else []
-        except ClosedError:
-            return []
-
-    def _begins_a_longer_token(self, text: bytes) -> bool:
-        if not self._sorted:
-            self._sorted = sorted(self._spelled)
-        place = bisect.bisect_right(self._sorted, text)
-        return place < len(self._sorted) and self._sorted[place].startswith(text)
-
-    def completing(self, tail: bytes, marker: bytes) -> Iterator[tuple[int, bytes]]:
-        """Return the tokens that complete a marker after a tail and go on, and with what."""
-        table = self._completing.get(marker)
-        if table is None:
-            table = self._completing[marker] = self._completing_any(marker)
-        for begun, tokens in enumerate(table):
-            if not tail.endswith(marker[:begun]):
-                continue
-            for token in tokens:
-                text = tail + self._spelled[token]
-                yield token, text[text.find(marker) + len(marker) :]
-
-    def _completing_any(self, marker: bytes) -> list[list[int]]:
-        table: list[list[int]] = [[] for _ in marker]
-        rests = [marker[begun:] for begun in range(1, len(marker))]
-        beginnings = tuple(rests)
-        for token, text in enumerate(self._spelled):
-            if -1 < text.find(marker) < len(text) - len(marker):
-                table[0].append(token)
-            if text.startswith(beginnings):  # few are, and those are looked at
-                for begun, rest in enumerate(rests, 1):
-                    if text.startswith(rest) and len(text) > len(rest):
-                        table[begun].append(token)
-        return table
 
 
 def _refusal(grammar: Grammar, message: str) -> GrammarError:

@@ -9,36 +9,31 @@ lives in a process of its own, so whoever has other answers to go on with need n
 
 from __future__ import annotations
 
+import bisect
+import functools
 import math
+import re
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from specrun.bindings.errors import ClosedError
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
-from specrun.runtime.grammar.process import ProcessEnded
+from specrun.runtime.grammar.process import GrammarProcess, ProcessEnded
 
 PLACE_SECONDS = 5.0
 """How long it may take to find out what may follow a place; most take microseconds."""
 _POLL_SECONDS = 0.002
 _SLOW_SECONDS = 0.02
+_NAMED = re.compile(rb"\xff\[(\d+)\]")
+_LONGEST_TOKEN = 32  # bytes, as far as the end of a forced text is looked at
 Mask = npt.NDArray[np.bool_]
 _Row = TypeVar("_Row", bound=npt.NDArray[np.floating])
-
-
-class Matcher(Protocol):
-    """A matcher in its process (`process.GrammarProcess`), as far as it is used."""
-
-    def ask(self, name: str, seconds: float, *arguments: object) -> None:
-        """Send a request, which may take so long."""
-
-    def reply(self, wait: float | None = None) -> Any:  # noqa: ANN401 - of whatever was asked
-        """Return the reply, None where it has not come within so many seconds (None: wait)."""
-
-    def close(self) -> None:
-        """End it."""
 
 
 class Seen(NamedTuple):
@@ -54,23 +49,84 @@ class Seen(NamedTuple):
     seconds: float
 
 
-class Lexicon(Protocol):
-    """What is known of the vocabulary: see `compile.GrammarCompiler`."""
+class Lexicon:
+    """The spellings of a vocabulary; it must not keep that, whose life its own follows."""
 
-    size: int
-    end_tokens: frozenset[int]
+    def __init__(self, vocabulary: Vocabulary, spelled: list[bytes]) -> None:
+        self.size, self.end_tokens = vocabulary.size, vocabulary.end_of_generation
+        self._vocabulary = weakref.ref(vocabulary)
+        self._spelled = spelled
+        # By marker: for each beginning of it that a text may end with, the tokens that then have
+        # its rest and more.
+        self._completing: dict[bytes, list[list[int]]] = {}
 
     def spelling(self, token: int) -> bytes:
         """Return a token's bytes; control tokens are shown by name."""
+        return self._spelled[token] if token < self.size else b""
 
     def tokens_of(self, text: bytes) -> tuple[int, ...] | None:
         """Return tokens that spell these bytes; None where there are none."""
+        tokens = tuple(self._tokens_within(text))
+        return tokens if b"".join(map(self.spelling, tokens)) == text else None
 
     def unambiguous_tokens_of(self, text: bytes) -> list[int]:
-        """Return tokens that spell these bytes, but for an end that may depend on what follows."""
+        """Return tokens that spell these bytes, but for an end that may depend on what follows.
 
-    def completing(self, tail: bytes, marker: bytes) -> Iterable[tuple[int, bytes]]:
+        Tokens that a grammar names by their ids stand as llguidance writes them.
+        """
+        *before, text = _NAMED.split(text)
+        named = [
+            token
+            for number, part in enumerate(before)
+            for token in ([int(part)] if number % 2 else self._tokens_within(part))
+        ]
+        tokens = self._tokens_within(text)
+        rest, sure = b"", len(tokens)
+        for index in range(len(tokens) - 1, -1, -1):
+            rest = self.spelling(tokens[index]) + rest
+            if len(rest) > _LONGEST_TOKEN:
+                break
+            place = bisect.bisect_right(self._sorted, rest)
+            if place < len(self._sorted) and self._sorted[place].startswith(rest):
+                sure = index  # a longer token begins so
+        return [*named, *tokens[:sure]]
+
+    @functools.cached_property
+    def _sorted(self) -> list[bytes]:
+        return sorted(self._spelled)
+
+    def _tokens_within(self, text: bytes) -> list[int]:
+        """Return the tokens of a text in the middle of another; none where the model is closed."""
+        vocabulary = self._vocabulary()
+        try:
+            return vocabulary.tokenize_within(text) if vocabulary is not None and text else []
+        except ClosedError:
+            return []
+
+    def completing(self, tail: bytes, marker: bytes) -> Iterator[tuple[int, bytes]]:
         """Return the tokens that complete a marker after a tail and go on, and with what."""
+        table = self._completing.get(marker)
+        if table is None:
+            table = self._completing[marker] = self._completing_any(marker)
+        for begun, tokens in enumerate(table):
+            if not tail.endswith(marker[:begun]):
+                continue
+            for token in tokens:
+                text = tail + self._spelled[token]
+                yield token, text[text.find(marker) + len(marker) :]
+
+    def _completing_any(self, marker: bytes) -> list[list[int]]:
+        table: list[list[int]] = [[] for _ in marker]
+        rests = [marker[begun:] for begun in range(1, len(marker))]
+        beginnings = tuple(rests)
+        for token, text in enumerate(self._spelled):
+            if -1 < text.find(marker) < len(text) - len(marker):
+                table[0].append(token)
+            if text.startswith(beginnings):  # few are, and those are looked at
+                for begun, rest in enumerate(rests, 1):
+                    if text.startswith(rest) and len(text) > len(rest):
+                        table[begun].append(token)
+        return table
 
 
 class Cursor:
@@ -82,7 +138,11 @@ class Cursor:
     """
 
     def __init__(
-        self, matcher: Matcher, grammar: Grammar, lexicon: Lexicon, patience: float | None = None
+        self,
+        matcher: GrammarProcess,
+        grammar: Grammar,
+        lexicon: Lexicon,
+        patience: float | None = None,
     ) -> None:
         self.grammar, self.lexicon, self.patience = grammar, lexicon, patience
         self.marker = grammar.after.encode()
@@ -159,18 +219,16 @@ class Cursor:
             raise self._problem("its process has ended") from None
         self._here = place
 
-    def _problem(self, why: str) -> GrammarError:
-        """Return why the matcher cannot go on."""
-        return GrammarError(f"the {self.grammar.noun} {_limit(why)}")
-
-
-def _limit(error: str) -> str:
-    """Return one sentence of what llguidance says when it gives up."""
-    first = " ".join(error.split("<state>")[0].split())
-    if first == "NoExtensionBias":
-        return "allows only texts here that no token of this model begins: allow others"
-    why = first[:300] or "no reason is given"
-    return f"cannot be followed any further ({why}): give a simpler one"
+    def _problem(self, error: str) -> GrammarError:
+        """Return the error of an answer, in one sentence of what llguidance said."""
+        first = " ".join(error.split("<state>")[0].split())
+        noun, why = self.grammar.noun, first[:300] or "no reason is given"
+        if first == "NoExtensionBias":
+            problem = "allows only texts here that no token of this model begins: allow others"
+            return GrammarError(f"the {noun} {problem}")
+        return GrammarError(
+            f"the {noun} cannot be followed any further ({why}): give a simpler one"
+        )
 
 
 class GrammarState:
@@ -242,7 +300,8 @@ class GrammarState:
         if self.closed or token in cursor.lexicon.end_tokens:
             return GrammarState(cursor, length, self, closed=True)
         if self.tail is None:
-            closed = not self._has_bit(token)
+            seen, byte = self._look(), token >> 3
+            closed = seen is None or byte >= len(seen.bits) or not seen.bits[byte] >> token % 8 & 1
             return GrammarState(cursor, length, self, () if closed else (token,), closed=closed)
         tail = self.tail + cursor.lexicon.spelling(token)
         place = tail.find(cursor.marker)
@@ -262,12 +321,6 @@ class GrammarState:
         known = [text for text in texts if all(token < size for token in text)]
         found = dict(zip(map(tuple, known), self._cursor.follow(self, known), strict=True))
         return [found.get(tuple(text), False) for text in texts]
-
-    def _has_bit(self, token: int) -> bool:
-        seen, place = self._look(), token >> 3
-        return (
-            seen is not None and place < len(seen.bits) and bool(seen.bits[place] >> token % 8 & 1)
-        )
 
     # -- what is said of a place -------------------------------------------------------------------
 
@@ -298,8 +351,8 @@ class GrammarState:
     @property
     def is_slow(self) -> bool:
         """Whether it took so long that nobody should wait for places behind this one, too."""
-        slow = self.seen is not None and self.seen.seconds > _SLOW_SECONDS
-        return slow and self._cursor.patience is not None
+        seen, patience = self.seen, self._cursor.patience
+        return seen is not None and seen.seconds > _SLOW_SECONDS and patience is not None
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:
@@ -357,17 +410,7 @@ class GrammarState:
         says nothing, and where a drafter's row has none of the tokens that may follow, it is the
         row itself.
         """
-        return self.after(text[self.length :])._masked(logits)
-
-    def allowed(self, ids: npt.NDArray[np.intp]) -> Mask:
-        """Return which of these tokens may follow; all, where the grammar says nothing."""
-        mask = self._allowed
-        if mask is None:
-            return np.ones(len(ids), bool)
-        return np.where(ids < len(mask), mask[np.minimum(ids, len(mask) - 1)], False)
-
-    def _masked(self, logits: _Row) -> _Row:
-        mask = self._allowed
+        mask = self.after(text[self.length :])._allowed
         if mask is None:
             return logits
         n = min(len(mask), len(logits))
@@ -378,27 +421,29 @@ class GrammarState:
         row[kept] = logits[kept]
         return row
 
+    def allowed(self, ids: npt.NDArray[np.intp]) -> Mask:
+        """Return which of these tokens may follow; all, where the grammar says nothing."""
+        mask = self._allowed
+        if mask is None:
+            return np.ones(len(ids), bool)
+        return np.where(ids < len(mask), mask[np.minimum(ids, len(mask) - 1)], False)
+
     @property
     def _allowed(self) -> Mask | None:
         """A bool for every token: may it follow? None where the grammar says nothing."""
         if self.closed:
             return None
-        if self._mask is None:
-            self._mask = self._after_marker() if self.tail is None else self._before_marker()
+        if self._mask is None and self.tail is not None:
+            self._mask = self._before_marker(self.tail)
+        elif self._mask is None and (seen := self._look()) is not None:
+            bits, size = np.frombuffer(seen.bits, np.uint8), self._cursor.lexicon.size
+            self._mask = np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
         return self._mask if self._mask is not None and len(self._mask) else None
 
-    def _after_marker(self) -> Mask | None:
-        seen, size = self._look(), self._cursor.lexicon.size
-        if seen is None:
-            return None
-        bits = np.frombuffer(seen.bits, np.uint8)
-        return np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
-
-    def _before_marker(self) -> Mask:
+    def _before_marker(self, tail: bytes) -> Mask:
         """Forbid the tokens that complete the marker and go on against the grammar; empty: none."""
         cursor, forbidden = self._cursor, list[int]()
-        assert self.tail is not None
-        completing = list(cursor.lexicon.completing(self.tail, cursor.marker))
+        completing = list(cursor.lexicon.completing(tail, cursor.marker))
         rests = [cursor.lexicon.tokens_of(rest) for _, rest in completing]
         may = self._may_follow([list(rest or ()) for rest in rests])
         for (token, _), rest, allowed in zip(completing, rests, may, strict=True):

@@ -195,12 +195,9 @@ def _source(kind: str, text: str) -> str:
         return f"start: /{regex_to_lark(text)}/"
     if kind == "lark":
         return text
-    return _lark_of(_GBNF_DOT.sub(_any_character, text))
-
-
-def _any_character(found: re.Match[str]) -> str:
-    """Return what a dot of GBNF stands for: line breaks, too, which those of Lark leave out."""
-    return found[0] if found[1] is None else r"[^\x00]"
+    # A dot of GBNF stands for line breaks, too, which those of Lark leave out.
+    dots = _GBNF_DOT.sub(lambda found: found[0] if found[1] is None else r"[^\x00]", text)
+    return _lark_of(dots)
 
 
 def _lark_of(text: str) -> str:
@@ -219,10 +216,18 @@ def _lark_of(text: str) -> str:
 
 def _mark_terminals(rules: dict[str, RuleNode]) -> None:
     """Mark the rules that lead to terminals alone, each once, from the last ones up."""
+    from llguidance.gbnf_to_lark import RuleRefNode
+
     using: dict[str, list[str]] = {}
     missing: dict[str, int] = {}
     for name, rule in rules.items():
-        used = set(_names_in(rule))
+        used: set[str] = set()
+        below = rule.children()
+        while below:
+            node = below.pop()
+            if isinstance(node, RuleRefNode):
+                used.add(node.name)
+            below.extend(node.children())
         missing[name] = len(used)
         for each in used:
             using.setdefault(each, []).append(name)
@@ -234,20 +239,6 @@ def _mark_terminals(rules: dict[str, RuleNode]) -> None:
             missing[user] -= 1
             if not missing[user]:
                 ready.append(user)
-
-
-def _names_in(rule: RuleNode) -> list[str]:
-    """Return the names of the rules that a rule uses."""
-    from llguidance.gbnf_to_lark import RuleRefNode
-
-    found: list[str] = []
-    below = rule.children()
-    while below:
-        node = below.pop()
-        if isinstance(node, RuleRefNode):
-            found.append(node.name)
-        below.extend(node.children())
-    return found
 
 
 def _with_spaces(schema: bool | dict[str, Any]) -> dict[str, Any]:

@@ -82,9 +82,11 @@ def choose_files(names: Sequence[str], tag: str) -> tuple[str, ...]:
     whole name of a file. Heads are chosen if a repository has nothing else. Without such a
     file the answer is empty.
     """
-    models = [name for name in names if is_model_file(name)]
-    models = models or [name for name in names if is_weights_file(name)]
-    firsts = [name for name in models if _place(name)[1] == 1]
+    weights = [name for name in names if is_weights_file(name)]
+    models = [
+        name for name in weights if not any(part in name.rpartition("/")[2] for part in _HEADS)
+    ]
+    firsts = [name for name in models or weights if is_first_part(name)]
     for wanted in (tag,) if tag else _DEFAULT_TAGS:
         pattern = re.compile(rf"{re.escape(wanted)}([.-]|$)", re.IGNORECASE)
         for name in firsts:
@@ -112,12 +114,6 @@ def n_parts(name: str) -> int:
 def is_first_part(name: str) -> bool:
     """Whether a model is opened by this file."""
     return _place(name)[1] == 1
-
-
-def is_model_file(name: str) -> bool:
-    """Whether llama.cpp takes a file for a model, by its name."""
-    base = name.rpartition("/")[2]
-    return is_weights_file(name) and not any(part in base for part in _HEADS)
 
 
 def is_weights_file(name: str) -> bool:
@@ -241,7 +237,8 @@ class CachedRepo:
     def files(self, commit: str) -> list[str]:
         """Return the names in a snapshot, those that can be opened, in order."""
         folder = self.snapshot(commit)
-        return sorted(path.relative_to(folder).as_posix() for path in _files_below(folder))
+        there = (path for path in folder.rglob("*") if path.is_file())
+        return sorted(path.relative_to(folder).as_posix() for path in there)
 
     def find(self, tag: str) -> Path | None:
         """Return the first file of the model with a tag that was fetched, None without it."""
@@ -252,10 +249,6 @@ class CachedRepo:
         if not chosen or len(chosen) != n_parts(chosen[0]):
             return None
         return self.snapshot(commit) / chosen[0]
-
-
-def _files_below(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def find_cached(name: HubName) -> Path | None:
@@ -552,7 +545,8 @@ def _reported(name: HubName) -> Iterator[None]:
         raise _refusal(name, error.response) from error
     except HTTPError as error:
         place = _endpoint() or "the hub"
-        problem = f"{place} cannot be reached for {name} ({_reason(error)})"
+        reason = " ".join(str(error).split()) or type(error).__name__
+        problem = f"{place} cannot be reached for {name} ({reason})"
         raise HubError(f"{problem}; the same command goes on where it ended") from error
     except OSError as error:
         if error.errno is not None:
@@ -561,10 +555,6 @@ def _reported(name: HubName) -> Iterator[None]:
         raise HubError(f"{problem}; the same command goes on where it ended") from error
     except (ValueError, TypeError, KeyError) as error:  # no JSON, or another object
         raise HubError(f"the hub's answer about {name.repo_id} cannot be read") from error
-
-
-def _reason(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _refusal(name: HubName, response: Any) -> SpecrunError:  # noqa: ANN401 - an HTTP response

@@ -48,7 +48,11 @@ def locate_model(
     if not found:
         raise FileMissingError(_unknown(text, models))
     if len(found) > 1:
-        raise OptionError(_ambiguous(text, found))
+        names = [model.name for model in found]
+        if len(set(names)) < len(names):
+            names = [f"{model.name} ({model.path})" for model in found]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        raise OptionError(f"{text} may be {', '.join(names[:_SHOWN])}{more}: name one of them")
     return found[0].path
 
 
@@ -81,14 +85,6 @@ def distinct(models: Iterable[StoredModel]) -> list[StoredModel]:
         sizes = tuple(file.stat().st_size for file in model.files)
         kept.setdefault((model.name.casefold(), sizes), model)
     return list(kept.values())
-
-
-def _ambiguous(text: str, found: Sequence[StoredModel]) -> str:
-    names = [model.name for model in found]
-    if len(set(names)) < len(names):
-        names = [f"{model.name} ({model.path})" for model in found]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{text} may be {', '.join(names[:_SHOWN])}{more}: name one of them"
 
 
 def _unknown(text: str, models: Sequence[StoredModel]) -> str:
@@ -175,6 +171,12 @@ def _described(model: StoredModel) -> ModelEntry:
     except SpecrunError as error:
         return ModelEntry(model, n_bytes, problem=str(error))
     template = first.metadata.get("tokenizer.chat_template")
+    vocabulary = first.metadata.get(TARGET_VOCABULARY)  # of a head, its target's
+    if not isinstance(vocabulary, str):
+        fingerprint = stored_fingerprint(first)
+        vocabulary = None if fingerprint is None else fingerprint.hex()
+    # Of a head, the size of its target's hidden states, which it reads.
+    width = _number(first, "target_hidden_size")
     return ModelEntry(
         model,
         n_bytes,
@@ -183,8 +185,8 @@ def _described(model: StoredModel) -> ModelEntry:
         quantization=first.file_type_name,
         chat_template=isinstance(template, str),
         n_ctx_train=_number(first, "context_length"),
-        vocabulary=_vocabulary(first),
-        width=_width(first),
+        vocabulary=vocabulary,
+        width=_number(first, "embedding_length") if width is None else width,
         method=drafts_by,
         recurrent=is_recurrent(first),
     )
@@ -200,20 +202,6 @@ def _sizes(model: StoredModel) -> Iterator[int]:
     for path in model.files:
         with contextlib.suppress(OSError):
             yield path.stat().st_size
-
-
-def _vocabulary(header: GGUFHeader) -> str | None:
-    made_for = header.metadata.get(TARGET_VOCABULARY)
-    if isinstance(made_for, str):
-        return made_for
-    fingerprint = stored_fingerprint(header)
-    return None if fingerprint is None else fingerprint.hex()
-
-
-def _width(header: GGUFHeader) -> int | None:
-    """Return the size of the hidden states, for a head of those of its target that it reads."""
-    read = _number(header, "target_hidden_size")
-    return _number(header, "embedding_length") if read is None else read
 
 
 def _number(header: GGUFHeader, name: str) -> int | None:

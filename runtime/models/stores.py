@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,20 +60,16 @@ def stored_models() -> StoredModels:
     """Return every model of the stores, and their broken entries."""
     found: list[StoredModel] = []
     problems: list[str] = []
-    for scan in _STORES:
-        for item in _safely(scan):
-            if isinstance(item, str):
-                problems.append(item)
-            else:
-                found.append(item)
+    for scan in (_hub_models, _llama_models, _ollama_models, _studio_models):
+        try:
+            for item in scan():
+                if isinstance(item, str):
+                    problems.append(item)
+                else:
+                    found.append(item)
+        except OSError as error:
+            problems.append(f"{error.filename} cannot be read ({error.strerror})")
     return StoredModels(tuple(found), tuple(problems))
-
-
-def _safely(scan: Callable[[], Iterator[StoredModel | str]]) -> Iterator[StoredModel | str]:
-    try:
-        yield from scan()
-    except OSError as error:
-        yield f"{error.filename} cannot be read ({error.strerror})"
 
 
 # -- Hugging Face ----------------------------------------------------------------------------------
@@ -146,23 +142,26 @@ def _llama_models() -> Iterator[StoredModel | str]:
 
 def _llama_folders() -> list[Path]:
     given = os.environ.get("LLAMA_CACHE")
-    usual = _cache_home() / "llama.cpp"
-    return list(dict.fromkeys([Path(given).expanduser(), usual] if given else [usual]))
-
-
-def _cache_home() -> Path:
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    if os.name == "nt":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        home = Path.home() / "Library" / "Caches"
+    elif os.name == "nt":
+        home = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
+    else:
+        home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    usual = home / "llama.cpp"
+    return list(dict.fromkeys([Path(given).expanduser(), usual] if given else [usual]))
 
 
 # -- ollama: manifests that name blobs by their hashes ---------------------------------------------
 
 
 def _ollama_models() -> Iterator[StoredModel | str]:
-    for folder in _ollama_folders():
+    given = os.environ.get("OLLAMA_MODELS")
+    homes = [Path.home()]
+    if sys.platform == "linux":
+        homes.append(Path("/usr/share/ollama"))  # the home of its service
+    usual = [home / ".ollama" / "models" for home in homes]
+    for folder in [Path(given).expanduser()] if given else usual:
         for manifest in sorted((folder / "manifests").glob("*/*/*/*")):
             if manifest.is_file():
                 yield from _ollama_model(folder, manifest)
@@ -201,16 +200,6 @@ def _model_digest(manifest: Path) -> str | None:
     return match[1] if match else None
 
 
-def _ollama_folders() -> list[Path]:
-    given = os.environ.get("OLLAMA_MODELS")
-    if given:
-        return [Path(given).expanduser()]
-    homes = [Path.home()]
-    if sys.platform == "linux":
-        homes.append(Path("/usr/share/ollama"))  # the home of its service
-    return [home / ".ollama" / "models" for home in homes]
-
-
 # -- LM Studio: a folder a publisher, and in it a folder a repository ------------------------------
 
 
@@ -242,11 +231,3 @@ def _folders(folder: Path) -> list[Path]:
         return sorted(path for path in folder.iterdir() if path.is_dir())
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-_STORES: tuple[Callable[[], Iterator[StoredModel | str]], ...] = (
-    _hub_models,
-    _llama_models,
-    _ollama_models,
-    _studio_models,
-)

@@ -90,7 +90,7 @@ def rows_together(
     bits: list[list[bytes]] = [[] for _ in texts]
     for slot, tokens in zip(shared.slots, texts, strict=True):
         slot.rewind(slot.text, 0)
-        slot.hold(CachedText(tokens[:N_PROMPT]))
+        slot.text = CachedText(tokens[:N_PROMPT])
         slot.prefill(slot.text, N_PROMPT - 1)
     for round_ in range(N_ROUNDS):
         drafted: list[tuple[SlotTarget, Drafted]] = []
@@ -162,9 +162,9 @@ def test_texts_that_share_a_prefix_are_copied_apart(model: Model, texts: list[li
     with opened(model, N_SLOTS) as context:
         shared = SharedEvaluation(context, N_SLOTS, 1024, CURVE, SlotClock())
         first, second, *_ = shared.slots
-        first.hold(CachedText(tokens[:N_PROMPT]))
+        first.text = CachedText(tokens[:N_PROMPT])
         first.prefill(first.text, N_PROMPT - 1)
-        second.hold(CachedText())
+        second.text = CachedText()
         second.take_over(first, N_PROMPT - 1)
         second.text.tokens = tokens[:N_PROMPT]
         assert shared.n_cells_used == N_PROMPT - 1

@@ -37,7 +37,7 @@ def test_rows_beside_others_are_those_alone(model: Model) -> None:
     texts = [CachedText([3, 1, 4, 1, 5]), CachedText([2, 7, 1])]
     trees = [DraftTree.chain([9, 2]), DraftTree.chain([8])]
     for slot, text in zip(shared.slots, texts, strict=True):
-        slot.hold(text)
+        slot.text = text
         slot.prefill(text, len(text.tokens) - 1)
     for slot, text, tree in zip(shared.slots, texts, trees, strict=True):
         assert slot.evaluate(text, tree) is None
@@ -91,7 +91,7 @@ def test_a_failed_evaluation_is_everyones_error(
 
     monkeypatch.setattr(shared.context, "decode", fail)
     for slot in shared.slots:
-        slot.hold(CachedText([3]))
+        slot.text = CachedText([3])
         assert slot.evaluate(slot.text, DraftTree()) is None
     shared.evaluate(shared.slots)
     for slot in shared.slots:
@@ -110,7 +110,7 @@ def test_the_longest_prefix_leaves_the_last_token_to_be_evaluated(model: Model) 
     shared = shared_slots(model)
     texts = [CachedText([1, 2, 3, 4]), CachedText([1, 2, 5])]
     for slot, text in zip(shared.slots, texts, strict=True):
-        slot.hold(text)
+        slot.text = text
         slot.prefill(text, len(text.tokens))
     assert longest_prefix(texts, [1, 2, 3, 4]) == (0, 3)
     assert longest_prefix(texts, [1, 2, 5, 9]) == (1, 3)
