@@ -79,6 +79,8 @@ class Conversation(CachedText):
         shared = self.n_cached
         # Before the prefill, of whose pieces the drafter learns.
         self.drafter.begin(prompt)
+        # Before the tokens: after an interrupt here they must not pass for generated ones.
+        self.n_prompt = len(prompt) - 1
         self.tokens = list(prompt)
         return shared
 

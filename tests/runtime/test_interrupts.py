@@ -137,6 +137,25 @@ def test_rows_that_are_evaluated_for_a_rule_may_be_interrupted_too(
     assert problems(files, target, drafter, whole=whole_sweep, accept=accept) == []
 
 
+def test_a_prompt_whose_reading_did_not_begin_is_not_taken_for_generated_tokens(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its text is there, and nothing of it was read: heads still have to learn its states."""
+    drafter, accept = named("eagle(FILE:eagle, n=4)", files), "cascade-opt(alpha=0.05)"
+    with Runtime(files["shallow"], drafter, accept=accept, **F32) as runtime:
+        fresh = about(said(runtime, PROMPT, WARM))
+        runtime.session.forget()
+        said(runtime, OTHER, WARM, 2)
+
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(TargetModel, "prefill_pieces", interrupt)
+            runtime.generate(PROMPT, WARM, max_tokens=5)
+        assert said(runtime, PROMPT, WARM)[:2] == fresh[:2]
+
+
 def test_a_text_that_changes_before_its_cache_is_caught(
     files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
