@@ -93,7 +93,7 @@ HOUSE = {
     "runtime__drafters__state": "from specrun.runtime.law import Law",
     "runtime__drafters__build": "from specrun.runtime.drafters import Eagle",
     "runtime__drafters__eagle__init": "",
-    "runtime__drafters__eagle__drafter": "from specrun.runtime.drafters.state import State",
+    "runtime__drafters__eagle__source": "from specrun.runtime.drafters.state import State",
     "runtime__drafters__medusa__heads": "from specrun.runtime import tree",
     "runtime__tuning__tune": "from specrun.runtime.drafters import build",
     "runtime__session": "import specrun.runtime.tuning.tune",
@@ -149,7 +149,7 @@ def test_a_name_that_a_package_hands_on_is_its_makers() -> None:
     ]
 
 
-EAGLE, MEDUSA = "runtime__drafters__eagle__drafter", "runtime__drafters__medusa__heads"
+EAGLE, MEDUSA = "runtime__drafters__eagle__source", "runtime__drafters__medusa__heads"
 
 
 @pytest.mark.parametrize(

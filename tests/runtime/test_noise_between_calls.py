@@ -21,6 +21,7 @@ from scipy import stats
 from support.tiny_models import F32
 
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.engine import answer
 from specrun.runtime.laws import SeededNoise
 
 SEED = 5
@@ -101,8 +102,15 @@ SCENARIOS = [after_trimming, after_half_an_answer, over_a_window, by_index]
 def is_right(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Whether the draws are keyed as they are to be; else by seed and position alone."""
     if request.param == "by position":
-        wrong = staticmethod(lambda seed, prompt, index=0: SeededNoise(seed))
-        monkeypatch.setattr(SeededNoise, "for_answer", wrong)
+
+        class ByPosition:
+            """In the place of `SeededNoise`, whose compiled class cannot be changed."""
+
+            @staticmethod
+            def for_answer(seed: int, _prompt: Sequence[int], _index: int = 0) -> SeededNoise:
+                return SeededNoise(seed)
+
+        monkeypatch.setattr(answer, "SeededNoise", ByPosition)
     return bool(request.param == "by answer")
 
 
