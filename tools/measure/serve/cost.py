@@ -247,6 +247,9 @@ class _Events:
         return StreamingResponse(events(), media_type="text/event-stream")
 
 
+_MOST_STREAMS = 20
+
+
 @dataclass(slots=True)
 class _Client:
     """The process that asks: told what, it answers with how many events came."""
@@ -255,15 +258,21 @@ class _Client:
     port: int
 
     async def loop_seconds(self, path: str, rounds: int) -> float:
-        """Return the processor time of this thread while the client reads a stream."""
+        """Return the processor time of this thread while the client reads a stream.
+
+        On a busy machine rounds are joined into fewer events: such a stream is read again.
+        """
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        started = time.thread_time()
-        self.process.stdin.write(f"{self.port} {path}\n".encode())
-        count = int(await self.process.stdout.readline())
-        taken = time.thread_time() - started
-        assert count >= rounds // 2, f"{path}: {count} events of {rounds}"
-        return taken
+        count = 0
+        for _ in range(_MOST_STREAMS):
+            started = time.thread_time()
+            self.process.stdin.write(f"{self.port} {path}\n".encode())
+            count = int(await self.process.stdout.readline())
+            taken = time.thread_time() - started
+            if count >= rounds // 2:
+                return taken
+        raise AssertionError(f"{path}: {count} events of {rounds}, {_MOST_STREAMS} times")
 
     async def close(self) -> None:
         """End it."""
