@@ -30,7 +30,10 @@ def c_extensions() -> list[Extension]:
     calls = ["bindings/direct_calls/calls.c"]
     return [
         Extension(
-            "specrun.runtime.laws._rows", ["runtime/laws/rows.c"], extra_compile_args=OPTIONS
+            "specrun.runtime.laws._rows",
+            ["runtime/laws/rows.c", "runtime/compiled/highest.c"],
+            depends=headers,
+            extra_compile_args=OPTIONS,
         ),
         Extension(
             "specrun.runtime.compiled._loops", loops, depends=headers, extra_compile_args=OPTIONS
