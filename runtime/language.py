@@ -432,6 +432,16 @@ METHODS: Mapping[str, Method] = {
             published_trees=_EAGLE_TREES,
         ),
         Method(
+            "dflash",
+            "DFlash, DFlash2 and DSpark: one evaluation of a few layers drafts a whole block.",
+            "specrun.runtime.drafters.dflash.source",
+            options=("n", "sampling", "p_min", *TREE_OPTIONS),
+            file=DraftFile("the GGUF file of a block drafter", "dflash(FILE.gguf)"),
+            head="dflash",
+            llama_cpp_head=True,
+            spec_types=("draft-dflash", "draft-dspark"),
+        ),
+        Method(
             "mtp",
             "Multi-token prediction: the target's own NextN blocks, or those of a file.",
             "specrun.runtime.drafters.mtp",
