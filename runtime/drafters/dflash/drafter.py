@@ -76,9 +76,9 @@ class BlockDrafter:
         has_output = not names.isdisjoint(("output.weight", "token_embd.weight"))
         return own + (0 if has_output else self.model.n_embd * self.target.vocabulary.size)
 
-    def cells(self, options: ContextOptions, n_drafted: int) -> BlockCells:
-        """Return the cells of a conversation that drafts at most so many tokens at once."""
-        return BlockCells(self, self._lender, options, n_drafted)
+    def cells(self, options: ContextOptions, n_slots: int) -> BlockCells:
+        """Return the cells of a conversation, whose block predicts so many tokens."""
+        return BlockCells(self, self._lender, options, n_slots)
 
     def close(self) -> None:
         """Free the model; again does nothing."""
@@ -89,11 +89,12 @@ class BlockCells:
     """One conversation's keys and values in a block drafter, and its block. It owns the context."""
 
     def __init__(
-        self, drafter: BlockDrafter, lender: Lender | None, options: ContextOptions, n_drafted: int
+        self, drafter: BlockDrafter, lender: Lender | None, options: ContextOptions, n_slots: int
     ) -> None:
         file = self._file = drafter.file
-        self._markov, self._target_width = drafter.markov, drafter.target.n_embd
-        self.width = file.first + n_drafted
+        self._markov = drafter.markov
+        self._share = None if drafter.markov is None else NativeShare(drafter.markov.device)
+        self.width = file.first + n_slots
         """The tokens of its block."""
         self.n_cells = options.n_ctx
         at_once = max(PIECE, self.width)
@@ -110,7 +111,7 @@ class BlockCells:
             offload_kv=options.offload_kv,
         )
         self._context = BlockContext(drafter.model, own, lender, causal=file.causal)
-        width = len(file.taps) * self._target_width
+        width = len(file.taps) * drafter.target.n_embd
         self._features = self._context.feature_batch(PIECE, width)
         self._block = Batch(self.width, 1)
         self._masks = [file.mask] * (self.width - 1)
@@ -120,7 +121,7 @@ class BlockCells:
     @property
     def native_seconds(self) -> float:
         """Time in the evaluations of this conversation."""
-        markov = 0.0 if self._markov is None else self._markov.share.seconds
+        markov = 0.0 if self._share is None else self._share.seconds
         return self._context.native_seconds + markov
 
     def put(self, piece: RowPiece) -> bool:
@@ -159,7 +160,13 @@ class BlockCells:
         logits = [rows.logits(slot) for slot in slots]
         if self._markov is None:
             return MarginalRows(logits)
-        return MarkovRows(logits, last, self._markov.biases, self._markov.drafted)
+        return MarkovRows(logits, last, self._biases, self._markov.drafted)
+
+    def _biases(self, tokens: Sequence[int]) -> FloatRows:
+        assert self._markov is not None
+        assert self._share is not None
+        with self._share:
+            return self._markov.biases(tokens)
 
     def close(self) -> None:
         """Free the context; again does nothing."""
@@ -174,9 +181,8 @@ class MarkovHead:
 
     def __init__(self, model: Model, *, n_threads: int = 0) -> None:
         self._graphs: dict[int, Graph] = {}
-        self._device = ComputeDevice(device_for_heads(model), n_threads=n_threads)
-        self._tensors = TargetTensors(model, self._device)
-        self.share = NativeShare(self._device)
+        self.device = ComputeDevice(device_for_heads(model), n_threads=n_threads)
+        self._tensors = TargetTensors(model, self.device)
         self.drafted: npt.NDArray[np.int64] | None = None
         names = {tensor.name for tensor in model.header.tensors}
         try:
@@ -191,14 +197,13 @@ class MarkovHead:
         """Return what it adds to the logits of drafted tokens after each of these, [n, drafted]."""
         width = filled_width(len(tokens))
         filled = np.array([*tokens, *[tokens[0]] * (width - len(tokens))], np.int32)
-        with self.share:
-            rows = self._graph(width).run({"tokens": filled})["biases"]
+        rows = self._graph(width).run({"tokens": filled})["biases"]
         return rows[: len(tokens)].astype(np.float32, copy=False)
 
     def _graph(self, width: int) -> Graph:
         graph = self._graphs.get(width)
         if graph is None:
-            with closing(GraphBuilder(self._device, max_operations=4)) as builder:
+            with closing(GraphBuilder(self.device, max_operations=4)) as builder:
                 tokens = builder.input("tokens", I32, width)
                 states = builder.get_rows(self._tensors.table(MARKOV), tokens)
                 biases = builder.mul_mat(self._tensors.named(_MARKOV_OUT), states)
@@ -211,4 +216,4 @@ class MarkovHead:
         while self._graphs:
             self._graphs.popitem()[1].close()
         self._tensors.close()
-        self._device.close()
+        self.device.close()

@@ -56,6 +56,7 @@ class BlockSource(StatesSource[BlockState]):
         file = drafter.file
         super().__init__(BlockState(cells), cells, drafter.n_params, drafter.multiplied)
         self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
+        self._n_slots = cells.width - file.first
         self.few_tokens = file.generation == "DFlash2"
         self._rows: BlockRows | None = None
         self._depths: list[int] = []  # of the nodes, from 1 on
@@ -71,7 +72,7 @@ class BlockSource(StatesSource[BlockState]):
         assert self._rows is not None
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         self._depths += [depth] * len(tokens)
-        return self._rows.after(depth, tokens)
+        return self._rows.after(depth, tokens) if depth < self._n_slots else None
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
@@ -110,12 +111,14 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
         drafter.close()
         raise
     depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+    # Rules that weigh distributions read one more, after a whole draft.
+    n_slots = min(depth + env.keeps_rows, drafter.file.n_slots)
     context = dataclasses.replace(env.context, n_ctx=env.n_ctx)
     chooses = tree.nodes == "auto" or not (tree.asks_for_tree or isinstance(tree.n, int))
-    share, name = _share(drafter, env, depth), str(expression)
+    share, name = _share(drafter, env, n_slots), str(expression)
 
     def start() -> GrowingDrafter:
-        source = BlockSource(drafter, drafter.cells(context, depth))
+        source = BlockSource(drafter, drafter.cells(context, n_slots))
         plan = env.draft_plan(share, depth=1) if chooses else None
         return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
 
@@ -124,7 +127,7 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
 
 
 def _share(drafter: BlockDrafter, env: DraftEnvironment, n_drafted: int) -> float:
-    """Return what a block takes, in plain rounds of the target: its tokens cost as the target's."""
+    """Return what a block takes, in plain rounds of the target, whose curve its tokens follow."""
     one, curve = drafter.multiplied / max(1, env.target.n_params), env.known
     return one * curve.seconds(drafter.file.first + n_drafted) / curve.seconds(1)
 
