@@ -18,16 +18,17 @@ from typing import Any
 
 import numpy as np
 
-from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch, FloatRows
-from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.library import native_function
 from specrun.bindings.models.model import Model
 
 BLOCK_ARCHITECTURE = "dflash"
+FEATURES_AT_ONCE = 64
+"""Positions whose features are put into cells by one evaluation."""
+
 _SECTIONS = 4  # positions of a token in M-RoPE: time, height, width, and a spare one
 _OWN = ("token_embd.weight", "output.weight")
 
@@ -48,6 +49,23 @@ def needs_lender(model: Model) -> bool:
     names = {tensor.name for tensor in model.header.tensors}
     # Embeddings serve as the output matrix, too, unless the drafter has one.
     return _OWN[0] not in names
+
+
+def block_options(options: ContextOptions, n_tokens: int) -> ContextOptions:
+    """Return the options of a context for blocks of so many tokens, by those of the target's."""
+    at_once = max(FEATURES_AT_ONCE, n_tokens)
+    return dataclasses.replace(
+        options,
+        n_ctx=options.n_ctx + n_tokens,
+        n_batch=at_once,
+        n_ubatch=at_once,
+        n_sequences=1,
+        n_outputs=n_tokens,
+        hidden_states=False,
+        layer_inputs=(),
+        n_rollback=0,
+        rope=AS_TRAINED,
+    )
 
 
 class FeatureBatch(EmbeddingBatch):
@@ -105,12 +123,8 @@ class BlockContext(Context):
             params.ctx_other = self._lender.handle
         return params
 
-    def feature_batch(self, capacity: int, width: int) -> FeatureBatch:
+    def feature_batch(self, width: int) -> FeatureBatch:
         """Return a batch for features of this width."""
         sections = self.model.header.metadata.get(f"{BLOCK_ARCHITECTURE}.rope.dimension_sections")
         turns = sections is not None and any(sections)  # type: ignore[union-attr]
-        return FeatureBatch(capacity, width, sections=turns)
-
-    def decode(self, batch: Batch) -> Rows:
-        """Evaluate features or blocks; see `Context.decode`."""
-        return super().decode(batch)
+        return FeatureBatch(FEATURES_AT_ONCE, width, sections=turns)

@@ -222,7 +222,9 @@ class TinyDFlash:
     def fused(self, features: Array) -> Array:
         """The encoder: the states of each layer's keys and values, of taps [n, taps * width]."""
         made = self.tensors()
-        return _rms(features @ made["fc.weight"].T.astype(np.float64), made["enc.output_norm.weight"])
+        return _rms(
+            features @ made["fc.weight"].T.astype(np.float64), made["enc.output_norm.weight"]
+        )
 
     def block(
         self, features: Array, last: int, n: int, tokens: tuple[Array, Array]

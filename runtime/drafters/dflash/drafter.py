@@ -15,6 +15,7 @@ from specrun.bindings.contexts import (
     ContextOptions,
     Lender,
     Rows,
+    block_options,
     needs_lender,
 )
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder
@@ -26,9 +27,6 @@ from specrun.runtime.drafters.dflash.rows import BlockRows, LatticeRows, Margina
 from specrun.runtime.heads import FloatRows, NativeShare, RowPiece, filled_width
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import close_all
-
-PIECE = 64
-"""Positions whose features are put into cells at once."""
 
 _MARKOV_OUT = "markov_w2.weight"
 
@@ -97,22 +95,10 @@ class BlockCells:
         self.width = file.first + n_slots
         """The tokens of its block."""
         self.n_cells = options.n_ctx
-        at_once = max(PIECE, self.width)
-        own = ContextOptions(
-            n_ctx=options.n_ctx + self.width,
-            n_batch=at_once,
-            n_ubatch=at_once,
-            n_outputs=self.width,
-            n_threads=options.n_threads,
-            n_threads_batch=options.n_threads_batch,
-            flash_attention=options.flash_attention,
-            cache_type_k=options.cache_type_k,
-            cache_type_v=options.cache_type_v,
-            offload_kv=options.offload_kv,
-        )
+        own = block_options(options, self.width)
         self._context = BlockContext(drafter.model, own, lender, causal=file.causal)
         width = len(file.taps) * drafter.target.n_embd
-        self._features = self._context.feature_batch(PIECE, width)
+        self._features = self._context.feature_batch(width)
         self._block = Batch(self.width, 1)
         self._masks = [file.mask] * (self.width - 1)
         # A selector's scores come with the block's states: its logits need not be copied.
@@ -160,7 +146,10 @@ class BlockCells:
         logits = [rows.logits(slot) for slot in slots]
         if self._markov is None:
             return MarginalRows(logits)
-        return MarkovRows(logits, last, self._biases, self._markov.drafted)
+        confidences = None
+        if file.has_confidence:  # the same number in all places of a state
+            confidences = [float(rows.nextn_state(slot)[0]) for slot in slots]
+        return MarkovRows(logits, last, self._biases, self._markov.drafted, confidences)
 
     def _biases(self, tokens: Sequence[int]) -> FloatRows:
         assert self._markov is not None

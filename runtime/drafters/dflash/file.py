@@ -100,9 +100,7 @@ class BlockFile:
 
 def _generation(file: HeadFile) -> Generation:
     """Return the generation of a file by its tensors, none of which may be unknown."""
-    unknown = [
-        tensor.name for tensor in file.header.tensors if not _KNOWN.fullmatch(tensor.name)
-    ]
+    unknown = [tensor.name for tensor in file.header.tensors if not _KNOWN.fullmatch(tensor.name)]
     if unknown and f"{file.kind}.{_DEEPSEEK}" not in file.header.metadata:
         known = "DFlash, DFlash2 and DSpark have none of that name"
         problem = f"is a block drafter of an unknown generation: it has {unknown[0]}"
@@ -122,7 +120,9 @@ def _mask(file: HeadFile, target: Model) -> int:
         raise MalformedFileError(f"{file.path} names no mask token ({_MASK}): convert it again")
     if not 0 <= mask < target.vocabulary.size:
         size = f"the target has {target.vocabulary.size} tokens"
-        raise PairError(f"{file.path} cannot draft for {target.path}: its mask is {mask}, and {size}")
+        raise PairError(
+            f"{file.path} cannot draft for {target.path}: its mask is {mask}, and {size}"
+        )
     return mask
 
 

@@ -28,7 +28,13 @@ Biases = Callable[[Sequence[int]], FloatRows]
 
 
 class BlockRows(ABC):
-    """The rows of one evaluated block, views that die with the next evaluation."""
+    """The rows of one evaluated block, views that die with the next evaluation.
+
+    `confidences` are, for each slot, how sure the drafter is that its token is accepted if those
+    before are; None if it has no head that says so.
+    """
+
+    confidences: Sequence[float] | None = None
 
     @abstractmethod
     def after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
@@ -58,7 +64,9 @@ class MarkovRows(BlockRows):
         last: int,
         biases: Biases,
         drafted: npt.NDArray[np.integer[Any]] | None = None,
+        confidences: Sequence[float] | None = None,
     ) -> None:
+        self.confidences = confidences
         self._logits, self._biases, self._drafted = logits, biases, drafted
         # The token before each slot on llama.cpp's own chain, as far as it was asked for.
         self._chain = [last]
@@ -116,9 +124,7 @@ class LatticeRows(BlockRows):
 class _ScatteredRows(Sequence[Logits]):
     """Scores of a few tokens as whole rows, each made when it is read."""
 
-    def __init__(
-        self, tokens: npt.NDArray[np.int32], scores: FloatRows, vocab_size: int
-    ) -> None:
+    def __init__(self, tokens: npt.NDArray[np.int32], scores: FloatRows, vocab_size: int) -> None:
         self._tokens, self._scores, self._size = tokens, scores, vocab_size
 
     def __len__(self) -> int:

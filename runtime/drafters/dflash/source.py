@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from specrun.bindings.contexts import FEATURES_AT_ONCE
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.dflash.drafter import PIECE, BlockCells, BlockDrafter
+from specrun.runtime.drafters.dflash.drafter import BlockCells, BlockDrafter
 from specrun.runtime.drafters.dflash.file import BlockFile
 from specrun.runtime.drafters.dflash.rows import BlockRows
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
@@ -37,7 +38,7 @@ class BlockState(TextRows[bool]):
     """The positions of a text are rows of the target's features, put into the drafter's cells."""
 
     def __init__(self, cells: BlockCells) -> None:
-        super().__init__(cells.put, cells.n_cells, ahead=0, chunk=PIECE)
+        super().__init__(cells.put, cells.n_cells, ahead=0, chunk=FEATURES_AT_ONCE)
         self._cells = cells
 
     def block(self, tokens: Sequence[int]) -> BlockRows | None:
@@ -154,7 +155,7 @@ def _shape(
     elif isinstance(tree.n, int):
         if tree.n < 1:
             raise OptionError(f"{expression}: n is {tree.n}: give 1 to {slots}")
-        shape = Topology.chain(tree.n)
+        shape = Topology.chain(min(tree.n, slots))  # llama.cpp, too, drafts no more than a block
     else:
         most = min(slots, largest)
         if not env.target.can_branch:
