@@ -6,7 +6,7 @@ the last one and masks, is a block: it attends to these cells and to itself, in 
 rows are logits, and the states that come with them: DSpark's confidences or DFlash2's candidates.
 
 A drafter without embeddings or an output matrix reads the target's, through another context
-(`ctx_other`), of which llama.cpp asks for nothing but its model. So that context need not be the one
+(`ctx_other`), of which llama.cpp takes nothing but the model. So that context need not be the one
 that a conversation is evaluated in: a `Lender` is the smallest there is, and serves all of them.
 """
 

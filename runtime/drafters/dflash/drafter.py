@@ -165,7 +165,7 @@ class BlockCells:
 class MarkovHead:
     """DSpark's Markov head as a ggml graph over the drafter's own tensors, where ggml shares them.
 
-    `drafted` are the tokens of a draft vocabulary, None if there is none. Close it before the model.
+    `drafted` are the tokens of a draft vocabulary, None for all. Close it before the model.
     """
 
     def __init__(self, model: Model, *, n_threads: int = 0) -> None:

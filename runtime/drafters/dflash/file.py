@@ -67,6 +67,15 @@ class BlockFile:
         """The name of its file, and its generation."""
         return f"{os.path.basename(self.path)} ({self.generation})"
 
+    def check_threshold(self, p_min: float) -> None:
+        """Raise `UnsupportedModelError` if nothing in the file says whether a chain is to end.
+
+        DSpark's confidence head does, as in llama.cpp; for others it is the greatest probability.
+        """
+        if p_min and self.generation == "DSpark" and not self.has_confidence:
+            problem = f"{self.path} has no confidence head, which p_min={p_min:g} is a threshold of"
+            raise UnsupportedModelError(f"{problem}: leave out p_min (--spec-draft-p-min)")
+
     @staticmethod
     def read(path: str | os.PathLike[str], target: Model) -> BlockFile:
         """Read a file's header; an unknown file is then tried with the target, in a process.

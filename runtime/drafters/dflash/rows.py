@@ -4,9 +4,9 @@ A block is evaluated once, before anything is drafted. Slot d predicts the token
 the distribution after a node is one of its slot and, but for DFlash, of the node's own token:
 
 - DFlash: each slot's row, whatever was drafted before. Trees are products of these rows.
-- DSpark: the slot's row plus a bias of the token before it, w2 w1[token]. llama.cpp's graph adds the
-  bias of its own chain, each token the most likely one after that before. Rows along this chain are
-  taken as they are, bit by bit; for another token the difference of two biases is added.
+- DSpark: the slot's row plus a bias of the token before it, w2 w1[token]. llama.cpp's graph adds
+  the bias of its own chain, each token the most likely one after that before. Rows along this chain
+  are taken as they are, bit by bit; for another token the difference of two biases is added.
 - DFlash2: the slot's best k tokens alone, with scores for each pair of neighbouring slots' tokens.
 """
 
@@ -24,21 +24,21 @@ from specrun.runtime.heads import FloatRows
 from specrun.runtime.laws.transform import Logits
 
 Biases = Callable[[Sequence[int]], FloatRows]
-"""The Markov head: what it adds to the logits of drafted tokens after each of these, [n, drafted]."""
+"""The Markov head: what it adds to the logits of drafted tokens after each token, [n, drafted]."""
 
 
 class BlockRows(ABC):
     """The rows of one evaluated block, views that die with the next evaluation.
 
-    `confidences` are, for each slot, how sure the drafter is that its token is accepted if those
-    before are; None if it has no head that says so.
+    `confidences` are, for each slot, the chance that its token is accepted if those before are, by
+    a head that was trained for that; None if there is none.
     """
 
     confidences: Sequence[float] | None = None
 
     @abstractmethod
     def after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
-        """Return the rows of a slot after nodes with these tokens; of slot 0 after the text's last."""
+        """Return the rows of a slot after nodes with these tokens; of slot 0 after the text."""
 
 
 class MarginalRows(BlockRows):
@@ -78,8 +78,12 @@ class MarkovRows(BlockRows):
         known = {before: row}
         if others:
             own, *biases = self._biases([before, *others])
-            known |= {token: self._plus(row, bias - own) for token, bias in zip(others, biases)}
-        return NodeRows([known[token] for token in tokens])
+            known |= {
+                token: self._plus(row, bias - own)
+                for token, bias in zip(others, biases, strict=True)
+            }
+        whole, sure = [known[token] for token in tokens], self.confidences
+        return NodeRows(whole, certainties=sure and [sure[slot]] * len(tokens))
 
     def _before(self, slot: int) -> int:
         while len(self._chain) <= slot:

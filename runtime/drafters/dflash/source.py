@@ -105,6 +105,7 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
         path, env.target, n_gpu_layers=layers, use_mmap=env.use_mmap, n_threads=threads
     )
     try:
+        drafter.file.check_threshold(p_min)
         tree = TreeOptions.of(expression)
         shape = _shape(expression, tree, sampling, env, drafter.file)
         check_sampling(shape, sampling)
@@ -128,9 +129,9 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
 
 
 def _share(drafter: BlockDrafter, env: DraftEnvironment, n_drafted: int) -> float:
-    """Return what a block takes, in plain rounds of the target, whose curve its tokens follow."""
-    one, curve = drafter.multiplied / max(1, env.target.n_params), env.known
-    return one * curve.seconds(drafter.file.first + n_drafted) / curve.seconds(1)
+    """Return the cost of a block in plain rounds of the target, whose curve its tokens follow."""
+    share, curve = drafter.multiplied / max(1, env.target.n_params), env.known
+    return share * curve.seconds(drafter.file.first + n_drafted) / curve.seconds(1)
 
 
 def _shape(

@@ -44,7 +44,8 @@ TREES = [
     ("shallow", "medusa(FILE:medusa, tree={})", "2x1", "2x1x1"),
 ]
 LOOKS_AHEAD = re.compile("pass|space")
-TELLING = ("dflash", 
+TELLING = (
+    "dflash",
     *("draft(", "partial(", "early-exit(", "eagle", "hydra", "medusa", "mtp", "ngram("),
     *("pass(", "space(", "cascade(", "relay("),
     *("ensemble(draft(FILE:twin), ngram", "ensemble(pass("),
