@@ -127,9 +127,7 @@ class ChatText:
         tokens: list[int] = []
         for piece in self.pieces:
             tokens += vocabulary.tokenize(piece, add_special=False, parse_special=True)
-        if vocabulary.adds_bos and vocabulary.bos is not None and tokens[:1] != [vocabulary.bos]:
-            tokens.insert(0, vocabulary.bos)
-        return tokens
+        return vocabulary.with_bos(tokens)
 
 
 def require_room(vocabulary: Vocabulary, texts: Iterable[str], n_ctx: int) -> None:
@@ -292,7 +290,7 @@ def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool = False) -
     """Return each prompt's tokens, as a chat message if there is a template and not `as_text`."""
     vocabulary = model.vocabulary
     if as_text or model.chat_template is None:
-        return [vocabulary.tokenize(prompt) for prompt in prompts]
+        return [vocabulary.tokenize_prompt(prompt) for prompt in prompts]
     template = template_of(model.chat_template, vocabulary)
     messages = ([{"role": "user", "content": prompt}] for prompt in prompts)
     return [chat_tokens(template, vocabulary, message) for message in messages]
