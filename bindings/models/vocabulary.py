@@ -148,8 +148,8 @@ class Vocabulary:
         return frozenset(compress(range(self.size), ends))
 
     @functools.cached_property
-    def special_texts(self) -> tuple[str, ...]:
-        """Texts that only tokenization with `parse_special` turns into one token, longest first.
+    def special_tokens(self) -> dict[int, str]:
+        """Tokens that only tokenization with `parse_special` finds, with their texts.
 
         User-defined tokens are not among them: they are ordinary text, which llama.cpp always
         finds.
@@ -157,8 +157,12 @@ class Vocabulary:
         wanted = _ATTRIBUTE_CONTROL | _ATTRIBUTE_UNKNOWN
         attribute = self._native.llama_vocab_get_attr
         found = (token for token in range(self.size) if attribute(self._handle, token) & wanted)
-        texts = (self.text(token) for token in found)
-        return tuple(sorted({text for text in texts if text}, key=len, reverse=True))
+        return {token: text for token in found if (text := self.text(token))}
+
+    @functools.cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts of special tokens, longest first."""
+        return tuple(sorted({*self.special_tokens.values()}, key=len, reverse=True))
 
     @functools.cached_property
     def fingerprint(self) -> bytes:
@@ -193,7 +197,7 @@ class Vocabulary:
         return max(len(get(handle, token) or b"") for token in tokens)
 
     @functools.cached_property
-    def _strips(self) -> bool:
+    def strips(self) -> bool:
         """Whether white space next to some token is left out."""
         attribute, handle = self._native.llama_vocab_get_attr, self._handle
         return any(attribute(handle, token) & _ATTRIBUTE_STRIPS for token in range(self.size))
@@ -206,7 +210,7 @@ class Vocabulary:
         if not self._most_bytes:
             return 0
         data = text.encode("utf-8", "replace")
-        size = len(data.translate(None, _WHITE_SPACE)) if self._strips else len(data)
+        size = len(data.translate(None, _WHITE_SPACE)) if self.strips else len(data)
         return -(-size // self._most_bytes)
 
     def tokenize(
