@@ -120,3 +120,36 @@ def test_each_prompt_has_its_own_scores(client: TestClient) -> None:
     assert len(choices) == 4
     assert choices[0] == {**choices[1], "index": 0}
     assert len(choices[2]["logprobs"]["tokens"]) == 3
+
+
+HEADER = "x-anthropic-billing-header: cc_version=2.1.9; cc_entrypoint=cli; cch={};"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/chat/completions", "/v1/responses"])
+def test_a_line_that_always_changes_costs_no_cache(client: TestClient, path: str) -> None:
+    rules = "You are a careful assistant. " * 20
+    question = "What does os.getcwd do?"
+    replies = []
+    for number in ("0a1b2", "77fe0"):
+        header, user = HEADER.format(number), [{"role": "user", "content": question}]
+        if path == "/v1/messages":
+            blocks = [{"type": "text", "text": text} for text in (header, rules)]
+            body: dict[str, Any] = {"system": blocks, "messages": user, "max_tokens": 2}
+        elif path == "/v1/responses":
+            body = {"instructions": f"{header}\n{rules}", "input": user, "max_output_tokens": 2}
+        else:
+            system = {"role": "system", "content": f"{header}\n\n{rules}"}
+            body = {"messages": [system, *user], "max_tokens": 2}
+        reply = client.post(path, json=body)
+        assert reply.status_code == 200, reply.text
+        replies.append(reply.json()["usage"])
+    if path == "/v1/messages":
+        cached = replies[1]["cache_read_input_tokens"]
+        total = cached + replies[1]["input_tokens"]
+    else:
+        names = ("prompt", "prompt_tokens") if "chat" in path else ("input", "input_tokens")
+        total, cached = (
+            replies[1][names[1]],
+            replies[1][f"{names[0]}_tokens_details"]["cached_tokens"],
+        )
+    assert cached == total - 1 > 50
