@@ -210,12 +210,12 @@ class CompletionForm(OpenAIForm):
         if body.echo:
             prompts = [prompt for prompt in request.prompts for _ in range(request.n)]
             for choice, prompt in enumerate(prompts):
-                given = isinstance(prompt, str)
-                text = prompt if given else vocabulary.detokenize(list(prompt))
+                names = isinstance(prompt, str)
+                text = prompt if isinstance(prompt, str) else vocabulary.detokenize([*prompt])
                 self._echoed[choice] = text
                 if answer.scores:
                     scores = answer.scores[choice // request.n]
-                    self._scored[choice] = prompt_logprobs(scores, text, vocabulary, names=given)
+                    self._scored[choice] = prompt_logprobs(scores, text, vocabulary, names=names)
 
     def delta(self, delta: Delta) -> bytes:
         """Return a chunk with a round's text; at the end of a choice one with the reason."""

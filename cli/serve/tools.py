@@ -278,7 +278,7 @@ class ChatTurn:
 # Claude Code writes one before the system's text, for its maker's bills; its hash changes with
 # every request, so that nothing behind it would be found in the cache.
 _CHANGING_LINE = re.compile(
-    r"^x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*;)*\n*", re.MULTILINE
+    r"^x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*(?:;|$))*\n*", re.MULTILINE
 )
 
 

@@ -71,7 +71,7 @@ _CONTAINERS: Any = (list, tuple, dict, type({}.keys()), type({}.values()), _ITEM
 
 
 # Their bodies may run more than once: nested, for years.
-_REPEATED = (
+_REPEATED: tuple[Any, ...] = (
     jinja2.nodes.Block,
     jinja2.nodes.CallBlock,
     jinja2.nodes.For,
@@ -189,9 +189,10 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         defer_init: bool = False,
     ) -> str:
         """Return the code of a template, in which every repeated body looks at the clock."""
-        for node in source.find_all(_REPEATED):
-            look = jinja2.nodes.ExprStmt(jinja2.nodes.EnvironmentAttribute(_WATCH))
-            node.body.insert(0, look.set_lineno(node.lineno))
+        for kind in _REPEATED:
+            for node in source.find_all(kind):
+                look = jinja2.nodes.ExprStmt(jinja2.nodes.EnvironmentAttribute(_WATCH))
+                node.body.insert(0, look.set_lineno(node.lineno))
         return super()._generate(source, name, filename, defer_init)
 
     @contextmanager
