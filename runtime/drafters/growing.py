@@ -183,6 +183,7 @@ class GrowingDrafter(Drafter):
         names = points and self._plans is not None and (not keeps or source.rows_by_depth)
         depth, choice = self._planned_depth(request, names=names)
         tree = None if depth else DraftTree()
+        source.expect(min(depth, request.max_depth))
         if names and depth:
             assert self._plans is not None
             named = yield self._plans.of(depth)

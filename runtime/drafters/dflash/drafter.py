@@ -92,17 +92,12 @@ class BlockCells:
         file = self._file = drafter.file
         self._markov = drafter.markov
         self._share = None if drafter.markov is None else NativeShare(drafter.markov.device)
-        self.width = file.first + n_slots
-        """The tokens of its block."""
+        self.n_slots, width = n_slots, file.first + n_slots
         self.n_cells = options.n_ctx
-        own = block_options(options, self.width)
+        own = block_options(options, width)
         self._context = BlockContext(drafter.model, own, lender, causal=file.causal)
-        width = len(file.taps) * drafter.target.n_embd
-        self._features = self._context.feature_batch(width)
-        self._block = Batch(self.width, 1)
-        self._masks = [file.mask] * (self.width - 1)
-        # A selector's scores come with the block's states: its logits need not be copied.
-        self._n_outputs = 0 if file.generation == "DFlash2" else self.width
+        self._features = self._context.feature_batch(len(file.taps) * drafter.target.n_embd)
+        self._block = Batch(width, 1)
 
     @property
     def native_seconds(self) -> float:
@@ -123,11 +118,14 @@ class BlockCells:
         self._context.decode(self._features)
         return True
 
-    def block(self, last: int, position: int) -> BlockRows:
-        """Evaluate the block of a text whose last token stands at a position; return its rows."""
+    def block(self, last: int, position: int, n_slots: int) -> BlockRows:
+        """Evaluate a block that predicts so many tokens after a text's last one, at a position."""
         self._drop(position)
-        self._block.fill_chain([last, *self._masks], position, (0,), self._n_outputs)
-        return self._rows_of(self._context.decode(self._block), last)
+        file, n = self._file, self._file.first + n_slots
+        # A selector's scores come with the block's states: its logits need not be copied.
+        n_outputs = 0 if file.generation == "DFlash2" else n
+        self._block.fill_chain([last, *[file.mask] * (n - 1)], position, (0,), n_outputs)
+        return self._rows_of(self._context.decode(self._block), last, range(file.first, n))
 
     def _drop(self, position: int) -> None:
         if position:
@@ -135,9 +133,8 @@ class BlockCells:
         else:
             self._context.memory.clear()
 
-    def _rows_of(self, rows: Rows, last: int) -> BlockRows:
+    def _rows_of(self, rows: Rows, last: int, slots: range) -> BlockRows:
         file = self._file
-        slots = range(file.first, self.width)
         if file.generation == "DFlash2":
             k = file.top_k
             packed = np.stack([rows.nextn_state(slot)[: k + k * k] for slot in slots])

@@ -8,7 +8,7 @@ text is what `TextRows` holds, and an interrupt or a failed evaluation leaves it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -41,31 +41,36 @@ class BlockState(TextRows[bool]):
         super().__init__(cells.put, cells.n_cells, ahead=0, chunk=FEATURES_AT_ONCE)
         self._cells = cells
 
-    def block(self, tokens: Sequence[int]) -> BlockRows | None:
-        """Put what waits into cells and evaluate the block of a text, None if it is not known."""
+    def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
+        """Put what waits into cells; return the rows of a text's block, None if it is not known."""
         if self.said(tokens) is None:
             return None
-        return self._cells.block(tokens[-1], len(tokens) - 1)
+        return self._cells.block(tokens[-1], len(tokens) - 1, n_slots)
 
 
 class BlockSource(StatesSource[BlockState]):
     """A block drafter in one conversation: rows of all nodes come from one evaluation."""
 
-    names_all_depths = True
-
-    def __init__(self, drafter: BlockDrafter, cells: BlockCells) -> None:
+    def __init__(
+        self, drafter: BlockDrafter, cells: BlockCells, *, keeps_rows: bool = False
+    ) -> None:
         file = drafter.file
         super().__init__(BlockState(cells), cells, drafter.n_params, drafter.multiplied)
         self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
-        self._n_slots = cells.width - file.first
+        self._most_slots = self._n_slots = cells.n_slots
+        self._keeps_leaf = keeps_rows
         self.few_tokens = file.generation == "DFlash2"
         self._rows: BlockRows | None = None
         self._depths: list[int] = []  # of the nodes, from 1 on
 
+    def expect(self, depth: int) -> None:
+        """Predict so many tokens, and the one after a whole draft if a rule reads its row."""
+        self._n_slots = max(1, min(depth + self._keeps_leaf, self._most_slots))
+
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the block; None if the state before the last token is unknown."""
         self._depths = []
-        self._rows = self.state.block(request.tokens)
+        self._rows = self.state.block(request.tokens, self._n_slots)
         return None if self._rows is None else self._rows.after(0, request.tokens[-1:])
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
@@ -117,21 +122,32 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     n_slots = min(depth + env.keeps_rows, drafter.file.n_slots)
     context = dataclasses.replace(env.context, n_ctx=env.n_ctx)
     chooses = tree.nodes == "auto" or not (tree.asks_for_tree or isinstance(tree.n, int))
-    share, name = _share(drafter, env, n_slots), str(expression)
+    name, rounds = str(expression), _rounds(drafter, env)
+    # Drawn tokens come one after the other, from a block that is evaluated as a whole.
+    planned = depth if isinstance(shape, DynamicShape) else 1
 
     def start() -> GrowingDrafter:
-        source = BlockSource(drafter, drafter.cells(context, n_slots))
-        plan = env.draft_plan(share, depth=1) if chooses else None
+        cells = drafter.cells(context, n_slots)
+        source = BlockSource(drafter, cells, keeps_rows=env.keeps_rows)
+        cost = rounds if planned > 1 else lambda _: rounds(n_slots)
+        plan = env.draft_plan(0.0, depth=planned, rounds=cost) if chooses else None
         return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
 
     pace = env.pace_of(chooses=chooses, draws=sampling != "argmax")
     return DrafterWeights(name, start, [drafter], pace)
 
 
-def _share(drafter: BlockDrafter, env: DraftEnvironment, n_drafted: int) -> float:
-    """Return the cost of a block in plain rounds of the target, whose curve its tokens follow."""
-    share, curve = drafter.multiplied / max(1, env.target.n_params), env.known
-    return share * curve.seconds(drafter.file.first + n_drafted) / curve.seconds(1)
+def _rounds(drafter: BlockDrafter, env: DraftEnvironment) -> Callable[[int], float]:
+    """Return the cost of blocks of n slots in plain rounds of the target, whose curve they follow.
+
+    It is what an evaluation of as many tokens would take of a model of the drafter's size.
+    """
+    share, curve, first = (
+        drafter.multiplied / max(1, env.target.n_params),
+        env.known,
+        drafter.file.first,
+    )
+    return lambda n: share * curve.seconds(first + n) / curve.seconds(1)
 
 
 def _shape(
