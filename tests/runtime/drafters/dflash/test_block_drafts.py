@@ -9,6 +9,7 @@ import pytest
 from support.tiny_dflash import Generation, TinyDFlash, variant
 from support.tiny_models import CHAT, F32
 from support.tiny_nextn import TinyNextN
+from support.workers import running_worker
 
 from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import (
@@ -194,3 +195,15 @@ def test_targets_whose_layers_llama_cpp_does_not_show_are_refused(tmp_path: Path
     SMALL.write(tmp_path / "drafter.gguf", nextn)
     with pytest.raises(UnsupportedModelError, match="layer inputs of hy_v3"):
         Runtime(nextn, drafted(tmp_path, "drafter.gguf"), **F32)
+
+
+def test_a_drafter_apart_from_its_targets_matrices_is_refused(folder: Path) -> None:
+    """llama.cpp would end the process: its graph names tensors that its scheduler cannot reach."""
+    with running_worker() as (worker, _):
+        settings = {**F32, "rpc": [worker], "n_gpu_layers": "all"}
+        apart = {"devices_draft": ["none"], "n_gpu_layers_draft": 0}
+        with pytest.raises(OptionError, match=r"output.weight of the target, which lies on RPC"):
+            Runtime(target(folder), drafted(folder, "dflash.gguf"), **settings, **apart)
+        own = TinyDFlash(own_tokens=True).write(folder / "own.gguf", target(folder))
+        with Runtime(target(folder), drafted(folder, own.name, ", n=3"), **settings, **apart) as one:
+            assert one.generate(PROMPT, GREEDY, max_tokens=8).token_ids
