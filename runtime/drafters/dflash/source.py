@@ -19,7 +19,7 @@ from specrun.runtime.drafters.dflash.file import BlockFile
 from specrun.runtime.drafters.dflash.rows import BlockRows
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
-from specrun.runtime.drafters.source import NodeRows
+from specrun.runtime.drafters.source import Asked, NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.heads import FloatRows, TextRows
@@ -59,8 +59,12 @@ class BlockSource(StatesSource[BlockState]):
         self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
         self._most_slots = self._n_slots = cells.n_slots
         self._keeps_leaf = keeps_rows
+        # Rows that a rule reads would be overwritten by the blocks of others.
+        self.shares = cells.is_shared and not keeps_rows
         self.few_tokens = file.generation == "DFlash2"
+        self._cells, self._last = cells, 0
         self._rows: BlockRows | None = None
+        self._found: NodeRows | None = None  # of a request that needed no evaluation
         self._depths: list[int] = []  # of the nodes, from 1 on
 
     def expect(self, depth: int) -> None:
@@ -79,6 +83,35 @@ class BlockSource(StatesSource[BlockState]):
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         self._depths += [depth] * len(tokens)
         return self._rows.after(depth, tokens) if depth < self._n_slots else None
+
+    # -- evaluations with other conversations ------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether others draft at the same time."""
+        return self.shares and self._cells.waits
+
+    def submit(self, request: DraftRequest, asked: Asked) -> bool:
+        """Have the block evaluated with others'; all rows below are known then."""
+        assert isinstance(asked, tuple)
+        parents, tokens = asked
+        if tokens:
+            self._found = self.below(parents, tokens)
+            return True
+        text = request.tokens
+        if self.state.said(text) is None:
+            return False
+        self._depths, self._found, self._last = [], None, text[-1]
+        self._cells.ask(text[-1], len(text) - 1, self._n_slots)
+        return True
+
+    def result(self) -> NodeRows | None:
+        """Return the rows of the request; None before the block was evaluated."""
+        found, self._found = self._found, None
+        if found is None and (rows := self._cells.answer()) is not None:
+            self._rows = rows
+            found = rows.after(0, [self._last])
+        return found
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
@@ -127,7 +160,7 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     planned = depth if isinstance(shape, DynamicShape) else 1
 
     def start() -> GrowingDrafter:
-        cells = drafter.cells(context, n_slots)
+        cells = drafter.cells(context, n_slots, env.meeting)
         source = BlockSource(drafter, cells, keeps_rows=env.keeps_rows)
         cost = rounds if planned > 1 else lambda _: rounds(n_slots)
         plan = env.draft_plan(0.0, depth=planned, rounds=cost) if chooses else None
