@@ -52,17 +52,22 @@ class BlockSource(StatesSource[BlockState]):
     """A block drafter in one conversation: rows of all nodes come from one evaluation."""
 
     def __init__(
-        self, drafter: BlockDrafter, cells: BlockCells, *, keeps_rows: bool = False
+        self,
+        drafter: BlockDrafter,
+        cells: BlockCells,
+        *,
+        chooses: bool = False,
+        keeps_rows: bool = False,
     ) -> None:
         file = drafter.file
         super().__init__(BlockState(cells), cells, drafter.n_params, drafter.multiplied)
         self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
         self._most_slots = self._n_slots = cells.n_slots
-        self._keeps_leaf = keeps_rows
+        self._keeps_leaf, self._chooses = keeps_rows, chooses
         # Rows that a rule reads would be overwritten by the blocks of others.
         self.shares = cells.is_shared and not keeps_rows
         self.few_tokens = file.generation == "DFlash2"
-        self._cells, self._last = cells, 0
+        self._cells, self._last, self._points = cells, 0, False
         self._rows: BlockRows | None = None
         self._found: NodeRows | None = None  # of a request that needed no evaluation
         self._depths: list[int] = []  # of the nodes, from 1 on
@@ -75,14 +80,21 @@ class BlockSource(StatesSource[BlockState]):
         """Evaluate the block; None if the state before the last token is unknown."""
         self._depths = []
         self._rows = self.state.block(request.tokens, self._n_slots)
+        self._points = self._is_of_points(request)
         return None if self._rows is None else self._rows.after(0, request.tokens[-1:])
+
+    def _is_of_points(self, request: DraftRequest) -> bool:
+        """Return whether tokens are chosen, and no rule reads whole rows."""
+        return (self._chooses or request.params.is_greedy) and not self._keeps_leaf
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Return the rows of the next slot after nodes of one depth; None below the last slot."""
         assert self._rows is not None
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         self._depths += [depth] * len(tokens)
-        return self._rows.after(depth, tokens) if depth < self._n_slots else None
+        if depth >= self._n_slots:
+            return None
+        return self._rows.after(depth, tokens, points=self._points)
 
     # -- evaluations with other conversations ------------------------------------------------------
 
@@ -102,6 +114,7 @@ class BlockSource(StatesSource[BlockState]):
         if self.state.said(text) is None:
             return False
         self._depths, self._found, self._last = [], None, text[-1]
+        self._points = self._is_of_points(request)
         self._cells.ask(text[-1], len(text) - 1, self._n_slots)
         return True
 
@@ -161,7 +174,8 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
 
     def start() -> GrowingDrafter:
         cells = drafter.cells(context, n_slots, env.meeting)
-        source = BlockSource(drafter, cells, keeps_rows=env.keeps_rows)
+        chosen = sampling == "argmax"
+        source = BlockSource(drafter, cells, chooses=chosen, keeps_rows=env.keeps_rows)
         cost = rounds if planned > 1 else lambda _: rounds(n_slots)
         plan = env.draft_plan(0.0, depth=planned, rounds=cost) if chooses else None
         return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
