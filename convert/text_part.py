@@ -76,7 +76,7 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     Raises UnsupportedModelError for weights that are quantized already.
     """
     _refuse_quantized(checkpoint)
-    checkpoint = dataclasses.replace(checkpoint, tensors=_without_prefixes(checkpoint.tensors))
+    checkpoint = dataclasses.replace(checkpoint, tensors=without_prefixes(checkpoint.tensors))
     return _untied(_unwrapped(checkpoint))
 
 
@@ -90,7 +90,8 @@ def _refuse_quantized(checkpoint: Checkpoint) -> None:
         )
 
 
-def _without_prefixes(tensors: Mapping[str, SourceTensor]) -> Mapping[str, SourceTensor]:
+def without_prefixes(tensors: Mapping[str, SourceTensor]) -> Mapping[str, SourceTensor]:
+    """Return tensors by their names without the prefixes of torch.compile and of parallel runs."""
     if any(_COMPILED in name for name in tensors):
         tensors = {name.replace(_COMPILED, ""): tensor for name, tensor in tensors.items()}
     if tensors and all(name.startswith(_PARALLEL) for name in tensors):
