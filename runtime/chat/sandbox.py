@@ -28,8 +28,10 @@ from typing import Any
 
 import jinja2
 import jinja2.compiler
+import jinja2.ext
 import jinja2.filters
 import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 from jinja2.exceptions import SecurityError
 
@@ -40,18 +42,22 @@ _POINTER = 8
 _CONTAINER = 128  # bytes, about, of an empty one, and of its remembered weight
 _PIECE = 64  # bytes, about, of a short text
 _MAX_BITS = 4096  # of a number: multiplying larger ones takes time that nothing can interrupt
-# The filters of chat templates; others make much out of little (batch, slice) or serve web pages.
+# Jinja's filters that neither draw at random nor take apart texts for web pages (urlize, xmlattr).
 _FILTERS = """
-    abs attr capitalize count d default dictsort e escape first float int items join last length
-    list lower map max min reject rejectattr replace reverse round safe select selectattr sort
-    string title trim unique upper wordcount
+    abs attr batch capitalize center count d default dictsort e escape filesizeformat first float
+    forceescape format groupby indent int items join last length list lower map max min pprint
+    reject rejectattr replace reverse round safe select selectattr slice sort string striptags sum
+    title trim truncate unique upper urlencode wordcount wordwrap
 """
-# Those that build text; the others return parts of their argument.
-_TEXT_FILTERS = frozenset(
-    {"capitalize", "e", "escape", "lower", "safe", "string", "title", "tojson", "trim", "upper"}
-)
+# Those that build text, and how many bytes at most of one; the others return parts of their
+# argument.
+_TEXT_FILTERS = {
+    **dict.fromkeys("capitalize lower safe string title tojson trim truncate upper".split(), 1),
+    **dict.fromkeys("e escape forceescape striptags".split(), 6),
+    **{"urlencode": 12, "wordwrap": 2 * 64},
+}
 _LIST_FILTERS = frozenset(
-    {"dictsort", "items", "list", "max", "min", "reverse", "sort", "unique", "wordcount"}
+    {"dictsort", "groupby", "items", "list", "max", "min", "reverse", "sort", "unique", "wordcount"}
 )
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 # They make much of little, or (fromkeys) take for ever over numbers of one hash; the rest of this
@@ -107,6 +113,18 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         self.write(")")
 
 
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}`, by which trainers find answers: what it encloses is rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Return the enclosed statements, in a scope of their own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
 class _Account(threading.local):
     """The bytes that the rendering in a thread may still build, and the weights of its values.
 
@@ -132,15 +150,17 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
+            extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do", _GenerationTag],
             undefined=jinja2.ChainableUndefined,
             finalize=self._shown,
         )
         self.globals.pop("lipsum", None)
         filters: dict[str, Callable[..., Any]] = {}
         filters.update((name, self.filters[name]) for name in _FILTERS.split())
-        filters |= {"join": self._join, "replace": self._replace}
-        filters |= {"round": _round, "tojson": self._tojson}
+        filters |= {"join": self._join, "replace": self._replace, "sum": self._sum}
+        filters |= {"round": _round, "tojson": self._tojson, "format": self._format}
+        filters |= {"batch": self._batch, "slice": self._slice, "center": self._center}
+        filters |= {"indent": self._indent, "pprint": self._pprint}
         self.filters = {name: self._counted(name, function) for name, function in filters.items()}
 
     def start(self, values: dict[str, Any]) -> None:
@@ -290,7 +310,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        is_text, is_list = name in _TEXT_FILTERS, name in _LIST_FILTERS
+        is_text, is_list = _TEXT_FILTERS.get(name, 0), name in _LIST_FILTERS
 
         @functools.wraps(function)
         def run(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - any filter
@@ -300,11 +320,11 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                     self.built(list(value)) if isinstance(value, Iterator) else value
                     for value in args
                 )
-            if name == "trim":
-                _check_steps(*args, *options.values())
+            if name in _LONG_SEARCHES:
+                _LONG_SEARCHES[name](*(arg for arg in args if arg is not self), **options)
             for value in args:
                 if is_text:
-                    self.spend(self._weigh(value)[0])
+                    self.spend(self._weigh(value)[0] * is_text)
                 elif is_list:  # pieces of a text are larger than it
                     self.spend(_size(value) * (_POINTER if isinstance(value, str) else 1))
             return self.built(function(*args, **options))
@@ -327,6 +347,51 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         text = str(s)
         self.spend(text.count(str(old)) * len(str(new)))
         return text.replace(str(old), str(new), -1 if count is None else count)
+
+    # Filters that make much of little: counted before they begin.
+
+    def _batch(self, value: Iterable[object], linecount: int, fill_with: object = None) -> object:
+        listed = self._listed(value, _CONTAINER)
+        self.spend(_POINTER * max(int(linecount), 0))
+        return list(jinja2.filters.do_batch(listed, linecount, fill_with))
+
+    def _slice(self, value: Iterable[object], slices: int, fill_with: object = None) -> object:
+        listed = self._listed(value, 0)
+        self.spend(_CONTAINER * max(int(slices), 0))
+        return list(jinja2.filters.sync_do_slice(listed, slices, fill_with))
+
+    def _center(self, value: object, width: int = 80) -> str:
+        self.spend(self._weigh(value)[0] + max(int(width), 0))
+        return str(value).center(width)
+
+    def _indent(
+        self, s: object, width: int | str = 4, first: bool = False, blank: bool = False
+    ) -> str:
+        text = str(s)
+        each = len(width) if isinstance(width, str) else max(int(width), 0)
+        self.spend(len(text) + (text.count("\n") + 2) * (each + _PIECE))
+        return jinja2.filters.do_indent(text, width, first, blank)
+
+    def _format(self, value: object, *args: object, **options: object) -> str:
+        text = str(value)
+        self.spend(_formatted_size(text, self._weigh([args, options])[0]))
+        return jinja2.filters.do_format(text, *args, **options)
+
+    def _pprint(self, value: object) -> str:
+        weight, depth = self._weigh(value)
+        self.spend(weight * (depth + 2))
+        return jinja2.filters.do_pprint(value)
+
+    def _sum(
+        self, iterable: Iterable[object], attribute: str | int | None = None, start: object = 0
+    ) -> object:
+        values: Iterable[object] = iterable
+        if attribute is not None:
+            values = map(jinja2.filters.make_attrgetter(self, attribute), values)
+        listed = self._listed(values, 0)
+        if isinstance(start, _CONTAINERS):  # each step copies all before it
+            self.spend(self._weigh(listed)[0] * len(listed))
+        return sum(listed, start)  # type: ignore[call-overload]
 
     def _tojson(
         self,
@@ -369,6 +434,26 @@ def _check_steps(*values: object) -> None:
     lengths = [len(value) for value in values if isinstance(value, str)]
     if len(lengths) > 1 and math.prod(lengths) > _MAX_STEPS:
         raise SecurityError("it looks for longer texts than any chat needs")
+
+
+def _check_tags(value: object) -> None:
+    """Bound the time to strip tags: each is sought, and cut out, in the whole text."""
+    text = str(value)
+    if (text.count("<") + 1) * len(text) > _MAX_STEPS:
+        raise SecurityError("it strips more tags than any chat needs")
+
+
+def _check_wrapping(value: object, width: int = 79, *_: object, **__: object) -> None:
+    """Bound the time to wrap a text: a long word is cut piece by piece."""
+    if len(str(value)) ** 2 // max(1, min(int(width), 79)) > _MAX_STEPS:
+        raise SecurityError("it wraps a longer text than any chat needs")
+
+
+_LONG_SEARCHES: dict[str, Callable[..., None]] = {
+    "trim": _check_steps,
+    "striptags": _check_tags,
+    "wordwrap": _check_wrapping,
+}
 
 
 def _leaf(value: object) -> int:
