@@ -52,9 +52,10 @@ _FILTERS = """
 # Those that build text, and how many bytes at most of one; the others return parts of their
 # argument.
 _TEXT_FILTERS = {
-    **dict.fromkeys("capitalize lower safe string title tojson trim truncate upper".split(), 1),
-    **dict.fromkeys("e escape forceescape striptags".split(), 6),
-    **{"urlencode": 12, "wordwrap": 2 * 64},
+    **dict.fromkeys(("capitalize", "lower", "safe", "string", "title", "tojson", "trim"), 1),
+    **dict.fromkeys(("truncate", "upper"), 1),
+    **dict.fromkeys(("e", "escape", "forceescape", "striptags"), 6),
+    **{"urlencode": 12, "wordwrap": 128},
 }
 _LIST_FILTERS = frozenset(
     {"dictsort", "groupby", "items", "list", "max", "min", "reverse", "sort", "unique", "wordcount"}
