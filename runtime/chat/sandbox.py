@@ -129,7 +129,8 @@ class _GenerationTag(jinja2.ext.Extension):
 class _Account(threading.local):
     """The bytes that the rendering in a thread may still build, and the weights of its values.
 
-    `weights` has by id the container, which lives as long as this, its weight and its depth.
+    `weights` has by id the container, which lives as long as this, its weight and its depth;
+    `given` has those of the conversation.
     """
 
     left = 0
@@ -137,6 +138,7 @@ class _Account(threading.local):
 
     def __init__(self) -> None:
         self.weights: dict[int, tuple[object, int, int]] = {}
+        self.given: dict[int, tuple[object, int, int]] = {}
 
 
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -170,6 +172,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         account.left, account.weights = _BUDGET, {}
         account.heaviest = account.deepest = sys.maxsize  # the values themselves have no bounds
         weight, depth = self._weigh(values)
+        account.given = dict(account.weights)
         account.heaviest, account.deepest = weight + _MAX_WEIGHT, depth + _MAX_DEPTH
 
     def spend(self, size: int) -> None:
@@ -262,6 +265,20 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self._remember(value, weight + more, max(depth, deeper))
         return self.built(value)
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401 - Jinja's signature
+        """Whether a template may use an attribute: it may change lists that it made."""
+        is_change = attr in ("append", "pop") and type(obj) is list
+        return (is_change and id(obj) not in self._account.given) or super().is_safe_attribute(
+            obj, attr, value
+        )
+
+    def _append(self, value: object) -> None:
+        """Count a value that a list gets: the weights of all lists that have this one are wrong."""
+        if isinstance(value, _CONTAINERS):
+            raise SecurityError("only texts and numbers are appended in chat templates")
+        self.spend(_POINTER + self._weigh(value)[0])
+        self._account.weights = dict(self._account.given)
+
     def concatenate(self, parts: Iterable[object]) -> str:
         """Compute `a ~ b ~ c`."""
         shown = [str(self._shown(part)) for part in parts]
@@ -276,6 +293,9 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         for value in (*args, *options.values()):  # a macro's become a tuple
             if not isinstance(value, str):
                 self._weigh(value)
+        if name == "append" and type(owner) is list:
+            for value in args:
+                self._append(value)
         if isinstance(owner, str):
             self.spend(len(owner))
             if name in _SEARCHES:
@@ -394,6 +414,11 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self.spend(self._weigh(listed)[0] * len(listed))
         return sum(listed, start)  # type: ignore[call-overload]
 
+    def _jsonable(self, value: object) -> object:
+        if isinstance(value, Iterator):  # of a filter as map
+            return self._listed(value, 0)
+        raise TypeError(f"{type(value).__name__} is no JSON")
+
     def _tojson(
         self,
         value: object,
@@ -407,7 +432,11 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if separators is not None:  # every element comes with one
             self.spend(self._weigh(value)[0] * sum(map(len, separators)))
         encoder = json.JSONEncoder(
-            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+            default=self._jsonable,
         )
         pieces = []
         for piece in encoder.iterencode(value):  # indented, there is more space than text

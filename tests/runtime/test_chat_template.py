@@ -289,6 +289,12 @@ BOMBS = {
     "strip tags": "{{ ('<a>' * 1000000) | striptags }}",
     "strip half tags": "{{ ('<!--' * 1000000) | striptags }}",
     "urlencode": repeat("{% set ns.x = ns.x | urlencode ~ '%%%%%%%%' ~ ns.x %}"),
+    "append to itself": repeat("{% set _ = ns.l.append(ns.l) %}") + "{{ ns.l }}",
+    "append below": (
+        "{% set ns = namespace(a=[], l=none) %}{% set ns.l = ns.a %}"
+        "{% for _ in range(20) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}"
+        "{% set _ = ns.a.append('a' * 1000000) %}{{ ns.l }}"
+    ),
     "print": repeat("{% set ns.l = [ns.l, ns.l] %}") + "{{ ns.l | pprint }}",
     "group": "{{ (['a'] * 10**7) | groupby('x') }}",
     "output": "{% for a in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
