@@ -32,7 +32,7 @@ from specrun.cli.serve.tools import (
     call_of,
     plan_turn,
 )
-from specrun.runtime.chat import CallBegun, Part, Reasoning
+from specrun.runtime.chat import CallBegun, Part, Reasoning, is_begun_answer
 
 # -- Requests -------------------------------------------------------------------------------------
 
@@ -112,11 +112,8 @@ class ToolResult(Struct):
 def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
     """Return the request of a body; raises `RequestError` that names the field."""
     conversation = _conversation(body)
-    prefill = ""
-    if conversation[-1]["role"] == "assistant" and len(conversation) > 1:
-        if "tool_calls" in conversation[-1]:
-            raise RequestError("messages ends with calls: give their results", "messages")
-        prefill = conversation.pop()["content"]
+    if conversation[-1].get("tool_calls"):
+        raise RequestError("messages ends with calls: give their results", "messages")
     tools = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools or ())]
     given = body.tool_choice or ToolChoiceFields("auto")
     if given.type != "tool":
@@ -135,12 +132,12 @@ def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
         choice=choice,
         parallel=not given.disable_parallel_tool_use,
         template_kwargs=kwargs,
+        is_begun=is_begun_answer(conversation),
     )
     return answer_request(
         body,
         service,
         turn=turn,
-        prefill=prefill,
         form=(body.output_config or FormatHolder()).format,
         form_field="output_config.format",
     )

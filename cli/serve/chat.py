@@ -26,7 +26,7 @@ from specrun.cli.serve.tools import (
     text_of,
     tool_choice_of,
 )
-from specrun.runtime.chat import CallBegun, Content, Part, Reasoning
+from specrun.runtime.chat import CallBegun, Content, Part, Reasoning, is_begun_answer
 from specrun.runtime.engine import Engine
 from specrun.runtime.round import TokenEvent
 
@@ -100,6 +100,8 @@ _Tool = Annotated[ChatTool, wanted(f"a function, as {_TOOL}")]
 _Tools = Annotated[list[_Tool], Meta(max_length=MOST_TOOLS)]
 _Kwargs = Annotated[dict[str, Any] | None, wanted('an object, as {"enable_thinking": false}')]
 _ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]
+_Continued = bool | Literal["content", "reasoning_content"]
+_CONTINUED = "true or false, or content or reasoning_content"
 
 
 @with_settings
@@ -114,6 +116,8 @@ class ChatBody(OpenAIBody, kw_only=True):
     function_call: Any = None
     reasoning_format: Annotated[_ReasoningFormat | None, one_of(_ReasoningFormat)] = None
     chat_template_kwargs: _Kwargs = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Annotated[_Continued | None, wanted(_CONTINUED)] = None
     logprobs: bool | None = None
     top_logprobs: Likely | None = None
 
@@ -153,7 +157,22 @@ def chat_turn(body: ChatBody, engine: Engine) -> ChatTurn:
         parallel=body.parallel_tool_calls is not False,
         splits_reasoning=body.reasoning_format != "none",
         template_kwargs=body.chat_template_kwargs or {},
+        is_begun=_is_begun(body, messages),
+        is_asked=body.add_generation_prompt is not False,
     )
+
+
+def _is_begun(body: ChatBody, messages: Sequence[Message]) -> bool:
+    """Whether the last message goes on: if it is an answer, as in llama-server, or is to."""
+    field = "continue_final_message"
+    if body.continue_final_message and body.add_generation_prompt:
+        problem = f"{field} and add_generation_prompt are both set"
+        raise RequestError(f"{problem}: an answer goes on, or another one begins", field)
+    if body.continue_final_message and messages[-1].get("tool_calls"):
+        raise RequestError(f"{field}: the last message has calls, give their results", field)
+    if body.continue_final_message is None and body.add_generation_prompt is not True:
+        return is_begun_answer(messages)
+    return bool(body.continue_final_message)
 
 
 def _message(value: Message, where: str) -> Message:

@@ -29,7 +29,7 @@ from specrun.cli.serve.tools import (
     text_of,
     tool_choice_of,
 )
-from specrun.runtime.chat import CallBegun, Part, Reasoning
+from specrun.runtime.chat import CallBegun, Part, Reasoning, is_begun_answer
 
 # -- Requests -------------------------------------------------------------------------------------
 
@@ -104,13 +104,15 @@ def response_request(body: ResponseBody, service: AnswerService) -> AnswerReques
     effort = checked(body.reasoning or {}, ReasoningFields, "reasoning").effort
     if effort is not None:
         kwargs.setdefault("reasoning_effort", effort)
+    conversation = _conversation(body)
     turn = plan_turn(
         service.engine,
-        _conversation(body),
+        conversation,
         tools=[_tool(value, f"tools[{place}]") for place, value in enumerate(body.tools or ())],
         choice=tool_choice_of(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
         template_kwargs=kwargs,
+        is_begun=is_begun_answer(conversation),
     )
     form = checked(body.text or {}, FormatHolder, "text").format
     return answer_request(

@@ -53,12 +53,10 @@ class AnswerRequest:
 
     There are `n` choices for each prompt; choice k of prompt i is number i * n + k. `max_tokens`
     None goes on until the model ends or the context is full. `logprobs` asks for the target's
-    log-probabilities, `top_logprobs` for those of so many likely tokens. The answer goes on
-    with `prefill`, a text behind the rendered conversation.
+    log-probabilities, `top_logprobs` for those of so many likely tokens.
     """
 
     turn: ChatTurn = field(default_factory=ChatTurn)
-    prefill: str = ""
     prompts: Sequence[Prompt] = ()
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
@@ -74,12 +72,14 @@ class AnswerRequest:
 
 
 _SHORT = 2_000  # characters that are tokenized faster than a thread is woken
-_LONGEST_END = 64  # characters: a tag and the white space behind it
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The tokens of a request's prompts; `end` is how a template ended the conversation's text."""
+    """The tokens of a request's prompts; `end` is how a template ended the conversation's text.
+
+    Of an answer that was begun, it is the end before that.
+    """
 
     tokens: list[list[int]]
     end: str = ""
@@ -120,15 +120,14 @@ class PromptReader:
             request.turn.messages,
             tools=request.turn.tools,
             variables={**self._template_kwargs, **request.turn.template_kwargs},
+            is_begun=request.turn.is_begun,
+            add_generation_prompt=request.turn.is_asked,
             n_ctx=longest,
         )
 
     def _conversation(self, request: AnswerRequest, longest: int) -> Prompts:
-        vocabulary, prefill = self._engine.vocabulary, request.prefill
         text = self._rendered(request, longest)
-        require_room(vocabulary, [prefill], longest)
-        tokens = text.tokens(vocabulary) + vocabulary.tokenize(prefill, add_special=False)
-        return Prompts([tokens], (text.text + prefill)[-_LONGEST_END:])
+        return Prompts([text.tokens(self._engine.vocabulary)], text.end)
 
     def _texts(self, prompts: Sequence[Prompt], longest: int) -> list[list[int]]:
         vocabulary = self._engine.vocabulary

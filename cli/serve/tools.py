@@ -266,12 +266,18 @@ class PartReader:
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """A conversation in the form for its template, and the plan of the reply."""
+    """A conversation in the form for its template, and the plan of the reply.
+
+    `is_begun`: the last message is an answer that goes on. `is_asked`: the prompt ends with the
+    begin of an answer, as the template has it.
+    """
 
     messages: Sequence[Message] = ()
     tools: Sequence[Tool] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     plan: ReplyPlan = field(default_factory=ReplyPlan)
+    is_begun: bool = False
+    is_asked: bool = True
 
 
 def plan_turn(
@@ -283,6 +289,8 @@ def plan_turn(
     parallel: bool,
     splits_reasoning: bool = True,
     template_kwargs: Mapping[str, Any],
+    is_begun: bool = False,
+    is_asked: bool = True,
 ) -> ChatTurn:
     """Return how a conversation is rendered and its reply read; raises `RequestError`.
 
@@ -298,7 +306,7 @@ def plan_turn(
         if used:
             problem = "tools need a chat template, and this model has none"
             raise RequestError(problem, "tools") from None
-        return ChatTurn(messages, (), template_kwargs)
+        return ChatTurn(messages, (), template_kwargs, is_begun=is_begun, is_asked=is_asked)
     syntax = syntax_of(template.source)
     if used and "tools" not in template.names:
         problem = "this model's chat template knows no tools: leave them out, or give the server"
@@ -324,4 +332,5 @@ def plan_turn(
         strict=frozenset(each["name"] for each in functions if each.get("strict")),
     )
     id_length = None if syntax is None else syntax.id_length
-    return ChatTurn(for_template(messages, id_length), used, template_kwargs, plan)
+    talk = for_template(messages, id_length)
+    return ChatTurn(talk, used, template_kwargs, plan, is_begun, is_asked)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         Message,
         chat_text,
         chat_tokens,
+        is_begun_answer,
         prompt_tokens,
         require_room,
         template_of,

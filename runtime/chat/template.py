@@ -21,7 +21,7 @@ from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
 from specrun.bindings.models import Model, Vocabulary
-from specrun.runtime.chat.calls import think_tags_of
+from specrun.runtime.chat.calls import ThinkTags, think_tags_of
 from specrun.runtime.chat.fitting import THOUGHTS, Fitting, Messages, RefusedError
 from specrun.runtime.chat.parts import content_text
 from specrun.runtime.chat.sandbox import TemplateSandbox
@@ -163,6 +163,13 @@ def too_long(n_tokens: int | str, n_ctx: int) -> ContextFullError:
     return ContextFullError(f"{problem}: shorten it, or raise the context size (-c)")
 
 
+def is_begun_answer(messages: Sequence[Message]) -> bool:
+    """Whether a conversation ends with a text of the assistant, which then goes on."""
+    last = messages[-1] if messages else {}
+    is_answer = isinstance(last, Mapping) and last.get("role") == "assistant"
+    return is_answer and not last.get("tool_calls")
+
+
 def chat_tokens(
     template: ChatTemplate,
     vocabulary: Vocabulary,
@@ -203,6 +210,8 @@ def chat_text(
     talk = [_checked(message) for message in messages]
     if not talk:
         raise OptionError("a conversation needs at least one message")
+    if is_begun and len(talk) > 1 and not _begun_text(talk[-1]).strip():
+        is_begun = talk.pop() is None  # an answer without a text is not begun
     given: _Given = [talk, tools, variables or {}]
     joined = "".join(_texts_of([[{**each, "role": ""} for each in talk], *given[1:]]))
     used = joined + template.source
@@ -309,9 +318,8 @@ class _Ending:
         if not before:
             raise RefusedError("the chat template leaves out the answer that was begun")
         start = self._template.render(before, add_generation_prompt=True, **self._rest)
-        if tags is not None and (thought or start.rstrip().endswith(tags[0])):
-            start += "" if start.rstrip().endswith(tags[0]) else f"{tags[0]}\n"
-            start += thought if is_thought else f"{thought}\n{tags[1]}\n\n"
+        if tags is not None:
+            start = _with_thought(start, thought, tags, is_thought)
         return start if is_thought else start + text
 
     def _marked(self, message: Message, is_thought: bool) -> dict[str, Any]:
@@ -323,6 +331,19 @@ class _Ending:
             return {**message, "content": content + self._mark}
         *others, last = content
         return {**message, "content": [*others, {**last, "text": last["text"] + self._mark}]}
+
+
+def _with_thought(start: str, thought: str, tags: ThinkTags, is_open: bool) -> str:
+    """Return the begin of an answer with its reasoning, which goes on if `is_open`."""
+    first, last = tags
+    if thought and start.rstrip().endswith(last):  # the template opens and ends none
+        start = start.rstrip().removesuffix(last)
+        start = start.rstrip().removesuffix(first) if start.rstrip().endswith(first) else start
+    opens = start.rstrip().endswith(first)
+    if thought or opens:
+        start += thought if opens else f"{first}\n{thought}"
+        start += "" if is_open else f"\n{last}\n\n"
+    return start
 
 
 def _texts_of(value: object) -> list[str]:

@@ -144,10 +144,14 @@ class EngineCore(ABC):
         return Request(tokens, params, seed, options, *self._choices.find(params, options))
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a conversation, rendered by the model's chat template."""
-        from specrun.runtime.chat.template import chat_tokens
+        """Return the tokens of a conversation, rendered by the model's chat template.
 
-        return chat_tokens(self.chat_template, self.vocabulary, messages)
+        If its last message is the assistant's, that answer goes on.
+        """
+        from specrun.runtime.chat.template import chat_tokens, is_begun_answer
+
+        is_begun = is_begun_answer(messages)
+        return chat_tokens(self.chat_template, self.vocabulary, messages, is_begun=is_begun)
 
     # -- between answers ---------------------------------------------------------------------------
 
