@@ -9,11 +9,8 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import jinja2.meta
@@ -25,12 +22,12 @@ from specrun.runtime.chat.calls import ThinkTags, think_tags_of
 from specrun.runtime.chat.fitting import THOUGHTS, Fitting, Messages, RefusedError
 from specrun.runtime.chat.parts import content_text
 from specrun.runtime.chat.sandbox import TemplateSandbox
+from specrun.runtime.chat.token_memory import TokenMemory
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 _MAX_SOURCE = 256 * 1024  # many times the longest that any model is known to have
 _MAX_OUTPUT = 16 * 1024 * 1024
-_MAX_SECONDS = 5.0
 _LONGEST_END = 64  # characters: a tag and the white space behind it
 _MAX_MESSAGE = 1000  # characters of an error message, which may show any text of the template
 # Private-use characters: an unused one marks the places where texts are taken apart.
@@ -45,6 +42,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self.source = source
+        self.memory = TokenMemory()
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._environment = TemplateSandbox()
         helpers = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
@@ -96,7 +94,7 @@ class ChatTemplate:
         if "datetime" in self.names:
             values.setdefault("datetime", _strftime_now("%b %d %Y"))
         try:
-            return _within_time(lambda: self._collect(values))
+            return self._collect(values)
         except TemplateError:
             raise
         except SecurityError as error:
@@ -108,18 +106,15 @@ class ChatTemplate:
             raise RefusedError(f"the chat template failed: {what}") from error
 
     def _collect(self, values: dict[str, Any]) -> str:
-        self._environment.start(values)
         parts: list[str] = []
         size = 0
-        try:
+        with self._environment.rendering(values):
             for part in self._template.generate(**values):
                 size += len(part)
                 if size > _MAX_OUTPUT:
                     raise TemplateError(f"the chat template wrote over {_MAX_OUTPUT} characters")
                 parts.append(part)
-            return "".join(parts)
-        finally:
-            self._environment.start({})  # it remembers the values that it was given
+        return "".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +125,7 @@ class ChatText:
     """
 
     pieces: Sequence[str]
+    memory: TokenMemory
     end: str = ""
 
     @property
@@ -141,10 +137,8 @@ class ChatText:
         """Return the prompt's tokens; no second bos is added."""
         tokens: list[int] = []
         for piece in self.pieces:
-            tokens += vocabulary.tokenize(piece, add_special=False, parse_special=True)
-        if vocabulary.adds_bos and vocabulary.bos is not None and tokens[:1] != [vocabulary.bos]:
-            tokens.insert(0, vocabulary.bos)
-        return tokens
+            tokens += self.memory.tokenize(piece, vocabulary)
+        return vocabulary.with_bos(tokens)
 
 
 def require_room(vocabulary: Vocabulary, texts: Iterable[str], n_ctx: int) -> None:
@@ -228,7 +222,7 @@ def chat_text(
         text = template.fitting.rendered(given[0], write, probe)
         begun = _begun_text(given[0][-1]).lstrip() if is_begun else ""
         end = text.removesuffix(begun)[-_LONGEST_END:].replace(marker, "")
-        return ChatText(text.split(marker) if is_apart else [text], end)
+        return ChatText(text.split(marker) if is_apart else [text], template.memory, end)
 
     if n_ctx is not None and vocabulary.fewest_tokens(joined) > n_ctx:
         # A template may leave texts out, so its output counts; taken apart they take long.
@@ -378,29 +372,6 @@ def _with_markers(value: Any, special_texts: Sequence[str], marker: str) -> Any:
     return value
 
 
-def _within_time(work: Callable[[], str]) -> str:
-    """Run `work`, stopping it after a while: nested loops would otherwise run for years.
-
-    A trace function receives every line of the compiled template, and every call in it; no
-    thread or signal is needed.
-    """
-    deadline = time.monotonic() + _MAX_SECONDS
-
-    def trace(frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401 - sys.settrace's type
-        if time.monotonic() > deadline:
-            raise TemplateError(f"the chat template ran for over {_MAX_SECONDS:.0f} seconds")
-        return trace if frame.f_code.co_filename == "<template>" else None
-
-    previous = sys.gettrace()
-    if previous is not None:  # a debugger or coverage is watching: leave it in place
-        return work()
-    sys.settrace(trace)
-    try:
-        return work()
-    finally:
-        sys.settrace(None)
-
-
 def _raise_exception(message: str) -> None:
     problem = "the chat template refuses this conversation"
     raise RefusedError(f"{problem}: {str(message)[:_MAX_MESSAGE]}")
@@ -416,7 +387,7 @@ def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool = False) -
     """Return each prompt's tokens, as a chat message if there is a template and not `as_text`."""
     vocabulary = model.vocabulary
     if as_text or model.chat_template is None:
-        return [vocabulary.tokenize(prompt) for prompt in prompts]
+        return [vocabulary.tokenize_prompt(prompt) for prompt in prompts]
     template = template_of(model.chat_template, vocabulary)
     messages = ([{"role": "user", "content": prompt}] for prompt in prompts)
     return [chat_tokens(template, vocabulary, message) for message in messages]
