@@ -24,6 +24,7 @@ from specrun.bench.text_scores import TokenScore, score_text
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.lanes import GRAMMARS, REQUESTS
+from specrun.cli.serve.offers import CustomInputs
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools import ChatTurn, PartReader
 from specrun.runtime.chat import CallBegun, ChatText, Part, chat_text, require_room, too_long
@@ -230,11 +231,13 @@ class ServedAnswer:
     async def _choice(self, index: int) -> AsyncIterator[Delta]:
         stream, length, called = self.streams[index], 0, False
         vocabulary = self.service.engine.vocabulary
-        reader = PartReader(self.request.turn.plan, vocabulary, self.prompts.end)
+        plan = self.request.turn.plan
+        reader = PartReader(plan, vocabulary, self.prompts.end)
+        inputs = CustomInputs(plan.custom)
         async for events in stream.rounds():
             text = "".join([event.text for event in events])
             length += len(text)
-            parts = reader.read(events)
+            parts = inputs.take(reader.read(events))
             called = called or any(isinstance(part, CallBegun) for part in parts)
             if reader.done:
                 stream.cancel()
@@ -249,7 +252,8 @@ class ServedAnswer:
         finish = _FINISHES[result.finish_reason]
         if reader.done or (called and finish == "stop"):
             finish = "tool_calls"
-        yield Delta(index, rest, reader.finish(rest), result=result, finish=finish)
+        parts = inputs.take(reader.finish(rest), is_end=True)
+        yield Delta(index, rest, parts, result=result, finish=finish)
 
     def cancel(self) -> None:
         """Ask for no more tokens, and forget the answer."""

@@ -74,6 +74,11 @@ def part_text(part: Mapping[str, Any]) -> str:
     return "\n".join([f"[{_label(part)}]", *within])
 
 
+def is_malformed(part: Mapping[str, Any]) -> bool:
+    """Whether a part is a text by its type, and has none."""
+    return part.get("type", "text") in _PLAIN and not isinstance(part.get("text"), str)
+
+
 def is_unreadable(part: Mapping[str, Any]) -> bool:
     """Whether a part has nothing that a text model can read."""
     if _plain_text(part) is not None:
@@ -108,6 +113,8 @@ def _label(part: Mapping[str, Any]) -> str:
             facts += [_shown(holder[name]) for name in names if isinstance(holder.get(name), str)]
         data = next((holder[name] for name in ("file_data",) if name in holder), None)
         facts += [_shown(data)] if isinstance(data, str) and data.startswith("data:") else []
+    if part.get("type") == "item_reference":
+        facts.append(str(part.get("id")))
     asked = _first(part, _ASKED) if _media(part) is None else None
     if asked is not None:
         text = asked if isinstance(asked, str) else json.dumps(asked, ensure_ascii=False)
