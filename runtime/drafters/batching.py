@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -115,13 +115,21 @@ class DraftMeeting:
 
 
 class SharedDraftContext(Joint["ContextPart"]):
-    """A draft model's context: `n_parts` times the cells, sequences and rows of `options`."""
+    """A draft model's context: `n_parts` times the cells, sequences and rows of `options`.
+
+    `make` opens it, if it is no plain one.
+    """
 
     def __init__(
-        self, meeting: DraftMeeting, model: Model, options: ContextOptions, n_parts: int
+        self,
+        meeting: DraftMeeting,
+        model: Model,
+        options: ContextOptions,
+        n_parts: int,
+        make: Callable[[Model, ContextOptions], Context] = Context,
     ) -> None:
         self.own = options
-        self.context = Context(
+        self.context = make(
             model,
             dataclasses.replace(
                 options,
