@@ -1,6 +1,6 @@
 """An answer to a request: rounds of the loop, their text and events, and its statistics.
 
-A session's stream makes it step by step; an engine interleaves the steps of several.
+A schedule makes it step by step (`schedule`), in its reader's thread or in an engine's.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
 from specrun.runtime.engine.request_options import AnswerOptions, DrafterKey
@@ -25,6 +26,7 @@ from specrun.runtime.laws.samplers import FRESH, SamplerState, sequence_breakers
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.online import RejectionNotes
 from specrun.runtime.round.backend_laws import candidates_needed, sampled_on_device
+from specrun.runtime.round.drafter import Drafter
 from specrun.runtime.round.loop import (
     NOT_EVALUATED,
     Conversation,
@@ -64,10 +66,7 @@ _PATIENCE = 0.02  # seconds that other conversations may wait for a grammar's an
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A prompt, and how it is to be answered; an engine's has the mailbox of its reader.
-
-    `drafter` and `rule` None are the session's own.
-    """
+    """A prompt, and how it is to be answered; `drafter` and `rule` None are the session's own."""
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -75,7 +74,6 @@ class Request:
     options: AnswerOptions
     drafter: DrafterKey | None = None
     rule: Rule | SequentialCascade | None = None
-    mailbox: Mailbox | None = None
 
 
 class AnswerStatistics:
@@ -187,30 +185,37 @@ class AnswerStatistics:
         )
 
 
-class Answer:
-    """An answer so far, and the generator that continues it.
+class Answer(Mailbox):
+    """An answer so far, the generator that continues it, and the mailbox that its reader empties.
 
-    `make` decodes, a round at a time. A round is handed out token by token, as events, or at once
-    without: nobody reads the events of a drained stream.
+    `make` decodes, a round at a time, in the slot that `attach` gave it. A round is handed out
+    token by token, as events, or at once without: nobody reads the events of a drained stream. If
+    the reader is another thread, each round goes into the mailbox (`post`).
+
+    A schedule uses the rest: its `number` in order of admission; its `stage`; `reads_again`, which
+    reads a text again whose cells were taken; and `making`, which only an engine keeps here. A
+    stream that steps its answer keeps the generator itself, so that to drop the stream ends it.
     """
 
-    def __init__(self, session: Session, request: Request) -> None:
+    session: Session
+    rule: Rule | SequentialCascade
+    drafter: Drafter
+    statistics: AnswerStatistics
+
+    def __init__(self, request: Request, vocabulary: Vocabulary) -> None:
+        super().__init__()
         options, params = request.options, request.params
-        self.session, self.request = session, request
-        self.rule = request.rule or session.rule
-        self.drafter = session.drafter_of(request)
+        self.request = request
         self._logprobs = options.logprobs or options.top_logprobs > 0
         self._prompt = [*request.prompt]
         self._params = params.effective()
         # Compiled before anything is evaluated: the compiler's errors are raised at once.
         grammar = params.grammar
-        self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
+        self._grammar = None if grammar is None else compiled(grammar, vocabulary)
         self._place: GrammarState | None = None  # where the text begins under it
         self.guided: GuidedDrafter | None = None  # drafts what the grammar forces
-        self._tracer = (
-            Tracer(session.vocabulary, greedy=params.is_greedy) if options.trace else None
-        )
-        self.traces: list[RoundTrace] = []
+        self._tracer = Tracer(vocabulary, greedy=params.is_greedy) if options.trace else None
+        self._traced: list[RoundTrace] = []
         self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
         self._keeper = LogprobKeeper()
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
@@ -220,9 +225,19 @@ class Answer:
         self.spoken: tuple[Round, int, list[bytes], int] | None = None
         self._cached = 0
         self._finish: FinishReason = "cancelled"
-        self.statistics = AnswerStatistics()
         self._stats: SpecStats | None = None  # once it has ended
         self.hand_out: Callable[[], None] | None = None  # while the next round is evaluated
+        self.number = 0
+        self.stage: Stage | None = None
+        self.reads_again: Iterator[None] | None = None
+        self.making: Making | None = None
+
+    def attach(self, session: Session) -> Making:
+        """Take a slot; return the generator that makes the answer there, from its beginning."""
+        self.session, self.rule = session, self.request.rule or session.rule
+        self.drafter, self.statistics = session.drafter_of(self.request), AnswerStatistics()
+        self.stage, self.reads_again = None, None
+        return self.make()
 
     @property
     def result(self) -> GenerationResult:
@@ -371,14 +386,23 @@ class Answer:
         n_tokens = len(self.session.conversation.tokens)
         trace = tracer.trace(n_tokens, self.result.stats, self.session.cost_of, self._clocks)
         if trace is not None:
-            self.traces.append(trace)
-
-    def take_traces(self) -> list[RoundTrace]:
-        """Return the traces that were made since the last call."""
-        traces, self.traces = self.traces, []
-        return traces
+            self._traced.append(trace)
 
     # -- handing it out ----------------------------------------------------------------------------
+
+    def take_here(self) -> TokenEvent | None:
+        """Hand out the next token to a reader that makes the steps; None: one has to come first."""
+        self.statistics.come_back()
+        # The consumer had control and may have closed the runtime: a step then raises.
+        return None if self.session.closed else self.next_event()
+
+    def post(self) -> None:
+        """Put the round into the mailbox if its reader is another thread; its traces always."""
+        traced, self._traced = self._traced, []
+        if self.session.settles:
+            self.put([*iter(self.next_event, None)], traced)
+        elif traced:
+            self.put((), traced)
 
     @property
     def may_wait(self) -> bool:

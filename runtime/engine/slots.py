@@ -16,6 +16,7 @@ from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.memory import copy_sequence, place_sequence
 from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.engine.trace import EvaluationCost
 from specrun.runtime.planning import CostCurve
 from specrun.runtime.round.target import (
@@ -321,8 +322,9 @@ class SharedEvaluation:
 
     The context has `n_slots` times the sequences and output rows that one drafter's trees need, and
     one sequence more, `parking`, for cells that were dropped and are not free yet. No text is
-    longer than `n_positions`. `n_cells_taken` counts the cells before the first of those that no
-    token has taken since the texts were last copied together.
+    longer than `n_positions`. The slots' drafters draft together at `meeting`. `n_cells_taken`
+    counts the cells before the first of those that no token has taken since the texts were last
+    copied together.
     """
 
     def __init__(
@@ -332,8 +334,10 @@ class SharedEvaluation:
         n_positions: int,
         curve: CostCurve,
         clock: SlotClock,
+        meeting: DraftMeeting | None = None,
     ) -> None:
         self.context, self.clock = context, clock
+        self.meeting = meeting or DraftMeeting(n_slots)
         self._curve = curve
         self.n_positions = min(n_positions, context.n_ctx)
         self.longest_piece = longest_piece(curve)
