@@ -143,6 +143,13 @@ class AnswerStatistics:
         others = n_nodes - n_candidates
         self._counter.kinds[n_candidates, depth, n_accepted, n_new, others, tested] += 1
 
+    @property
+    def evaluated(self) -> tuple[int, int]:
+        """How many rounds the target evaluated, and their tokens, the roots included."""
+        counter = self._counter
+        rounds, spoken = counter.rounds, counter.spoken
+        return rounds, rounds + counter.drafted - spoken + counter.non_candidates
+
     def summary(self, answer: Answer, n_tokens: int) -> SpecStats:
         """Return the statistics of an answer that has so many tokens so far."""
         session, counter = answer.session, self._counter
@@ -215,7 +222,7 @@ class Answer(Mailbox):
         self._place: GrammarState | None = None  # where the text begins under it
         self.guided: GuidedDrafter | None = None  # drafts what the grammar forces
         self._tracer = Tracer(vocabulary, greedy=params.is_greedy) if options.trace else None
-        self._traced: list[RoundTrace] = []
+        self.traced: list[RoundTrace] = []
         self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
         self._keeper = LogprobKeeper()
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
@@ -386,19 +393,22 @@ class Answer(Mailbox):
         n_tokens = len(self.session.conversation.tokens)
         trace = tracer.trace(n_tokens, self.result.stats, self.session.cost_of, self._clocks)
         if trace is not None:
-            self._traced.append(trace)
+            self.traced.append(trace)
 
     # -- handing it out ----------------------------------------------------------------------------
 
     def take_here(self) -> TokenEvent | None:
         """Hand out the next token to a reader that makes the steps; None: one has to come first."""
-        self.statistics.come_back()
+        if self.statistics.left is not None:
+            self.statistics.come_back()
         # The consumer had control and may have closed the runtime: a step then raises.
-        return None if self.session.closed else self.next_event()
+        if self.spoken is None or self.session.closed:
+            return None
+        return self.next_event()
 
     def post(self) -> None:
         """Put the round into the mailbox if its reader is another thread; its traces always."""
-        traced, self._traced = self._traced, []
+        traced, self.traced = self.traced, []
         if self.session.settles:
             self.put([*iter(self.next_event, None)], traced)
         elif traced:
@@ -420,13 +430,6 @@ class Answer(Mailbox):
     def is_at_end(self) -> bool:
         """Whether there is no round after the one that is to be handed out."""
         return self.spoken is not None and self.spoken[0].is_last
-
-    @property
-    def n_evaluated(self) -> int:
-        """How many tokens of its own the evaluation of the round had; 0 if there was none."""
-        if self.spoken is None or self.spoken[0].rows is NOT_EVALUATED:
-            return 0
-        return 1 + len(self.spoken[0].tree)
 
     def next_event(self) -> TokenEvent | None:
         """Hand out the next token of the round; None: all of them were."""

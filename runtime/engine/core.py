@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from abc import ABC, abstractmethod
@@ -348,7 +347,7 @@ class EngineCore(ABC):
             queued=len(schedule.queue) + len(self._requests),
             n_ctx=self.n_ctx,
             cells=alone.n_cached if shared is None else shared.n_cells_used,
-            load=dataclasses.replace(schedule.load),
+            load=schedule.load_now(),
         )
 
     def slots(self) -> tuple[SlotState, ...]:

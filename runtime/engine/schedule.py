@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import GEN_CLOSED, getgeneratorstate
 from typing import TYPE_CHECKING
 
@@ -49,6 +49,13 @@ class Load:
     draft_evaluations: int = 0
     drafting_texts: int = 0
 
+    def add(self, answer: Answer) -> None:
+        """Add the rounds of an answer that were evaluated for it alone."""
+        rounds, tokens = answer.statistics.evaluated
+        self.evaluations += rounds
+        self.texts += rounds
+        self.tokens += tokens
+
     @property
     def texts_per_evaluation(self) -> float | None:
         """How many conversations an evaluation served."""
@@ -77,6 +84,13 @@ class Schedule:
         """Whether there is nothing to do."""
         return not self.queue and all(session.is_idle for session in self.sessions)
 
+    def load_now(self) -> Load:
+        """Return the work so far, with that of answers under way."""
+        load, running = replace(self.load), self.sessions[0].running
+        if self.shared is None and running is not None:
+            load.add(running)
+        return load
+
     def stream(self, request: Request) -> GenerationStream:
         """Return a stream that its reader steps, in the only slot; nothing runs before.
 
@@ -92,31 +106,23 @@ class Schedule:
     def go_on(self, answer: Answer, making: Making) -> None:
         """Let the answer of a stream go on by a step, in its reader's thread."""
         session = answer.session
-        if getgeneratorstate(making) == GEN_CLOSED:  # it was closed, or an interrupt ended it
-            answer.end(answer.result)
-            return
-        if session.making() is not making:
+        if session.making() is not making or session.running is not answer:
+            if getgeneratorstate(making) == GEN_CLOSED:  # by `close()` or an interrupt
+                answer.end(answer.result)
+                return
             session.begin(answer, making)
-        self.turn()
+        self._advance(session)
 
     def turn(self) -> None:
         """Let every answer go on by one round at most."""
         self.load.turns += 1
         self._end_unwanted()
-        if self.shared is None:
-            self._turn_alone(*self.sessions)
-        else:
+        if self.shared is not None:
             self._turn_together(self.shared)
-
-    def _turn_alone(self, session: Session) -> None:
-        """Let the answer of the only slot go on by a step, or begin."""
-        running = session.running
-        if self.queue and session.is_idle:
+        elif self._busy():
+            self._advance(self.sessions[0])
+        else:
             self._admit()
-        elif running is not None:
-            if running.stage == "reading" and session.n_unread:
-                self.load.pieces += 1
-            self._advance(session)
 
     def _turn_together(self, shared: SharedEvaluation) -> None:
         """Draft, read prompts and evaluate, all answers together."""
@@ -149,14 +155,12 @@ class Schedule:
 
     def _end_unwanted(self) -> None:
         """End the answers that nobody reads any more."""
-        for session in self.sessions:
-            running = session.running
-            if running is not None and running.is_unwanted:
+        for session in self._busy():
+            if session.running is not None and session.running.is_unwanted:
                 self._end(session)
-        if self.queue:
-            for answer in [each for each in self.queue if each.is_unwanted]:
-                self.queue.remove(answer)
-                answer.end(SpecrunError("the answer was cancelled before it had begun"))
+        for answer in [each for each in self.queue if each.is_unwanted]:
+            self.queue.remove(answer)
+            answer.end(SpecrunError("the answer was cancelled before it had begun"))
 
     def _draft_together(self, shared: SharedEvaluation) -> None:
         """Evaluate for the drafters that wait, token by token of their drafts, until none waits."""
@@ -238,13 +242,10 @@ class Schedule:
             return
         answer.stage = stage
         if stage == "round":
-            n_evaluated = answer.n_evaluated
-            if before != "waiting" and n_evaluated:  # a single slot's target evaluates at once
-                load = self.load
-                load.evaluations += 1
-                load.texts += 1
-                load.tokens += n_evaluated
-            answer.post()
+            if session.settles or answer.traced:
+                answer.post()
+        elif shared is None and stage == before == "reading":
+            self.load.pieces += 1
 
     def _end(self, session: Session, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""
@@ -254,6 +255,8 @@ class Schedule:
             session.slot.withdraw()
         session.last_used = self.load.turns
         session.end()
+        if self.shared is None:
+            self.load.add(answer)
         answer.making = answer.reads_again = None
         answer.end(answer.result if problem is None else problem)
 

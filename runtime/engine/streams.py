@@ -45,14 +45,18 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
         return self
 
     def __next__(self) -> TokenEvent:
+        answer, making, go_on = self._answer, self._making, self._go_on
         while True:
-            done = self.done  # read before: what came until the end is there then
+            ended = answer.ended  # read before: what came until the end is there then
             if (event := self._take()) is not None:
                 return event
-            if done:
-                self._answer.wait()
+            if ended is not None:
+                answer.wait()
                 raise StopIteration
-            self._step()
+            if making is None or go_on is None:
+                answer.wait_for_news()
+            else:
+                go_on(answer, making)
 
     def __aiter__(self) -> GenerationStream:
         return self
@@ -175,25 +179,17 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
         finally:
             context.while_computing = None
 
-    # -- steps -------------------------------------------------------------------------------------
-
-    def _step(self) -> None:
-        """Let the answer go on, or wait until it did."""
-        if self._making is None or self._go_on is None:
-            self._answer.wait_for_news()
-        else:
-            self._go_on(self._answer, self._making)
-
     async def _news(self, *, for_the_end: bool = False) -> None:
         """Let the answer go on by a step, or wait until it did."""
-        if self._go_on is None:
-            await self._answer.news(for_the_end=for_the_end)
+        answer, making, go_on = self._answer, self._making, self._go_on
+        if making is None or go_on is None:
+            await answer.news(for_the_end=for_the_end)
             return
         import asyncio
 
         if for_the_end:
-            self._answer.take_round()
-        self._step()
+            answer.take_round()
+        go_on(answer, making)
         await asyncio.sleep(0)
 
 
@@ -208,9 +204,8 @@ class Mailbox:
     answer: `reader` is a weak reference to it.
     """
 
-    reader: Callable[[], GenerationStream | None] | None = None
-
     def __init__(self) -> None:
+        self.reader: Callable[[], GenerationStream | None] = lambda: None
         self.cancelled = False
         self.ended: GenerationResult | BaseException | None = None
         self._events: deque[TokenEvent] = deque()
@@ -223,7 +218,7 @@ class Mailbox:
     @property
     def is_unwanted(self) -> bool:
         """Whether the reader has cancelled the answer or dropped its stream."""
-        return self.cancelled or (self.reader is not None and self.reader() is None)
+        return self.cancelled or self.reader() is None
 
     def put(self, events: Sequence[TokenEvent], traces: Sequence[RoundTrace] = ()) -> None:
         """Take the tokens of a round, and the traces that were made of it."""
