@@ -5,26 +5,24 @@ A schedule makes it step by step (`schedule`), in its reader's thread or in an e
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
-from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.bindings.errors import (
+    DecodeMemoryError,
+    OptionError,
+    OutOfMemoryError,
+    SpecrunError,
+)
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
-from specrun.runtime.drafters.combinators.guided import GuidedDrafter
-from specrun.runtime.engine.request_options import AnswerOptions, DrafterKey
-from specrun.runtime.engine.sequential import sequential_rounds, small_model
 from specrun.runtime.engine.streams import Mailbox
-from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
-from specrun.runtime.grammar import GrammarState
-from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.laws.noise import SeededNoise
 from specrun.runtime.laws.samplers import FRESH, SamplerState, sequence_breakers
-from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.online import RejectionNotes
+from specrun.runtime.laws.sampling import SamplingParams, unknown_option, whole_number
 from specrun.runtime.round.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.round.drafter import Drafter
 from specrun.runtime.round.loop import (
@@ -50,8 +48,16 @@ from specrun.runtime.round.target import Target
 from specrun.runtime.round.text import TextAssembler
 from specrun.runtime.trees.tree import count_candidates
 
+# Grammars, traces and sequential cascades are imported by answers that have them.
 if TYPE_CHECKING:
+    from specrun.bindings.models.vocabulary import Vocabulary
+    from specrun.runtime.drafters.combinators.guided import GuidedDrafter
+    from specrun.runtime.engine.choices import DrafterKey
     from specrun.runtime.engine.session import Session
+    from specrun.runtime.engine.trace import RoundTrace, Tracer
+    from specrun.runtime.grammar.compiled import CompiledGrammar
+    from specrun.runtime.grammar.state import GrammarState
+    from specrun.runtime.online import RejectionNotes
 
 Stage = Literal["reading", "waiting", "masking", "round"]
 """The reason why an answer gave back control. reading: a piece of its prompt was read; waiting: a
@@ -64,6 +70,53 @@ Making = Generator[Stage, None, None]
 _PATIENCE = 0.02  # seconds that other conversations may wait for a grammar's answer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How one answer is made: the keywords of `Runtime.stream` and `Engine.submit`.
+
+    An answer of `max_tokens` None goes on until the model ends it or the context is full. Random
+    draws depend on seed, prompt and `index`: with one seed, indices 0, 1, ... give independent
+    answers to one prompt. With `logprobs` events have log-probabilities; without, a GPU may keep
+    whole rows to itself. With `top_logprobs` they also have those of so many most likely tokens.
+    `drafter` and `accept` are among those that were opened; None: the default ones. A round drafts
+    at most `n_max` nodes; 0: none. `trace` records every round, which changes no token but takes
+    time. Raises `OptionError` for a number that makes no sense.
+    """
+
+    max_tokens: int | None = None
+    index: int = 0
+    logprobs: bool = False
+    top_logprobs: int = 0
+    drafter: str | None = None
+    n_max: int | None = None
+    accept: str | None = None
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        for name, advice in (
+            ("max_tokens", "give a whole number of tokens from 0, or None for no limit"),
+            ("index", "give the number of the answer, from 0"),
+            ("top_logprobs", "give how many most likely tokens to tell of, 0 or more"),
+            ("n_max", "give how many tokens to draft at most, from 0"),
+        ):
+            value = getattr(self, name)
+            count = whole_number(value)
+            if value is None and name in ("max_tokens", "n_max"):
+                continue
+            if count is None or count < 0:
+                raise OptionError(f"{name} is {value!r}: {advice}")
+            object.__setattr__(self, name, count)  # an int, also if numpy's was given
+
+
+def answer_options(options: Mapping[str, Any]) -> AnswerOptions:
+    """Return the options of an answer; `OptionError` for an unknown one names the nearest."""
+    known = [field.name for field in dataclasses.fields(AnswerOptions)]
+    for name in options:
+        if name not in known:
+            raise unknown_option(name, known, "an answer")
+    return AnswerOptions(**options)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """A prompt, and how it is to be answered; `drafter` and `rule` None are the session's own."""
@@ -74,6 +127,33 @@ class Request:
     options: AnswerOptions
     drafter: DrafterKey | None = None
     rule: Rule | SequentialCascade | None = None
+
+
+def prompt_tokens(vocabulary: Vocabulary, prompt: str | Sequence[int]) -> list[int]:
+    """Return a prompt's tokens: a text's, or the ids themselves if they are tokens.
+
+    Raises `OptionError` for anything else.
+    """
+    if isinstance(prompt, str):
+        return vocabulary.tokenize(prompt)
+    if isinstance(prompt, bytes | bytearray | memoryview):  # each byte would be a token
+        problem = f"the prompt is of {type(prompt).__name__}, which is neither a text nor tokens"
+        raise OptionError(f"{problem}: decode it, as in prompt.decode()")
+    try:
+        given = list(prompt)
+    except TypeError:
+        raise OptionError(f"the prompt is {prompt!r}: give a text or token ids") from None
+    size, tokens = vocabulary.size, []
+    for place, value in enumerate(given):
+        token = whole_number(value)
+        if token is None:
+            advice = "a prompt is a text, or token ids, which are whole numbers"
+            raise OptionError(f"prompt token {place} is {value!r}: {advice}")
+        if not 0 <= token < size:
+            there = f"the vocabulary of {size} tokens"
+            raise OptionError(f"prompt token {place} is {token}, outside {there}")
+        tokens.append(token)
+    return tokens
 
 
 class AnswerStatistics:
@@ -216,12 +296,19 @@ class Answer(Mailbox):
         self._logprobs = options.logprobs or options.top_logprobs > 0
         self._prompt = [*request.prompt]
         self._params = params.effective()
-        # Compiled before anything is evaluated: the compiler's errors are raised at once.
-        grammar = params.grammar
-        self._grammar = None if grammar is None else compiled(grammar, vocabulary)
+        self._grammar: CompiledGrammar | None = None
+        if params.grammar is not None:
+            from specrun.runtime.grammar.compiled import compiled
+
+            # Before anything is evaluated: the compiler's errors are raised at once.
+            self._grammar = compiled(params.grammar, vocabulary)
         self._place: GrammarState | None = None  # where the text begins under it
         self.guided: GuidedDrafter | None = None  # drafts what the grammar forces
-        self._tracer = Tracer(vocabulary, greedy=params.is_greedy) if options.trace else None
+        self._tracer: Tracer | None = None
+        if options.trace:
+            from specrun.runtime.engine.trace import Tracer
+
+            self._tracer = Tracer(vocabulary, greedy=params.is_greedy)
         self.traced: list[RoundTrace] = []
         self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
         self._keeper = LogprobKeeper()
@@ -276,7 +363,7 @@ class Answer(Mailbox):
                 for _ in conversation.read_prompt(session.target):
                     yield "reading"
             if self._tracer is not None:
-                self._tracer.begin(len(conversation.tokens), self._clocks())
+                self._tracer.begin(len(conversation.tokens), self._seconds())
             self.statistics.end_prompt(session, n_read)
             yield from self._decode(target)
         except SpecrunError as error:
@@ -368,6 +455,8 @@ class Answer(Mailbox):
             patience = _PATIENCE if session.settles else None
             self._place = self._grammar.start(len(self._prompt), patience)
             if not isinstance(rule, SequentialCascade):
+                from specrun.runtime.drafters.combinators.guided import GuidedDrafter
+
                 self.guided = GuidedDrafter(self.drafter)
         state = FRESH
         if self._grammar is not None or "dry" in params.chain:
@@ -377,21 +466,23 @@ class Answer(Mailbox):
         witness = None if self._tracer is None else self._tracer.witness
         settings = DecodeSettings(rule, params, limits, end_tokens, state, witness, self.guided)
         if isinstance(rule, SequentialCascade):
+            from specrun.runtime.engine.sequential import sequential_rounds, small_model
+
             small = small_model(rule, self.drafter)
             return sequential_rounds(session.target, session.conversation, small, settings)
         return decode_rounds(target, session.conversation, settings)
 
     # -- traces ------------------------------------------------------------------------------------
 
-    def _clocks(self) -> Clocks:
-        """Return the seconds that the answer's own work has taken so far."""
+    def _seconds(self) -> tuple[float, float, float]:
+        """Return the native seconds of target and drafter so far, and those of all own work."""
         own = self.statistics.elapsed if self.session.clock is None else self.session.clock
-        return Clocks(*self.session.native_seconds(), own())
+        return (*self.session.native_seconds(), own())
 
     def _trace(self, tracer: Tracer) -> None:
         """Add the trace of the round that is to be handed out."""
         n_tokens = len(self.session.conversation.tokens)
-        trace = tracer.trace(n_tokens, self.result.stats, self.session.cost_of, self._clocks)
+        trace = tracer.trace(n_tokens, self.result.stats, self.session.cost_of, self._seconds)
         if trace is not None:
             self.traced.append(trace)
 

@@ -2,43 +2,36 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
-from specrun.bindings.machine.placement import placing
 from specrun.bindings.machine.workers import require_workers
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.trial import trusting_files
-from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.drafters.batching import DraftMeeting
-from specrun.runtime.drafters.environment import DraftEnvironment, file_of
-from specrun.runtime.engine.answer import Answer, Request
-from specrun.runtime.engine.opening import OpenModels, RuntimeOptions, opening, prompt_tokens
-from specrun.runtime.engine.request_options import AnswerOptions, Choices, answer_options
+from specrun.runtime.engine.answer import (
+    Answer,
+    AnswerOptions,
+    Request,
+    answer_options,
+    prompt_tokens,
+)
 from specrun.runtime.engine.schedule import Load, Schedule
 from specrun.runtime.engine.session import Session
-from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
 from specrun.runtime.engine.streams import GenerationStream
-from specrun.runtime.engine.trace import EvaluationCost
-from specrun.runtime.language import parse_expression
 from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
-from specrun.runtime.memory import Fitted
-from specrun.runtime.online import RejectionStore, open_rejections
-from specrun.runtime.round.backend_laws import is_wanted
-from specrun.runtime.round.drafter import Owned
 from specrun.runtime.round.results import GenerationResult
-from specrun.runtime.round.target import TargetModel
 
-if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
+if TYPE_CHECKING:
+    from specrun.bindings.models.model import Model
+    from specrun.bindings.models.vocabulary import Vocabulary
     from specrun.runtime.chat.template import ChatTemplate, Message
+    from specrun.runtime.drafters.environment import DraftEnvironment
+    from specrun.runtime.engine.opening import RuntimeOptions
+    from specrun.runtime.memory import Fitted
+    from specrun.runtime.online import RejectionStore
 
 _Result = TypeVar("_Result")
 
@@ -82,62 +75,28 @@ class EngineCore(ABC):
 
     def _open(
         self,
-        target: Path,
-        drafter: str,
-        options: RuntimeOptions,
-        files: dict[str, Path],
+        target: str | os.PathLike[str] | None,
+        drafter: str | None,
+        options: Mapping[str, Any],
         slots: int = 1,
     ) -> None:
-        _require_slots(slots, options)
+        """Open a target, or the embedded one, with slots."""
+        # To import what opens models takes longer than all of the rest.
+        from specrun.runtime.engine.opening import open_slots
+
         self._sessions: Sequence[Session] = ()
         self._requests: list[Answer] = []  # that the schedule does not know of yet
-        self.options = options
-        sharing = (SlotClock(), DraftMeeting(slots)) if slots > 1 else ()
-        with opening(target, drafter, options, files, *sharing) as opened, ExitStack() as owned:
-            self.model, self.fitted = opened.model, opened.fitted
-            self._choices = Choices(opened, slots, options.others, options.rules)
-            owned.callback(self._choices.close)
-            self.rejections = open_rejections(options.learn, opened.model)
-            shared = self._share(opened, slots, *sharing) if sharing else None
-            targets = [self._choices.open_target(opened.model)] if shared is None else shared.slots
-            context = targets[0].context
-            owned.callback(context.close)
-            kept = () if self.rejections is None else (self.rejections,)
-            models: Sequence[Owned] = (self._choices, context, opened.weights, opened.model)
-            self._owned = (*models, *kept)
-            sessions = [self._open_session(opened, shared, *each) for each in enumerate(targets)]
-            owned.pop_all()
-        self._sessions, self._schedule = sessions, Schedule(sessions, shared)
         self._template: ChatTemplate | None = None
         self._tool_template: ChatTemplate | None = None
-
-    def _share(
-        self, opened: OpenModels, slots: int, clock: SlotClock, meeting: DraftMeeting
-    ) -> SharedEvaluation:
-        """Return the evaluation that several slots share, in one context."""
-        environment = opened.environment
-        longest = environment.context.n_ctx
-        n_ctx = self.options.context.n_ctx or longest * slots
-        context = Context(opened.model, self._choices.context_options(opened.model, slots, n_ctx))
-        longest = min(n_ctx, longest)
-        return SharedEvaluation(context, slots, longest, environment.known, clock, meeting)
-
-    def _open_session(
-        self, opened: OpenModels, shared: SharedEvaluation | None, index: int, target: TargetModel
-    ) -> Session:
-        drafters, vocabulary = self._choices.slots[index], opened.model.vocabulary
-        drafter = drafters.get(drafters.own)
-        session = Session(target, drafter, opened.rule, vocabulary, self._owned, drafters)
-        session.memory_note = opened.memory_note
-        if shared is None or session.slot is None:
-            session.backend_sampling = is_wanted(self.options.backend_sampling, opened.model)
-            session.cost_of = _cost_alone(opened.environment)
-        else:
-            session.slot.text = session.conversation
-            session.clock, session.cost_of = shared.clock, shared.last_cost
-        if self.rejections is not None:
-            session.rejections = self.rejections.buffer.notes()
-        return session
+        opened = open_slots(target, drafter, options, slots)
+        self.options, self.model, self.fitted = opened.options, opened.model, opened.fitted
+        self.rejections, self._choices, self._owned = (
+            opened.rejections,
+            opened.choices,
+            opened.owned,
+        )
+        self._sessions = opened.sessions
+        self._schedule = Schedule(opened.sessions, opened.shared)
 
     @abstractmethod
     def close(self) -> None:
@@ -296,10 +255,11 @@ class EngineCore(ABC):
         self._when_idle(lambda: self._swap(drafter, files))
 
     def _swap(self, drafter: str, files: Mapping[str, Path] | None) -> None:
+        from specrun.runtime.engine.opening import loading_with
+
         # Liu et al. 2023: the drafter changes between answers. Each draw is tested with the law
         # that it was drawn from, so never in the middle of one.
-        trust = trusting_files() if self.options.trust else nullcontext()
-        with trust, placing(self.options.placement):
+        with loading_with(self.options):
             self._choices.swap(drafter, files)
             try:
                 for session, drafters in zip(self._sessions, self._choices.slots, strict=True):
@@ -410,11 +370,7 @@ class EngineCore(ABC):
     @property
     def draft_file(self) -> Path:
         """The file of the draft model; raises `OptionError` if the drafter is no draft model."""
-        expression = parse_expression(self.drafter)
-        if expression.atom != "draft":
-            problem = "is no draft model: give one, as in draft(small.gguf)"
-            raise OptionError(f"{self.drafter} {problem}")
-        return file_of(expression, self.environment)
+        return self._choices.draft_file(self.drafter)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -451,17 +407,6 @@ class EngineCore(ABC):
         return self._tool_template
 
 
-def _require_slots(slots: int, options: RuntimeOptions) -> None:
-    """Raise `OptionError` for a number of slots that is none, or too large for the options."""
-    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
-        raise OptionError(f"slots is {slots!r}: give how many conversations go on at once")
-    if slots > 1 and options.shape != "free":
-        why = "every round of several conversations has a width of its own"
-        raise OptionError(f"shape is {options.shape!r}: {why}; leave it free, or give slots=1")
-    if slots > 1 and options.backend_sampling == "on":
-        raise OptionError("backend_sampling is for one conversation at a time: give slots=1")
-
-
 def _results(streams: Sequence[GenerationStream]) -> Iterator[GenerationResult]:
     """Yield the results in turn; cancel those that are not done if that ends early."""
     try:
@@ -470,14 +415,3 @@ def _results(streams: Sequence[GenerationStream]) -> Iterator[GenerationResult]:
     finally:
         for stream in streams:
             stream.close()
-
-
-def _cost_alone(environment: DraftEnvironment) -> Callable[[int], EvaluationCost]:
-    """Return the cost of evaluations that a single slot has for itself."""
-    known = functools.cache(lambda: environment.known)
-
-    def cost_of(n_tokens: int) -> EvaluationCost:
-        seconds = known().seconds
-        return EvaluationCost(n_tokens, n_tokens, 1, seconds(n_tokens), seconds(1))
-
-    return cost_of

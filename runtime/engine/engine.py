@@ -8,12 +8,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from specrun.bindings.errors import ClosedError
-from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.engine.answer import Answer, Request
 from specrun.runtime.engine.core import EngineCore
-from specrun.runtime.engine.opening import parse_options
 from specrun.runtime.engine.streams import GenerationStream
-from specrun.runtime.models.names import locate_model
 from specrun.runtime.round.drafter import close_all
 
 if TYPE_CHECKING:
@@ -41,15 +38,14 @@ class Engine(EngineCore):
         slots: int = 4,
         **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions and its context
     ) -> None:
-        parsed = parse_options(options)
-        self._open(locate_model(target), drafter or "none", parsed, {}, slots)
+        self._open(target, drafter, options, slots)
         self._start()
 
     @classmethod
     def demo(cls, drafter: str = "draft", *, slots: int = 4, **options: Any) -> Engine:  # noqa: ANN401
         """Open the embedded family; paths may be left out of drafters, as in "draft(n=3)"."""
         engine = cls.__new__(cls)
-        engine._open(demo_target(), drafter, parse_options(options), demo_drafters(), slots)
+        engine._open(None, drafter, options, slots)
         engine._start()
         return engine
 

@@ -6,13 +6,10 @@ import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.engine.answer import Request
 from specrun.runtime.engine.core import EngineCore
-from specrun.runtime.engine.opening import parse_options
 from specrun.runtime.engine.session import Session
 from specrun.runtime.engine.streams import GenerationStream
-from specrun.runtime.models.names import locate_model
 from specrun.runtime.round.drafter import Drafter
 
 _Result = TypeVar("_Result")
@@ -35,14 +32,13 @@ class Runtime(EngineCore):
         drafter: str | None = "none",
         **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions and its context
     ) -> None:
-        parsed = parse_options(options)
-        self._open(locate_model(target), drafter or "none", parsed, {})
+        self._open(target, drafter, options)
 
     @classmethod
     def demo(cls, drafter: str = "draft", **options: Any) -> Runtime:  # noqa: ANN401 - see __init__
         """Open the embedded family; paths may be left out of `drafter`, as in "draft(n=3)"."""
         runtime = cls.__new__(cls)
-        runtime._open(demo_target(), drafter, parse_options(options), demo_drafters())
+        runtime._open(None, drafter, options)
         return runtime
 
     def _submit(self, request: Request) -> GenerationStream:

@@ -5,25 +5,26 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import Rule, SequentialCascade
-from specrun.runtime.engine.answer import Answer, Making, Request, Stage
-from specrun.runtime.engine.request_options import SlotDrafters, answer_options, require_fitting
+from specrun.runtime.engine.answer import Answer, Making, Request, Stage, answer_options
 from specrun.runtime.engine.schedule import Schedule
-from specrun.runtime.engine.slots import SlotTarget
+from specrun.runtime.engine.slots import EvaluationCost, SlotTarget
 from specrun.runtime.engine.streams import GenerationStream
-from specrun.runtime.engine.trace import EvaluationCost
 from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.online import RejectionNotes
 from specrun.runtime.round.drafter import Drafter, Owned, close_all
 from specrun.runtime.round.loop import Conversation, require_laws, require_rule
-from specrun.runtime.round.padding import Shape, Wider, open_target
 from specrun.runtime.round.target import TargetModel
+
+if TYPE_CHECKING:
+    from specrun.bindings.models.model import Model
+    from specrun.bindings.models.vocabulary import Vocabulary
+    from specrun.runtime.engine.choices import SlotDrafters
+    from specrun.runtime.online import RejectionNotes
+    from specrun.runtime.round.padding import Shape, Wider
 
 
 class _Step:
@@ -105,6 +106,9 @@ class Session:
         wider: Wider | None = None,
     ) -> Session:
         """Make a context for the drafter's trees and a session; on failure, close the drafter."""
+        from specrun.runtime.engine.choices import require_fitting
+        from specrun.runtime.round.padding import open_target
+
         try:
             require_fitting(rule, drafter, shape)
             target = open_target(model, drafter, options, shape, wider)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,6 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.memory import copy_sequence, place_sequence
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.drafters.batching import DraftMeeting
-from specrun.runtime.engine.trace import EvaluationCost
-from specrun.runtime.planning import CostCurve
 from specrun.runtime.round.target import (
     CachedText,
     EvaluatedRows,
@@ -29,6 +27,9 @@ from specrun.runtime.round.target import (
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.layout import Arrangement
 from specrun.runtime.trees.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specrun.runtime.planning import CostCurve
 
 # == Cells of a shared KV cache: which positions of which slots lie in the same cells ==============
 #
@@ -125,6 +126,20 @@ class PendingTree:
     start: int
     shape: BatchShape
     places: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationCost:
+    """The evaluation of a round: `tokens` of this conversation, among `together` of all `texts`.
+
+    `expected_s` is T(together) by the cost curve that drafts are planned with, `single_s` is T(1).
+    """
+
+    tokens: int
+    together: int
+    texts: int
+    expected_s: float
+    single_s: float
 
 
 class SlotClock:

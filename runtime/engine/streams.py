@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from specrun.runtime.engine.trace import RoundTrace
 from specrun.runtime.round.results import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:  # code that awaits has imported it
     import asyncio
 
     from specrun.runtime.engine.answer import Answer, Making
+    from specrun.runtime.engine.trace import RoundTrace
 
 
 class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):

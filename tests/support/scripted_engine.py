@@ -13,8 +13,8 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.chat import ChatTemplate
 from specrun.runtime.engine import GenerationStream
 from specrun.runtime.engine.answer import Answer, Request
+from specrun.runtime.engine.choices import AnswerOptions
 from specrun.runtime.engine.core import EngineStatistics
-from specrun.runtime.engine.request_options import AnswerOptions
 from specrun.runtime.engine.schedule import Load
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import FinishReason, GenerationResult, SpecStats, TokenEvent

@@ -31,8 +31,8 @@ from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import GenerationStream
 from specrun.runtime.engine.answer import Answer
 from specrun.runtime.engine.answer import Request as AnswerRequest
+from specrun.runtime.engine.choices import AnswerOptions
 from specrun.runtime.engine.core import EngineStatistics
-from specrun.runtime.engine.request_options import AnswerOptions
 from specrun.runtime.engine.schedule import Load
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import GenerationResult, SpecStats, TokenEvent
