@@ -23,6 +23,7 @@ from specrun.runtime.chat.reader import (
     Reasoning,
     merged,
 )
+from specrun.runtime.grammar import followed
 
 # == Tool calls as families of models write them ===================================================
 
@@ -370,7 +371,7 @@ class _Rules:
         """Return a rule of the JSON values of a schema."""
         options = schema.get("x-guidance")
         spaced = {**_SPACES, **options} if isinstance(options, dict) else _SPACES
-        source = json.dumps({**schema, "x-guidance": spaced})
+        source = json.dumps({**followed(schema, "schema of a tool"), "x-guidance": spaced})
         return self.add(f"json_{len(self._rules)}", f"%json {source}")
 
     def until(self, mark: str) -> str:

@@ -123,7 +123,7 @@ class EngineCore(ABC):
     ) -> GenerationStream:
         """Return the stream of a continuation of `prompt`, a text or token ids, at once.
 
-        The text of a prompt is never read as control tokens. Options are the fields of
+        Names of control tokens in a text are control tokens. Options are the fields of
         `AnswerOptions`: `max_tokens`, `index`, `logprobs`, `top_logprobs`, `drafter`, `n_max`,
         `accept` and `trace`. Raises `OptionError` for choices that are not offered or do not fit
         together; `GrammarError` for a grammar that cannot be compiled. An engine begins when a slot
