@@ -28,7 +28,7 @@ from specrun.cli.serve.offers import CustomInputs
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools import ChatTurn, PartReader
 from specrun.runtime.chat import CallBegun, ChatText, Part, chat_text, require_room, too_long
-from specrun.runtime.engine import Engine, EngineStream, RoundTrace
+from specrun.runtime.engine import Engine, GenerationStream, RoundTrace
 from specrun.runtime.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.laws import SamplingParams, random_if_unset
@@ -207,7 +207,7 @@ class ServedAnswer:
     service: AnswerService
     request: AnswerRequest
     prompts: Prompts
-    streams: Sequence[EngineStream]
+    streams: Sequence[GenerationStream]
     scores: Sequence[Sequence[TokenScore]] = ()  # of each prompt, if they were requested
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
