@@ -5,16 +5,11 @@ from typing import TYPE_CHECKING
 from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
-    from specrun.runtime.chat.calls import (
-        ForcedCalls,
-        Reply,
-        ReplyParser,
-        ThinkTags,
-        ToolSyntax,
-        syntax_of,
-        think_tags_of,
-    )
+    from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
+    from specrun.runtime.chat.forced import ForcedCalls
     from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
+    from specrun.runtime.chat.reply import Reply, ReplyParser, ToolCall
+    from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
     from specrun.runtime.chat.template import (
         ChatTemplate,
         ChatText,
