@@ -6,6 +6,15 @@ from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
     from specrun.bindings.contexts.batch import Batch, BatchShape, chain_shape
+    from specrun.bindings.contexts.block_context import (
+        BLOCK_ARCHITECTURE,
+        FEATURES_AT_ONCE,
+        BlockContext,
+        FeatureBatch,
+        Lender,
+        block_options,
+        needs_lender,
+    )
     from specrun.bindings.contexts.context import (
         Context,
         MtpContext,

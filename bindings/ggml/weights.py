@@ -217,7 +217,7 @@ class TargetTensors:
 
     def embedding(self) -> Tensor:
         """Return the matrix of token embeddings, (hidden, vocabulary)."""
-        return self._reachable(_EMBEDDING, rows=True)
+        return self.table(_EMBEDDING)
 
     def output(self) -> Tensor:
         """Return the output matrix, (hidden, vocabulary): the embedding in models that tie them."""
@@ -228,6 +228,10 @@ class TargetTensors:
         store = _load_rows(self._model.path, self._device, self._output_name, tokens)
         self._loaded.append(store)
         return Tensor(store[self._output_name])
+
+    def table(self, name: str) -> Tensor:
+        """Return a matrix whose rows are looked up, by its name in the file."""
+        return self._reachable(name, rows=True)
 
     def named(self, name: str) -> Tensor:
         """Return a matrix to multiply by, or a vector of a norm, by its name in the file."""

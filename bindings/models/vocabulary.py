@@ -148,8 +148,8 @@ class Vocabulary:
         return frozenset(compress(range(self.size), ends))
 
     @functools.cached_property
-    def special_texts(self) -> tuple[str, ...]:
-        """Texts that only tokenization with `parse_special` turns into one token, longest first.
+    def special_tokens(self) -> dict[int, str]:
+        """Tokens that only tokenization with `parse_special` finds, with their texts.
 
         User-defined tokens are not among them: they are ordinary text, which llama.cpp always
         finds.
@@ -157,8 +157,12 @@ class Vocabulary:
         wanted = _ATTRIBUTE_CONTROL | _ATTRIBUTE_UNKNOWN
         attribute = self._native.llama_vocab_get_attr
         found = (token for token in range(self.size) if attribute(self._handle, token) & wanted)
-        texts = (self.text(token) for token in found)
-        return tuple(sorted({text for text in texts if text}, key=len, reverse=True))
+        return {token: text for token in found if (text := self.text(token))}
+
+    @functools.cached_property
+    def special_texts(self) -> tuple[str, ...]:
+        """The texts of special tokens, longest first."""
+        return tuple(sorted({*self.special_tokens.values()}, key=len, reverse=True))
 
     @functools.cached_property
     def fingerprint(self) -> bytes:
@@ -193,7 +197,7 @@ class Vocabulary:
         return max(len(get(handle, token) or b"") for token in tokens)
 
     @functools.cached_property
-    def _strips(self) -> bool:
+    def strips(self) -> bool:
         """Whether white space next to some token is left out."""
         attribute, handle = self._native.llama_vocab_get_attr, self._handle
         return any(attribute(handle, token) & _ATTRIBUTE_STRIPS for token in range(self.size))
@@ -206,7 +210,7 @@ class Vocabulary:
         if not self._most_bytes:
             return 0
         data = text.encode("utf-8", "replace")
-        size = len(data.translate(None, _WHITE_SPACE)) if self._strips else len(data)
+        size = len(data.translate(None, _WHITE_SPACE)) if self.strips else len(data)
         return -(-size // self._most_bytes)
 
     def tokenize(
@@ -230,6 +234,20 @@ class Vocabulary:
                 return list(buffer[:count])
             capacity = -count
         raise OptionError(f"a text of {len(data)} bytes is too long to tokenize: split it")
+
+    def tokenize_prompt(self, text: str, *, parse_special: bool = True) -> list[int]:
+        """Return the tokens of a text that a model is to continue, as its author wrote it.
+
+        Texts such as `<|im_start|>` are control tokens, unless `parse_special` is False. There is
+        one bos if the model wants one, also if the text has it already, and never an eos behind.
+        """
+        return self.with_bos(self.tokenize(text, add_special=False, parse_special=parse_special))
+
+    def with_bos(self, tokens: list[int]) -> list[int]:
+        """Return tokens that begin with the model's bos if it wants one; never with two."""
+        if not self.adds_bos or self.bos is None or tokens[:1] == [self.bos]:
+            return tokens
+        return [self.bos, *tokens]
 
     def tokenize_within(self, text: bytes) -> list[int]:
         """Return the tokens of a text in the middle of another: nothing is added before it."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -289,6 +290,21 @@ class ChatTurn:
     plan: ReplyPlan = field(default_factory=ReplyPlan)
 
 
+# Claude Code writes one before the system's text, for its maker's bills; its hash changes with
+# every request, so that nothing behind it would be found in the cache.
+_CHANGING_LINE = re.compile(
+    r"^x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*(?:;|$))*\n*", re.MULTILINE
+)
+
+
+def _constant(message: Message) -> Message:
+    """Return a system message without lines that are no text for the model and always change."""
+    content = message["content"]
+    if message["role"] != "system" or not isinstance(content, str):
+        return message
+    return {**message, "content": _CHANGING_LINE.sub("", content)}
+
+
 def plan_turn(
     engine: Engine,
     messages: Sequence[Message],
@@ -304,6 +320,7 @@ def plan_turn(
     Tools are refused if the template does not render them, or if the syntax of the model's calls
     is not known.
     """
+    messages = [_constant(message) for message in messages]
     if choice.mode == "required" and not tools:
         raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
     used = tools if choice.mode != "none" else ()

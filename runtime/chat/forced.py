@@ -14,6 +14,7 @@ from typing import Any
 
 from specrun.runtime.chat.syntax import ArgumentForm, CallForm, ThinkTags
 from specrun.runtime.chat.values import kinds_of, takes_text
+from specrun.runtime.grammar import followed
 
 _SPACES = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _BLANK = "/[ \\n]*/"
@@ -111,7 +112,7 @@ class _Rules:
         """Return a rule of the JSON values of a schema."""
         options = schema.get("x-guidance")
         spaced = {**_SPACES, **options} if isinstance(options, dict) else _SPACES
-        source = json.dumps({**schema, "x-guidance": spaced})
+        source = json.dumps({**followed(schema, "schema of a tool"), "x-guidance": spaced})
         return self.add(f"json_{len(self._rules)}", f"%json {source}")
 
     def until(self, mark: str) -> str:

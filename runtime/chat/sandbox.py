@@ -23,7 +23,10 @@ import math
 import re
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 import jinja2
@@ -33,9 +36,12 @@ import jinja2.nodes
 import jinja2.sandbox
 from jinja2.exceptions import SecurityError
 
+from specrun.bindings.errors import TemplateError
+
 _BUDGET = 128 * 1024 * 1024  # bytes, about, built in one rendering
 _MAX_WEIGHT = 16 * 1024 * 1024  # characters, about, of a value beyond the conversation's
 _MAX_DEPTH = 64  # of lists in lists beyond the conversation's: hashing one has no other limit
+_MAX_SECONDS = 5.0
 _POINTER = 8
 _CONTAINER = 128  # bytes, about, of an empty one, and of its remembered weight
 _PIECE = 64  # bytes, about, of a short text
@@ -64,8 +70,26 @@ _ITEMS: Any = type({}.items())
 _CONTAINERS: Any = (list, tuple, dict, type({}.keys()), type({}.values()), _ITEMS)
 
 
+# Their bodies may run more than once: nested, for years.
+_REPEATED: tuple[Any, ...] = (
+    jinja2.nodes.Block,
+    jinja2.nodes.CallBlock,
+    jinja2.nodes.For,
+    jinja2.nodes.Macro,
+)
+_WATCH = "watch"
+
+
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
     """Sends operations that build values through the environment, as the intercepted operators."""
+
+    def visit_EnvironmentAttribute(
+        self, node: jinja2.nodes.EnvironmentAttribute, frame: jinja2.compiler.Frame
+    ) -> None:
+        """Write a look at the clock, which templates themselves cannot express."""
+        super().visit_EnvironmentAttribute(node, frame)
+        if node.name == _WATCH:
+            self.write("()")
 
     def visit_Concat(self, node: jinja2.nodes.Concat, frame: jinja2.compiler.Frame) -> None:
         """Write a call instead of a join."""
@@ -107,6 +131,10 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         self.write(")")
 
 
+def _too_slow() -> TemplateError:
+    return TemplateError(f"the chat template ran for over {_MAX_SECONDS:.0f} seconds")
+
+
 class _Account(threading.local):
     """The bytes that the rendering in a thread may still build, and the weights of its values.
 
@@ -114,6 +142,7 @@ class _Account(threading.local):
     """
 
     left = 0
+    deadline = 0.0
     heaviest = deepest = sys.maxsize
 
     def __init__(self) -> None:
@@ -146,10 +175,54 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def start(self, values: dict[str, Any]) -> None:
         """Begin a rendering with these values, in this thread: the whole budget is there again."""
         account = self._account
+        account.deadline = time.monotonic() + _MAX_SECONDS
         account.left, account.weights = _BUDGET, {}
         account.heaviest = account.deepest = sys.maxsize  # the values themselves have no bounds
         weight, depth = self._weigh(values)
         account.heaviest, account.deepest = weight + _MAX_WEIGHT, depth + _MAX_DEPTH
+
+    def _generate(
+        self,
+        source: jinja2.nodes.Template,
+        name: str | None,
+        filename: str | None,
+        defer_init: bool = False,
+    ) -> str:
+        """Return the code of a template, in which every repeated body looks at the clock."""
+        for kind in _REPEATED:
+            for node in source.find_all(kind):
+                look = jinja2.nodes.ExprStmt(jinja2.nodes.EnvironmentAttribute(_WATCH))
+                node.body.insert(0, look.set_lineno(node.lineno))
+        return super()._generate(source, name, filename, defer_init)
+
+    @contextmanager
+    def rendering(self, values: dict[str, Any]) -> Iterator[None]:
+        """Bound a rendering with these values, in this thread, in memory and in time.
+
+        The clock is looked at in every repeated body of the template, and at every call of a Python
+        function: those of a filter or a comparison may take long, too.
+        """
+        self.start(values)
+        clock, deadline = time.monotonic, self._account.deadline
+
+        def trace(_frame: FrameType, _event: str, _argument: object) -> None:
+            if clock() > deadline:
+                raise _too_slow()
+
+        is_watched = sys.gettrace() is not None  # by a debugger or coverage: leave it in place
+        if not is_watched:
+            sys.settrace(trace)
+        try:
+            yield
+        finally:
+            if not is_watched:
+                sys.settrace(None)
+            self.start({})  # it remembers the values that it was given
+
+    def watch(self) -> None:
+        """Raise `TemplateError` if the rendering in this thread has taken too long."""
+        if time.monotonic() > self._account.deadline:
+            raise _too_slow()
 
     def spend(self, size: int) -> None:
         """Count bytes that are about to be built; raises `SecurityError` if they are too many."""

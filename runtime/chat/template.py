@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import datetime
 import functools
-import sys
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import jinja2.meta
@@ -21,12 +18,12 @@ from jinja2.exceptions import SecurityError
 from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
 from specrun.bindings.models import Model, Vocabulary
 from specrun.runtime.chat.sandbox import TemplateSandbox
+from specrun.runtime.chat.token_memory import TokenMemory
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 _MAX_SOURCE = 256 * 1024  # many times the longest that any model is known to have
 _MAX_OUTPUT = 16 * 1024 * 1024
-_MAX_SECONDS = 5.0
 _MAX_MESSAGE = 1000  # characters of an error message, which may show any text of the template
 # Private-use characters: an unused one marks the places where texts are taken apart.
 _MARKERS = [chr(code) for code in range(0xE000, 0xE100)]
@@ -40,6 +37,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self.source = source
+        self.memory = TokenMemory()
         self._tokens = {"bos_token": bos, "eos_token": eos}
         self._environment = TemplateSandbox()
         helpers = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
@@ -85,7 +83,7 @@ class ChatTemplate:
         if tools:  # templates test whether it is defined
             values["tools"] = [dict(tool) for tool in tools]
         try:
-            return _within_time(lambda: self._collect(values))
+            return self._collect(values)
         except TemplateError:
             raise
         except SecurityError as error:
@@ -97,18 +95,15 @@ class ChatTemplate:
             raise TemplateError(f"the chat template failed: {what}") from error
 
     def _collect(self, values: dict[str, Any]) -> str:
-        self._environment.start(values)
         parts: list[str] = []
         size = 0
-        try:
+        with self._environment.rendering(values):
             for part in self._template.generate(**values):
                 size += len(part)
                 if size > _MAX_OUTPUT:
                     raise TemplateError(f"the chat template wrote over {_MAX_OUTPUT} characters")
                 parts.append(part)
-            return "".join(parts)
-        finally:
-            self._environment.start({})  # it remembers the values that it was given
+        return "".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +111,7 @@ class ChatText:
     """A conversation as its template wrote it, in pieces: no control token spans two of them."""
 
     pieces: Sequence[str]
+    memory: TokenMemory
 
     @property
     def text(self) -> str:
@@ -126,10 +122,8 @@ class ChatText:
         """Return the prompt's tokens; no second bos is added."""
         tokens: list[int] = []
         for piece in self.pieces:
-            tokens += vocabulary.tokenize(piece, add_special=False, parse_special=True)
-        if vocabulary.adds_bos and vocabulary.bos is not None and tokens[:1] != [vocabulary.bos]:
-            tokens.insert(0, vocabulary.bos)
-        return tokens
+            tokens += self.memory.tokenize(piece, vocabulary)
+        return vocabulary.with_bos(tokens)
 
 
 def require_room(vocabulary: Vocabulary, texts: Iterable[str], n_ctx: int) -> None:
@@ -206,7 +200,7 @@ def chat_text(
     pieces = [text] if marker is None else text.split(marker)
     if n_ctx is not None:
         require_room(vocabulary, pieces, n_ctx)
-    return ChatText(pieces)
+    return ChatText(pieces, template.memory)
 
 
 def _check(messages: Sequence[Message]) -> None:
@@ -254,29 +248,6 @@ def _with_markers(value: Any, special_texts: Sequence[str], marker: str) -> Any:
     return value
 
 
-def _within_time(work: Callable[[], str]) -> str:
-    """Run `work`, stopping it after a while: nested loops would otherwise run for years.
-
-    A trace function receives every line of the compiled template, and every call in it; no
-    thread or signal is needed.
-    """
-    deadline = time.monotonic() + _MAX_SECONDS
-
-    def trace(frame: FrameType, _event: str, _argument: object) -> Any:  # noqa: ANN401 - sys.settrace's type
-        if time.monotonic() > deadline:
-            raise TemplateError(f"the chat template ran for over {_MAX_SECONDS:.0f} seconds")
-        return trace if frame.f_code.co_filename == "<template>" else None
-
-    previous = sys.gettrace()
-    if previous is not None:  # a debugger or coverage is watching: leave it in place
-        return work()
-    sys.settrace(trace)
-    try:
-        return work()
-    finally:
-        sys.settrace(None)
-
-
 def _raise_exception(message: str) -> None:
     problem = "the chat template refuses this conversation"
     raise TemplateError(f"{problem}: {str(message)[:_MAX_MESSAGE]}")
@@ -292,7 +263,7 @@ def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool = False) -
     """Return each prompt's tokens, as a chat message if there is a template and not `as_text`."""
     vocabulary = model.vocabulary
     if as_text or model.chat_template is None:
-        return [vocabulary.tokenize(prompt) for prompt in prompts]
+        return [vocabulary.tokenize_prompt(prompt) for prompt in prompts]
     template = template_of(model.chat_template, vocabulary)
     messages = ([{"role": "user", "content": prompt}] for prompt in prompts)
     return [chat_tokens(template, vocabulary, message) for message in messages]

@@ -166,10 +166,11 @@ def opening(
 def prompt_tokens(vocabulary: Vocabulary, prompt: str | Sequence[int]) -> list[int]:
     """Return a prompt's tokens: a text's, or the ids themselves if they are tokens.
 
+    Names of control tokens in a text are control tokens: see `Vocabulary.tokenize_prompt`.
     Raises `OptionError` for anything else.
     """
     if isinstance(prompt, str):
-        return vocabulary.tokenize(prompt)
+        return vocabulary.tokenize_prompt(prompt)
     if isinstance(prompt, bytes | bytearray | memoryview):  # each byte would be a token
         problem = f"the prompt is of {type(prompt).__name__}, which is neither a text nor tokens"
         raise OptionError(f"{problem}: decode it, as in prompt.decode()")

@@ -7,6 +7,7 @@ grammar can harm whoever compiles it, however deep, large or ambiguous it is.
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import weakref
@@ -18,6 +19,7 @@ from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.process import MEMORY, STACK, GrammarProcess, ProcessEnded, start
+from specrun.runtime.grammar.schema import followed
 from specrun.runtime.grammar.state import Cursor, GrammarState, Lexicon
 
 COMPILE_SECONDS = 10.0
@@ -117,7 +119,8 @@ class GrammarCompiler:
         process = self._forked()
         made: CompiledGrammar | None = None
         try:
-            process.ask("compile", COMPILE_SECONDS, STACK, grammar.kind, grammar.source, _LIMITS)
+            source = _source(grammar)
+            process.ask("compile", COMPILE_SECONDS, STACK, grammar.kind, source, _LIMITS)
             while (reply := process.reply(_WATCH_SECONDS)) is None:
                 if not is_wanted():
                     raise ClosedError("nobody waits for the grammar any more")
@@ -161,6 +164,16 @@ def compiled(
         if compiler is None:
             compiler = _COMPILERS[vocabulary] = GrammarCompiler(vocabulary)
     return compiler.compile(grammar, is_wanted)
+
+
+def _source(grammar: Grammar) -> str:
+    """Return what the compiler reads: of a schema, the part that a mask can follow."""
+    if grammar.kind != "json-schema":
+        return grammar.source
+    try:
+        return json.dumps(followed(json.loads(grammar.source), grammar.noun))
+    except RecursionError:
+        raise _refusal(grammar, "its values are nested too deep") from None
 
 
 def _refusal(grammar: Grammar, message: str) -> GrammarError:

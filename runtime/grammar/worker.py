@@ -244,7 +244,7 @@ def _mark_terminals(rules: dict[str, RuleNode]) -> None:
 def _with_spaces(schema: bool | dict[str, Any]) -> dict[str, Any]:
     """Return a schema that says where spaces may stand, unless it does itself."""
     if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+        schema = {} if schema else {"enum": []}
     options = schema.get("x-guidance")
     known = options if isinstance(options, dict) else {}
     if any(name.startswith("whitespace") for name in known):

@@ -402,7 +402,7 @@ def test_what_is_shared_within_reason_is_rendered():
     ids=["empty loops", "loops", "generators"],
 )
 def test_a_template_that_runs_forever_is_stopped(monkeypatch, source):
-    monkeypatch.setattr(template_module, "_MAX_SECONDS", 0.2)
+    monkeypatch.setattr(sandbox_module, "_MAX_SECONDS", 0.2)
     started = time.monotonic()
     with pytest.raises(TemplateError, match="seconds"):
         ChatTemplate(source).render(TALK)

@@ -8,6 +8,7 @@ from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.retrieval import build_store
 from specrun.runtime.language import quoted
+from support.tiny_dflash import TinyDFlash
 from support.tiny_eagle import random_eagle
 from support.tiny_eagle3 import random_eagle3
 from support.tiny_heads import random_medusa
@@ -31,6 +32,11 @@ HEADS = [
     ("shallow", "hydra(FILE:hydra++, n=3)"),
     ("shallow", "hydra(FILE:hydra++, tree=2x2x1)"),
     ("shallow", "hydra(FILE:hydra++, depth=3, topk=2, nodes=6)"),
+    ("shallow", "dflash(FILE:dflash, n=4)"),
+    ("shallow", "dflash(FILE:dflash2, topk=2, nodes=auto)"),
+    ("shallow", "dflash(FILE:dflash2, tree=2x2x1, sampling=without)"),
+    ("shallow", "dflash(FILE:dspark, depth=4, topk=2, nodes=6)"),
+    ("shallow", "dflash(FILE:dspark, n=3, sampling=with)"),
     ("shallow", "medusa(FILE:medusa, tree=3x2x1)"),
     ("shallow", "medusa(FILE:medusa, nodes=auto)"),
     ("nextn", "mtp(n=4)"),
@@ -118,6 +124,10 @@ def write_all(folder: Path) -> dict[str, Path]:
         "hydra++": random_hydra(_HIDDEN, _VOCAB, prefix=True).write(
             folder / "hydra++.gguf", _VOCAB
         ),
+        **{
+            name: TinyDFlash(name).write(folder / f"{name}.gguf", files["shallow"])
+            for name in ("dflash", "dflash2", "dspark")
+        },
         "medusa": random_medusa(_HIDDEN, _VOCAB).write(folder / "medusa.gguf", _VOCAB),
         "pass": write_lookahead(folder / "pass.gguf", random_embeddings(_HIDDEN, 3), _VOCAB),
         "space": write_lookahead(

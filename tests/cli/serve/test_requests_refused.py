@@ -74,7 +74,6 @@ COMPLETIONS = [
     ({"prompt": "a", "stop": ["a"] * 33}, "stop"),
     ({"prompt": "a", "stop": "a" * 1025}, "stop"),
     ({"prompt": "a", "logprobs": 21}, "logprobs"),
-    ({"prompt": "a", "logprobs": 2, "echo": True}, "echo"),
     ({"prompt": "a", "logit_bias": {"x y z": "1"}}, "logit_bias"),
     ({"prompt": "a", "logit_bias": {"99999": 1}}, "logit_bias"),
     ({"prompt": "a", "logit_bias": [[1, 2, 3]]}, "logit_bias"),
