@@ -18,6 +18,7 @@ from specrun.cli.serve.sampling import (
     with_settings,
 )
 from specrun.cli.serve.service import AnswerRequest, AnswerService, ServedAnswer
+from specrun.cli.serve.thinking import effort_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -65,12 +66,6 @@ class ResponseBody(AnswerBody, kw_only=True):
     user: Any = None
 
 
-class ReasoningFields(Struct):
-    """The fields of `reasoning` that are read."""
-
-    effort: str | None = None
-
-
 class MessageItem(Struct):
     """An item that is a message."""
 
@@ -100,17 +95,14 @@ def response_request(body: ResponseBody, service: AnswerService) -> AnswerReques
             raise RequestError(f"{name}: this server stores no responses, send the input", name)
     if body.background:
         raise RequestError("background: this server answers at once, leave it out", "background")
-    kwargs = dict(body.chat_template_kwargs or {})
-    effort = checked(body.reasoning or {}, ReasoningFields, "reasoning").effort
-    if effort is not None:
-        kwargs.setdefault("reasoning_effort", effort)
     turn = plan_turn(
         service.engine,
         _conversation(body),
         tools=[_tool(value, f"tools[{place}]") for place, value in enumerate(body.tools or ())],
         choice=tool_choice_of(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
-        template_kwargs=kwargs,
+        template_kwargs=body.chat_template_kwargs or {},
+        effort=effort_of(reasoning=body.reasoning),
     )
     form = checked(body.text or {}, FormatHolder, "text").format
     return answer_request(

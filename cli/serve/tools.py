@@ -21,6 +21,7 @@ from specrun.cli.serve.errors import RequestError
 from specrun.runtime.chat import (
     GENERIC,
     Content,
+    Effort,
     ForcedCalls,
     Part,
     Reasoning,
@@ -314,6 +315,7 @@ def plan_turn(
     parallel: bool,
     splits_reasoning: bool = True,
     template_kwargs: Mapping[str, Any],
+    effort: Effort | None = None,
 ) -> ChatTurn:
     """Return how a conversation is rendered and its reply read; raises `RequestError`.
 
@@ -332,6 +334,8 @@ def plan_turn(
             raise RequestError(problem, "tools") from None
         return ChatTurn(messages, (), template_kwargs)
     syntax = syntax_of(template.source) or GENERIC
+    if effort is not None:
+        template_kwargs = {**effort.variables(template), **template_kwargs}
     if used and "tools" not in template.names:
         problem = "this model's chat template knows no tools: leave them out, or give the server"
         raise RequestError(f"{problem} one that does (--chat-template-file)", "tools")

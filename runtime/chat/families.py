@@ -515,7 +515,7 @@ MUSE = replace(
 MUSE = replace(
     MUSE,
     closers=(*MUSE.closers, "<|eom|>", "<|eot|>"),
-    form=replace(MUSE.form, before_all=" to=functions<|message|><atem:function_calls>\n"),
+    form=replace(MUSE.form, lead=" to=functions<|message|>"),
 )
 
 FAMILIES: tuple[ToolSyntax, ...] = (

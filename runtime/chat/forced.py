@@ -41,7 +41,7 @@ class ForcedCalls:
         `thinking`: the prompt opened the reasoning already.
         """
         rules = _Rules(self.control)
-        start = self._talk(rules) if self.may_talk else self._calls(rules, self.form)
+        start = self._talk(rules) if self.may_talk else self._calls(rules, self.form.with_lead)
         if think is not None:
             thought = f"{rules.until(think.last)} {_BLANK} {rules.text(think.follow)}"
             whole = f"{rules.text(think.first)} {thought}"
@@ -49,7 +49,7 @@ class ForcedCalls:
         return rules.source(start)
 
     def _calls(self, rules: _Rules, form: CallForm) -> str:
-        calls: list[str] = []
+        heads: list[tuple[str, str]] = []
         for name, schema in self.schemas.items():
             fields = schema if isinstance(schema, dict) else {}
             if form.argument is not None:
@@ -60,13 +60,17 @@ class ForcedCalls:
                 arguments = _quoted(rules, {"type": "object", **fields}, form.quote)
             else:
                 arguments = rules.json({"type": "object", **fields})
-            before = rules.text(form.before_name + name + form.before_arguments)
-            calls.append(f"{before} {arguments} {rules.text(form.behind)}")
-        rules.add("call", " | ".join(calls))
-        many = "call"
+            rest = rules.add_new(f"{arguments} {rules.text(form.behind)}")
+            heads.append((form.before_name + name + form.before_arguments, rest))
+
+        def any_call(before: str) -> str:
+            # One text with what stands before: the lexer cannot go back behind a line break.
+            return " | ".join(f"{rules.text(before + head)} {rest}" for head, rest in heads)
+
+        many = rules.add("call", any_call(form.before_all))
         if self.several and form.separator is not None:
-            many = f"call ({rules.text(form.separator)} call)*"
-        return f"{rules.text(form.before_all)} {many} {rules.text(form.behind_all)}"
+            many += f" ({rules.add('next_call', any_call(form.separator))})*"
+        return f"{many} {rules.text(form.behind_all)}"
 
     def _talk(self, rules: _Rules) -> str:
         """Return text and calls: behind a mark, or instead of a text that begins with a bracket."""

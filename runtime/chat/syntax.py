@@ -69,6 +69,7 @@ class CallForm:
     `tag`. `argument` is the form of arguments that are tags; `quote` stands around texts of
     arguments that are no JSON. Without a `separator` there is one call a turn. `{index}` and
     `{number}` stand for a call's number from 0 and from 1, `{id}` for nine letters and digits.
+    `lead` is before all if nothing else was written before.
     """
 
     before_name: str
@@ -82,6 +83,12 @@ class CallForm:
     quote: str = ""
     mark: str = ""
     tag: str = ""
+    lead: str = ""
+
+    @property
+    def with_lead(self) -> CallForm:
+        """The form of a reply that is nothing but calls."""
+        return replace(self, before_all=self.lead + self.before_all)
 
     @property
     def behind_mark(self) -> CallForm:
@@ -102,7 +109,7 @@ class CallForm:
                 before = before.replace(placeholder, count)
                 between = between.replace(placeholder, count)
             each.append(f"{before}{name}{between}{self._arguments(arguments)}{self.behind}")
-        return self.before_all + separator.join(each) + self.behind_all
+        return self.lead + self.before_all + separator.join(each) + self.behind_all
 
     def _arguments(self, arguments: Mapping[str, Any]) -> str:
         if self.keywords:
