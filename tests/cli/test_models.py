@@ -119,7 +119,7 @@ def test_faults_of_the_hub_have_their_exit_codes(
 
 
 def test_what_is_misspelt_is_said_before_anything_is_fetched(run: Run, served: MockHub) -> None:
-    for wrong in (["--tmep", 1], ["--temp", -1], ["-m", "x"], ["-m", "a.gguf"]):
+    for wrong in (["--tmep", 1], ["--temp", "hot"], ["-m", "x"], ["-m", "a.gguf"]):
         result = run(*GENERATE, "-hf", "ann/target-GGUF", *wrong)
         assert result.exit_code in (2, 3), result.stderr
     assert run(*GENERATE, "-hf", "target").exit_code == 2
