@@ -22,6 +22,7 @@ import numpy.typing as npt
 
 from specrun.runtime.drafters.source import HighestLogits, NodeRows
 from specrun.runtime.heads import FloatRows
+from specrun.runtime.laws.samplers import not_below_highest
 from specrun.runtime.laws.transform import Logits
 
 IdRows = npt.NDArray[np.int64]
@@ -97,8 +98,7 @@ class MarkovRows(BlockRows):
     def _best(self, row: Logits, before: int, tokens: Sequence[int]) -> HighestLogits:
         """Return the logits of the row's best tokens after each of these."""
         drafted = row if self._drafted is None else row[self._drafted]
-        most = min(_CHOSEN_AMONG, len(drafted))
-        numbers = np.sort(np.argpartition(drafted, len(drafted) - most)[len(drafted) - most :])
+        numbers = _highest(drafted, min(_CHOSEN_AMONG, len(drafted)))
         logits = drafted[numbers] + self._shifts(tokens, before, numbers)
         names = numbers if self._drafted is None else self._drafted[numbers]
         order = names.argsort()  # a map need not ascend
@@ -116,6 +116,14 @@ class MarkovRows(BlockRows):
         biased = row.copy()
         biased[self._drafted] += shift
         return biased
+
+
+def _highest(row: Logits, count: int) -> IdRows:
+    """Return the places of the `count` highest logits, ascending."""
+    near = not_below_highest(row, count)  # few more, found faster than by a partition
+    places = np.arange(len(row)) if near is None else near
+    kept = np.argpartition(row[places], len(places) - count)[len(places) - count :]
+    return np.sort(places[kept])
 
 
 class LatticeRows(BlockRows):
