@@ -14,6 +14,7 @@ import numpy as np
 from specrun.bindings.contexts import (
     Batch,
     BlockContext,
+    Context,
     ContextOptions,
     Lender,
     Rows,
@@ -142,7 +143,8 @@ class BlockCells:
         self._share = None if drafter.markov is None else NativeShare(drafter.markov.device)
         self.n_slots, width = n_slots, file.first + n_slots
         self._context, self._part = context, part
-        self._owned, self._sequence = (context, 0) if part is None else (part, part.first)
+        self._owned: Context = context if part is None else part
+        self._sequence = 0 if part is None else part.first
         self._seconds = 0.0
         self.n_cells = self._owned.n_ctx - width
         self._features = self._context.feature_batch(len(file.taps) * drafter.target.n_embd)
