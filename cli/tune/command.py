@@ -310,10 +310,15 @@ def _refuse_heads(draft: Path) -> None:
     from specrun.runtime.language import method_of_head
 
     kind = read_header(draft).architecture
-    if method_of_head(kind) is not None:
+    method = method_of_head(kind)
+    if method is None:
+        return
+    has = f"{draft.name} holds {kind} heads, not a model"
+    if not method.made_here:
         raise click.UsageError(
-            f"{draft.name} holds {kind} heads, not a model: specrun calibrate measures those"
+            f"{has}: what they draft follows from the target's costs (leave -md)"
         )
+    raise click.UsageError(f"{has}: specrun calibrate measures those")
 
 
 def _show(options: TuneOptions, result: TuneResult, output: TuneOutput, terminal: Terminal) -> None:
