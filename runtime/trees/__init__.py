@@ -13,6 +13,7 @@ from specrun.runtime.trees.growth import (
     Propose,
     Stop,
     Threshold,
+    TreeBuilder,
     TreeSampling,
     grow_tree,
     most_likely,
@@ -22,4 +23,4 @@ from specrun.runtime.trees.growth import (
     tree_steps,
 )
 from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
-from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.trees.tree import ROOT, DraftTree
