@@ -116,7 +116,7 @@ class GrammarCompiler:
         return known
 
     def _made(self, grammar: Grammar, is_wanted: Callable[[], bool]) -> CompiledGrammar:
-        process = self._forked()
+        process = self._forked(grammar.kind == "gbnf")
         made: CompiledGrammar | None = None
         try:
             source = _source(grammar)
@@ -135,16 +135,24 @@ class GrammarCompiler:
                 process.close()
         return made
 
-    def _forked(self) -> GrammarProcess:
-        """Return a process for a grammar; the one that knows the vocabulary is started first."""
+    def _forked(self, reads_bytes: bool) -> GrammarProcess:
+        """Return a process for a grammar; the one that knows the vocabulary is started first.
+
+        `reads_bytes`: it reads the vocabulary as bytes, too, which its forks then need not.
+        """
         with self._starting:
-            if self._process is None or self._process.closed:
-                self._process = start(*self._words)
-            try:
-                return self._process.fork()
-            except ProcessEnded:  # somebody has ended it
-                self._process = start(*self._words)
-                return self._process.fork()
+            for is_last in (False, True):
+                if self._process is None or self._process.closed:
+                    self._process = start(*self._words)
+                try:
+                    if reads_bytes:
+                        self._process.ask("read", COMPILE_SECONDS)
+                        self._process.reply()
+                    return self._process.fork()
+                except ProcessEnded:  # somebody has ended it
+                    if is_last:
+                        raise
+        raise AssertionError
 
 
 _COMPILERS: weakref.WeakKeyDictionary[Vocabulary, GrammarCompiler] = weakref.WeakKeyDictionary()

@@ -104,7 +104,8 @@ def test_nothing_is_held_after_errors_and_walks() -> None:
     tree, rows, params = random_round(11)
     laws = laws_of(rows, params)
     calls = len(walked(tree, laws, -1))
-    held = [tree.tokens, *rows, *(draw.law for draws in tree.draws.values() for draw in draws)]
+    laws_of_draws = (draw.law for draws in tree.draws.values() for draw in draws)
+    held = [tree.tokens, *rows, *(each for each in laws_of_draws if each is not None)]
 
     def counts() -> list[int]:
         return [sys.getrefcount(each) for each in held]
