@@ -315,9 +315,7 @@ def _refuse_heads(draft: Path) -> None:
         return
     has = f"{draft.name} holds {kind} heads, not a model"
     if not method.made_here:
-        raise click.UsageError(
-            f"{has}: what they draft follows from the target's costs (leave -md)"
-        )
+        raise click.UsageError(f"{has}: leave out -md, they plan by the target's costs alone")
     raise click.UsageError(f"{has}: specrun calibrate measures those")
 
 
