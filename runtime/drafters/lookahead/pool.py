@@ -17,7 +17,8 @@ from specrun.bindings.files import atomic_path, check_target, read_regular
 from specrun.runtime.drafters.likely_trees import grow_likely, most_worthwhile
 from specrun.runtime.planning import CostCurve, MatchAcceptance
 from specrun.runtime.round.drafter import DraftRequest
-from specrun.runtime.trees.tree import ROOT, TreeBuilder
+from specrun.runtime.trees.growth import TreeBuilder
+from specrun.runtime.trees.tree import ROOT
 
 # == The pool ======================================================================================
 #
