@@ -12,7 +12,7 @@ import click
 
 from specrun.cli.chat.learning import open_learning
 from specrun.cli.options.drafting import LearnSettings, learn_options, require_training
-from specrun.cli.options.group import PROMPT, SectionedCommand
+from specrun.cli.options.group import PROMPT, TEMPLATE, SectionedCommand
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -64,6 +64,9 @@ one object), everything else goes to stderr. Options also come from SPECRUN_<OPT
 @draft_options
 @answer_options
 @template_options
+@TEMPLATE.flag(
+    "--no-parse-special", "In plain text, read names of control tokens as text, as in a message."
+)
 @system_prompt_options
 @terminal_options
 @answer_display_options
@@ -78,6 +81,7 @@ def generate(
     draft: DraftSettings,
     answer: AnswerSettings,
     template: TemplateSettings,
+    no_parse_special: bool,
     system: str | None,
     terminal: Terminal,
     display: AnswerDisplay,
@@ -109,7 +113,9 @@ def generate(
         check_sampling(answer.params, runtime)
         writer = None if as_json else PlainWriter(terminal, show_draft=display.show_draft)
         with kept_session(lambda: runtime, session, terminal):
-            stream = _start(runtime, text, system, answer, template)
+            stream = _start(
+                runtime, text, system, answer, template, parse_special=not no_parse_special
+            )
             answered = run_stream(stream, writer)
         full = context_full(answered, answer.max_tokens, runtime)
         trained = runtime.model.n_ctx_train
@@ -131,6 +137,8 @@ def _start(
     system: str | None,
     answer: AnswerSettings,
     template: TemplateSettings,
+    *,
+    parse_special: bool,
 ) -> GenerationStream:
     given = template.chat_template is not None or template.chat_template_file is not None
     if template.no_chat_template or not (given or runtime.model.chat_template):
@@ -138,7 +146,8 @@ def _start(
             lacks = "a model without a chat template"
             why = "--no-chat-template" if template.no_chat_template else lacks
             raise click.UsageError(f"-sys has no place with {why}: write it into the prompt")
-        return runtime.stream(text, answer.params, max_tokens=answer.max_tokens, logprobs=False)
+        prompt = runtime.vocabulary.tokenize_prompt(text, parse_special=parse_special)
+        return runtime.stream(prompt, answer.params, max_tokens=answer.max_tokens, logprobs=False)
     messages = [{"role": "user", "content": text}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})

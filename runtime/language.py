@@ -339,6 +339,9 @@ class Method:
     llama_cpp_head: bool = False
     """Whether that architecture is llama.cpp's own, which then loads and quantizes it itself."""
 
+    made_here: bool = True
+    """Whether its heads are converted and trained here; otherwise their files come ready."""
+
     spec_types: tuple[str, ...] = ()
     """Its names as a --spec-type: llama.cpp's if llama.cpp has the method, and ours."""
 
@@ -430,6 +433,17 @@ METHODS: Mapping[str, Method] = {
             llama_cpp_head=True,
             spec_types=("draft-eagle3",),
             published_trees=_EAGLE_TREES,
+        ),
+        Method(
+            "dflash",
+            "DFlash, DFlash2 and DSpark: one evaluation of a few layers drafts a whole block.",
+            "specrun.runtime.drafters.dflash.source",
+            options=("n", "sampling", "p_min", *TREE_OPTIONS),
+            file=DraftFile("the GGUF file of a block drafter", "dflash(FILE.gguf)"),
+            head="dflash",
+            llama_cpp_head=True,
+            made_here=False,
+            spec_types=("draft-dflash", "draft-dspark"),
         ),
         Method(
             "mtp",
@@ -570,8 +584,8 @@ def options_of(expression: Expression) -> ExpressionOptions:
 
 
 def head_kinds() -> tuple[str, ...]:
-    """Return the architectures of the GGUF files of heads."""
-    return tuple(method.head for method in METHODS.values() if method.head is not None)
+    """Return the architectures of the GGUF files of heads that are made here."""
+    return tuple(method.head for method in METHODS.values() if method.head and method.made_here)
 
 
 def method_of_head(architecture: str) -> Method | None:

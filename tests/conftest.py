@@ -19,6 +19,26 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters import build
 from specrun.runtime.laws import sampling
 
+
+def _share_cores() -> None:
+    """Give each process of a run with several (`pytest -n`) its share of the cores.
+
+    Contexts and torch take a thread for each core by default. Beside other processes these threads
+    wait for each other at every operation: a run takes three times the work.
+    """
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if worker and hasattr(os, "sched_setaffinity"):
+        number, count = int(worker[2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[number::count] or [cores[number % len(cores)]])
+
+
+_share_cores()
+
+# Processes and the commands that they start compile the sources once, not each for itself.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # What tests try, measure or plan is neither read from the user's cache nor left there; the commands
 # that they start know the files that were written here.
 _CACHE = tempfile.mkdtemp(prefix="specrun-tests-")

@@ -6,6 +6,15 @@ from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
     from specrun.bindings.contexts.batch import Batch, BatchShape, chain_shape
+    from specrun.bindings.contexts.block_context import (
+        BLOCK_ARCHITECTURE,
+        FEATURES_AT_ONCE,
+        BlockContext,
+        FeatureBatch,
+        Lender,
+        block_options,
+        needs_lender,
+    )
     from specrun.bindings.contexts.context import (
         Context,
         MtpContext,
@@ -46,6 +55,7 @@ if TYPE_CHECKING:
         Candidates,
         Rows,
         check_layer_inputs,
+        layer_inputs,
     )
 
 __getattr__, __dir__ = lazy_face(__name__)

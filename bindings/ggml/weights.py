@@ -217,7 +217,7 @@ class TargetTensors:
 
     def embedding(self) -> Tensor:
         """Return the matrix of token embeddings, (hidden, vocabulary)."""
-        return self._reachable(_EMBEDDING, rows=True)
+        return self.table(_EMBEDDING)
 
     def output(self) -> Tensor:
         """Return the output matrix, (hidden, vocabulary): the embedding in models that tie them."""
@@ -228,6 +228,10 @@ class TargetTensors:
         store = _load_rows(self._model.path, self._device, self._output_name, tokens)
         self._loaded.append(store)
         return Tensor(store[self._output_name])
+
+    def table(self, name: str) -> Tensor:
+        """Return a matrix whose rows are looked up, by its name in the file."""
+        return self._reachable(name, rows=True)
 
     def named(self, name: str) -> Tensor:
         """Return a matrix to multiply by, or a vector of a norm, by its name in the file."""
@@ -288,6 +292,15 @@ def device_for_heads(model: Model) -> int:
     # This build shows no tensors. The output matrix is offloaded last, behind all layers.
     everything = model.n_gpu_layers < 0 or model.n_gpu_layers > model.n_layer
     return model.placed.offload[-1].handle if everything else 0
+
+
+def device_of_tensor(model: Model, name: str) -> int:
+    """Return the native handle of the device where a tensor lies, 0: this machine's memory.
+
+    Also if the model has no such tensor, or this build shows none.
+    """
+    tensor = _tensor_of(model, name)
+    return 0 if tensor is None else _device_of(tensor)
 
 
 def _device_of(tensor: Tensor) -> int:

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from specrun.cli.serve.body import checked, one_of, shown, wanted
+from specrun.cli.serve.body import checked, one_of, wanted
 from specrun.cli.serve.errors import RequestError, anthropic_error
 from specrun.cli.serve.figures import speculation_of, usage_of
+from specrun.cli.serve.offers import offered
 from specrun.cli.serve.replies import ItemForm, answering, counting, event_bytes
 from specrun.cli.serve.sampling import (
     AnswerBody,
@@ -21,18 +22,20 @@ from specrun.cli.serve.sampling import (
     with_settings,
 )
 from specrun.cli.serve.service import AnswerRequest, AnswerService
+from specrun.cli.serve.thinking import effort_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
     Function,
     Message,
     Schema,
-    Tool,
     ToolChoice,
     call_of,
+    first_new,
     plan_turn,
+    text_of,
 )
-from specrun.runtime.chat import CallBegun, Part, Reasoning
+from specrun.runtime.chat import CallBegun, Part, Reasoning, is_begun_answer
 
 # -- Requests -------------------------------------------------------------------------------------
 
@@ -41,7 +44,6 @@ _BLOCKS = 'a text, or blocks as {"type": "text", "text": "..."}'
 _CALL = '{"type": "tool_use", "id": "...", "name": "...", "input": {...}}'
 _Role = Literal["user", "assistant", "system"]
 _Choice = Literal["auto", "any", "tool", "none"]
-_Thinking = Literal["enabled", "disabled", "adaptive", "between_tools"]
 _ListOfBlocks = Annotated[list[dict[str, Any]], Meta(max_length=MOST_MESSAGES)]
 Blocks = Annotated[str | _ListOfBlocks, wanted(_BLOCKS, whole=True)]
 
@@ -54,10 +56,9 @@ class BlockMessage(Struct):
 
 
 class InputTool(Function):
-    """A tool that a model may call; those of Anthropic's own servers have other types."""
+    """A tool that a model may call."""
 
     parameters: Schema = field(default=None, name="input_schema")
-    type: Any = None
 
 
 class ToolChoiceFields(Struct):
@@ -68,15 +69,15 @@ class ToolChoiceFields(Struct):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Struct):
-    """Anthropic's `thinking`: the variable `enable_thinking` of templates."""
+class OutputConfig(FormatHolder):
+    """Anthropic's `output_config`: how much is thought, and the form of the answer."""
 
-    type: Annotated[_Thinking, one_of(_Thinking)]
+    effort: Any = None
 
 
 _Message = Annotated[BlockMessage, wanted("an object with role and content")]
 _Messages = Annotated[list[_Message], Meta(max_length=MOST_MESSAGES)]
-_Tool = Annotated[InputTool, wanted("a tool with a name")]
+_Tool = Annotated[dict[str, Any], wanted("a tool with a name")]
 _Tools = Annotated[list[_Tool], Meta(max_length=MOST_TOOLS)]
 
 
@@ -89,8 +90,8 @@ class MessageBody(AnswerBody, kw_only=True):
     tools: _Tools | None = None
     tool_choice: ToolChoiceFields | None = None
     stop: Texts = field(default=None, name="stop_sequences")
-    thinking: Thinking | None = None
-    output_config: FormatHolder | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -106,18 +107,15 @@ class ToolResult(Struct):
     """A block that is the result of a call."""
 
     tool_use_id: Annotated[str, wanted("the call's id")]
-    content: Blocks = ""
+    content: Blocks | None = None
 
 
 def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
     """Return the request of a body; raises `RequestError` that names the field."""
     conversation = _conversation(body)
-    prefill = ""
-    if conversation[-1]["role"] == "assistant" and len(conversation) > 1:
-        if "tool_calls" in conversation[-1]:
-            raise RequestError("messages ends with calls: give their results", "messages")
-        prefill = conversation.pop()["content"]
-    tools = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools or ())]
+    if conversation[-1].get("tool_calls"):
+        raise RequestError("messages ends with calls: give their results", "messages")
+    offer = offered(body.tools, InputTool)
     given = body.tool_choice or ToolChoiceFields("auto")
     if given.type != "tool":
         choice = ToolChoice(_MODES[given.type])
@@ -125,34 +123,26 @@ def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
         raise RequestError("tool_choice.name is None: give the name of a tool", "tool_choice.name")
     else:
         choice = ToolChoice("required", frozenset([given.name]))
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.thinking is not None:
-        kwargs.setdefault("enable_thinking", body.thinking.type != "disabled")
+    config = body.output_config or OutputConfig()
     turn = plan_turn(
         service.engine,
         conversation,
-        tools=tools,
+        tools=offer.tools,
         choice=choice,
         parallel=not given.disable_parallel_tool_use,
-        template_kwargs=kwargs,
+        template_kwargs=body.chat_template_kwargs or {},
+        effort=effort_of(
+            level=config.effort, level_field="output_config.effort", thinking=body.thinking
+        ),
+        is_begun=is_begun_answer(conversation),
     )
     return answer_request(
         body,
         service,
         turn=turn,
-        prefill=prefill,
-        form=(body.output_config or FormatHolder()).format,
+        form=config.format,
         form_field="output_config.format",
     )
-
-
-def _tool(tool: InputTool, where: str) -> Tool:
-    """Return a tool in OpenAI's form; those that Anthropic's servers run are refused."""
-    if tool.type not in (None, "custom"):
-        field = f"{where}.type"
-        problem = f"{field} is {shown(tool.type)}: this server runs no tools itself"
-        raise RequestError(f"{problem}, give those that you run", field)
-    return tool.tool()
 
 
 def _conversation(body: MessageBody) -> list[Message]:
@@ -161,7 +151,8 @@ def _conversation(body: MessageBody) -> list[Message]:
         raise RequestError("messages is missing or empty: give at least one message", "messages")
     messages: list[Message] = []
     if body.system is not None:
-        messages.append({"role": "system", "content": _text(body.system, "system")})
+        messages.append({"role": "system", "content": text_of(body.system, "system", _BLOCKS)})
+    new = first_new([message.role for message in body.messages])
     for place, message in enumerate(body.messages):
         role, content, field = message.role, message.content, f"messages[{place}].content"
         if isinstance(content, str):
@@ -169,7 +160,7 @@ def _conversation(body: MessageBody) -> list[Message]:
         elif role == "assistant":
             messages.append(_answered(content, field))
         else:
-            messages += _asked(role, content, field)
+            messages += _asked(role, content, field, is_new=place >= new)
     return messages
 
 
@@ -183,9 +174,9 @@ def _answered(blocks: Sequence[dict[str, Any]], field: str) -> Message:
             calls.append(call_of(call.id, call.name, call.input, f"{where}.input"))
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking", "")))
-        elif kind != "redacted_thinking":
-            texts.append(_text_of(block, where))
-    message: Message = {"role": "assistant", "content": "".join(texts)}
+        else:
+            texts.append(block)
+    message: Message = {"role": "assistant", "content": text_of(texts, field, _BLOCKS)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -193,35 +184,24 @@ def _answered(blocks: Sequence[dict[str, Any]], field: str) -> Message:
     return message
 
 
-def _asked(role: str, blocks: Sequence[dict[str, Any]], field: str) -> list[Message]:
+def _asked(
+    role: str, blocks: Sequence[dict[str, Any]], field: str, *, is_new: bool
+) -> list[Message]:
     """Return messages to the model: results of tools, each a message, then texts."""
     messages: list[Message] = []
-    texts: list[str] = []
+    texts: list[dict[str, Any]] = []
     for place, block in enumerate(blocks):
         where = f"{field}[{place}]"
         if block.get("type") != "tool_result":
-            texts.append(_text_of(block, where))
+            text_of([block], where, _BLOCKS, is_new=is_new and role == "user")
+            texts.append(block)
             continue
         result = checked(block, ToolResult, where)
-        content = _text(result.content, f"{where}.content")
+        content = text_of(result.content or "", f"{where}.content", _BLOCKS)
         messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": content})
     if texts or not messages:
-        messages.append({"role": role, "content": "".join(texts)})
+        messages.append({"role": role, "content": text_of(texts, field, _BLOCKS)})
     return messages
-
-
-def _text(content: str | list[dict[str, Any]], field: str) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(_text_of(block, f"{field}[{k}]") for k, block in enumerate(content))
-
-
-def _text_of(block: dict[str, Any], where: str) -> str:
-    text = block.get("text")
-    if block.get("type") != "text" or not isinstance(text, str):
-        kind = shown(block.get("type"))
-        raise RequestError(f"{where}.type is {kind}: this model reads text", f"{where}.type")
-    return text
 
 
 # -- Replies --------------------------------------------------------------------------------------

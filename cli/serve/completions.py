@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import itertools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from specrun.bench.text_scores import TokenScore
 from specrun.bindings.models.vocabulary import FillTokens, Vocabulary
 from specrun.cli.serve.body import wanted, wrong
 from specrun.cli.serve.chat import Likely, OpenAIBody, OpenAIForm
@@ -45,6 +48,8 @@ class CompletionBody(OpenAIBody, kw_only=True):
     suffix: str | None = None
     echo: bool | None = None
     logprobs: Likely | None = None
+    parse_special: bool | None = None
+    add_special_tokens: bool | None = None
 
 
 class OtherFile(Struct):
@@ -70,8 +75,6 @@ class InfillBody(AnswerBody, kw_only=True):
 
 def completion_request(body: CompletionBody, service: AnswerService) -> AnswerRequest:
     """Return the request of a body; raises `RequestError` that names the field."""
-    if body.echo and body.logprobs is not None:
-        raise RequestError("echo has no logprobs here: those of a prompt are not computed", "echo")
     prompts = prompts_of(body.prompt, "prompt")
     if body.suffix:
         max_tokens = length_of(body, service.settings)
@@ -80,8 +83,14 @@ def completion_request(body: CompletionBody, service: AnswerService) -> AnswerRe
                 raise RequestError("suffix needs a prompt that is a text, not tokens", "suffix")
             gap = Gap(prompt, body.suffix)
             prompts[place] = fill_prompt(gap, service.engine, max_tokens, "suffix")
-    return answer_request(
+    request = answer_request(
         body, service, prompts=prompts, n=body.choices(), top_logprobs=body.logprobs
+    )
+    return dataclasses.replace(
+        request,
+        parse_special=body.parse_special is not False,
+        adds_bos=body.add_special_tokens is not False,
+        scores_prompts=bool(body.echo) and request.logprobs,
     )
 
 
@@ -190,38 +199,55 @@ def _other_tokens(
 
 
 class CompletionForm(OpenAIForm):
-    """Completions and their chunks, as OpenAI writes them."""
+    """Completions and their chunks, as OpenAI writes them; echoed prompts may have scores, too."""
 
     def __init__(self, answer: ServedAnswer, body: CompletionBody) -> None:
         super().__init__(answer, body, "cmpl", "text_completion")
+        request, vocabulary = answer.request, self._vocabulary
         self._lengths = [0] * len(answer.streams)  # in characters, which logprobs count
         self._echoed = [""] * len(answer.streams)  # the prompt's text of each choice
+        self._scored: list[Logprobs] = [Logprobs() for _ in answer.streams]
         if body.echo:
-            detokenize, request = self._vocabulary.detokenize, answer.request
-            self._echoed = [
-                prompt if isinstance(prompt, str) else detokenize(list(prompt))
-                for prompt in request.prompts
-                for _ in range(request.n)
-            ]
+            prompts = [prompt for prompt in request.prompts for _ in range(request.n)]
+            for choice, prompt in enumerate(prompts):
+                names = isinstance(prompt, str)
+                text = prompt if isinstance(prompt, str) else vocabulary.detokenize([*prompt])
+                self._echoed[choice] = text
+                if answer.scores:
+                    scores = answer.scores[choice // request.n]
+                    self._scored[choice] = prompt_logprobs(scores, text, vocabulary, names=names)
 
     def delta(self, delta: Delta) -> bytes:
         """Return a chunk with a round's text; at the end of a choice one with the reason."""
-        text, events = delta.text, b""
-        if delta.index not in self._begun:
+        text, events, logprobs = delta.text, b"", None
+        is_first = delta.index not in self._begun
+        if self._answer.request.logprobs:
+            start = self._lengths[delta.index]
+            logprobs = self._logprobs(delta.index, delta.events, start, with_prompt=is_first)
+        if is_first:
             self._begun.add(delta.index)
             text = self._echoed[delta.index] + text
-        if text or (delta.events and self._answer.request.logprobs):
-            events = self._chunk(delta, text)
+        if text or (logprobs is not None and logprobs.tokens):
+            events = self._chunk(delta.index, text, logprobs=logprobs)
         if delta.finish is not None:
-            events += self._chunk(delta, "", finish=delta.finish)
+            events += self._chunk(delta.index, "", finish=delta.finish)
         return events
 
-    def _chunk(self, delta: Delta, text: str, *, finish: str | None = None) -> bytes:
-        choice: dict[str, Any] = {"index": delta.index, "text": text, "finish_reason": finish}
-        if self._answer.request.logprobs and finish is None:
-            start = self._lengths[delta.index]
-            choice["logprobs"] = completion_logprobs(delta.events, self._vocabulary, start)
-        self._lengths[delta.index] += len(text)
+    def _logprobs(
+        self, index: int, events: Sequence[TokenEvent], start: int, *, with_prompt: bool
+    ) -> Logprobs:
+        if not with_prompt:
+            return completion_logprobs(events, self._vocabulary, start)
+        start += len(self._echoed[index])
+        return self._scored[index] + completion_logprobs(events, self._vocabulary, start)
+
+    def _chunk(
+        self, index: int, text: str, *, logprobs: Logprobs | None = None, finish: str | None = None
+    ) -> bytes:
+        choice: dict[str, Any] = {"index": index, "text": text, "finish_reason": finish}
+        if logprobs is not None:
+            choice["logprobs"] = logprobs
+        self._lengths[index] += len(text)
         return event_bytes({**self._common, "choices": [choice]})
 
     def whole(self, choices: Sequence[EndedChoice]) -> object:
@@ -230,31 +256,84 @@ class CompletionForm(OpenAIForm):
         for index, choice in enumerate(choices):
             logprobs = None
             if self._answer.request.logprobs:
-                logprobs = completion_logprobs(choice.events, self._vocabulary, 0)
+                logprobs = self._logprobs(index, choice.events, 0, with_prompt=True)
             text = self._echoed[index] + choice.result.text
             entry = {"index": index, "text": text, "logprobs": logprobs}
             listed.append({**entry, "finish_reason": choice.finish})
         return {**self._common, "choices": listed, **self._summary()}
 
 
+class Logprobs(Struct):
+    """The `logprobs` of a completion: a list each, with an entry for each token."""
+
+    tokens: list[str] = []
+    token_logprobs: list[float | None] = []
+    top_logprobs: list[dict[str, float] | None] = []
+    text_offset: list[int] = []
+
+    def __add__(self, other: Logprobs) -> Logprobs:
+        return Logprobs(
+            self.tokens + other.tokens,
+            self.token_logprobs + other.token_logprobs,
+            self.top_logprobs + other.top_logprobs,
+            self.text_offset + other.text_offset,
+        )
+
+
+def prompt_logprobs(
+    scores: Sequence[TokenScore], text: str, vocabulary: Vocabulary, *, names: bool
+) -> Logprobs:
+    """Return the `logprobs` of a prompt's tokens; nothing predicts the first one.
+
+    `names`: control tokens stand in the text by their names.
+    """
+    tokens = [score.token for score in scores]
+    pieces = [*map(vocabulary.named, tokens)] if names else vocabulary.pieces(tokens)
+    if names and not text.startswith(pieces[0].decode("utf-8", "replace")):
+        pieces[0] = vocabulary.piece(tokens[0])  # a bos that was added
+    return Logprobs(
+        [vocabulary.label(token) for token in tokens],
+        [score.logprob for score in scores],
+        [
+            None if place == 0 else {vocabulary.label(token): value for token, value in score.top}
+            for place, score in enumerate(scores)
+        ],
+        [*_offsets(text.encode("utf-8", "replace"), pieces)],
+    )
+
+
+def _offsets(data: bytes, pieces: Sequence[bytes]) -> Iterator[int]:
+    """Yield the character of a text at which each of its tokens begins.
+
+    A tokenizer may have put a space before the text, which is no part of it.
+    """
+    joined = b"".join(pieces)
+    place = len(data) - len(joined) if joined.endswith(data) else 0
+    count = at = 0
+    for piece in pieces:
+        begin = min(max(place, 0), len(data))
+        # All bytes but those that go on with a character.
+        count += sum(byte & 0xC0 != 0x80 for byte in data[at:begin])
+        at = begin
+        yield count
+        place += len(piece)
+
+
 def completion_logprobs(
     events: Sequence[TokenEvent], vocabulary: Vocabulary, start: int
-) -> dict[str, Any]:
+) -> Logprobs:
     """Return the `logprobs` of a completion's tokens, whose text begins at character `start`."""
     kept = [event for event in events if event.token_id not in vocabulary.end_of_generation]
-    offsets: list[int] = []
-    for event in kept:
-        offsets.append(start)
-        start += len(event.text)
-    return {
-        "tokens": [vocabulary.label(event.token_id) for event in kept],
-        "token_logprobs": [event.logprob for event in kept],
-        "top_logprobs": [
+    offsets = itertools.accumulate((len(event.text) for event in kept), initial=start)
+    return Logprobs(
+        [vocabulary.label(event.token_id) for event in kept],
+        [event.logprob for event in kept],
+        [
             {vocabulary.label(token): value for token, value in event.top_logprobs()}
             for event in kept
         ],
-        "text_offset": offsets,
-    }
+        [*offsets][: len(kept)],
+    )
 
 
 class InfillForm(ReplyForm):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import secrets
 import threading
 import time
@@ -19,13 +20,15 @@ from weakref import WeakSet
 
 from msgspec import Meta, Struct
 
+from specrun.bench.text_scores import TokenScore, score_text
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.lanes import GRAMMARS, REQUESTS
+from specrun.cli.serve.offers import CustomInputs
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools import ChatTurn, PartReader
 from specrun.runtime.chat import CallBegun, ChatText, Part, chat_text, require_room, too_long
-from specrun.runtime.engine import Engine, EngineStream, RoundTrace
+from specrun.runtime.engine import Engine, GenerationStream, RoundTrace
 from specrun.runtime.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.laws import SamplingParams, random_if_unset
@@ -53,13 +56,16 @@ class AnswerRequest:
 
     There are `n` choices for each prompt; choice k of prompt i is number i * n + k. `max_tokens`
     None goes on until the model ends or the context is full. `logprobs` asks for the target's
-    log-probabilities, `top_logprobs` for those of so many likely tokens. The answer goes on
-    with `prefill`, a text behind the rendered conversation.
+    log-probabilities, `top_logprobs` for those of so many likely tokens; `scores_prompts` for
+    those of the prompts' own tokens, too. In prompts that are texts, names of control tokens are
+    control tokens unless `parse_special` is False, and a bos is added if `adds_bos`.
     """
 
     turn: ChatTurn = field(default_factory=ChatTurn)
-    prefill: str = ""
     prompts: Sequence[Prompt] = ()
+    parse_special: bool = True
+    adds_bos: bool = True
+    scores_prompts: bool = False
     params: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None
     n: int = 1
@@ -74,12 +80,14 @@ class AnswerRequest:
 
 
 _SHORT = 2_000  # characters that are tokenized faster than a thread is woken
-_LONGEST_END = 64  # characters: a tag and the white space behind it
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The tokens of a request's prompts; `end` is how a template ended the conversation's text."""
+    """The tokens of a request's prompts; `end` is how a template ended the conversation's text.
+
+    Of an answer that was begun, it is the end before that.
+    """
 
     tokens: list[list[int]]
     end: str = ""
@@ -92,22 +100,37 @@ class PromptReader:
         self._engine = engine
         self._template_kwargs = template_kwargs
 
-    async def read(self, request: AnswerRequest, n_ctx: int | None = None) -> Prompts:
+    async def read(self, request: AnswerRequest) -> Prompts:
         """Return the tokens of each prompt.
 
         Raises `TemplateError` if messages do not fit the template, and `ContextFullError` if a
-        prompt by its bytes alone does not fit in `n_ctx` tokens (None: the engine's).
+        prompt by its bytes alone does not fit in the context.
         """
-        engine, longest = self._engine, self._engine.n_ctx if n_ctx is None else n_ctx
+        engine, longest = self._engine, self._engine.n_ctx
         if not request.turn.messages:
-            if sum(map(len, request.prompts)) <= _SHORT:
-                return Prompts(self._texts(request.prompts, longest))
-            return Prompts(await REQUESTS.run(lambda: self._texts(request.prompts, longest)))
+            return Prompts(await self.texts(request.prompts, longest, self._reader_of(request)))
         if engine.options.chat_template is None and engine.model.chat_template is None:
             problem = "this model has no chat template, which messages need"
             advice = "continue a prompt (/v1/completions), or give the server --chat-template-file"
             raise RequestError(f"{problem}: {advice}", "messages")
         return await REQUESTS.run(lambda: self._conversation(request, longest))
+
+    async def texts(
+        self, prompts: Sequence[Prompt], longest: int, tokenize: Callable[[str], list[int]]
+    ) -> list[list[int]]:
+        """Return the tokens of texts, by `tokenize`, and of prompts that are tokens already.
+
+        Raises `ContextFullError` for one that by its bytes alone has more than `longest` tokens.
+        """
+        if sum(map(len, prompts)) <= _SHORT:
+            return self._texts(prompts, longest, tokenize)
+        return await REQUESTS.run(lambda: self._texts(prompts, longest, tokenize))
+
+    def _reader_of(self, request: AnswerRequest) -> Callable[[str], list[int]]:
+        vocabulary, special = self._engine.vocabulary, request.parse_special
+        if request.adds_bos:
+            return lambda text: vocabulary.tokenize_prompt(text, parse_special=special)
+        return lambda text: vocabulary.tokenize(text, add_special=False, parse_special=special)
 
     async def rendered(self, request: AnswerRequest) -> str:
         """Return the text that the template makes of the messages."""
@@ -120,17 +143,18 @@ class PromptReader:
             request.turn.messages,
             tools=request.turn.tools,
             variables={**self._template_kwargs, **request.turn.template_kwargs},
+            is_begun=request.turn.is_begun,
+            add_generation_prompt=request.turn.is_asked,
             n_ctx=longest,
         )
 
     def _conversation(self, request: AnswerRequest, longest: int) -> Prompts:
-        vocabulary, prefill = self._engine.vocabulary, request.prefill
         text = self._rendered(request, longest)
-        require_room(vocabulary, [prefill], longest)
-        tokens = text.tokens(vocabulary) + vocabulary.tokenize(prefill, add_special=False)
-        return Prompts([tokens], (text.text + prefill)[-_LONGEST_END:])
+        return Prompts([text.tokens(self._engine.vocabulary)], text.end)
 
-    def _texts(self, prompts: Sequence[Prompt], longest: int) -> list[list[int]]:
+    def _texts(
+        self, prompts: Sequence[Prompt], longest: int, tokenize: Callable[[str], list[int]]
+    ) -> list[list[int]]:
         vocabulary = self._engine.vocabulary
         for prompt in prompts:
             if isinstance(prompt, str):
@@ -139,7 +163,7 @@ class PromptReader:
                 raise too_long(len(prompt), longest)
         read: list[list[int]] = []
         for prompt in prompts:
-            tokens = vocabulary.tokenize(prompt) if isinstance(prompt, str) else list(prompt)
+            tokens = tokenize(prompt) if isinstance(prompt, str) else list(prompt)
             if not tokens:
                 problem = "prompt is empty, and this model has no token to begin a text with"
                 raise OptionError(problem)
@@ -183,7 +207,8 @@ class ServedAnswer:
     service: AnswerService
     request: AnswerRequest
     prompts: Prompts
-    streams: Sequence[EngineStream]
+    streams: Sequence[GenerationStream]
+    scores: Sequence[Sequence[TokenScore]] = ()  # of each prompt, if they were requested
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     results: dict[int, GenerationResult] = field(default_factory=dict)
@@ -206,11 +231,13 @@ class ServedAnswer:
     async def _choice(self, index: int) -> AsyncIterator[Delta]:
         stream, length, called = self.streams[index], 0, False
         vocabulary = self.service.engine.vocabulary
-        reader = PartReader(self.request.turn.plan, vocabulary, self.prompts.end)
+        plan = self.request.turn.plan
+        reader = PartReader(plan, vocabulary, self.prompts.end)
+        inputs = CustomInputs(plan.custom)
         async for events in stream.rounds():
             text = "".join([event.text for event in events])
             length += len(text)
-            parts = reader.read(events)
+            parts = inputs.take(reader.read(events))
             called = called or any(isinstance(part, CallBegun) for part in parts)
             if reader.done:
                 stream.cancel()
@@ -222,10 +249,13 @@ class ServedAnswer:
                 raise ClosedError("the server ended before the answer had begun") from problem
             raise
         rest = result.text[length:]
-        finish = _FINISHES[result.finish_reason]
-        if reader.done or (called and finish == "stop"):
+        finish, has_all_calls = _FINISHES[result.finish_reason], reader.done
+        parts = reader.finish(rest, is_cut=finish == "length")
+        called = called or any(isinstance(part, CallBegun) for part in parts)
+        if has_all_calls or (called and finish == "stop"):
             finish = "tool_calls"
-        yield Delta(index, rest, reader.finish(rest), result=result, finish=finish)
+        parts = inputs.take(parts, is_end=True)
+        yield Delta(index, rest, parts, result=result, finish=finish)
 
     def cancel(self) -> None:
         """Ask for no more tokens, and forget the answer."""
@@ -259,6 +289,7 @@ class AnswerService:
         if longest > self.engine.n_ctx:  # at once, not when its turn comes
             raise too_long(longest, self.engine.n_ctx)
         grammar = await self._grammar(request, prompts.end)
+        scores = await self._scores(request, prompts)
         self._require_room(len(prompts.tokens) * request.n)  # others came meanwhile
         seed = random_if_unset(request.params.seed)
         params = request.params.replace(seed=seed, grammar=grammar)
@@ -282,9 +313,23 @@ class AnswerService:
             ]
         except OptionError as error:  # all else was looked at before
             raise RequestError(str(error), "speculative") from None
-        answer = ServedAnswer(self, request, prompts, streams)
+        answer = ServedAnswer(self, request, prompts, streams, scores)
         self.answers.add(answer)
         return answer
+
+    async def _scores(
+        self, request: AnswerRequest, prompts: Prompts
+    ) -> Sequence[Sequence[TokenScore]]:
+        """Return the scores of the prompts' own tokens, if they were requested."""
+        if not request.scores_prompts:
+            return ()
+        model, options = self.engine.model, self.engine.options.context
+        return [
+            await REQUESTS.run(
+                functools.partial(score_text, model, options, tokens, request.top_logprobs)
+            )
+            for tokens in prompts.tokens
+        ]
 
     async def _grammar(self, request: AnswerRequest, prompt_end: str) -> Grammar | None:
         """Return the grammar of a reply, compiled beside the event loop.

@@ -22,7 +22,7 @@ from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.lanes import REQUESTS
 from specrun.cli.serve.replies import json_reply
 from specrun.cli.serve.sampling import MOST
-from specrun.cli.serve.service import AnswerRequest, AnswerService
+from specrun.cli.serve.service import AnswerRequest, AnswerService, Prompt
 
 _Body = TypeVar("_Body", bound=Struct)
 _PART = 1 << 14  # tokens, which take about a millisecond
@@ -148,10 +148,10 @@ class EmbeddingBody(Struct, kw_only=True):
 async def embeddings(request: Request) -> Response:
     """Return the embeddings of texts."""
     service: AnswerService = request.app.state.service
-    body, asked = await read_body(request, EmbeddingBody, _inputs)
+    body, inputs = await read_body(request, EmbeddingBody, _inputs)
     model, options = service.engine.model, service.engine.options.context
     n_ctx = max(service.engine.n_ctx, model.n_ctx_train)  # the embedder's own may be longer
-    texts = (await service.prompts.read(asked, n_ctx)).tokens
+    texts = await service.prompts.texts(inputs, n_ctx, service.engine.vocabulary.tokenize)
 
     def work() -> list[Vector]:
         # A context for each request: it holds no memory between them.
@@ -176,9 +176,9 @@ async def embeddings(request: Request) -> Response:
     )
 
 
-def _inputs(body: EmbeddingBody, service: AnswerService) -> AnswerRequest:
+def _inputs(body: EmbeddingBody, service: AnswerService) -> list[Prompt]:
     if service.engine.model.pooling is None:
         problem = f"{service.settings.model} writes texts and makes no embeddings"
         advice = "serve a model that was trained for them"
         raise RequestError(f"{problem}: {advice}", status=HTTPStatus.NOT_IMPLEMENTED)
-    return AnswerRequest(prompts=prompts_of(body.input, "input"))
+    return prompts_of(body.input, "input")

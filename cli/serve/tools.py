@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -18,12 +19,18 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import shown, wanted
 from specrun.cli.serve.errors import RequestError
 from specrun.runtime.chat import (
+    GENERIC,
     Content,
+    Effort,
     ForcedCalls,
     Part,
+    Reasoning,
     ReplyParser,
     ThinkTags,
     ToolSyntax,
+    is_malformed,
+    is_unreadable,
+    joined,
     syntax_of,
     think_tags_of,
 )
@@ -39,22 +46,31 @@ MOST_TOOLS = 512
 # -- History --------------------------------------------------------------------------------------
 
 
-def text_of(content: object, field: str, asked: str, kinds: Collection[str] | None = None) -> str:
-    """Return a text, or the joined texts of parts; of these `kinds` alone, if they are given."""
+def text_of(content: object, field: str, asked: str, *, is_new: bool = False) -> str:
+    """Return a content as a text: parts that a text model cannot read are told in words.
+
+    `is_new`: it is what the user asks now, and has to be read.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise RequestError(f"{field} is {shown(content)}: give {asked}", field)
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for place, part in enumerate(content):
-        own = part if isinstance(part, dict) else {"type": part}
-        text, kind = own.get("text"), own.get("type")
-        if not isinstance(text, str) or (kinds is not None and kind not in kinds):
+        own = {"type": "text", "text": part} if isinstance(part, str) else part
+        if not isinstance(own, dict) or is_malformed(own) or (is_new and is_unreadable(own)):
             where = f"{field}[{place}]"
+            kind = own.get("type") if isinstance(own, dict) else own
             problem = f"{where} is {shown(kind)}, this model reads text"
             raise RequestError(f"{problem}: give {asked}", where)
-        texts.append(text)
-    return "".join(texts)
+        parts.append(own)
+    return joined(parts)
+
+
+def first_new(roles: Sequence[str]) -> int:
+    """Return the place of the first message behind the last one of the assistant."""
+    behind = (place for place, role in enumerate(roles, 1) if role == "assistant")
+    return max(behind, default=0)
 
 
 def call_of(call_id: object, name: str, arguments: object, field: str) -> Message:
@@ -148,12 +164,15 @@ def tool_choice_of(given: object) -> ToolChoice:
         return ToolChoice()
     if given in ("auto", "none", "required"):
         return ToolChoice(str(given))
+    if _type_of(given).startswith(_HOSTED):
+        return ToolChoice()  # of a tool that another server runs
     allowed = _inner(given, "allowed_tools")
-    name = _inner(given, "function").get("name")
+    name = _name_of(given)
     if allowed.get("type", "allowed_tools") == "allowed_tools" and "tools" in allowed:
         mode, tools = allowed.get("mode", "auto"), allowed["tools"]
         listed = tools if isinstance(tools, list) else [None]
-        found = [_inner(tool, "function").get("name") for tool in listed]
+        called = [tool for tool in listed if _type_of(tool) in _CALLED]
+        found = [_name_of(tool) for tool in called]
         names = [each for each in found if isinstance(each, str)]
         if mode in ("auto", "required") and len(names) == len(found):
             return ToolChoice(mode, frozenset(names))
@@ -162,6 +181,27 @@ def tool_choice_of(given: object) -> ToolChoice:
     form = '{"type": "function", "function": {"name": "..."}}'
     problem = f"tool_choice is {shown(given)}: give auto, none, required, or {form}"
     raise RequestError(problem, "tool_choice")
+
+
+_CALLED = ("function", "custom", "allowed_tools")
+"""The types of tools that clients run themselves, and of lists of them."""
+
+
+_HOSTED = (
+    *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer"),
+    *("local_shell", "shell", "apply_patch", "tool_search"),
+)
+"""How the types of tools begin that servers run."""
+
+
+def _type_of(tool: object) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return kind if isinstance(kind, str) else "function"
+
+
+def _name_of(tool: object) -> object:
+    """Return the name of a function or of a custom tool."""
+    return _inner(tool, "function").get("name") or _inner(tool, "custom").get("name")
 
 
 def _inner(value: object, name: str) -> Mapping[str, Any]:
@@ -181,7 +221,7 @@ class ReplyPlan:
 
     `schemas` are those of the arguments, by the names of the tools that may be called. With
     `must_call` the reply is nothing but calls, behind its reasoning; calls of `strict` tools follow
-    their schemas wherever they come.
+    their schemas wherever they come. `custom` are names of tools that take a text.
     """
 
     syntax: ToolSyntax | None = None
@@ -190,20 +230,24 @@ class ReplyPlan:
     most_calls: int | None = None
     must_call: bool = False
     strict: frozenset[str] = frozenset()
+    custom: frozenset[str] = frozenset()
 
     def control_tokens(self, vocabulary: Vocabulary) -> dict[int, str]:
         """Return those marks of calls and of reasoning that are control tokens, by their ids."""
-        marks = self.syntax.marks if self.syntax is not None and self.schemas else ()
+        syntax, think = self.syntax, self.think
+        marks = [] if think is None else [think.first, think.last, *think.around]
+        if syntax is not None:
+            marks += syntax.marks if self.schemas or syntax.read is not None else syntax.around
         found: dict[int, str] = {}
-        for mark in (*marks, *(self.think or ())):
-            tokens = vocabulary.tokenize(mark, add_special=False, parse_special=True)
-            if len(tokens) == 1 and not vocabulary.piece(tokens[0]):
-                found[tokens[0]] = mark
+        for mark in marks:
+            for token in vocabulary.tokenize(mark, add_special=False, parse_special=True):
+                if not vocabulary.piece(token):
+                    found[token] = vocabulary.text(token)
         return found
 
     def thinks_already(self, prompt_end: str) -> bool:
         """Whether a prompt ends with the tag that opens the reasoning."""
-        return self.think is not None and prompt_end.rstrip().endswith(self.think[0])
+        return self.think is not None and prompt_end.rstrip().endswith(self.think.first)
 
     def grammar(self, vocabulary: Vocabulary, prompt_end: str) -> Grammar | None:
         """Return the grammar of calls that have to come, or to follow schemas; None for neither."""
@@ -234,8 +278,9 @@ class PartReader:
 
     def __init__(self, plan: ReplyPlan, vocabulary: Vocabulary, prompt_end: str) -> None:
         self._marks = plan.control_tokens(vocabulary)
+        self._splits = plan.think is not None
         self._parser: ReplyParser | None = None  # none if only content can come
-        if plan.think is not None or (plan.syntax is not None and plan.schemas):
+        if plan.think is not None or plan.syntax is not None:
             self._parser = ReplyParser(
                 plan.syntax,
                 plan.schemas,
@@ -254,24 +299,54 @@ class PartReader:
         marks = self._marks
         return self._push("".join([marks.get(each.token_id, "") + each.text for each in events]))
 
-    def finish(self, text: str) -> Sequence[Part]:
-        """Return the rest of the parts, with the last of the text."""
-        return [*self._push(text), *(self._parser.finish() if self._parser is not None else ())]
+    def finish(self, text: str, *, is_cut: bool = False) -> Sequence[Part]:
+        """Return the rest of the parts, with the last of the text, which may be cut."""
+        parts = self._push(text)
+        if self._parser is not None:
+            parts = [*parts, *self._split(self._parser.finish(is_cut=is_cut))]
+        return parts
 
     def _push(self, text: str) -> Sequence[Part]:
         if self._parser is not None:
-            return self._parser.push(text)
+            return self._split(self._parser.push(text))
         return (Content(text),) if text else ()
+
+    def _split(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return reasoning as content, where it is not to be split."""
+        if self._splits:
+            return parts
+        return [Content(part.text) if isinstance(part, Reasoning) else part for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """A conversation in the form for its template, and the plan of the reply."""
+    """A conversation in the form for its template, and the plan of the reply.
+
+    `is_begun`: the last message is an answer that goes on. `is_asked`: the prompt ends with the
+    begin of an answer, as the template has it.
+    """
 
     messages: Sequence[Message] = ()
     tools: Sequence[Tool] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     plan: ReplyPlan = field(default_factory=ReplyPlan)
+    is_begun: bool = False
+    is_asked: bool = True
+
+
+# Claude Code writes one before the system's text, for its maker's bills; its hash changes with
+# every request, so that nothing behind it would be found in the cache.
+_CHANGING_LINE = re.compile(
+    r"^x-anthropic-billing-header:(?:[ \t]*[\w-]+=[^;\n]*(?:;|$))*\n*", re.MULTILINE
+)
+
+
+def _constant(message: Message) -> Message:
+    """Return a system message without lines that are no text for the model and always change."""
+    content = message["content"]
+    if message["role"] != "system" or not isinstance(content, str):
+        return message
+    return {**message, "content": _CHANGING_LINE.sub("", content)}
 
 
 def plan_turn(
@@ -283,12 +358,17 @@ def plan_turn(
     parallel: bool,
     splits_reasoning: bool = True,
     template_kwargs: Mapping[str, Any],
+    effort: Effort | None = None,
+    custom: Collection[str] = (),
+    is_begun: bool = False,
+    is_asked: bool = True,
 ) -> ChatTurn:
     """Return how a conversation is rendered and its reply read; raises `RequestError`.
 
     Tools are refused if the template does not render them, or if the syntax of the model's calls
     is not known.
     """
+    messages = [_constant(message) for message in messages]
     if choice.mode == "required" and not tools:
         raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
     used = tools if choice.mode != "none" else ()
@@ -298,15 +378,13 @@ def plan_turn(
         if used:
             problem = "tools need a chat template, and this model has none"
             raise RequestError(problem, "tools") from None
-        return ChatTurn(messages, (), template_kwargs)
-    syntax = syntax_of(template.source)
+        return ChatTurn(messages, (), template_kwargs, is_begun=is_begun, is_asked=is_asked)
+    syntax = syntax_of(template.source) or GENERIC
+    if effort is not None:
+        template_kwargs = {**effort.variables(template), **template_kwargs}
     if used and "tools" not in template.names:
         problem = "this model's chat template knows no tools: leave them out, or give the server"
         raise RequestError(f"{problem} one that does (--chat-template-file)", "tools")
-    if used and syntax is None:
-        families = "Hermes and Qwen, Qwen3-Coder, Llama 3, Mistral"
-        problem = f"how this model writes calls is not known (known: {families})"
-        raise RequestError(f"{problem}: leave tools out", "tools")
     functions = [tool["function"] for tool in used]
     schemas = {function["name"]: function["parameters"] for function in functions}
     for name in choice.names or ():
@@ -316,12 +394,13 @@ def plan_turn(
     if choice.names is not None:
         schemas = {name: schemas[name] for name in schemas if name in choice.names}
     plan = ReplyPlan(
-        syntax=syntax if used else None,
+        syntax=syntax if used or syntax.read is not None or syntax.begins else None,
         schemas=schemas,
         think=think_tags_of(template.source) if splits_reasoning else None,
         most_calls=None if parallel else 1,
         must_call=choice.mode == "required",
         strict=frozenset(each["name"] for each in functions if each.get("strict")),
+        custom=frozenset(custom),
     )
-    id_length = None if syntax is None else syntax.id_length
-    return ChatTurn(for_template(messages, id_length), used, template_kwargs, plan)
+    talk = for_template(messages, syntax.id_length)
+    return ChatTurn(talk, used, template_kwargs, plan, is_begun, is_asked)

@@ -61,10 +61,10 @@ def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
 class _Favourite(RankedLaw):
     """The most likely token of a row, chosen without a distribution."""
 
-    __slots__ = ("_row", "_token")
+    __slots__ = ("_certainty", "_row", "_token")
 
-    def __init__(self, row: Logits, token: int) -> None:
-        self._row, self._token = row, token
+    def __init__(self, row: Logits, token: int, certainty: float | None = None) -> None:
+        self._row, self._token, self._certainty = row, token, certainty
 
     def best(self, count: int) -> list[tuple[int, float]]:
         """Return the token; its probability is not worked out."""
@@ -72,8 +72,32 @@ class _Favourite(RankedLaw):
 
     @property
     def most_likely(self) -> tuple[int, float]:
-        """The token, and its probability among it and the second one."""
-        return self._token, lead(self._row, self._token)
+        """The token, and its probability among it and the second one, unless one is stated."""
+        sure = self._certainty
+        return self._token, lead(self._row, self._token) if sure is None else sure
+
+    def rated(self, certainty: float) -> _Favourite:
+        """Return it with a stated certainty."""
+        return _Favourite(self._row, self._token, certainty)
+
+
+class _RatedLaw(Law):
+    """A distribution whose certainty its method states, in place of its greatest probability."""
+
+    __slots__ = ("_certainty",)
+
+    def __init__(self, law: Law, certainty: float) -> None:
+        super().__init__(law.probs, law.ids)
+        self._certainty = certainty
+
+    @property
+    def most_likely(self) -> tuple[int, float]:
+        """The token of highest probability, and the stated certainty."""
+        return super().most_likely[0], self._certainty
+
+
+def _rated(law: Law, certainty: float) -> Law:
+    return law.rated(certainty) if isinstance(law, _Favourite) else _RatedLaw(law, certainty)
 
 
 class Draft:
@@ -130,6 +154,12 @@ class Draft:
 
     def laws(self, first: int, rows: NodeRows) -> list[Law]:
         """Return the distributions after nodes from number `first` on, by their rows."""
+        laws, certainties = self._laws(first, rows), rows.certainties
+        if certainties is None:
+            return laws
+        return [_rated(*pair) for pair in zip(laws, certainties, strict=True)]
+
+    def _laws(self, first: int, rows: NodeRows) -> list[Law]:
         if rows.ranked is not None and self._points:
             return list(RankedLaw.of_rows(rows.ranked.tokens, rows.ranked.log_probs))
         params, state = self._params, self._request.state

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.language import Expression, find_method
-from specrun.runtime.memory.fit import LayerCount
+from specrun.runtime.memory.fit import LayerCount, LoadOptions
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.planning import MOST_DRAFTED, CostCurve, DraftPlan, LiveCurve, known_curve
 from specrun.runtime.planning.curves import DraftCost
@@ -48,6 +49,18 @@ class DraftEnvironment:
     shape: Shape = "free"
     keeps_rows: bool = False
     meeting: DraftMeeting | None = None
+
+    @classmethod
+    def of(
+        cls,
+        target: Model,
+        context: ContextOptions,
+        options: LoadOptions,
+        **others: Any,  # noqa: ANN401 - the other fields
+    ) -> DraftEnvironment:
+        """Return the environment of drafters that are loaded with these options."""
+        layers, use_mmap = options.n_gpu_layers_draft, options.use_mmap
+        return cls(target, context, n_gpu_layers=layers, use_mmap=use_mmap, **others)
 
     @property
     def n_ctx(self) -> int:
@@ -88,19 +101,23 @@ class DraftEnvironment:
         text_share: Callable[[], float] | None = None,
         *,
         depth: int | None = None,
+        rounds: Callable[[int], float] | None = None,
     ) -> DraftPlan:
         """Return the plan of a drafter of chains, or of trees at most `depth` deep.
 
         It reads `share` of the target for a token of a chain or a depth of a tree. `text_share` is
         what evaluations of the target read in addition to its weights, the keys and values of the
         text, as a share of these. It is computed in every round, if drafters read less of it.
+        `rounds` takes the place of `share` if depths cost what no sum of shares is.
         """
         step = max(share, _LEAST_STEP)
-        rounds: Callable[[int], float] = lambda n: n * step  # noqa: E731
-        if depth is not None:
-            rounds = lambda n: max(n * share, _LEAST_STEP)  # noqa: E731
+        cost: Callable[[int], float] = lambda n: n * step  # noqa: E731
+        if rounds is not None:
+            cost = lambda n: max(rounds(n), _LEAST_STEP)  # noqa: E731
+        elif depth is not None:
+            cost = lambda n: max(n * share, _LEAST_STEP)  # noqa: E731
         learnt, known = (
-            (self._seconds(curve, text_share), self._draft_cost(curve, rounds))
+            (self._seconds(curve, text_share), self._draft_cost(curve, cost))
             for curve in (self.curve, self.known)
         )
         # How many tokens are drawn decides which text comes: the clock must not.

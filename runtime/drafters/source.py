@@ -48,11 +48,14 @@ class NodeRows:
 
     `whole` are rows of logits [vocabulary or fewer], views that die with the next evaluation;
     `ranked` the best tokens of each row with their log-probabilities; `highest` its highest logits.
+    `certainties` are chances that the next tokens are accepted, where the method itself says so:
+    they take the place of the greatest probabilities.
     """
 
     whole: Sequence[Logits] | None = None
     ranked: RankedTokens | None = None
     highest: HighestLogits | None = None
+    certainties: Sequence[float] | None = None
 
 
 Depth = tuple[Sequence[int], Sequence[int]]
@@ -114,6 +117,9 @@ class Source(ABC):
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many nodes can be evaluated below a text."""
         return sys.maxsize
+
+    def expect(self, depth: int) -> None:  # noqa: B027
+        """Note how deep the draft is going to be at most."""
 
     @abstractmethod
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:

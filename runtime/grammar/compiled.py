@@ -7,6 +7,7 @@ grammar can harm whoever compiles it, however deep, large or ambiguous it is.
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import weakref
@@ -18,6 +19,7 @@ from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.process import MEMORY, STACK, GrammarProcess, ProcessEnded, start
+from specrun.runtime.grammar.schema import followed
 from specrun.runtime.grammar.state import Cursor, GrammarState, Lexicon
 
 COMPILE_SECONDS = 10.0
@@ -114,10 +116,11 @@ class GrammarCompiler:
         return known
 
     def _made(self, grammar: Grammar, is_wanted: Callable[[], bool]) -> CompiledGrammar:
-        process = self._forked()
+        process = self._forked(grammar.kind == "gbnf")
         made: CompiledGrammar | None = None
         try:
-            process.ask("compile", COMPILE_SECONDS, STACK, grammar.kind, grammar.source, _LIMITS)
+            source = _source(grammar)
+            process.ask("compile", COMPILE_SECONDS, STACK, grammar.kind, source, _LIMITS)
             while (reply := process.reply(_WATCH_SECONDS)) is None:
                 if not is_wanted():
                     raise ClosedError("nobody waits for the grammar any more")
@@ -132,16 +135,24 @@ class GrammarCompiler:
                 process.close()
         return made
 
-    def _forked(self) -> GrammarProcess:
-        """Return a process for a grammar; the one that knows the vocabulary is started first."""
+    def _forked(self, reads_bytes: bool) -> GrammarProcess:
+        """Return a process for a grammar; the one that knows the vocabulary is started first.
+
+        `reads_bytes`: it reads the vocabulary as bytes, too, which its forks then need not.
+        """
         with self._starting:
-            if self._process is None or self._process.closed:
-                self._process = start(*self._words)
-            try:
-                return self._process.fork()
-            except ProcessEnded:  # somebody has ended it
-                self._process = start(*self._words)
-                return self._process.fork()
+            for is_last in (False, True):
+                if self._process is None or self._process.closed:
+                    self._process = start(*self._words)
+                try:
+                    if reads_bytes:
+                        self._process.ask("read", COMPILE_SECONDS)
+                        self._process.reply()
+                    return self._process.fork()
+                except ProcessEnded:  # somebody has ended it
+                    if is_last:
+                        raise
+        raise AssertionError
 
 
 _COMPILERS: weakref.WeakKeyDictionary[Vocabulary, GrammarCompiler] = weakref.WeakKeyDictionary()
@@ -161,6 +172,16 @@ def compiled(
         if compiler is None:
             compiler = _COMPILERS[vocabulary] = GrammarCompiler(vocabulary)
     return compiler.compile(grammar, is_wanted)
+
+
+def _source(grammar: Grammar) -> str:
+    """Return what the compiler reads: of a schema, the part that a mask can follow."""
+    if grammar.kind != "json-schema":
+        return grammar.source
+    try:
+        return json.dumps(followed(json.loads(grammar.source), grammar.noun))
+    except RecursionError:
+        raise _refusal(grammar, "its values are nested too deep") from None
 
 
 def _refusal(grammar: Grammar, message: str) -> GrammarError:

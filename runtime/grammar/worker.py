@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+from functools import cached_property
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from types import SimpleNamespace
@@ -24,11 +25,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
-    from llguidance.gbnf_to_lark import RuleNode
+
+    from specrun.runtime.grammar.gbnf import Rule
+    from specrun.runtime.grammar.pushdown import TokenTree
 
 _UNFORCED = {"no_forcing": True}
-# A dot of GBNF, and what may hold one that is none: texts, sets of characters and comments.
-_GBNF_DOT = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\n]*|(\.)', re.DOTALL)
 _OPTIONS = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*%llguidance\s*")
 # As llama.cpp's grammars of schemas: without a bound, small models fill answers with spaces.
 _SPACES = r" |\n{1,2}[ \t]{0,20}"
@@ -41,6 +42,7 @@ def main() -> None:
     The other argument is how many bytes this process may take.
     """
     connection, memory = Connection(int(sys.argv[1])), int(sys.argv[2])
+    sys.setrecursionlimit(1_000_000)  # calls of Python's own take no stack
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forks are waited for by nobody
     for kind, limit in ((resource.RLIMIT_DATA, memory), (resource.RLIMIT_CORE, 0)):
@@ -49,16 +51,41 @@ def main() -> None:
             resource.setrlimit(kind, (limit, hard))
     spelled, ends, special, bos = connection.recv()
     try:
-        tokenizer = _tokenizer(spelled, ends, special, bos)
+        words = _Words(spelled, ends, special, bos)
     except ImportError as problem:
         connection.send(str(problem))
         return
-    del spelled
     connection.send("")
     try:
-        _serve(connection, tokenizer)
+        _serve(connection, words)
     except (EOFError, OSError):  # nobody is there any more
         os._exit(0)
+
+
+class _Words:
+    """A vocabulary, as each of the two kinds of grammars reads it."""
+
+    def __init__(
+        self, spelled: list[bytes], ends: list[int], special: list[int], bos: int | None
+    ) -> None:
+        self.tokenizer = _tokenizer(spelled, ends, special, bos)
+        self.spelled, self.ends, self.special = spelled, ends, special
+
+    @cached_property
+    def tree(self) -> TokenTree:
+        """The bytes of the tokens as a tree, for GBNF alone."""
+        from specrun.runtime.grammar.pushdown import TokenTree
+
+        return TokenTree(self.spelled, self.special)
+
+    def named(self, name: str) -> int | None:
+        """Return the token with a name; control tokens go before others."""
+        wanted = name.encode()
+        for tokens in (self.special, range(len(self.spelled))):
+            for token in tokens:
+                if self.spelled[token] == wanted:
+                    return token
+        return None
 
 
 def _tokenizer(
@@ -76,9 +103,9 @@ def _tokenizer(
     return LLTokenizer(TokenizerWrapper(words), n_vocab=len(spelled), eos_token=ends)
 
 
-def _serve(connection: Connection, tokenizer: LLTokenizer) -> None:
+def _serve(connection: Connection, words: _Words) -> None:
     """Answer requests; a fork goes on here with a connection of its own."""
-    text: _Text | None = None
+    text: _Text | _CharacterText | None = None
     while True:
         name, seconds, *arguments = connection.recv()
         if name == "fork":
@@ -92,8 +119,10 @@ def _serve(connection: Connection, tokenizer: LLTokenizer) -> None:
             continue
         signal.setitimer(signal.ITIMER_REAL, seconds)  # ends the process, whatever it is doing
         reply: object
-        if name == "compile":
-            text, reply = _compiled(tokenizer, *arguments)
+        if name == "read":
+            reply = len(words.tree.bytes)
+        elif name == "compile":
+            text, reply = _compiled(words, *arguments)
         else:
             assert text is not None
             reply = (text.look if name == "look" else text.follow)(*arguments)
@@ -105,12 +134,12 @@ def _serve(connection: Connection, tokenizer: LLTokenizer) -> None:
 
 
 def _compiled(
-    tokenizer: LLTokenizer, stack: int, kind: str, text: str, limits: dict[str, Any]
-) -> tuple[_Text | None, tuple[str, int]]:
+    words: _Words, stack: int, kind: str, text: str, limits: dict[str, Any]
+) -> tuple[_Text | _CharacterText | None, tuple[str, int]]:
     """Return an empty text under a grammar; what is wrong with that, or its bytes."""
     before, made = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, list[Any]()
     threading.stack_size(stack)
-    thread = threading.Thread(target=lambda: made.append(_matcher(tokenizer, kind, text, limits)))
+    thread = threading.Thread(target=lambda: made.append(_empty(words, kind, text, limits)))
     thread.start()
     thread.join()
     if not made:
@@ -118,7 +147,22 @@ def _compiled(
     if isinstance(made[0], str):
         return None, (made[0], 0)
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return _Text(made[0]), ("", more if sys.platform == "darwin" else more << 10)
+    return made[0], ("", more if sys.platform == "darwin" else more << 10)
+
+
+def _empty(
+    words: _Words, kind: str, text: str, limits: dict[str, Any]
+) -> _Text | _CharacterText | str:
+    """Return an empty text under a grammar, or what is wrong with that."""
+    if kind != "gbnf":
+        matcher = _matcher(words.tokenizer, kind, text, limits)
+        return matcher if isinstance(matcher, str) else _Text(matcher)
+    from specrun.runtime.grammar.gbnf import NotationError, rules_of
+
+    try:
+        return _CharacterText(words, rules_of(text, words.named))
+    except NotationError as problem:
+        return str(problem)
 
 
 def _matcher(
@@ -182,6 +226,50 @@ class _Text:
         return self._matcher
 
 
+class _CharacterText:
+    """A text under rules of characters (GBNF), and what may follow it: as `_Text`."""
+
+    def __init__(self, words: _Words, rules: list[Rule]) -> None:
+        from specrun.runtime.grammar.pushdown import Pushdown
+
+        self._words = words
+        self._grammar = Pushdown(rules, words.tree, words.spelled)
+        self._states = [self._grammar.start]
+        self._grammar.mask(self._grammar.start)  # forks need not find that again
+
+    def look(self, back: int, tokens: list[int]) -> str | tuple[Any, ...]:
+        """Move, and return the fields of `state.Seen`."""
+        import numpy as np
+
+        begun, state = time.perf_counter(), self._move(back, tokens)
+        grammar, seen = self._grammar, self._grammar.state(state)
+        allowed = grammar.mask(state).copy()
+        allowed[self._words.ends] = seen.may_end
+        if not allowed.any():
+            return "NoExtensionBias"
+        bits = np.packbits(allowed, bitorder="little").tobytes()
+        is_over = seen.may_end and not (seen.characters or seen.tokens)
+        forced = grammar.forced(state, _MOST_FORCED)
+        return bits, seen.may_end, is_over, forced, time.perf_counter() - begun
+
+    def follow(self, back: int, tokens: list[int], texts: list[list[int]]) -> str | list[bool]:
+        """Move, and return which of these texts may follow as a whole."""
+        state, found = self._move(back, tokens), list[bool]()
+        for text in texts:
+            behind = state
+            for token in text:
+                behind = self._grammar.after(behind, token)
+            found.append(bool(behind))
+        return found
+
+    def _move(self, back: int, tokens: list[int]) -> int:
+        if back:
+            del self._states[-back:]
+        for token in tokens:
+            self._states.append(self._grammar.after(self._states[-1], token))
+        return self._states[-1]
+
+
 # -- sources ---------------------------------------------------------------------------------------
 
 
@@ -193,58 +281,13 @@ def _source(kind: str, text: str) -> str:
         return f"start: %json {json.dumps(_with_spaces(json.loads(text)))}"
     if kind == "regex":
         return f"start: /{regex_to_lark(text)}/"
-    if kind == "lark":
-        return text
-    # A dot of GBNF stands for line breaks, too, which those of Lark leave out.
-    dots = _GBNF_DOT.sub(lambda found: found[0] if found[1] is None else r"[^\x00]", text)
-    return _lark_of(dots)
-
-
-def _lark_of(text: str) -> str:
-    """Return a GBNF grammar in Lark, by llguidance's converter.
-
-    That looks at all rules once for every step in which one turns out to be a terminal, which is
-    quadratic: here they are marked before.
-    """
-    from llguidance.gbnf_to_lark import GrammarParser, resolve
-
-    rules: dict[str, RuleNode] = GrammarParser().parse(text)
-    _mark_terminals(rules)
-    resolve(rules)
-    return "\n".join(str(rule) for rule in sorted(rules.values(), key=lambda rule: rule.order))
-
-
-def _mark_terminals(rules: dict[str, RuleNode]) -> None:
-    """Mark the rules that lead to terminals alone, each once, from the last ones up."""
-    from llguidance.gbnf_to_lark import RuleRefNode
-
-    using: dict[str, list[str]] = {}
-    missing: dict[str, int] = {}
-    for name, rule in rules.items():
-        used: set[str] = set()
-        below = rule.children()
-        while below:
-            node = below.pop()
-            if isinstance(node, RuleRefNode):
-                used.add(node.name)
-            below.extend(node.children())
-        missing[name] = len(used)
-        for each in used:
-            using.setdefault(each, []).append(name)
-    ready = [name for name, number in missing.items() if not number]
-    while ready:
-        name = ready.pop()
-        rules[name].rule_is_terminal = name != "root"
-        for user in using.get(name, ()) if name != "root" else ():
-            missing[user] -= 1
-            if not missing[user]:
-                ready.append(user)
+    return text
 
 
 def _with_spaces(schema: bool | dict[str, Any]) -> dict[str, Any]:
     """Return a schema that says where spaces may stand, unless it does itself."""
     if isinstance(schema, bool):
-        schema = {} if schema else {"not": {}}
+        schema = {} if schema else {"enum": []}
     options = schema.get("x-guidance")
     known = options if isinstance(options, dict) else {}
     if any(name.startswith("whitespace") for name in known):

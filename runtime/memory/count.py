@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from specrun.bindings.contexts import Context, ContextOptions, MtpContext
+from specrun.bindings.contexts import (
+    BLOCK_ARCHITECTURE,
+    BlockContext,
+    Context,
+    ContextOptions,
+    Lender,
+    MtpContext,
+    block_options,
+)
 from specrun.bindings.gguf import GGUFHeader, read_header
 from specrun.bindings.machine import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
@@ -30,10 +38,12 @@ from specrun.runtime.memory.shape import ModelShape
 
 
 TARGET, DRAFT, BLOCKS, HEADS = "target", "draft model", "NextN blocks", "heads"
+BLOCK_DRAFTER = "block drafter"
 
 _ROWS = 16  # the widest round if the expression names no size
 _STATE_ROWS = 64  # with hidden states every token of a piece of a prompt has a row
-_RECURRENT_LENGTH = {"mtp": 3, "draft": 5}
+_RECURRENT_LENGTH = {"mtp": 3, "draft": 5, "dflash": 5}
+_BLOCK = 16  # tokens of a block drafter's, if its file names no size
 _SPARE_CELLS = 64  # nodes of a tree, behind the text
 # Graphs have memory of their own: those that hold logits at once, and those that hold scores, of
 # two lengths of a text each.
@@ -50,7 +60,7 @@ class ModelPart:
 
     `nextn`: it has a context over its NextN blocks too, or alone without a trunk. `drafts`:
     it lies on the devices of drafts. The plan's context is that of each of `n_texts` conversations;
-    if it is `shared`, of all of them together.
+    if it is `shared`, of all of them together. A block drafter reads matrices of its `lender`.
     """
 
     title: str
@@ -61,6 +71,7 @@ class ModelPart:
     drafts: bool = False
     n_texts: int = 1
     shared: bool = False
+    lender: Path | None = None
 
     def with_cache(self, keys: str, values: str) -> ModelPart:
         """Return the same with keys and values of other types."""
@@ -81,6 +92,8 @@ class ModelPart:
         """Return the tokens of its context if the plan's has so many."""
         if self.shared:
             return n_ctx
+        if self.lender is not None:  # a block lies behind the text, in cells of its own
+            return self.n_texts * (n_ctx + self.context.n_outputs)
         stretched = self.context.rope.stretches
         return self.n_texts * (n_ctx if stretched else min(n_ctx, self.model.n_ctx_train))
 
@@ -139,7 +152,11 @@ def parts_of(
         if path is None or not path.is_file() or expression.atom == "rest":
             continue
         header = read_header(path)
-        if method_of_head(header.architecture) is not None:
+        if header.architecture == BLOCK_ARCHITECTURE:
+            found.append(
+                dataclasses.replace(_blocks(path, header, target, context), n_texts=n_texts)
+            )
+        elif method_of_head(header.architecture) is not None:
             has_states = True
             found.append(dataclasses.replace(_heads(header, shape), n_texts=n_texts))
         else:
@@ -177,6 +194,13 @@ def _file_of(expression: Expression, files: Mapping[str, Path]) -> Path | None:
 
 def _drafting(context: ContextOptions, *, blocks: bool) -> ContextOptions:
     return dataclasses.replace(context, n_outputs=_ROWS if blocks else 1)
+
+
+def _blocks(path: Path, header: GGUFHeader, target: Path, context: ContextOptions) -> ModelPart:
+    """Return the part of a block drafter."""
+    size = header.metadata.get(f"{BLOCK_ARCHITECTURE}.block_size", _BLOCK)
+    options = block_options(context, size if isinstance(size, int) and size > 0 else _BLOCK)
+    return ModelPart(BLOCK_DRAFTER, ModelShape.read(path), options, drafts=True, lender=target)
 
 
 def _recurrent_length(expression: Expression) -> int:
@@ -278,16 +302,17 @@ class MemoryCounts:
         key = part.model.path, part.nextn, options, nextn
         if key not in self._found:
             with placing(_CPU_ONLY):
-                found = count_context(self._model(part), options, nextn=nextn)
+                lender = None if part.lender is None else self._opened_of(part.lender)
+                model = self._opened_of(part.model.path, nextn=part.nextn)
+                found = count_context(model, options, nextn=nextn, lender=lender)
             self._found[key] = sum(found.values(), Breakdown())
         return self._found[key]
 
-    def _model(self, part: ModelPart) -> CountedModel:
-        key = part.model.path, part.nextn
-        model = self._models.get(key)
+    def _opened_of(self, path: Path, *, nextn: bool = False) -> CountedModel:
+        model = self._models.get((path, nextn))
         if model is None:
-            model = CountedModel(part.model.path, load_nextn=part.nextn)
-            self._models[key] = self._opened.enter_context(model)
+            model = CountedModel(path, load_nextn=nextn)
+            self._models[path, nextn] = self._opened.enter_context(model)
         return model
 
 
@@ -298,9 +323,22 @@ def _shared_out(n_bytes: int, widths: Sequence[int]) -> list[int]:
 
 
 def count_context(
-    model: CountedModel, options: ContextOptions, *, nextn: bool = False
+    model: CountedModel,
+    options: ContextOptions,
+    *,
+    nextn: bool = False,
+    lender: CountedModel | None = None,
 ) -> dict[str, Breakdown]:
-    """Return the bytes that a context of a model would take, by device name (`HOST_NAME`: CPU)."""
+    """Return the bytes that a context of a model would take, by device name (`HOST_NAME`: CPU).
+
+    With a `lender` the model is a block drafter, and that its target.
+    """
+    if lender is not None:
+        with (
+            Lender(lender) as lent,
+            BlockContext(model, options, lent, causal=False) as context,
+        ):
+            return memory_breakdown(context)
     with (MtpContext if nextn else Context)(model, options) as context:
         return memory_breakdown(context)
 
@@ -309,11 +347,18 @@ def count_on_devices(part: ModelPart, n_ctx: int, n_gpu_layers: int) -> dict[str
     """Return the bytes that a part takes on the devices in force (`placing`), by device name."""
     options = dataclasses.replace(part.context, n_ctx=n_ctx, n_rollback=part.n_rollback)
     found: dict[str, Breakdown] = {HOST_NAME: Breakdown()}
-    with CountedModel(
-        part.model.path, n_gpu_layers=n_gpu_layers, load_nextn=part.nextn, drafts=part.drafts
-    ) as model:
+    with ExitStack() as opened:
+        lends = None if part.lender is None else opened.enter_context(CountedModel(part.lender))
+        model = opened.enter_context(
+            CountedModel(
+                part.model.path,
+                n_gpu_layers=n_gpu_layers,
+                load_nextn=part.nextn,
+                drafts=part.drafts,
+            )
+        )
         for nextn in part.contexts:
-            for name, counts in count_context(model, options, nextn=nextn).items():
+            for name, counts in count_context(model, options, nextn=nextn, lender=lends).items():
                 known = found.get(name, Breakdown())
                 # A second context shares the weights.
                 weights = counts.weights if not known.weights else 0

@@ -183,7 +183,7 @@ def _add_children(
 ) -> None:
     """Append the `topk` most likely children of an evaluated node with their values."""
     children = most_likely(law, topk)
-    if not children or children[0][1] < p_min:
+    if not children or (p_min and law.most_likely[1] < p_min):
         return
     # The product of the draft probabilities on the path (section 3.1).
     value = 1.0 if parent == ROOT else grown.values[parent]

@@ -26,24 +26,20 @@ SCORES = Scores(
 )
 
 
-def test_every_stage_runs_once_and_the_files_are_published(tmp_path, monkeypatch, caplog):
-    entries = [entry for entry in build_corpus() if entry.name.startswith("shutil.c")]
+@pytest.fixture(scope="module")
+def entries():
+    return [entry for entry in build_corpus() if entry.name.startswith("shutil.c")]
+
+
+def test_every_stage_runs_once_and_the_files_are_published(entries, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(demo_family, "build_corpus", lambda: entries)
     monkeypatch.setattr(demo_family, "TARGET_SHAPE", SMALL)
     monkeypatch.setattr(demo_family, "DRAFTER_SHAPE", SMALL)
     published = tmp_path / "published"
     published.mkdir()
-    arguments = [
-        "--work",
-        str(tmp_path / "work"),
-        "--publish",
-        str(published),
-        "--device",
-        "cpu",
-        "--threads",
-        "1",
-    ]
-    plan = parse_plan([*arguments, "--target-steps", "40", "--drafter-steps", "30"])
+    folders = ["--work", str(tmp_path / "work"), "--publish", str(published)]
+    steps = ["--target-steps", "40", "--drafter-steps", "30"]
+    plan = parse_plan([*folders, *steps, "--device", "cpu", "--threads", "1"])
     scores = make_family(plan)
     assert scores.n_questions == len(entries)
     assert scores.exact > 0.5
@@ -58,8 +54,7 @@ def test_every_stage_runs_once_and_the_files_are_published(tmp_path, monkeypatch
     assert {entry.sentence for entry in entries} == {json.loads(line)["answer"] for line in lines}
 
 
-def test_a_model_that_was_interrupted_goes_on(tmp_path, monkeypatch, caplog):
-    entries = [entry for entry in build_corpus() if entry.name.startswith("shutil.c")]
+def test_a_model_that_was_interrupted_goes_on(entries, tmp_path, monkeypatch, caplog):
     plan = parse_plan(["--work", str(tmp_path), "--device", "cpu", "--threads", "1"])
     tokenizer = demo_family.tokenizer_stage(plan, entries)
 

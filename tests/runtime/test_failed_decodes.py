@@ -38,6 +38,9 @@ CASES = [
     ("shallow", "draft(FILE:twin, tree=2x2)"),
     ("shallow", "cascade(draft(FILE:twin, n=4), draft(FILE:small, n=2))"),
     ("shallow", "eagle(FILE:eagle, n=3)"),
+    ("shallow", "dflash(FILE:dflash, n=3)"),
+    ("shallow", "dflash(FILE:dflash2, n=3)"),
+    ("shallow", "dflash(FILE:dspark, tree=2x2)"),
     ("nextn", "mtp(n=3)"),
     ("two blocks", "mtp(n=2)"),
 ]

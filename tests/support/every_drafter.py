@@ -8,6 +8,7 @@ from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.retrieval import build_store
 from specrun.runtime.language import quoted
+from support.tiny_dflash import TinyDFlash
 from support.tiny_eagle import random_eagle
 from support.tiny_eagle3 import random_eagle3
 from support.tiny_heads import random_medusa
@@ -31,6 +32,11 @@ HEADS = [
     ("shallow", "hydra(FILE:hydra++, n=3)"),
     ("shallow", "hydra(FILE:hydra++, tree=2x2x1)"),
     ("shallow", "hydra(FILE:hydra++, depth=3, topk=2, nodes=6)"),
+    ("shallow", "dflash(FILE:dflash, n=4)"),
+    ("shallow", "dflash(FILE:dflash2, topk=2, nodes=auto)"),
+    ("shallow", "dflash(FILE:dflash2, tree=2x2x1, sampling=without)"),
+    ("shallow", "dflash(FILE:dspark, depth=4, topk=2, nodes=6)"),
+    ("shallow", "dflash(FILE:dspark, n=3, sampling=with)"),
     ("shallow", "medusa(FILE:medusa, tree=3x2x1)"),
     ("shallow", "medusa(FILE:medusa, nodes=auto)"),
     ("nextn", "mtp(n=4)"),
@@ -97,6 +103,7 @@ DRAFTERS = [
     *HEADS,
     ("hybrid", "none"),
     ("hybrid", "mtp(n=3)"),
+    ("hybrid", "dflash(FILE:dspark for hybrids, n=3)"),
 ]
 
 
@@ -118,6 +125,10 @@ def write_all(folder: Path) -> dict[str, Path]:
         "hydra++": random_hydra(_HIDDEN, _VOCAB, prefix=True).write(
             folder / "hydra++.gguf", _VOCAB
         ),
+        **{
+            name: TinyDFlash(name).write(folder / f"{name}.gguf", files["shallow"])
+            for name in ("dflash", "dflash2", "dspark")
+        },
         "medusa": random_medusa(_HIDDEN, _VOCAB).write(folder / "medusa.gguf", _VOCAB),
         "pass": write_lookahead(folder / "pass.gguf", random_embeddings(_HIDDEN, 3), _VOCAB),
         "space": write_lookahead(
@@ -132,6 +143,8 @@ def write_all(folder: Path) -> dict[str, Path]:
         "blocks": nextn.write_blocks_only(folder / "blocks.gguf"),
         "hybrid": write_tiny_qwen35(folder / "hybrid.gguf", blocks=1),
     }
+    for_hybrids = TinyDFlash("dspark", width=64, taps=(0, 1, 3), mrope=True)
+    heads["dspark for hybrids"] = for_hybrids.write(folder / "dspark64.gguf", heads["hybrid"])
     text, store = folder / "text.txt", folder / "docs.store"
     text.write_text("To be, or not to be, that is the question. To be, or not to sleep.\n" * 3)
     with Model(files["shallow"], vocab_only=True) as model:

@@ -187,3 +187,34 @@ def test_a_vocabulary_is_closed_with_its_model(tiny_model):
     ):
         with pytest.raises(ClosedError):
             call()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["bos", "no-bos"])
+def ending(request, tmp_path_factory) -> Iterator[Model]:
+    """A model whose file has an eos put behind every text, and a bos before it or not."""
+    base = synthetic_vocabulary(300, controls=("<s>", "<|end|>"))
+    own = {"bos": 298, "eos": 299}
+    vocabulary = BytePairVocabulary(
+        base.tokens, base.types, base.merges, own, add_bos=request.param, add_eos=True
+    )
+    path = tmp_path_factory.mktemp("ending") / "ending.gguf"
+    sizes = {"width": 8, "heads": 1, "kv_heads": 1, "layers": 1, "ffn": 8}
+    write_random_llama(path, RandomLlama(**sizes, vocabulary=vocabulary))
+    with Model(path) as opened:
+        yield opened
+
+
+def test_a_prompt_has_its_control_tokens_one_bos_and_no_eos(ending: Model) -> None:
+    vocabulary = ending.vocabulary
+    first = [298] if vocabulary.adds_bos else []
+    assert vocabulary.adds_eos
+    assert vocabulary.tokenize("hi")[-1] == 299  # as embedders read it
+    plain = vocabulary.tokenize("hi", add_special=False)
+    assert vocabulary.tokenize_prompt("hi") == [*first, *plain]
+    assert vocabulary.tokenize_prompt("") == first
+    assert vocabulary.tokenize_prompt("<s>hi") == [298, *plain]
+    assert vocabulary.tokenize_prompt("<|end|>hi") == [*first, 299, *plain]
+    assert vocabulary.tokenize_prompt("hi<|end|>") == [*first, *plain, 299]
+    literal = vocabulary.tokenize("<s>hi", add_special=False)
+    assert 298 not in literal
+    assert vocabulary.tokenize_prompt("<s>hi", parse_special=False) == [*first, *literal]

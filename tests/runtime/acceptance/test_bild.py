@@ -110,7 +110,8 @@ def error(law, wanted) -> float:
 @pytest.mark.parametrize("params", [PLAIN, CUT, GREEDY], ids=["1", "top-p", "0"])
 @pytest.mark.parametrize(("fallback", "rollback"), [(0.5, 1.0), (0.0, 2.0), (0.7, 0.0), (1.0, 1.0)])
 def test_what_comes_out_has_the_stated_law(fallback, rollback, params):
-    for seed in range(2):
+    # Of whole laws a second table takes three times as long as all others together.
+    for seed in (1,) if params is PLAIN else (0, 1):
         law = emitted(BildRule(fallback, rollback), seed, params)
         assert error(law, stated(seed, fallback, rollback, params)) < TOLERANCE
 

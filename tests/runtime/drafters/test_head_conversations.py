@@ -15,6 +15,7 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.model import Model
+from specrun.runtime.drafters.dflash.source import build_dflash
 from specrun.runtime.drafters.eagle import PairCells, PairHead, build_eagle, build_eagle3
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.hydra import PrefixCells, PrefixLayer, build_hydra
@@ -36,6 +37,7 @@ torch = pytest.importorskip("torch")
 from support.every_drafter import HEADS, named, write_all  # noqa: E402
 
 BUILDERS: dict[str, Callable[..., DrafterWeights]] = {
+    "dflash": build_dflash,
     "eagle": build_eagle,
     "eagle3": build_eagle3,
     "hydra": build_hydra,

@@ -45,6 +45,7 @@ TREES = [
 ]
 LOOKS_AHEAD = re.compile("pass|space")
 TELLING = (
+    "dflash",
     *("draft(", "partial(", "early-exit(", "eagle", "hydra", "medusa", "mtp", "ngram("),
     *("pass(", "space(", "cascade(", "relay("),
     *("ensemble(draft(FILE:twin), ngram", "ensemble(pass("),

@@ -1,14 +1,16 @@
-"""GBNF becomes another notation on its way: what may follow a text is what llama.cpp allows.
+"""What may follow a text under a GBNF grammar is what llama.cpp allows.
 
-Compared are tokens of ASCII text, and the end: llama.cpp takes the name of a control token for
-text, and reads bytes that are no UTF-8 in its own way.
+Compared are tokens of whole characters, and the end: llama.cpp takes the name of a control token
+for text, lets bytes follow that are no UTF-8, and of `[^é]` forbids the first byte of "é" alone.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -29,8 +31,42 @@ GRAMMARS = {
     "any": 'root ::= "a." .{1,3} [.b]? # a dot.',
     "optional": 'root ::= ("yes" | "no") (" " why)?\nwhy ::= ws "as" ws [a-z ]+\nws ::= | " "\n',
     "letters": "root ::= [ぁ-ゟ]+ ([ \\t] [一-鿿]+)*\n",
+    # Rules that share characters: no lexer can tell where one of them ends.
+    "spaces before a line break": 'root ::= [0-9]+ ws "\\n"\nws ::= [ \\t\\n]*',
+    "words and a word": 'root ::= [a-zA-Z ]+ " is " [a-z]+ "."',
+    "assignments": (
+        'root ::= (sum "=" ws part "\\n")+\nsum ::= part ([-+*/] part)*\n'
+        'part ::= name | number | "(" ws sum ")" ws\nname ::= [a-z] [a-z0-9_]* ws\n'
+        "number ::= [0-9]+ ws\nws ::= [ \\t\\n]*"
+    ),
+    "statements": (
+        'root ::= function*\nfunction ::= type name "(" (type name)? ")" "{" line* "}"\n'
+        'type ::= ("int" | "float") ws\nname ::= [a-z_] [a-z_0-9]*\nws ::= [ \\n]+\n'
+        'line ::= type name ws "=" ws value ";" | "return" ws value ";" | name ws "(" ")" ";"\n'
+        'value ::= name | [0-9]+ | "-" value | "(" ws value ws ")"'
+    ),
+    "any object": (
+        'root ::= object\nvalue ::= object | array | text | "true" | "null" | [0-9]+\n'
+        'object ::= "{" ws (pair ("," ws pair)*)? "}" ws\npair ::= text ":" ws value\n'
+        'array ::= "[" ws (value ("," ws value)*)? "]" ws\nws ::= | " " | "\\n" [ \\t]{0,20}\n'
+        'text ::= "\\"" ([^"\\\\\\x7F\\x00-\\x1F] | "\\\\" ["\\\\bfnrt] | code)* "\\"" ws\n'
+        'code ::= "\\\\u" [0-9a-fA-F]{4}'
+    ),
+    "lines without line breaks": 'root ::= ("- " [^\\r\\n\\x0b\\x85\\u2028]+ "\\n")+',
+    "escapes": (
+        'root ::= "\\u00e9" [\\U0001F600-\\U0001F64Fa]? "\\x41\\[" rest\n'
+        'rest ::= [\\]\\-\\[^]+ ("\\\\" | "\\"" | "\\t")*'
+    ),
+    "moves": (
+        'root ::= "1. " move " " move "\\n" ([1-9] [0-9]? ". " move "\\n")+\n'
+        'move ::= ([NBKQR] [a-h]? [1-8]? "x"? [a-h] [1-8] | "O-O" "-O"?) [+#]?'
+    ),
+    "counted": 'root ::= ("ab"{2} | [a-c]{1,3} | "abc"+ "d"?){2,} "" [] "!"',
+    "tokens": "root ::= <[70]> (<[71]> | !<[72]> <[73]>){1,2} !<[70]> [a-z]+",
 }
 TEXTS, LENGTH = 6, 16
+PUBLISHED = "SPECRUN_GBNF_FOLDER"
+"""A folder of published grammars, to be compared in addition."""
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +81,15 @@ def compared(vocabulary: Vocabulary) -> np.ndarray:
     ends = vocabulary.end_of_generation
     return np.array(
         [
-            token in ends
-            or (not vocabulary.is_control(token) and vocabulary.named(token).isascii())
+            token in ends or (not vocabulary.is_control(token) and is_text(vocabulary.named(token)))
             for token in range(vocabulary.size)
         ]
     )
+
+
+def is_text(spelled: bytes) -> bool:
+    """Whether a token's bytes are whole characters."""
+    return spelled.decode(errors="ignore").encode() == spelled
 
 
 class LlamaGrammar:
@@ -83,7 +123,25 @@ class LlamaGrammar:
 def test_what_may_follow_is_what_llama_allows(
     vocabulary: Vocabulary, compared: np.ndarray, name: str
 ) -> None:
-    source, chance = GRAMMARS[name], random.Random(name)
+    compare(vocabulary, compared, GRAMMARS[name], random.Random(name))
+
+
+def test_published_grammars_allow_what_llama_allows(
+    vocabulary: Vocabulary, compared: np.ndarray
+) -> None:
+    folder = os.environ.get(PUBLISHED)
+    if not folder:
+        pytest.skip(f"{PUBLISHED} names no folder of grammars")
+    files = sorted(Path(folder).glob("*.gbnf"))
+    assert files
+    for file in files:
+        compare(vocabulary, compared, file.read_text(), random.Random(file.name))
+
+
+def compare(
+    vocabulary: Vocabulary, compared: np.ndarray, source: str, chance: random.Random
+) -> None:
+    """Compare what may follow along random texts."""
     row = np.zeros(vocabulary.size, np.float32)
     for _ in range(TEXTS):
         place, text = compiled(Grammar.gbnf(source), vocabulary).start(0), list[int]()
@@ -95,6 +153,7 @@ def test_what_may_follow_is_what_llama_allows(
                 text.append(chance.choice(sorted(both)))
                 llama.accept(text[-1])
                 place = place.after(text[-1:])
+        place.close()
 
 
 def test_another_grammar_would_be_seen(vocabulary: Vocabulary, compared: np.ndarray) -> None:

@@ -164,7 +164,7 @@ def test_tokens_that_only_one_model_knows(pair: tuple[Path, Path]) -> None:
 # -- the joint law ---------------------------------------------------------------------------------
 
 LAW_PROMPT = [3, 1, 4]
-SAMPLES = 3000
+SAMPLES = 2000
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,224 @@
+"""Grammars of calls that have to come, in the form of the model's family.
+
+The grammars are in llguidance's dialect of Lark. Arguments have the spaces that templates write,
+so that all of a call's frame is forced, and drafted for nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from specrun.runtime.chat.syntax import ArgumentForm, CallForm, ThinkTags
+from specrun.runtime.chat.values import kinds_of, takes_text
+from specrun.runtime.grammar import followed
+
+_SPACES = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
+_BLANK = "/[ \\n]*/"
+_PLACEHOLDERS = {"{index}": "/[0-9]+/", "{number}": "/[1-9][0-9]*/", "{id}": "/[a-zA-Z0-9]{9}/"}
+
+
+@dataclass(frozen=True, slots=True)
+class ForcedCalls:
+    """The calls that are required: one of these tools, or several if the form has a separator.
+
+    With `may_talk` none is required: text may surround calls, but a text that begins as a call is
+    one. `control` are ids of marks that are control tokens, which a grammar names by id.
+    """
+
+    form: CallForm
+    schemas: Mapping[str, Any]
+    control: Mapping[str, int]
+    several: bool = False
+    may_talk: bool = False
+
+    def grammar(self, think: ThinkTags | None = None, *, thinking: bool = False) -> str:
+        """Return the grammar; before the calls the model may think, and must end its reasoning.
+
+        `thinking`: the prompt opened the reasoning already.
+        """
+        rules = _Rules(self.control)
+        start = self._talk(rules) if self.may_talk else self._calls(rules, self.form.with_lead)
+        if think is not None:
+            thought = f"{rules.until(think.last)} {_BLANK} {rules.text(think.follow)}"
+            whole = f"{rules.text(think.first)} {thought}"
+            start = f"{thought} {start}" if thinking else f"({whole})? {start}"
+        return rules.source(start)
+
+    def _calls(self, rules: _Rules, form: CallForm) -> str:
+        heads: list[tuple[str, str]] = []
+        for name, schema in self.schemas.items():
+            fields = schema if isinstance(schema, dict) else {}
+            if form.argument is not None:
+                arguments = _tags(rules, form.argument, fields)
+            elif form.keywords:
+                arguments = _pairs(rules, fields, (", ", "="), rules.json)
+            elif form.quote:
+                arguments = _quoted(rules, {"type": "object", **fields}, form.quote)
+            else:
+                arguments = rules.json({"type": "object", **fields})
+            rest = rules.add_new(f"{arguments} {rules.text(form.behind)}")
+            heads.append((form.before_name + name + form.before_arguments, rest))
+
+        def any_call(before: str) -> str:
+            # One text with what stands before: the lexer cannot go back behind a line break.
+            return " | ".join(f"{rules.text(before + head)} {rest}" for head, rest in heads)
+
+        many = rules.add("call", any_call(form.before_all))
+        if self.several and form.separator is not None:
+            many += f" ({rules.add('next_call', any_call(form.separator))})*"
+        return f"{many} {rules.text(form.behind_all)}"
+
+    def _talk(self, rules: _Rules) -> str:
+        """Return text and calls: behind a mark, or instead of a text that begins with a bracket."""
+        calls = rules.add("calls", self._calls(rules, self.form.behind_mark))
+        if not self.form.mark:
+            tag = f"({rules.text(self.form.tag)})?" if self.form.tag in self.control else ""
+            return f"/\\s*([^\\s{{](?s:.*))?/ | {tag} {calls}"
+        times = "*" if self.several else "?"
+        return f"({rules.until(self.form.mark)} {calls}){times} /(?s:.*)/"
+
+
+class _Rules:
+    """Rules of a grammar, as they come to be needed."""
+
+    def __init__(self, control: Mapping[str, int]) -> None:
+        self._control = control
+        self._rules: list[str] = []
+
+    def add(self, name: str, body: str) -> str:
+        """Add a rule; return its name."""
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def add_new(self, body: str) -> str:
+        """Add a rule without a name of its own; return its name."""
+        return self.add(f"rule_{len(self._rules)}", body or '""')
+
+    def text(self, text: str | None) -> str:
+        """Return a text, with control tokens by their ids."""
+        if not text:
+            return ""
+        marks = "|".join(map(re.escape, (*self._control, *_PLACEHOLDERS)))
+        made: list[str] = []
+        for piece in re.split(f"({marks})", text):
+            if piece in self._control:
+                made.append(f"<[{self._control[piece]}]>")
+            elif piece:
+                known = _PLACEHOLDERS.get(piece)
+                made.append(json.dumps(piece, ensure_ascii=False) if known is None else known)
+        return " ".join(made)
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """Return a rule of the JSON values of a schema."""
+        options = schema.get("x-guidance")
+        spaced = {**_SPACES, **options} if isinstance(options, dict) else _SPACES
+        source = json.dumps({**followed(schema, "schema of a tool"), "x-guidance": spaced})
+        return self.add(f"json_{len(self._rules)}", f"%json {source}")
+
+    def until(self, mark: str) -> str:
+        """Return a rule of any text up to a mark, and the mark."""
+        if any(mark.startswith(each) for each in self._control):
+            return f"/(?s:.*)/ {self.text(mark)}"
+        escaped = "\\n".join(map(re.escape, mark.split("\n"))).replace("/", "\\/")
+        name = f"until_{len(self._rules)}"
+        self.add(f"{name}[lazy]", f"/(?s:.*){escaped}/")
+        return name
+
+    def source(self, start: str) -> str:
+        """Return the grammar that begins with `start`."""
+        return "\n".join([f"start: {start}", *self._rules, ""])
+
+
+def _tagged(rules: _Rules, schema: object, closing: str) -> str:
+    """Return an argument and its closing tag: texts unchanged, all else as JSON."""
+    fields = schema if isinstance(schema, dict) else {}
+    if not takes_text(schema):
+        return f"{rules.json(fields)} {rules.text(closing)}"
+    if "enum" not in fields:
+        return rules.until(closing)
+    values = " | ".join(rules.text(str(value)) for value in fields["enum"])
+    return f"({values}) {rules.text(closing)}"
+
+
+def _tags(rules: _Rules, form: ArgumentForm, schema: Mapping[str, Any]) -> str:
+    """Return the tags of the arguments, in the schema's order; optional ones may be left out."""
+    tags: list[str] = []
+    for key, value, is_required in _members(schema):
+        closing = form.behind.replace("{key}", key)
+        tag = rules.text(form.before + key + form.lead(value)) + " "
+        tag += _tagged(rules, value, closing)
+        tags.append(tag if is_required else f"({tag})?")
+    return " ".join(tags)
+
+
+def _members(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
+    """Return a schema's properties, and whether they are required."""
+    properties, required = schema.get("properties"), schema.get("required")
+    members = properties.items() if isinstance(properties, dict) else ()
+    names = required if isinstance(required, list) else []
+    return [(key, value, key in names) for key, value in members]
+
+
+def _pairs(
+    rules: _Rules,
+    schema: Mapping[str, Any],
+    marks: tuple[str, str],
+    value_of: Callable[[Mapping[str, Any]], str],
+) -> str:
+    """Return pairs of names and values with marks between; optional ones may be left out.
+
+    From the last one: what may come behind another pair, and what may come as the first.
+    """
+    comma, assign = (rules.text(mark) for mark in marks)
+    behind = first = ""
+    for key, value, is_required in reversed(_members(schema)):
+        own = value_of(value if isinstance(value, dict) else {})
+        pair = rules.add_new(f"{rules.text(key)} {assign} {own}")
+        begun = f"{pair} {behind}"
+        if is_required:
+            first, behind = begun, f"{comma} {begun}"
+        else:
+            first = f"{begun} | {first}" if first else f"({begun})?"
+            behind = f"({comma} {pair})? {behind}"
+        first, behind = rules.add_new(first), rules.add_new(behind)
+    return first
+
+
+_ANY_DEPTH = 8
+
+
+def _quoted(rules: _Rules, schema: Mapping[str, Any], quote: str, depth: int = 0) -> str:
+    """Return values whose texts stand between quote marks, and whose keys have none."""
+    if depth == _ANY_DEPTH:
+        schema = {}
+
+    def inner(each: Mapping[str, Any]) -> str:
+        return _quoted(rules, each, quote, depth + 1)
+
+    text = f"{rules.text(quote)} {rules.until(quote)}"
+    if isinstance(schema.get("enum"), list):
+        each = (
+            rules.text(f"{quote}{value}{quote}" if isinstance(value, str) else json.dumps(value))
+            for value in schema["enum"]
+        )
+        return f"({' | '.join(each)})"
+    forms = {
+        "string": text,
+        "integer": "/-?(0|[1-9][0-9]*)/",
+        "number": "/-?(0|[1-9][0-9]*)(\\.[0-9]+)?([eE][-+]?[0-9]+)?/",
+        "boolean": '("true" | "false")',
+        "null": '"null"',
+    }
+    kinds = sorted(kinds_of(schema)) or [*forms]
+    choices = [forms[kind] for kind in kinds if kind in forms]
+    if "array" in kinds:
+        items = schema.get("items")
+        item = rules.add_new(inner(items if isinstance(items, dict) else {}))
+        choices.append(f'"[" ({item} ("," {item})*)? "]"')
+    if "object" in kinds:
+        choices.append(f'"{{" {_pairs(rules, schema, (",", ":"), inner)} "}}"')
+    return f"({' | '.join(choices)})"

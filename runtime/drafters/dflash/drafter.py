@@ -1,0 +1,280 @@
+"""A block drafter in llama.cpp: its model, which conversations share, and the cells of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from itertools import takewhile
+from typing import cast
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.bindings.contexts import (
+    Batch,
+    BlockContext,
+    ContextOptions,
+    Lender,
+    Rows,
+    block_options,
+    needs_lender,
+)
+from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder
+from specrun.bindings.ggml.tensor import I32
+from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, read_numbers
+from specrun.bindings.models import Model
+from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
+from specrun.runtime.drafters.dflash.file import MARKOV, VOCABULARY_MAP, BlockFile
+from specrun.runtime.drafters.dflash.rows import BlockRows, LatticeRows, MarginalRows, MarkovRows
+from specrun.runtime.heads import FloatRows, NativeShare, RowPiece, filled_width
+from specrun.runtime.planning.theory import multiplied
+from specrun.runtime.round.drafter import close_all
+
+_MARKOV_OUT = "markov_w2.weight"
+
+
+class BlockDrafter:
+    """The model of a block drafter's file, for the target that it was made for.
+
+    Close it after the cells of all conversations, and before the target. Raises as `BlockFile.read`
+    and `Model` do.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        target: Model,
+        *,
+        n_gpu_layers: int = 0,
+        use_mmap: bool = True,
+        n_threads: int = 0,
+    ) -> None:
+        self.file = BlockFile.read(path, target)
+        self.target = target
+        self._lender: Lender | None = None
+        self.markov: MarkovHead | None = None
+        self._shared: SharedBlocks | None = None
+        self.model = Model(path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, drafts=True)
+        try:
+            if needs_lender(self.model):
+                self._lender = Lender(target)
+            if self.file.generation == "DSpark":
+                self.markov = MarkovHead(self.model, n_threads=n_threads)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def n_params(self) -> int:
+        """The parameters of its file."""
+        return self.model.n_params
+
+    @property
+    def multiplied(self) -> float:
+        """The parameters that each token of a block multiplies, the target's output among them."""
+        own = multiplied(self.model.header, self.model.header.tensors)
+        names = {tensor.name for tensor in self.model.header.tensors}
+        has_output = not names.isdisjoint(("output.weight", "token_embd.weight"))
+        return own + (0 if has_output else self.model.n_embd * self.target.vocabulary.size)
+
+    def cells(
+        self, options: ContextOptions, n_slots: int, meeting: DraftMeeting | None = None
+    ) -> BlockCells:
+        """Return the cells of a conversation, whose block predicts so many tokens.
+
+        At a meeting all conversations have one context, so their blocks are one evaluation.
+        """
+        file = self.file
+        own = block_options(options, file.first + n_slots)
+
+        def opened(model: Model, options: ContextOptions) -> BlockContext:
+            return BlockContext(model, options, self._lender, causal=file.causal)
+
+        if meeting is None:
+            return BlockCells(self, opened(self.model, own), n_slots)
+        if self._shared is None:
+            # All blocks are to be in one batch.
+            at_once = max(own.n_batch, own.n_outputs * meeting.n_texts)
+            wide = dataclasses.replace(own, n_batch=at_once, n_ubatch=at_once)
+            self._shared = SharedBlocks(meeting, self.model, wide, meeting.n_texts, opened)
+        part = self._shared.part(copies=False)
+        if part is None:  # all are taken
+            return BlockCells(self, opened(self.model, own), n_slots)
+        return BlockCells(self, cast("BlockContext", self._shared.context), n_slots, part)
+
+    def close(self) -> None:
+        """Free the model; again does nothing."""
+        owned = (self._shared, self.markov, self._lender, self.model)
+        close_all([own for own in owned if own is not None])
+
+
+class SharedBlocks(SharedDraftContext):
+    """A block drafter's context for several conversations, whose blocks are evaluated at once."""
+
+    def fitting(self) -> list[ContextPart]:
+        """Return the first requests of one size: llama.cpp's graph cuts a batch evenly."""
+        size = self.asking[0].asked.n_tokens
+        return [*takewhile(lambda part: part.asked.n_tokens == size, super().fitting())]
+
+
+class BlockCells:
+    """One conversation's keys and values in a block drafter, and its block.
+
+    They are those of a `part` of a context, or without one it owns the whole context.
+    """
+
+    def __init__(
+        self,
+        drafter: BlockDrafter,
+        context: BlockContext,
+        n_slots: int,
+        part: ContextPart | None = None,
+    ) -> None:
+        file = self._file = drafter.file
+        self._markov = drafter.markov
+        self._share = None if drafter.markov is None else NativeShare(drafter.markov.device)
+        self.n_slots, width = n_slots, file.first + n_slots
+        self._context, self._part = context, part
+        self._owned, self._sequence = (context, 0) if part is None else (part, part.first)
+        self._seconds = 0.0
+        self.n_cells = self._owned.n_ctx - width
+        self._features = self._context.feature_batch(len(file.taps) * drafter.target.n_embd)
+        self._block = Batch(width, 1)
+        self._asked: tuple[int, range] | None = None
+
+    @property
+    def native_seconds(self) -> float:
+        """Time in the evaluations of this conversation."""
+        markov = 0.0 if self._share is None else self._share.seconds
+        shared = 0.0 if self._part is None else self._part.native_seconds
+        return self._seconds + shared + markov
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its context is that of other conversations, too."""
+        return self._part is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether blocks are best evaluated with those of other conversations."""
+        return self._part is not None and self._part.waits
+
+    def put(self, piece: RowPiece) -> bool:
+        """Write keys and values of a text's next features, behind the first `count`; return True.
+
+        What lay there and behind, such as the last block's, is dropped first: a block sees all
+        cells, in whichever order.
+        """
+        self._owned.memory.truncate(piece.position if piece.count else 0)
+        n = len(piece)
+        self._features.fill_chain([0] * n, piece.position, (self._sequence,), 0)
+        self._features.give(piece.rows)
+        self._decode(self._features)
+        return True
+
+    def block(self, last: int, position: int, n_slots: int) -> BlockRows:
+        """Evaluate a block that predicts so many tokens after a text's last one, at a position."""
+        # A selector's scores come with the block's states: its logits need not be copied.
+        rows = self._file.generation != "DFlash2"
+        slots = self._fill(last, position, n_slots, self._sequence, with_rows=rows)
+        return self._rows_of(self._decode(self._block), last, slots)
+
+    def ask(self, last: int, position: int, n_slots: int) -> None:
+        """Have such a block evaluated with those of other conversations."""
+        assert self._part is not None
+        self._asked = last, self._fill(last, position, n_slots, 0, with_rows=True)
+        self._part.ask(self._block)
+
+    def answer(self) -> BlockRows | None:
+        """Return the rows of the block that was asked for; None before it was evaluated."""
+        rows = None if self._part is None else self._part.answered()
+        return None if rows is None or self._asked is None else self._rows_of(rows, *self._asked)
+
+    def _fill(
+        self, last: int, position: int, n_slots: int, sequence: int, *, with_rows: bool
+    ) -> range:
+        """Fill the block's batch; return the places of its slots."""
+        self._owned.memory.truncate(position)
+        n = self._file.first + n_slots
+        tokens = [last, *[self._file.mask] * (n - 1)]
+        self._block.fill_chain(tokens, position, (sequence,), n if with_rows else 0)
+        return range(self._file.first, n)
+
+    def _decode(self, batch: Batch) -> Rows:
+        before = self._context.native_seconds
+        rows = self._context.decode(batch)
+        self._seconds += self._context.native_seconds - before
+        return rows
+
+    def _rows_of(self, rows: Rows, last: int, slots: range) -> BlockRows:
+        file = self._file
+        if file.generation == "DFlash2":
+            k = file.top_k
+            packed = np.stack([rows.nextn_state(slot)[: k + k * k] for slot in slots])
+            candidates = packed[:, :k].astype(np.int32)
+            return LatticeRows(candidates, packed[:, k:].reshape(-1, k, k), file.vocab_size)
+        logits = [rows.logits(slot) for slot in slots]
+        if self._markov is None:
+            return MarginalRows(logits)
+        confidences = None
+        if file.has_confidence:  # the same number in all places of a state
+            confidences = [float(rows.nextn_state(slot)[0]) for slot in slots]
+        return MarkovRows(logits, last, self._biases, self._markov.drafted, confidences)
+
+    def _biases(self, tokens: Sequence[int]) -> FloatRows:
+        assert self._markov is not None
+        assert self._share is not None
+        with self._share:
+            return self._markov.biases(tokens)
+
+    def close(self) -> None:
+        """Free the context, or give the part back; again does nothing."""
+        self._owned.close()
+
+
+class MarkovHead:
+    """DSpark's Markov head as a ggml graph over the drafter's own tensors, where ggml shares them.
+
+    `drafted` are the tokens of a draft vocabulary, None for all. Close it before the model.
+    """
+
+    def __init__(self, model: Model, *, n_threads: int = 0) -> None:
+        self._graphs: dict[int, Graph] = {}
+        self.device = ComputeDevice(device_for_heads(model), n_threads=n_threads)
+        self._tensors = TargetTensors(model, self.device)
+        self.drafted: npt.NDArray[np.int64] | None = None
+        names = {tensor.name for tensor in model.header.tensors}
+        try:
+            if VOCABULARY_MAP in names:
+                self.drafted = read_numbers(model.path, VOCABULARY_MAP, np.int64)
+            self._graph(1)
+        except BaseException:
+            self.close()
+            raise
+
+    def biases(self, tokens: Sequence[int]) -> FloatRows:
+        """Return what it adds to the logits of drafted tokens after each of these, [n, drafted]."""
+        width = filled_width(len(tokens))
+        filled = np.array([*tokens, *[tokens[0]] * (width - len(tokens))], np.int32)
+        rows = self._graph(width).run({"tokens": filled})["biases"]
+        return rows[: len(tokens)].astype(np.float32, copy=False)
+
+    def _graph(self, width: int) -> Graph:
+        graph = self._graphs.get(width)
+        if graph is None:
+            with closing(GraphBuilder(self.device, max_operations=4)) as builder:
+                tokens = builder.input("tokens", I32, width)
+                states = builder.get_rows(self._tensors.table(MARKOV), tokens)
+                biases = builder.mul_mat(self._tensors.named(_MARKOV_OUT), states)
+                builder.output("biases", biases)
+                graph = self._graphs[width] = builder.build()
+        return graph
+
+    def close(self) -> None:
+        """Free graphs and device; again does nothing."""
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+        self._tensors.close()
+        self.device.close()

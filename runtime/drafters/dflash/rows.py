@@ -1,0 +1,146 @@
+"""Distributions after the nodes of a block's tree, by its generation.
+
+A block is evaluated once, before anything is drafted. Slot d predicts the token at depth d + 1, and
+the distribution after a node is one of its slot and, but for DFlash, of the node's own token:
+
+- DFlash: each slot's row, whatever was drafted before. Trees are products of these rows.
+- DSpark: the slot's row plus a bias of the token before it, w2 w1[token]. llama.cpp's graph adds
+  the bias of its own chain, each token the most likely one after that before. Rows along this chain
+  are taken as they are, bit by bit; for another token the difference of two biases is added.
+- DFlash2: the slot's best k tokens alone, with scores for each pair of neighbouring slots' tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.runtime.drafters.source import HighestLogits, NodeRows
+from specrun.runtime.heads import FloatRows
+from specrun.runtime.laws.transform import Logits
+
+Biases = Callable[[Sequence[int]], FloatRows]
+"""The Markov head: what it adds to the logits of drafted tokens after each token, [n, drafted]."""
+
+
+class BlockRows(ABC):
+    """The rows of one evaluated block, views that die with the next evaluation.
+
+    `confidences` are, for each slot, the chance that its token is accepted if those before are, by
+    a head that was trained for that; None if there is none.
+    """
+
+    confidences: Sequence[float] | None = None
+
+    @abstractmethod
+    def after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
+        """Return the rows of a slot after nodes with these tokens; of slot 0 after the text."""
+
+
+class MarginalRows(BlockRows):
+    """DFlash's rows: a slot's own, after any token."""
+
+    def __init__(self, logits: Sequence[Logits]) -> None:
+        self._logits = logits
+
+    def after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
+        """Return the slot's row for each node."""
+        return NodeRows([self._logits[slot]] * len(tokens))
+
+
+class MarkovRows(BlockRows):
+    """DSpark's rows: `logits` hold the biases of the chain of most likely tokens after `last`.
+
+    `drafted` are the tokens of a draft vocabulary, None for all; others have no bias.
+    """
+
+    def __init__(
+        self,
+        logits: Sequence[Logits],
+        last: int,
+        biases: Biases,
+        drafted: npt.NDArray[np.integer[Any]] | None = None,
+        confidences: Sequence[float] | None = None,
+    ) -> None:
+        self.confidences = confidences
+        self._logits, self._biases, self._drafted = logits, biases, drafted
+        # The token before each slot on llama.cpp's own chain, as far as it was asked for.
+        self._chain = [last]
+
+    def after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
+        """Return the slot's row for each node, with the bias of its token."""
+        row, before = self._logits[slot], self._before(slot)
+        others = [*dict.fromkeys(token for token in tokens if token != before)]
+        known = {before: row}
+        if others:
+            own, *biases = self._biases([before, *others])
+            known |= {
+                token: self._plus(row, bias - own)
+                for token, bias in zip(others, biases, strict=True)
+            }
+        whole, sure = [known[token] for token in tokens], self.confidences
+        return NodeRows(whole, certainties=sure and [sure[slot]] * len(tokens))
+
+    def _before(self, slot: int) -> int:
+        while len(self._chain) <= slot:
+            self._chain.append(int(self._logits[len(self._chain) - 1].argmax()))
+        return self._chain[slot]
+
+    def _plus(self, row: Logits, bias: FloatRows) -> Logits:
+        if self._drafted is None:
+            return row + bias
+        biased = row.copy()
+        biased[self._drafted] += bias
+        return biased
+
+
+class LatticeRows(BlockRows):
+    """DFlash2's rows: `candidates` [slots, k], and `scores` [slots, k, k] of each after each.
+
+    scores[d, i, j] is of candidate j of slot d after candidate i of the slot before; those of slot
+    0 are all of the text's last token.
+    """
+
+    def __init__(
+        self, candidates: npt.NDArray[np.int32], scores: FloatRows, vocab_size: int
+    ) -> None:
+        self._candidates, self._scores, self._vocab_size = candidates, scores, vocab_size
+
+    def after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
+        """Return the scores of the slot's candidates after each node, by ascending tokens."""
+        named = self._candidates[slot]
+        order = named.argsort()
+        if slot:
+            above = self._candidates[slot - 1].tolist()
+            places = [above.index(token) for token in tokens]
+        else:
+            places = [0] * len(tokens)
+        scores = np.ascontiguousarray(self._scores[slot][np.ix_(places, order)])
+        ids = np.ascontiguousarray(np.broadcast_to(named[order], scores.shape))
+        whole = _ScatteredRows(ids, scores, self._vocab_size)
+        return NodeRows(whole, highest=HighestLogits(ids, scores))
+
+
+class _ScatteredRows(Sequence[Logits]):
+    """Scores of a few tokens as whole rows, each made when it is read."""
+
+    def __init__(self, tokens: npt.NDArray[np.int32], scores: FloatRows, vocab_size: int) -> None:
+        self._tokens, self._scores, self._size = tokens, scores, vocab_size
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, index: int) -> Logits: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Logits]: ...
+    def __getitem__(self, index: int | slice) -> Logits | Sequence[Logits]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(len(self))[index]]
+        row = np.full(self._size, -np.inf, np.float32)
+        row[self._tokens[index]] = self._scores[index]
+        return row

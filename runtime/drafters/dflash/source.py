@@ -1,0 +1,222 @@
+"""Drafts of block drafters: chains and trees over one evaluated block, and their builder.
+
+The features of the committed text are put into cells once, before the first block behind them. A
+block's own cells lie behind these and are dropped before the next evaluation. So what is known of a
+text is what `TextRows` holds, and an interrupt or a failed evaluation leaves it as it was.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from specrun.bindings.contexts import FEATURES_AT_ONCE
+from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.dflash.drafter import BlockCells, BlockDrafter
+from specrun.runtime.drafters.dflash.file import BlockFile
+from specrun.runtime.drafters.dflash.rows import BlockRows
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
+from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.source import Asked, NodeRows
+from specrun.runtime.drafters.states_source import StatesSource
+from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
+from specrun.runtime.heads import FloatRows, TextRows
+from specrun.runtime.language import Expression, options_of
+from specrun.runtime.memory.fit import resolve_gpu_layers
+from specrun.runtime.planning import best_tree, typical_acceptance
+from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
+from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_sampling
+from specrun.runtime.trees.tree import ROOT
+
+# == The source of rows ============================================================================
+
+
+class BlockState(TextRows[bool]):
+    """The positions of a text are rows of the target's features, put into the drafter's cells."""
+
+    def __init__(self, cells: BlockCells) -> None:
+        super().__init__(cells.put, cells.n_cells, ahead=0, chunk=FEATURES_AT_ONCE)
+        self._cells = cells
+
+    def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
+        """Put what waits into cells; return the rows of a text's block, None if it is not known."""
+        if self.said(tokens) is None:
+            return None
+        return self._cells.block(tokens[-1], len(tokens) - 1, n_slots)
+
+
+class BlockSource(StatesSource[BlockState]):
+    """A block drafter in one conversation: rows of all nodes come from one evaluation."""
+
+    def __init__(
+        self, drafter: BlockDrafter, cells: BlockCells, *, keeps_rows: bool = False
+    ) -> None:
+        file = drafter.file
+        super().__init__(BlockState(cells), cells, drafter.n_params, drafter.multiplied)
+        self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
+        self._most_slots = self._n_slots = cells.n_slots
+        self._keeps_leaf = keeps_rows
+        # Rows that a rule reads would be overwritten by the blocks of others.
+        self.shares = cells.is_shared and not keeps_rows
+        self.few_tokens = file.generation == "DFlash2"
+        self._cells, self._last = cells, 0
+        self._rows: BlockRows | None = None
+        self._found: NodeRows | None = None  # of a request that needed no evaluation
+        self._depths: list[int] = []  # of the nodes, from 1 on
+
+    def expect(self, depth: int) -> None:
+        """Predict so many tokens, and the one after a whole draft if a rule reads its row."""
+        self._n_slots = max(1, min(depth + self._keeps_leaf, self._most_slots))
+
+    def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
+        """Evaluate the block; None if the state before the last token is unknown."""
+        self._depths = []
+        self._rows = self.state.block(request.tokens, self._n_slots)
+        return None if self._rows is None else self._rows.after(0, request.tokens[-1:])
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
+        """Return the rows of the next slot after nodes of one depth; None below the last slot."""
+        assert self._rows is not None
+        depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
+        self._depths += [depth] * len(tokens)
+        return self._rows.after(depth, tokens) if depth < self._n_slots else None
+
+    # -- evaluations with other conversations ------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether others draft at the same time."""
+        return self.shares and self._cells.waits
+
+    def submit(self, request: DraftRequest, asked: Asked) -> bool:
+        """Have the block evaluated with others'; all rows below are known then."""
+        assert isinstance(asked, tuple)
+        parents, tokens = asked
+        if tokens:
+            self._found = self.below(parents, tokens)
+            return True
+        text = request.tokens
+        if self.state.said(text) is None:
+            return False
+        self._depths, self._found, self._last = [], None, text[-1]
+        self._cells.ask(text[-1], len(text) - 1, self._n_slots)
+        return True
+
+    def result(self) -> NodeRows | None:
+        """Return the rows of the request; None before the block was evaluated."""
+        found, self._found = self._found, None
+        if found is None and (rows := self._cells.answer()) is not None:
+            self._rows = rows
+            found = rows.after(0, [self._last])
+        return found
+
+    def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
+        """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
+        return np.stack(
+            [np.concatenate([rows.layer_input(row, tap) for tap in self._taps]) for row in wanted]
+        )
+
+
+# == The builder of `dflash(FILE, ...)` ============================================================
+
+
+_TOPK = 3
+_MOST_RECURRENT = 5
+"""Tokens where each that may be dropped again keeps one more recurrent state."""
+
+
+def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
+    """Build `dflash(FILE, depth=15, topk=3, nodes=auto)`, `n=4` for a chain, or `tree=4x2`.
+
+    Without a size a round verifies what pays of the block; of a target that cannot branch, a chain.
+    """
+    options = options_of(expression)
+    path = model_file_of(expression, env)
+    sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
+    check_p_min(p_min)
+    threads = env.context.n_threads
+    layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
+    drafter = BlockDrafter(
+        path, env.target, n_gpu_layers=layers, use_mmap=env.use_mmap, n_threads=threads
+    )
+    try:
+        drafter.file.check_threshold(p_min)
+        tree = TreeOptions.of(expression)
+        shape = _shape(expression, tree, sampling, env, drafter.file)
+        check_sampling(shape, sampling)
+    except BaseException:
+        drafter.close()
+        raise
+    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+    # Rules that weigh distributions read one more, after a whole draft.
+    n_slots = min(depth + env.keeps_rows, drafter.file.n_slots)
+    context = dataclasses.replace(env.context, n_ctx=env.n_ctx)
+    chooses = tree.nodes == "auto" or not (tree.asks_for_tree or isinstance(tree.n, int))
+    name, rounds = str(expression), _rounds(drafter, env)
+    # Drawn tokens come one after the other, from a block that is evaluated as a whole.
+    planned = depth if isinstance(shape, DynamicShape) else 1
+
+    def start() -> GrowingDrafter:
+        cells = drafter.cells(context, n_slots, env.meeting)
+        source = BlockSource(drafter, cells, keeps_rows=env.keeps_rows)
+        cost = rounds if planned > 1 else lambda _: rounds(n_slots)
+        plan = env.draft_plan(0.0, depth=planned, rounds=cost) if chooses else None
+        return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
+
+    pace = env.pace_of(chooses=chooses, draws=sampling != "argmax")
+    return DrafterWeights(name, start, [drafter], pace)
+
+
+def _rounds(drafter: BlockDrafter, env: DraftEnvironment) -> Callable[[int], float]:
+    """Return the cost of blocks of n slots in plain rounds of the target, whose curve they follow.
+
+    It is what an evaluation of as many tokens would take of a model of the drafter's size.
+    """
+    share, curve, first = (
+        drafter.multiplied / max(1, env.target.n_params),
+        env.known,
+        drafter.file.first,
+    )
+    return lambda n: share * curve.seconds(first + n) / curve.seconds(1)
+
+
+def _shape(
+    expression: Expression,
+    tree: TreeOptions,
+    sampling: TreeSampling,
+    env: DraftEnvironment,
+    file: BlockFile,
+) -> Topology | DynamicShape:
+    """Return the shape of drafts, no deeper than the block."""
+    slots, largest = file.n_slots, env.most_drafted
+    if tree.asks_for_tree:
+        if tree.depth is None and tree.tree in (None, "sequoia"):
+            tree = dataclasses.replace(tree, depth=min(slots, largest))
+        if tree.tree is None and tree.nodes is None:
+            tree = dataclasses.replace(tree, nodes=max(largest, tree.depth or 1))
+        shape = tree.shape(
+            env.context.n_batch,
+            lambda nodes, depth: best_tree(typical_acceptance(sampling), nodes, depth),
+            largest,
+        )
+    elif isinstance(tree.n, int):
+        if tree.n < 1:
+            raise OptionError(f"{expression}: n is {tree.n}: give 1 to {slots}")
+        shape = Topology.chain(min(tree.n, slots))  # llama.cpp, too, drafts no more than a block
+    else:
+        most = min(slots, largest)
+        if not env.target.can_branch:
+            most = min(most, _MOST_RECURRENT)
+        if sampling != "argmax":
+            shape = Topology.chain(most)
+        else:
+            # A chain is a tree whose nodes have one child each.
+            is_chain = tree.n == "auto" or not env.target.can_branch
+            shape = DynamicShape(most, 1 if is_chain else _TOPK, most if is_chain else largest)
+    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+    if depth > slots:
+        raise OptionError(f"{expression}: the block of {file.title} drafts {slots} tokens at most")
+    return shape

@@ -1,0 +1,448 @@
+"""What may follow a text under rules of characters: the tokens that llama.cpp's grammars allow.
+
+A grammar stands at sets of stacks, as llama.cpp's does: the top of each is the character that comes
+next, below it is what follows when its rule ends. Here a set is one *state*, known by a number, and
+a byte leads from one to another; both are found once. Stacks with a common top share it, so sets
+stay small. Masks are read off a tree of the vocabulary's bytes, a level at a time.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from specrun.runtime.grammar.gbnf import Characters, OneToken, Ranges, Rule, nullable
+
+_DEAD, _DONE = 0, 0
+_KEPT_MASKS = 512
+_UTF8 = ((0x80, 0), (0x800, 0xC0), (0x10000, 0xE0), (0x110000, 0xF0))
+_Ints = npt.NDArray[np.int32]
+Tails = frozenset[int]
+"""What may follow the top of a stack: frames, by number; frame 0 is the end of the text."""
+
+
+class TokenTree:
+    """The bytes of a vocabulary's tokens as a tree, in order of depth; node 0 is the root."""
+
+    def __init__(self, spelled: Sequence[bytes], without: Iterable[int]) -> None:
+        n_tokens = len(spelled)
+        lengths = np.fromiter(map(len, spelled), np.int64, n_tokens)
+        text = np.frombuffer(b"".join(spelled) + b"\0", np.uint8)
+        begins = lengths.cumsum() - lengths
+        self.has_text = (lengths > 0) & (text[begins] > 0)
+        """By token: whether it is a text for llama.cpp, where NUL ends one."""
+        lengths[list(without)] = 0
+        self.node_of = np.zeros(n_tokens, np.int32)
+        """By token: the node that its bytes lead to; the root for those without any."""
+        parents, bytes_, alive = [np.zeros(1, np.int64)], [np.zeros(1, np.uint8)], lengths > 0
+        n_nodes, depth = 1, 0
+        while alive.any():
+            tokens = alive.nonzero()[0]
+            keys = self.node_of[tokens].astype(np.int64) << 8 | text[begins[tokens] + depth]
+            found, places = np.unique(keys, return_inverse=True)
+            self.node_of[tokens] = n_nodes + places
+            parents.append(found >> 8)
+            bytes_.append((found & 255).astype(np.uint8))
+            n_nodes, depth = n_nodes + len(found), depth + 1
+            alive &= lengths > depth
+        self.bytes = np.concatenate(bytes_)
+        children = np.bincount(np.concatenate(parents)[1:], minlength=n_nodes)
+        self.n_children = children.astype(np.int64)
+        self.first_child = 1 + np.cumsum(children) - children
+        self.ids = {text: token for token, text in reversed(list(enumerate(spelled)))}
+
+
+@dataclass(slots=True)
+class _State:
+    """One set of stacks: what may come next, and whether the text may end.
+
+    `characters`: the node of a character's bytes, the place of that character, and its tails.
+    """
+
+    may_end: bool = False
+    characters: tuple[tuple[int, int, Tails], ...] = ()
+    tokens: tuple[tuple[int, Tails], ...] = ()
+    next_token: dict[int, int] = field(default_factory=dict)
+
+
+class Pushdown:
+    """A grammar's states, as they are found."""
+
+    def __init__(self, rules: list[Rule], tree: TokenTree, spelled: Sequence[bytes]) -> None:
+        self._tree, self._spelled = tree, spelled
+        self._is_empty = nullable(rules)
+        self._symbols: list[Characters | OneToken | int | None] = []
+        self._starts: list[list[int]] = []
+        for rule in rules:
+            starts: list[int] = []
+            for symbols in rule:
+                starts.append(len(self._symbols))
+                self._symbols += [*symbols, None]
+            self._starts.append(starts)
+        self._bytes = _Bytes(self._symbols)
+        self._frames: list[tuple[int, Tails]] = [(-1, frozenset())]
+        self._frame_of: dict[tuple[int, Tails], int] = {}
+        self._states = [_State()]
+        self._state_of: dict[object, int] = {}
+        self._next = np.full((64, self._bytes.n_classes), -1, np.int32)
+        self._next[_DEAD] = _DEAD
+        self._masks: dict[int, npt.NDArray[np.bool_]] = {}
+        bottom = frozenset({0})
+        self.start = self._closed([(start, bottom) for start in self._starts[0]], {}, {})
+
+    def state(self, number: int) -> _State:
+        """Return what is known of a state."""
+        return self._states[number]
+
+    # -- what may follow ---------------------------------------------------------------------------
+
+    def mask(self, state: int) -> npt.NDArray[np.bool_]:
+        """Return which tokens may follow a state; nothing is said of the end of the text."""
+        known = self._masks.get(state)
+        if known is None:
+            known = self._masks[state] = self._walked(state)
+            if len(self._masks) > _KEPT_MASKS:
+                del self._masks[next(iter(self._masks))]
+        return known
+
+    def _walked(self, state: int) -> npt.NDArray[np.bool_]:
+        tree, classes = self._tree, self._bytes.class_of
+        reached = np.zeros(len(tree.bytes), np.bool_)
+        nodes, states = np.zeros(1, np.int64), np.full(1, state, np.int32)
+        while len(nodes):
+            counts = tree.n_children[nodes]
+            ends = counts.cumsum()
+            below = np.repeat(tree.first_child[nodes] - ends + counts, counts)
+            below += np.arange(len(below))
+            states = self._advanced(np.repeat(states, counts), classes[tree.bytes[below]])
+            alive = states != _DEAD
+            nodes, states = below[alive], states[alive]
+            reached[nodes] = True
+        found: npt.NDArray[np.bool_] = reached[tree.node_of]
+        for place, _ in self._states[state].tokens:
+            symbol = self._symbols[place]
+            assert isinstance(symbol, OneToken)
+            if symbol.is_other:
+                others = tree.has_text.copy()
+                others[symbol.token : symbol.token + 1] = False
+                found |= others
+            elif symbol.token < len(found):
+                found[symbol.token] = True
+        return found
+
+    def _advanced(self, states: _Ints, classes: npt.NDArray[np.uint8]) -> _Ints:
+        """Return the states behind a byte of these classes each."""
+        found: _Ints = self._next[states, classes]
+        unknown = found < 0
+        if unknown.any():
+            n = self._bytes.n_classes
+            for key in np.unique(states[unknown] * n + classes[unknown]).tolist():
+                self._step(*divmod(key, n))
+            found = self._next[states, classes]
+        return found
+
+    def after(self, state: int, token: int) -> int:
+        """Return the state behind one more token; 0 if it may not follow."""
+        known = self._states[state]
+        found = known.next_token.get(token)
+        if found is None:
+            found = known.next_token[token] = self._after(state, token)
+        return found
+
+    def _after(self, state: int, token: int) -> int:
+        ahead: list[tuple[int, Tails]] = []
+        for place, tails in self._states[state].tokens:
+            symbol = self._symbols[place]
+            assert isinstance(symbol, OneToken)
+            if (symbol.token == token) is not symbol.is_other:
+                ahead.append((place + 1, tails))
+        spelled = self._tree.node_of[token] if token < len(self._tree.node_of) else 0
+        for byte in self._spelled[token] if spelled else b"":
+            state = self._step(state, int(self._bytes.class_of[byte]))
+        if not spelled:
+            state = _DEAD
+        if not ahead:
+            return state
+        other = self._states[state]
+        characters = {(node, place): set(tails) for node, place, tails in other.characters}
+        tokens = {place: set(tails) for place, tails in other.tokens}
+        return self._closed(ahead, characters, tokens, may_end=other.may_end)
+
+    def forced(self, state: int, most: int) -> bytes:
+        """Return the bytes that have to follow, up to a number of them; tokens as `[id]` in FF."""
+        found = bytearray()
+        while len(found) < most:
+            known = self._states[state]
+            if known.may_end or not (known.characters or known.tokens):
+                break
+            if known.tokens:
+                symbol = self._symbols[known.tokens[0][0]]
+                assert isinstance(symbol, OneToken)
+                if known.characters or len(known.tokens) > 1 or symbol.is_other:
+                    break
+                found += b"\xff[%d]" % symbol.token
+                state = self.after(state, symbol.token)
+                continue
+            byte = self._bytes.single([node for node, _, _ in known.characters])
+            if byte is None:
+                break
+            found.append(byte)
+            state = self._step(state, int(self._bytes.class_of[byte]))
+        return bytes(found)
+
+    # -- states ------------------------------------------------------------------------------------
+
+    def _step(self, state: int, byte_class: int) -> int:
+        """Return the state behind a byte of a class."""
+        known = int(self._next[state, byte_class])
+        if known >= 0:
+            return known
+        ahead: list[tuple[int, Tails]] = []
+        characters: dict[tuple[int, int], set[int]] = {}
+        for node, place, tails in self._states[state].characters:
+            following = self._bytes.following[node].get(byte_class)
+            if following == _DONE:
+                ahead.append((place + 1, tails))
+            elif following is not None:
+                characters.setdefault((following, place), set()).update(tails)
+        found = self._closed(ahead, characters, {})
+        self._next[state, byte_class] = found
+        return found
+
+    def _closed(
+        self,
+        ahead: list[tuple[int, Tails]],
+        characters: dict[tuple[int, int], set[int]],
+        tokens: dict[int, set[int]],
+        *,
+        may_end: bool = False,
+    ) -> int:
+        """Return the state of stacks with these tops, when rules are entered and left.
+
+        `characters` and `tokens` are tops at which it stands already.
+        """
+        walk = _Walk(self._symbols, self._starts, self._is_empty, self._frames)
+        walk.enter(ahead)
+        resolve = _Tails(walk, self._frame_of, self._frames)
+        for place, source in walk.tops:
+            tails = resolve.tails(source)
+            symbol = self._symbols[place]
+            if isinstance(symbol, OneToken):
+                tokens.setdefault(place, set()).update(tails)
+            elif root := self._bytes.roots[place]:
+                characters.setdefault((root, place), set()).update(tails)
+        return self._numbered(
+            _State(
+                may_end or walk.may_end,
+                tuple((n, p, frozenset(characters[n, p])) for n, p in sorted(characters)),
+                tuple((p, frozenset(tokens[p])) for p in sorted(tokens)),
+            )
+        )
+
+    def _numbered(self, state: _State) -> int:
+        if not (state.may_end or state.characters or state.tokens):
+            return _DEAD
+        key = state.may_end, state.characters, state.tokens
+        number = self._state_of.get(key)
+        if number is None:
+            number = self._state_of[key] = len(self._states)
+            self._states.append(state)
+            if number >= len(self._next):
+                more = np.full_like(self._next, -1)
+                self._next = np.concatenate([self._next, more])
+        return number
+
+
+_Source = Tails | int
+"""What follows a place: known tails, or those of a rule that was entered here."""
+
+
+class _Walk:
+    """Rules that are entered and left without a character, from the tops of stacks.
+
+    A rule is entered once, whoever leads to it: `callers` has all places that it returns to.
+    """
+
+    def __init__(
+        self,
+        symbols: list[Characters | OneToken | int | None],
+        starts: list[list[int]],
+        is_empty: list[bool],
+        frames: list[tuple[int, Tails]],
+    ) -> None:
+        self._symbols, self._starts, self._is_empty = symbols, starts, is_empty
+        self._frames = frames
+        self.callers: dict[int, set[tuple[int, _Source]]] = {}
+        self.tops: set[tuple[int, _Source]] = set()
+        self.may_end = False
+
+    def enter(self, ahead: Iterable[tuple[int, _Source]]) -> None:
+        """Follow these places."""
+        waiting, seen = list(ahead), set[tuple[int, _Source]]()
+        while waiting:
+            each = waiting.pop()
+            if each in seen:
+                continue
+            seen.add(each)
+            place, source = each
+            symbol = self._symbols[place]
+            if symbol is None:
+                if not isinstance(source, int):  # else its callers went on: it may be empty
+                    self.may_end |= 0 in source
+                    waiting += [self._frames[frame] for frame in source if frame]
+            elif isinstance(symbol, int):
+                if symbol not in self.callers:
+                    self.callers[symbol] = set()
+                    waiting += [(start, symbol) for start in self._starts[symbol]]
+                self.callers[symbol].add((place + 1, source))
+                if self._is_empty[symbol]:
+                    waiting.append((place + 1, source))
+            else:
+                self.tops.add(each)
+
+    def returns(self, rule: int) -> Iterable[tuple[int, _Source]]:
+        """Return where a rule returns to: at the end of a caller that is what follows this one."""
+        waiting, seen = [rule], {rule}
+        while waiting:
+            for place, source in self.callers[waiting.pop()]:
+                if self._symbols[place] is not None:
+                    yield place, source
+                elif not isinstance(source, int):
+                    yield -1, source
+                elif source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
+
+
+class _Tails:
+    """The tails of the rules that a walk entered."""
+
+    def __init__(
+        self,
+        walk: _Walk,
+        frame_of: dict[tuple[int, Tails], int],
+        frames: list[tuple[int, Tails]],
+    ) -> None:
+        self._walk, self._frame_of, self._frames = walk, frame_of, frames
+        self._known: dict[int, Tails] = {}
+
+    def tails(self, source: _Source) -> Tails:
+        """Return the frames that follow a place."""
+        if not isinstance(source, int):
+            return source
+        known = self._known.get(source)
+        if known is None:
+            found, below = set[int](), dict[int, set[int]]()
+            for place, other in self._walk.returns(source):
+                tails = self.tails(other)
+                if place < 0:
+                    found.update(tails)
+                else:
+                    below.setdefault(place, set()).update(tails)
+            for place, frames in below.items():
+                found.add(self._frame(place, frozenset(frames)))
+            known = self._known[source] = frozenset(found)
+        return known
+
+    def _frame(self, place: int, tails: Tails) -> int:
+        number = self._frame_of.get((place, tails))
+        if number is None:
+            number = self._frame_of[place, tails] = len(self._frames)
+            self._frames.append((place, tails))
+        return number
+
+
+class _Bytes:
+    """The characters of a grammar as bytes of UTF-8: nodes, and what leads from one to the next.
+
+    Bytes that lead to the same everywhere are one class.
+    """
+
+    def __init__(self, symbols: Sequence[Characters | OneToken | int | None]) -> None:
+        self._nodes: list[tuple[tuple[int, int, int], ...]] = [()]
+        self._node_of: dict[tuple[tuple[int, int, int], ...], int] = {}
+        known: dict[Ranges, int] = {}
+        self.roots: list[int] = []
+        """By place: the node of its character, 0 where there is none."""
+        for symbol in symbols:
+            root = _DONE
+            if isinstance(symbol, Characters) and symbol.ranges:
+                root = known.get(symbol.ranges, _DONE)
+                if not root:
+                    sequences = [s for low, high in symbol.ranges for s in _sequences(low, high)]
+                    root = known[symbol.ranges] = self._node(sequences)
+            self.roots.append(root)
+        bounds = {0, 256}
+        bounds |= {
+            bound for node in self._nodes for low, high, _ in node for bound in (low, high + 1)
+        }
+        cuts = sorted(bounds)
+        self.n_classes = len(cuts) - 1
+        self.class_of = np.repeat(np.arange(self.n_classes, dtype=np.uint8), np.diff(cuts))
+        self._firsts = [low if low + 1 == high else None for low, high in itertools.pairwise(cuts)]
+        self.following = [
+            {
+                each: target
+                for low, high, target in node
+                for each in range(int(self.class_of[low]), int(self.class_of[high]) + 1)
+            }
+            for node in self._nodes
+        ]
+
+    def single(self, nodes: list[int]) -> int | None:
+        """Return the only byte that may follow these nodes; None if several may."""
+        classes = {each for node in nodes for each in self.following[node]}
+        return self._firsts[classes.pop()] if len(classes) == 1 else None
+
+    def _node(self, sequences: list[tuple[tuple[int, int], ...]]) -> int:
+        """Return the node of sequences of ranges of bytes."""
+        cuts = sorted({bound for s in sequences for bound in (s[0][0], s[0][1] + 1)})
+        edges: list[tuple[int, int, int]] = []
+        for low, high in itertools.pairwise(cuts):
+            rests = [s[1:] for s in sequences if s[0][0] <= low and high - 1 <= s[0][1]]
+            if rests:
+                rest = [each for each in rests if each]
+                edges.append((low, high - 1, self._node(rest) if rest else _DONE))
+        key = tuple(edges)
+        number = self._node_of.get(key)
+        if number is None:
+            number = self._node_of[key] = len(self._nodes)
+            self._nodes.append(key)
+        return number
+
+
+def _sequences(low: int, high: int) -> list[tuple[tuple[int, int], ...]]:
+    """Return the sequences of ranges of bytes that spell a range of code points in UTF-8."""
+    found: list[tuple[tuple[int, int], ...]] = []
+    begin = 0
+    for more, (end, lead) in enumerate(_UTF8):
+        first, last = max(low, begin), min(high, end - 1)
+        if first <= last:
+            found += _within(first, last, lead, more)
+        begin = end
+    return found
+
+
+def _within(low: int, high: int, lead: int, more: int) -> list[tuple[tuple[int, int], ...]]:
+    """Return them for values of one length: of a byte with these high bits, and so many others."""
+    if not more:
+        return [((lead | low, lead | high),)]
+    size, first, last = 64**more, low // 64**more, high // 64**more
+    if first == last:
+        rests = _within(low % size, high % size, 0x80, more - 1)
+        return [((lead | first, lead | first), *rest) for rest in rests]
+    before, behind = [], []
+    if low % size:
+        rests = _within(low % size, size - 1, 0x80, more - 1)
+        before = [((lead | first, lead | first), *rest) for rest in rests]
+        first += 1
+    if high % size != size - 1:
+        rests = _within(0, high % size, 0x80, more - 1)
+        behind = [((lead | last, lead | last), *rest) for rest in rests]
+        last -= 1
+    whole = [((lead | first, lead | last), *(((0x80, 0xBF),) * more))] if first <= last else []
+    return [*before, *whole, *behind]

@@ -1,0 +1,606 @@
+"""JSON schemas as people and generators write them, in the part of them that can be a mask.
+
+Annotations are passed over. What a mask cannot follow is left out, and said in the log: then the
+grammar allows all that the schema does, and more. Nothing here makes a schema narrower.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urldefrag, urljoin
+
+from specrun.runtime.grammar.patterns import literal_prefix, written
+
+_log = logging.getLogger("specrun.grammar")
+
+Schema = Any  # an object or a bool; whatever else stands there is for the compiler to refuse
+_Node = dict[str, Any]
+
+_FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6"}
+_FORMATS |= {"uuid", "uri"}
+_UNCHECKED_FORMATS = {"idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference"}
+_UNCHECKED_FORMATS |= {"uri-template", "json-pointer", "relative-json-pointer", "regex"}
+_OLD_DRAFT = re.compile(r"draft-0?[3-7]\b")
+_SURE = 2**53  # the compiler reads numbers as doubles, and would round larger ones
+_TINY = 1e-10
+_LONG = 2**31 - 1  # no text, array or object comes near it
+_MOST_SAID = 1000
+_TYPES = ("null", "boolean", "number", "string", "array", "object")
+
+
+def loosened(schema: Schema) -> tuple[Schema, list[str]]:
+    """Return a schema that can be a mask and allows all that this one does.
+
+    In addition what it does not follow, each as "KEYWORD at PATH: reason". Raises `RecursionError`
+    for values that are nested too deep.
+    """
+    if not isinstance(schema, dict):
+        return schema, []
+    loosening = _Loosening(schema)
+    return loosening.whole(), list(loosening.notes)
+
+
+_said: dict[str, None] = {}
+
+
+def followed(schema: Schema, whose: str) -> Schema:
+    """Return a loosened schema, and warn once of what it does not follow."""
+    found, notes = loosened(schema)
+    for note in notes:
+        text = f"the {whose}: {note}"
+        if text not in _said:
+            _said[text] = None
+            _log.warning("%s; answers may differ from the schema there", text)
+    while len(_said) > _MOST_SAID:
+        del _said[next(iter(_said))]
+    return found
+
+
+@dataclass(slots=True)
+class _Task:
+    """A schema to be read, and the object that it is written to.
+
+    `is_joined`: a value has to fit another schema, too.
+    """
+
+    node: _Node
+    path: str
+    out: _Node
+    is_joined: bool = False
+
+    def with_others(self, *names: str) -> bool:
+        """Whether there is more to fit than keywords of these names."""
+        return self.is_joined or bool(_keywords(self.node) - set(names))
+
+
+class _Loosening:
+    """The loosening of one schema. Nested ones wait in a list, so depth costs no stack."""
+
+    def __init__(self, root: _Node) -> None:
+        self._root, self._root_out = root, _Node()
+        self.notes: dict[str, None] = {}
+        self._tasks = [_Task(root, "#", self._root_out)]
+        self._targets: dict[int, str] = {}  # of references: their names, by the schemas' identity
+        self._definitions: _Node = {}
+        self._is_old = bool(_OLD_DRAFT.search(str(root.get("$schema", ""))))
+        self._anchors: dict[str, Schema] | None = None
+        self._base = root.get("$id") if isinstance(root.get("$id"), str) else ""
+
+    def whole(self) -> Schema:
+        """Return the loosened schema."""
+        if _is_nothing(self._root):
+            return False
+        while self._tasks:
+            self._fill(self._tasks.pop())
+        if "x-guidance" in self._root:
+            self._root_out["x-guidance"] = self._root["x-guidance"]
+        if self._definitions:
+            self._root_out["$defs"] = self._definitions
+        return self._root_out
+
+    def _say(self, keyword: str, path: str, why: str) -> None:
+        self.notes[f"{keyword} at {path} is not followed: {why}"] = None
+
+    def _below(self, node: Schema, path: str, *, is_joined: bool = False) -> Schema:
+        """Return the object of a nested schema, which is filled later."""
+        if not isinstance(node, dict):
+            return node
+        if _is_nothing(node):
+            return False
+        out: _Node = {}
+        self._tasks.append(_Task(node, path, out, is_joined))
+        return out
+
+    def _fill(self, task: _Task) -> None:
+        """Write a schema, its keywords in their order, which is that of the answer's keys."""
+        node, path, out = task.node, task.path, task.out
+        if self._is_old and "$ref" in node:  # what stands beside it is not looked at there
+            node = {name: node[name] for name in ("$ref", "nullable") if name in node}
+        if node.get("nullable") is True and "null" not in _listed(node.get("type")):
+            inner = {name: value for name, value in node.items() if name != "nullable"}
+            if not _is_anything(inner):
+                joined = task.is_joined
+                out["anyOf"] = [self._below(inner, path, is_joined=joined), {"type": "null"}]
+            return
+        task = _Task(node, path, out, task.is_joined)
+        for name, value in node.items():
+            if (write := _WRITERS.get(name)) is not None:
+                write(self, task, name, value)
+
+    # -- keywords that stay ------------------------------------------------------------------------
+
+    def _kept(self, task: _Task, name: str, value: object) -> None:
+        task.out[name] = value
+
+    def _required(self, task: _Task, name: str, value: object) -> None:
+        if isinstance(value, list):  # a bool is of draft 3, and says it of the property itself
+            task.out[name] = value
+
+    def _values(self, task: _Task, name: str, value: object) -> None:
+        values = value if name == "enum" else [value]
+        if not isinstance(values, list):
+            task.out[name] = value
+        elif any(isinstance(each, int) and abs(each) > _SURE for each in _numbers(values)):
+            self._say(name, task.path, "it has whole numbers above 2^53")
+            if all(_type_of(each) == "number" for each in values):
+                task.out.setdefault("type", "number")
+        else:
+            plain = [_plain(each) for each in values]
+            task.out[name] = plain if name == "enum" else plain[0]
+
+    def _bound(self, task: _Task, name: str, value: object) -> None:
+        """Write a bound of a number; in draft 4 the exclusive one is a bool beside it."""
+        node = task.node
+        exclusive = f"exclusive{name.capitalize()}"
+        if isinstance(value, bool):
+            return
+        if not isinstance(value, int | float):
+            task.out[name] = value
+            return
+        if abs(value) > _SURE or 0 < abs(value) < _TINY:
+            if not (abs(value) == float("inf") or _is_implied(name, value)):
+                self._say(name, task.path, "the number is too large or too small for a mask")
+            return
+        task.out[exclusive if node.get(exclusive) is True else name] = value
+
+    def _multiple(self, task: _Task, name: str, value: object) -> None:
+        if isinstance(value, int | float) and not _TINY <= abs(value) <= _SURE:
+            self._say(name, task.path, "the number is too large or too small for a mask")
+        else:
+            task.out[name] = _plain(value)
+
+    def _count(self, task: _Task, name: str, value: object) -> None:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if isinstance(value, int) and not isinstance(value, bool):
+            if value < 0 or (name.startswith("max") and value > _LONG):
+                return
+            if name.endswith("Properties") and not self._can_count(task, name):
+                self._say(name, task.path, "some of the properties are optional")
+                return
+        task.out[name] = value
+
+    def _can_count(self, task: _Task, name: str) -> bool:
+        """Whether the compiler counts the properties of an object."""
+        node = task.node
+        combined = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "$recursiveRef")
+        if task.is_joined or any(key in node for key in combined):
+            return False
+        properties, required = node.get("properties"), node.get("required")
+        names = set(properties) if isinstance(properties, dict) else set()
+        if names <= set(required if isinstance(required, list) else ()):
+            return True
+        least, most = node.get("minProperties", 0), node.get("maxProperties", 1)
+        is_single = node.get(name) == 1 or (name == "minProperties" and least == 0)
+        closed = _is_nothing(node.get("additionalProperties", True))
+        return (
+            is_single
+            and least in (0, 1)
+            and most == 1
+            and closed
+            and "patternProperties" not in node
+        )
+
+    def _pattern(self, task: _Task, name: str, value: object) -> None:
+        if not isinstance(value, str):
+            task.out[name] = value
+            return
+        found, is_exact = written(value)
+        if not is_exact:
+            why = "it cannot be read" if found is None else "assertions and references are left out"
+            self._say(name, task.path, why)
+        if found is not None:
+            task.out[name] = found
+
+    def _format(self, task: _Task, name: str, value: object) -> None:
+        """Write a format; a pattern beside it says the same, and the generator's own way."""
+        types = _listed(task.node.get("type", "string"))
+        if "string" not in types or "pattern" in task.node or not isinstance(value, str):
+            return
+        if value in _FORMATS:
+            task.out[name] = value
+        elif value in _UNCHECKED_FORMATS:
+            self._say(name, task.path, f"{value} has no mask")
+
+    # -- keywords with schemas ---------------------------------------------------------------------
+
+    def _nested(self, task: _Task, name: str, value: object) -> None:
+        task.out[name] = self._below(value, f"{task.path}/{name}")
+
+    def _named(self, task: _Task, name: str, value: object) -> None:
+        path = f"{task.path}/{name}"
+        if isinstance(value, dict):
+            value = {key: self._below(each, f"{path}/{key}") for key, each in value.items()}
+        task.out[name] = value
+
+    def _all_of(self, task: _Task, name: str, value: object) -> None:
+        if isinstance(value, list):
+            path, joined = f"{task.path}/{name}", len(value) > 1 or task.with_others(name)
+            made = [
+                self._below(each, f"{path}/{n}", is_joined=joined) for n, each in enumerate(value)
+            ]
+            task.out["allOf"] = [*task.out.get("allOf", ()), *made]
+        else:
+            task.out[name] = value
+
+    def _any_of(self, task: _Task, name: str, value: object) -> None:
+        """Write `anyOf`, and `oneOf` as the same: where one may match, several may."""
+        if not isinstance(value, list):
+            task.out[name] = value
+            return
+        path = f"{task.path}/{name}"
+        is_tagged = name == "anyOf" or "discriminator" in task.node
+        if not (is_tagged or self._are_told_apart(value)):
+            self._say(name, task.path, "more than one of the schemas may match")
+        joined = task.with_others(name)
+        made = [self._below(each, f"{path}/{n}", is_joined=joined) for n, each in enumerate(value)]
+        if "anyOf" in task.out:
+            task.out["allOf"] = [*task.out.get("allOf", ()), {"anyOf": made}]
+        else:
+            task.out["anyOf"] = made
+
+    def _items(self, task: _Task, name: str, value: object) -> None:
+        """Write `items`, which in older drafts may be a list, with `additionalItems` behind it."""
+        path = f"{task.path}/{name}"
+        if name == "prefixItems" or isinstance(value, list):
+            if isinstance(value, list):
+                value = [self._below(each, f"{path}/{n}") for n, each in enumerate(value)]
+            task.out["prefixItems"] = value
+        elif name == "items" or isinstance(task.node.get("items"), list):
+            task.out["items"] = self._below(value, path)
+
+    def _additional(self, task: _Task, name: str, value: object) -> None:
+        """Write `additionalProperties`, with the names that `propertyNames` allows."""
+        node, path = task.node, f"{task.path}/{name}"
+        patterns, names = node.get("patternProperties"), node.get("propertyNames")
+        if isinstance(patterns, dict) and not self._can_split(patterns):
+            return  # see `_patterned`
+        pattern = None if patterns else self._names_pattern(names, node)
+        if pattern is None:
+            task.out[name] = self._below(value, path)
+        elif pattern:
+            task.out["patternProperties"] = {pattern: self._below(value, path)}
+            task.out["additionalProperties"] = False
+
+    def _property_names(self, task: _Task, name: str, value: object) -> None:
+        """Write the names of properties as a pattern of them; see `_additional`."""
+        node = task.node
+        pattern = None if node.get("patternProperties") else self._names_pattern(value, node)
+        if pattern is None:
+            if self._says_something_of_names(value):
+                self._say(name, task.path, "names are masked by one pattern or list alone")
+        elif not {"additionalProperties", "unevaluatedProperties"} & node.keys():
+            self._additional(task, "additionalProperties", True)
+
+    def _says_something_of_names(self, names: Schema) -> bool:
+        return not (_is_anything(names) or _keywords(names) == {"type"})
+
+    def _names_pattern(self, names: Schema, node: _Node) -> str | None:
+        """Return a pattern of the names that are allowed beside the listed ones."""
+        names = self._resolved(names)
+        if node.get("properties") or not isinstance(names, dict):  # those may have other schemas
+            return None
+        if _keywords(names) - {"type", "enum", "const", "pattern"}:
+            return None
+        known = names["enum"] if "enum" in names else [names["const"]] if "const" in names else None
+        if known is None:
+            pattern = names.get("pattern")
+            return written(pattern)[0] if isinstance(pattern, str) else None
+        if not isinstance(known, list) or not known:
+            return None
+        return f"^(?:{'|'.join(_escaped(each) for each in known if isinstance(each, str))})$"
+
+    def _patterned(self, task: _Task, name: str, value: object) -> None:
+        """Write `patternProperties`, as other properties if their patterns may meet."""
+        path = f"{task.path}/{name}"
+        if not isinstance(value, dict):
+            task.out[name] = value
+        elif self._can_split(value):
+            task.out[name] = {
+                written(pattern)[0]: self._below(each, f"{path}/{pattern}")
+                for pattern, each in value.items()
+            }
+        else:
+            self._say(name, task.path, "the patterns may meet, or cannot be read exactly")
+            others = task.node.get("additionalProperties", True)
+            if not _is_anything(others):
+                made = [self._below(each, f"{path}/{key}") for key, each in value.items()]
+                made.append(self._below(others, f"{task.path}/additionalProperties"))
+                task.out["additionalProperties"] = {"anyOf": made}
+
+    def _can_split(self, patterns: _Node) -> bool:
+        """Whether no name fits two of the patterns, and each is read as what it is."""
+        if not all(written(pattern)[1] for pattern in patterns):
+            return False
+        prefixes = [literal_prefix(pattern) for pattern in patterns]
+        pairs = itertools.combinations(prefixes, 2)
+        return not any(left.startswith(right) or right.startswith(left) for left, right in pairs)
+
+    def _unevaluated(self, task: _Task, name: str, value: object) -> None:
+        """Write it as `additionalProperties` or `items` if nothing else evaluates any."""
+        node = task.node
+        plain = "additionalProperties" if name.endswith("Properties") else "items"
+        others = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "not")
+        others = (*others, "contains") if plain == "items" else others
+        if plain in node or _is_anything(value):
+            return
+        if any(key in node for key in others):
+            self._say(name, task.path, "other schemas beside it evaluate some, too")
+        elif plain == "items":
+            self._items(task, plain, value)
+        else:
+            self._additional(task, plain, value)
+
+    def _not(self, task: _Task, name: str, value: object) -> None:
+        if value is False:
+            return
+        if isinstance(value, dict) and _keywords(value) == {"type"}:
+            own = _listed(task.node.get("type", [*_TYPES])) or [*_TYPES]
+            forbidden = set(_listed(value["type"]))
+            if "number" in forbidden:
+                forbidden.add("integer")
+            if "integer" not in forbidden or "number" not in own or "number" in forbidden:
+                task.out["type"] = [each for each in own if each not in forbidden]
+                return
+        self._say(name, task.path, "a mask has no negation")
+
+    def _type(self, task: _Task, name: str, value: object) -> None:
+        """Write a type, unless `not` has narrowed it already."""
+        if name not in task.out or "not" not in task.node:
+            task.out[name] = value
+
+    def _left_out(self, task: _Task, name: str, value: object) -> None:
+        node = task.node
+        if name == "contains" and node.get("minContains") == 0 and "maxContains" not in node:
+            return
+        if name == "if" and not {"then", "else"} & node.keys():
+            return
+        if value not in (False, {}):
+            self._say(name, task.path, "a mask has no such condition")
+
+    # -- references --------------------------------------------------------------------------------
+
+    def _reference(self, task: _Task, name: str, value: object) -> None:
+        target = self._target(value)
+        if target is None:
+            self._say(name, task.path, f"{str(value)[:80]!r} is not in the schema")
+            return
+        found = self._targets.get(id(target[0]))
+        if found is None:
+            found = self._targets[id(target[0])] = f"r{len(self._targets)}"
+            joined = task.with_others(name)
+            self._definitions[found] = self._below(*target, is_joined=joined)
+        reference = f"#/$defs/{found}"
+        if _keywords(task.node) - {name} and self._is_recursive(target[0]):
+            self._say(name, task.path, "it leads back to itself, with other keywords beside it")
+        elif "$ref" in task.out:
+            task.out["allOf"] = [*task.out.get("allOf", ()), {"$ref": reference}]
+        else:
+            task.out["$ref"] = reference
+
+    def _target(self, reference: object) -> tuple[Schema, str] | None:
+        """Return the schema that a reference names, and its path; None if there is none."""
+        if not isinstance(reference, str):
+            return None
+        address, fragment = urldefrag(reference)
+        node: Any = self._root
+        if address and urljoin(self._base, address) != urldefrag(self._base)[0]:
+            node = self._anchor(address) or self._anchor(urljoin(self._base, address))
+        if fragment and not fragment.startswith("/"):
+            node, parts = self._anchor(fragment), []
+        else:
+            parts = fragment.split("/")[1:] if fragment != "/" else []  # it is often meant as "#"
+        for part in parts:
+            key = unquote(part).replace("~1", "/").replace("~0", "~")
+            if isinstance(node, list) and key.isdigit() and int(key) < len(node):
+                node = node[int(key)]
+            else:
+                node = node.get(key) if isinstance(node, dict) else None
+        return (node, f"#{fragment}") if isinstance(node, dict | bool) else None
+
+    def _anchor(self, name: str) -> Schema | None:
+        """Return the schema with an anchor or an id."""
+        if self._anchors is None:
+            self._anchors = {}
+            for node in _nodes(self._root):
+                for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
+                    given = node.get(keyword)
+                    if isinstance(given, str):
+                        self._anchors.setdefault(given.removeprefix("#"), node)
+        return self._anchors.get(name)
+
+    def _resolved(self, node: Schema) -> Schema:
+        for _ in range(8):
+            if not (isinstance(node, dict) and "$ref" in node):
+                break
+            target = self._target(node["$ref"])
+            node = True if target is None else target[0]
+        return node
+
+    def _is_recursive(self, target: Schema) -> bool:
+        """Whether references in a schema lead back to it."""
+        seen: set[int] = set()
+        ahead = [target]
+        while ahead:
+            for node in _nodes(ahead.pop()):
+                for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+                    found = self._target(node.get(keyword))
+                    if found is None or id(found[0]) in seen:
+                        continue
+                    if found[0] is target:
+                        return True
+                    seen.add(id(found[0]))
+                    ahead.append(found[0])
+        return False
+
+    def _are_told_apart(self, options: list[Schema]) -> bool:
+        """Whether no value fits two of the schemas, as far as is easily seen."""
+        read = [self._resolved(option) for option in options]
+        return all(_differ(left, right) for left, right in itertools.combinations(read, 2))
+
+
+_Writer = Callable[[_Loosening, _Task, str, Any], None]
+_L = _Loosening
+_WRITERS: Mapping[str, _Writer] = {
+    "type": _L._type,
+    "required": _L._required,
+    **dict.fromkeys(("const", "enum"), _L._values),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"), _L._bound),
+    "multipleOf": _L._multiple,
+    **dict.fromkeys(
+        ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"),
+        _L._count,
+    ),
+    "pattern": _L._pattern,
+    "format": _L._format,
+    "properties": _L._named,
+    "allOf": _L._all_of,
+    **dict.fromkeys(("anyOf", "oneOf"), _L._any_of),
+    **dict.fromkeys(("items", "prefixItems", "additionalItems"), _L._items),
+    "additionalProperties": _L._additional,
+    "patternProperties": _L._patterned,
+    "propertyNames": _L._property_names,
+    **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), _L._unevaluated),
+    "not": _L._not,
+    **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), _L._reference),
+    **dict.fromkeys(
+        ("uniqueItems", "contains", "if", "dependencies", "dependentRequired", "dependentSchemas"),
+        _L._left_out,
+    ),
+}
+
+
+# -- what schemas and values are -------------------------------------------------------------------
+
+
+def _keywords(node: Schema) -> set[str]:
+    """Return the keywords of a schema that say something of a value."""
+    return set(node.keys() & _WRITERS.keys()) if isinstance(node, dict) else set()
+
+
+def _is_anything(node: Schema) -> bool:
+    return node is True or (isinstance(node, dict) and not _keywords(node))
+
+
+def _is_nothing(node: Schema) -> bool:
+    """Whether no value fits: false, or as some write it, the negation of anything."""
+    return node is False or (isinstance(node, dict) and _is_anything(node.get("not", False)))
+
+
+def _listed(types: object) -> list[Any]:
+    return types if isinstance(types, list) else [types]
+
+
+def _nodes(schema: Schema) -> Iterator[_Node]:
+    """Yield all objects in a schema, also those that are no schemas."""
+    ahead = [schema]
+    while ahead:
+        node = ahead.pop()
+        if isinstance(node, dict):
+            yield node
+            ahead.extend(node.values())
+        elif isinstance(node, list):
+            ahead.extend(node)
+
+
+def _numbers(values: list[Any]) -> Iterator[int | float]:
+    ahead = list(values)
+    while ahead:
+        value = ahead.pop()
+        if isinstance(value, dict | list):
+            ahead.extend(value.values() if isinstance(value, dict) else value)
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield value
+
+
+def _plain(value: Any) -> Any:  # noqa: ANN401 - a value of JSON
+    """Return a value whose whole numbers have no fraction: the compiler spells them so."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) <= _SURE:
+        return int(value)
+    return value
+
+
+def _is_implied(name: str, value: float) -> bool:
+    """Whether a bound is that of all doubles, which generators write for "none"."""
+    return abs(value) >= 1e300 and (value < 0) is name.lower().endswith("minimum")
+
+
+def _escaped(name: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else f"\\x{{{ord(c):X}}}" for c in name)
+
+
+def _types_of(node: _Node) -> set[str]:
+    """Return the types that a schema allows, by its keywords alone."""
+    if "const" in node or isinstance(node.get("enum"), list):
+        values = node["enum"] if "enum" in node else [node["const"]]
+        return {_type_of(value) for value in values}
+    types = _listed(node.get("type", [*_TYPES]))
+    return {"number" if each == "integer" else str(each) for each in types}
+
+
+def _type_of(value: object) -> str:
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    kinds = {int: "number", float: "number", str: "string", list: "array", dict: "object"}
+    return kinds[type(value)]
+
+
+def _constants(node: Schema) -> set[str] | None:
+    """Return the values that a schema lists, as JSON; None if it lists none."""
+    if not isinstance(node, dict) or not ("const" in node or isinstance(node.get("enum"), list)):
+        return None
+    values = node["enum"] if "enum" in node else [node["const"]]
+    return {json.dumps(value, sort_keys=True) for value in values}
+
+
+def _differ(left: Schema, right: Schema) -> bool:
+    """Whether no value fits both schemas, as far as is easily seen."""
+    if not (isinstance(left, dict) and isinstance(right, dict)):
+        return left is False or right is False
+    if not _types_of(left) & _types_of(right):
+        return True
+    lists = _constants(left), _constants(right)
+    if None not in lists:
+        return not lists[0] & lists[1]  # type: ignore[operator]
+    if _types_of(left) & _types_of(right) != {"object"}:
+        return False
+    tables = [each.get("properties") for each in (left, right)]
+    if not all(isinstance(table, dict) for table in tables):
+        return False
+    required = [each.get("required") for each in (left, right)]
+    names = {name for each in required if isinstance(each, list) for name in each}
+    for name in names & tables[0].keys() & tables[1].keys():
+        first, second = (_constants(table[name]) for table in tables)
+        if first is not None and second is not None and not first & second:
+            return True
+    return False
