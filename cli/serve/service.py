@@ -143,6 +143,7 @@ class PromptReader:
             request.turn.messages,
             tools=request.turn.tools,
             variables={**self._template_kwargs, **request.turn.template_kwargs},
+            no_thoughts=request.turn.no_thoughts,
             is_begun=request.turn.is_begun,
             add_generation_prompt=request.turn.is_asked,
             n_ctx=longest,
