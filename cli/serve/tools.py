@@ -366,8 +366,8 @@ def _with_tools(
     text = (
         "You may call functions. Each line describes one, its parameters by a JSON schema:\n"
         f"{_lines(tools)}\n\nTo call a function, answer with its name and arguments in exactly "
-        f"this form, and nothing behind it:\n{example}\nThe results come in the next message. If no "
-        "function is needed, answer in plain text."
+        f"this form, and nothing behind it:\n{example}\nThe results come in the next message. "
+        "If no function is needed, answer in plain text."
     )
     first = messages[0] if messages else {}
     if first.get("role") != "system":

@@ -321,11 +321,11 @@ def test_templates_that_call_tools_by_another_name(tool_vocabulary, name):
 QUIET = {
     "a template that opens the reasoning": (
         TEMPLATE.replace("<|end|>", "<|end|>{# <think> </think> #}") + "<think>\n",
-        "<think>\n\n</think>\n\n",
+        "\n\n</think>\n\n",
     ),
     "one that leaves it to the model": (
         TEMPLATE + "{% if false %}<think></think>{% endif %}",
-        "<think>\n\n</think>\n\n",
+        "\n\n</think>\n\n",
     ),
     "one that does not know it": (TEMPLATE, "?"),
 }
