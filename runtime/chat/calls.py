@@ -54,6 +54,8 @@ def read_call(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
     if syntax.kind == "keywords":
         yield from _keyword_calls(reader, syntax)
         return
+    if mark.startswith("{"):  # it is the begin of an object
+        reader.back(mark)
     yield from reader.follows_any(_FENCES if not mark or mark.endswith(":") else ())
     first = yield from reader.after_blank()
     if first in ("{", "["):

@@ -66,6 +66,7 @@ LLAMA3 = ToolSyntax(
     "object",
     CallForm('{"name": "', '", "parameters": ', behind="}", tag="<|python_tag|>"),
     ("<|python_tag|>",),
+    closers=("```",),
     at_start=True,
 )
 GENERIC = ToolSyntax(
@@ -80,6 +81,7 @@ GENERIC = ToolSyntax(
         behind_all="]}",
         separator=", ",
     ),
+    ('{"tool_calls"', '{"tool_call"'),
     closers=("```",),
     at_start=True,
     answer_key="response",
@@ -275,7 +277,7 @@ GEMMA4 = ToolSyntax(
     ),
     ("<|tool_call>",),
     closers=("<tool_call|>", "<|tool_response>"),
-    others=('<|"|>', "<|turn>", "<turn|>"),
+    others=('<|"|>',),
     head=_head("(call:)?NAME"),
 )
 FUNCTIONARY_V31 = ToolSyntax(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from support.replies import read_reply
@@ -296,6 +297,12 @@ GOLDEN: dict[str, tuple[ToolSyntax, str, str, list[tuple[str, object]]]] = {
         "",
         [("add", {}), ("add", {})],
     ),
+    "generic: behind a text": (
+        table.GENERIC,
+        'I look.\n{"tool_calls": [{"name": "add", "arguments": {"a": 1}}]}\n',
+        "I look.",
+        [("add", {"a": 1})],
+    ),
     "generic: an answer": (
         table.GENERIC,
         '{"response": "a\\n\\"b\\" \\ud83d\\ude00"}',
@@ -409,3 +416,9 @@ def test_a_deep_value_ends_no_server():
     parser = ReplyParser(table.HERMES, TOOLS)
     parser.push(text)
     assert parser.finish()
+
+
+def test_the_page_of_families_has_each():
+    page = (Path(__file__).parents[3] / "docs" / "families.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
+    assert sorted(rows[1:]) == sorted({syntax.name for syntax in TABLE})
