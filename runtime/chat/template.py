@@ -222,7 +222,9 @@ def chat_text(
     is_apart = any(text in joined for text in special)
 
     def written(given: _Given) -> ChatText:
-        ending = _Ending(template, *given[1:], add_generation_prompt, begun_mark, no_thoughts)
+        ending = _Ending(
+            template, *given[1:], add_generation_prompt, begun_mark, no_thoughts=no_thoughts
+        )
         write = ending.begun if is_begun else ending.whole
         text = template.fitting.rendered(given[0], write, probe)
         begun = _begun_text(given[0][-1]).lstrip() if is_begun else ""
@@ -281,6 +283,7 @@ class _Ending:
         variables: Mapping[str, Any],
         add_generation_prompt: bool,
         mark: str,
+        *,
         no_thoughts: bool,
     ) -> None:
         self._template = template
