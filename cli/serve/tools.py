@@ -356,6 +356,8 @@ def _constant(message: Message) -> Message:
 
 _NAMES_OF_TOOLS = ("xml_tools", "functions", "available_tools", "custom_tools")
 """What some templates call the tools."""
+_TOOLS_OF_MESSAGE = re.compile(r"""message(\.tools\b|\[['"]tools['"]\])""")
+"""How templates read tools that are a field of the system's message, as Phi-4-mini's does."""
 
 
 def _with_tools(
@@ -416,7 +418,12 @@ def plan_turn(
     template_kwargs = {**wished, **template_kwargs}
     if used and "tools" not in template.names:
         other = next((name for name in _NAMES_OF_TOOLS if name in template.names), None)
-        if other is None:
+        if _TOOLS_OF_MESSAGE.search(template.source):
+            first = [] if messages[0]["role"] == "system" else [{"role": "system", "content": ""}]
+            listed = json.dumps([tool["function"] for tool in used], ensure_ascii=False)
+            messages = [*first, *messages]
+            messages[0] = {**messages[0], "tools": listed}
+        elif other is None:
             messages = _with_tools(messages, used, syntax)
         else:
             listed = list(used)

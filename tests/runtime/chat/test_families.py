@@ -127,6 +127,20 @@ GOLDEN: dict[str, tuple[ToolSyntax, str, str, list[tuple[str, object]]]] = {
             ("add", {"a": -1, "b": {"k": [True, None]}}),
         ],
     ),
+    "llama 4: an object": (
+        table.LLAMA4_JSON,
+        '<|python_start|>{"name": "add", "parameters": {"a": 1}}<|python_end|>',
+        "",
+        [("add", {"a": 1})],
+    ),
+    "llama 4: an object among Python's": (
+        table.LLAMA4,
+        '[{"name": "add", "parameters": {"a": 1}}]',
+        "",
+        [("add", {"a": 1})],
+    ),
+    "llama 3: Python": (table.LLAMA3, "[add(a=1)]", "", [("add", {"a": 1})]),
+    "llama 3: no function of Python's": (table.LLAMA3, "[add] is one", "[add] is one", []),
     "llama 4: a list that is none of calls": (
         table.LLAMA4,
         "[1, 2] is a list",
