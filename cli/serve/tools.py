@@ -20,6 +20,7 @@ from specrun.cli.serve.body import shown, wanted
 from specrun.cli.serve.errors import RequestError
 from specrun.runtime.chat import (
     GENERIC,
+    ChatTemplate,
     Content,
     Effort,
     ForcedCalls,
@@ -360,6 +361,22 @@ _TOOLS_OF_MESSAGE = re.compile(r"""message(\.tools\b|\[['"]tools['"]\])""")
 """How templates read tools that are a field of the system's message, as Phi-4-mini's does."""
 
 
+def _shown(
+    messages: Sequence[Message], tools: Sequence[Tool], template: ChatTemplate, syntax: ToolSyntax
+) -> tuple[Sequence[Message], dict[str, Any]]:
+    """Return messages and variables that show tools to a model whose template takes no `tools`."""
+    if _TOOLS_OF_MESSAGE.search(template.source):
+        first, *others = messages
+        if first["role"] != "system":
+            first, others = {"role": "system", "content": ""}, [*messages]
+        listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        return [{**first, "tools": listed}, *others], {}
+    other = next((name for name in _NAMES_OF_TOOLS if name in template.names), None)
+    if other is None:
+        return _with_tools(messages, tools, syntax), {}
+    return messages, {other: _lines(tools) if other == "functions" else [*tools]}
+
+
 def _with_tools(
     messages: Sequence[Message], tools: Sequence[Tool], syntax: ToolSyntax
 ) -> list[Message]:
@@ -417,20 +434,8 @@ def plan_turn(
     no_thoughts = no_thoughts and not wished.keys() & template_kwargs.keys()
     template_kwargs = {**wished, **template_kwargs}
     if used and "tools" not in template.names:
-        other = next((name for name in _NAMES_OF_TOOLS if name in template.names), None)
-        if _TOOLS_OF_MESSAGE.search(template.source):
-            first = [] if messages[0]["role"] == "system" else [{"role": "system", "content": ""}]
-            listed = json.dumps([tool["function"] for tool in used], ensure_ascii=False)
-            messages = [*first, *messages]
-            messages[0] = {**messages[0], "tools": listed}
-        elif other is None:
-            messages = _with_tools(messages, used, syntax)
-        else:
-            listed = list(used)
-            template_kwargs = {
-                other: _lines(used) if other == "functions" else listed,
-                **template_kwargs,
-            }
+        messages, named = _shown(messages, used, template, syntax)
+        template_kwargs = {**named, **template_kwargs}
     functions = [tool["function"] for tool in used]
     schemas = {function["name"]: function["parameters"] for function in functions}
     for name in choice.names or ():

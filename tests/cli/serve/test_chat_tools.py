@@ -318,6 +318,19 @@ def test_templates_that_call_tools_by_another_name(tool_vocabulary, name):
     assert "You may call" not in rendered
 
 
+def test_tools_that_a_template_reads_in_the_systems_message(tool_vocabulary):
+    template = TEMPLATE + "{% for message in messages %}{{ message['tools'] }}{% endfor %}"
+    for asked in (ASK, [{"role": "system", "content": "Be short."}, *ASK]):
+        engine = ScriptedEngine(tool_vocabulary, template, [GENERIC_CALL])
+        with serving(engine) as address:
+            create = openai_client(address).chat.completions.create
+            (choice,) = create(model="tiny", messages=asked, tools=[WEATHER]).choices
+        assert choice.finish_reason == "tool_calls"
+        rendered = tool_vocabulary.detokenize(engine.asked[0].prompt)
+        assert json.dumps([WEATHER["function"]]) in rendered
+        assert "You may call" not in rendered
+
+
 QUIET = {
     "a template that opens the reasoning": (
         TEMPLATE.replace("<|end|>", "<|end|>{# <think> </think> #}") + "<think>\n",
