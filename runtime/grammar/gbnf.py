@@ -376,7 +376,7 @@ def _turn_around(rules: list[Rule], group: list[int]) -> None:
     for number in group:
         for symbols in rules[number]:
             if symbols and symbols[0] in members:
-                longer.setdefault(symbols[0], []).append((number, symbols[1:]))  # type: ignore
+                longer.setdefault(symbols[0], []).append((number, symbols[1:]))
             else:
                 begun.append((number, symbols))
     for wanted in group:

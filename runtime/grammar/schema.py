@@ -10,7 +10,7 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urldefrag, urljoin
@@ -27,6 +27,8 @@ _FORMATS |= {"uuid", "uri"}
 _UNCHECKED_FORMATS = {"idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference"}
 _UNCHECKED_FORMATS |= {"uri-template", "json-pointer", "relative-json-pointer", "regex"}
 _OLD_DRAFT = re.compile(r"draft-0?[3-7]\b")
+SPACES = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}
+"""Where spaces may stand in JSON, as in llama.cpp: small models would fill answers with them."""
 _SURE = 2**53  # the compiler reads numbers as doubles, and would round larger ones
 _TINY = 1e-10
 _LONG = 2**31 - 1  # no text, array or object comes near it
@@ -49,17 +51,43 @@ def loosened(schema: Schema) -> tuple[Schema, list[str]]:
 _said: dict[str, None] = {}
 
 
-def followed(schema: Schema, whose: str) -> Schema:
-    """Return a loosened schema, and warn once of what it does not follow."""
+def warn_once(text: str) -> None:
+    """Write a warning to the log, unless it was written before."""
+    if text not in _said:
+        _said[text] = None
+        _log.warning("%s", text)
+    if len(_said) > _MOST_SAID:
+        del _said[next(iter(_said))]
+
+
+def any_of(schemas: Sequence[Schema]) -> _Node:
+    """Return the schema of the values of any of these, which may name their own definitions."""
+    definitions: _Node = {}
+    options: list[Schema] = []
+    for number, schema in enumerate(schemas):
+        found = _Loosening(schema, f"s{number}_").whole() if isinstance(schema, dict) else schema
+        if isinstance(found, dict):
+            definitions |= found.pop("$defs", {})
+            found.pop("x-guidance", None)
+        options.append(found)
+    return {"anyOf": options, "$defs": definitions}
+
+
+def followed(schema: Schema, whose: str, options: Mapping[str, Any]) -> _Node:
+    """Return a loosened schema that says where spaces may stand; warn once of what is lost.
+
+    The schema's own options (`x-guidance`) go before those given here.
+    """
     found, notes = loosened(schema)
     for note in notes:
-        text = f"the {whose}: {note}"
-        if text not in _said:
-            _said[text] = None
-            _log.warning("%s; answers may differ from the schema there", text)
-    while len(_said) > _MOST_SAID:
-        del _said[next(iter(_said))]
-    return found
+        warn_once(f"the {whose}: {note}; answers may differ from the schema there")
+    if not isinstance(found, dict):
+        found = {} if found else {"enum": []}
+    own = found.get("x-guidance")
+    own = own if isinstance(own, dict) else {}
+    if any(name.startswith("whitespace") for name in own):
+        options = {name: value for name, value in options.items() if "whitespace" not in name}
+    return {**found, "x-guidance": {**options, **own}}
 
 
 @dataclass(slots=True)
@@ -82,7 +110,8 @@ class _Task:
 class _Loosening:
     """The loosening of one schema. Nested ones wait in a list, so depth costs no stack."""
 
-    def __init__(self, root: _Node) -> None:
+    def __init__(self, root: _Node, prefix: str = "r") -> None:
+        self._prefix = prefix  # of the names of definitions
         self._root, self._root_out = root, _Node()
         self.notes: dict[str, None] = {}
         self._tasks = [_Task(root, "#", self._root_out)]
@@ -90,7 +119,7 @@ class _Loosening:
         self._definitions: _Node = {}
         self._is_old = bool(_OLD_DRAFT.search(str(root.get("$schema", ""))))
         self._anchors: dict[str, Schema] | None = None
-        self._base = root.get("$id") if isinstance(root.get("$id"), str) else ""
+        self._base = str(root.get("$id") or "")
 
     def whole(self) -> Schema:
         """Return the loosened schema."""
@@ -194,7 +223,7 @@ class _Loosening:
             return False
         properties, required = node.get("properties"), node.get("required")
         names = set(properties) if isinstance(properties, dict) else set()
-        if names <= set(required if isinstance(required, list) else ()):
+        if names <= set(_names_in(required)):
             return True
         least, most = node.get("minProperties", 0), node.get("maxProperties", 1)
         is_single = node.get(name) == 1 or (name == "minProperties" and least == 0)
@@ -346,11 +375,11 @@ class _Loosening:
         """Write it as `additionalProperties` or `items` if nothing else evaluates any."""
         node = task.node
         plain = "additionalProperties" if name.endswith("Properties") else "items"
-        others = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "not")
-        others = (*others, "contains") if plain == "items" else others
+        others = {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "not"}
+        others |= {"contains"} if plain == "items" else set()
         if plain in node or _is_anything(value):
             return
-        if any(key in node for key in others):
+        if others & node.keys():
             self._say(name, task.path, "other schemas beside it evaluate some, too")
         elif plain == "items":
             self._items(task, plain, value)
@@ -362,7 +391,7 @@ class _Loosening:
             return
         if isinstance(value, dict) and _keywords(value) == {"type"}:
             own = _listed(task.node.get("type", [*_TYPES])) or [*_TYPES]
-            forbidden = set(_listed(value["type"]))
+            forbidden = set(map(str, _listed(value["type"])))
             if "number" in forbidden:
                 forbidden.add("integer")
             if "integer" not in forbidden or "number" not in own or "number" in forbidden:
@@ -393,7 +422,7 @@ class _Loosening:
             return
         found = self._targets.get(id(target[0]))
         if found is None:
-            found = self._targets[id(target[0])] = f"r{len(self._targets)}"
+            found = self._targets[id(target[0])] = f"{self._prefix}{len(self._targets)}"
             joined = task.with_others(name)
             self._definitions[found] = self._below(*target, is_joined=joined)
         reference = f"#/$defs/{found}"
@@ -408,10 +437,14 @@ class _Loosening:
         """Return the schema that a reference names, and its path; None if there is none."""
         if not isinstance(reference, str):
             return None
-        address, fragment = urldefrag(reference)
         node: Any = self._root
-        if address and urljoin(self._base, address) != urldefrag(self._base)[0]:
-            node = self._anchor(address) or self._anchor(urljoin(self._base, address))
+        try:
+            address, fragment = urldefrag(reference)
+            whole = urljoin(self._base, address)
+        except ValueError:  # no address
+            return None
+        if address and whole != urldefrag(self._base)[0]:
+            node = self._anchor(address) or self._anchor(whole)
         if fragment and not fragment.startswith("/"):
             node, parts = self._anchor(fragment), []
         else:
@@ -517,6 +550,15 @@ def _listed(types: object) -> list[Any]:
     return types if isinstance(types, list) else [types]
 
 
+def _names_in(names: object) -> list[str]:
+    return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []
+
+
+def _property(node: _Node, name: str) -> Schema:
+    properties = node.get("properties")
+    return properties.get(name, True) if isinstance(properties, dict) else True
+
+
 def _nodes(schema: Schema) -> Iterator[_Node]:
     """Yield all objects in a schema, also those that are no schemas."""
     ahead = [schema]
@@ -589,18 +631,14 @@ def _differ(left: Schema, right: Schema) -> bool:
         return left is False or right is False
     if not _types_of(left) & _types_of(right):
         return True
-    lists = _constants(left), _constants(right)
-    if None not in lists:
-        return not lists[0] & lists[1]  # type: ignore[operator]
+    first, second = _constants(left), _constants(right)
+    if first is not None and second is not None:
+        return not first & second
     if _types_of(left) & _types_of(right) != {"object"}:
         return False
-    tables = [each.get("properties") for each in (left, right)]
-    if not all(isinstance(table, dict) for table in tables):
-        return False
-    required = [each.get("required") for each in (left, right)]
-    names = {name for each in required if isinstance(each, list) for name in each}
-    for name in names & tables[0].keys() & tables[1].keys():
-        first, second = (_constants(table[name]) for table in tables)
+    names = {*_names_in(left.get("required")), *_names_in(right.get("required"))}
+    for name in names:
+        first, second = (_constants(_property(each, name)) for each in (left, right))
         if first is not None and second is not None and not first & second:
             return True
     return False
