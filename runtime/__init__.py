@@ -27,10 +27,10 @@ if TYPE_CHECKING:
         TemplateError,
         UnsupportedModelError,
     )
-    from specrun.runtime.engine import Engine, EngineStream
+    from specrun.runtime.engine import Engine
     from specrun.runtime.engine.opening import RuntimeOptions
     from specrun.runtime.engine.runtime import Runtime
-    from specrun.runtime.engine.session import GenerationStream
+    from specrun.runtime.engine.streams import EngineStream, GenerationStream
     from specrun.runtime.grammar import Grammar, GrammarError
     from specrun.runtime.laws.sampling import SamplingParams
     from specrun.runtime.round.results import GenerationResult, SpecStats, TokenEvent, Usage

@@ -35,6 +35,10 @@ def _share_cores() -> None:
 
 _share_cores()
 
+# Processes and the commands that they start compile the sources once, not each for itself.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # What tests try, measure or plan is neither read from the user's cache nor left there; the commands
 # that they start know the files that were written here.
 _CACHE = tempfile.mkdtemp(prefix="specrun-tests-")

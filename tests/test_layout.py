@@ -149,7 +149,9 @@ import sys
 from specrun.runtime import Engine, Runtime, SamplingParams
 heavy = {"llama_cpp", "torch", "gguf", "jinja2", "click", "rich", "hypothesis", "matplotlib", "transformers"}
 heavy |= {"huggingface_hub", "httpx2", "http.client", "ssl", "llguidance", "importlib.metadata"}
-heavy |= {"concurrent.futures", "asyncio", "specrun.runtime.tuning"}
+heavy |= {"concurrent.futures", "asyncio", "multiprocessing", "specrun.runtime.tuning"}
+heavy |= {f"specrun.runtime.{name}" for name in ("engine.opening", "heads", "memory", "planning")}
+heavy |= {"specrun.bindings.ggml", "specrun.bindings.models.model", "specrun.runtime.drafters.build"}
 print(sorted(heavy & set(sys.modules)))
 """  # noqa: E501 - as it is shown
 

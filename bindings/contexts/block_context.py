@@ -22,6 +22,8 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch, FloatRows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.ggml.weights import device_of_tensor
+from specrun.bindings.gguf import ArrayValue
 from specrun.bindings.library import native_function
 from specrun.bindings.models.model import Model
 
@@ -99,7 +101,7 @@ class BlockContext(Context):
     """
 
     def __init__(
-        self, model: Model, options: ContextOptions, lender: Lender | None, *, causal: bool
+        self, model: Model, options: ContextOptions, lender: Context | None, *, causal: bool
     ) -> None:
         self._lender = lender
         super().__init__(model, dataclasses.replace(options, nextn_states=True))
@@ -114,6 +116,19 @@ class BlockContext(Context):
         self.model.require_weights()
         if self._lender is None and needs_lender(self.model):
             raise OptionError(f"{self.model.path} reads the embeddings of a target: lend them")
+        if self._lender is not None:
+            self._check_devices(self._lender.model)
+
+    def _check_devices(self, target: Model) -> None:
+        """Raise `OptionError` if a matrix of the target lies where the drafter does not compute."""
+        own = {device.handle for device in self.model.placed.offload}
+        for name in _OWN:
+            place = device_of_tensor(target, name)
+            if place and place not in own:
+                names = [each.name for each in target.placed.offload if each.handle == place]
+                reads = f"{self.model.path} reads {name} of the target, which lies on {names[0]}"
+                advice = "compute drafts there, too (-devd, -ngld)"
+                raise OptionError(f"{reads}, and it is computed elsewhere: {advice}")
 
     def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
         params = super()._parameters()
@@ -126,5 +141,5 @@ class BlockContext(Context):
     def feature_batch(self, width: int) -> FeatureBatch:
         """Return a batch for features of this width."""
         sections = self.model.header.metadata.get(f"{BLOCK_ARCHITECTURE}.rope.dimension_sections")
-        turns = sections is not None and any(sections)  # type: ignore[union-attr]
+        turns = isinstance(sections, ArrayValue) and any(sections)
         return FeatureBatch(FEATURES_AT_ONCE, width, sections=turns)

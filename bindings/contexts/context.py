@@ -6,7 +6,7 @@ import ctypes
 import dataclasses
 from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.library import NativeHandle, last_native_errors, llama, step_functions
 from specrun.bindings.machine.workers import freed_while_there
-from specrun.bindings.models.model import Model, set_loras
 from specrun.bindings.models.nextn import (
     NEXTN_ARCHITECTURES,
     SEVERAL_BLOCKS,
@@ -34,6 +33,9 @@ from specrun.bindings.models.nextn import (
     show_nextn_states,
 )
 from specrun.bindings.threads import FORK, available_cores
+
+if TYPE_CHECKING:
+    from specrun.bindings.models.model import Model
 
 # == Contexts of a model ===========================================================================
 
@@ -188,6 +190,8 @@ class Context:
         free = freed_while_there(self._native.llama_free, self.model.placed.workers)
         owned = NativeHandle(handle, free, *kept)
         if self.model.adapters:
+            from specrun.bindings.models.model import set_loras
+
             set_loras(owned, self.model.adapters)
         return owned
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +22,10 @@ from specrun.bindings.library import (
     llama,
     native_function,
 )
-from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_rows
+
+if TYPE_CHECKING:
+    from specrun.bindings.models.model import Model
 
 # == Inputs of a model's layers, for EAGLE-3, which reads early layers =============================
 #

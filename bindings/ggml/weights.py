@@ -294,6 +294,15 @@ def device_for_heads(model: Model) -> int:
     return model.placed.offload[-1].handle if everything else 0
 
 
+def device_of_tensor(model: Model, name: str) -> int:
+    """Return the native handle of the device where a tensor lies, 0: this machine's memory.
+
+    Also if the model has no such tensor, or this build shows none.
+    """
+    tensor = _tensor_of(model, name)
+    return 0 if tensor is None else _device_of(tensor)
+
+
 def _device_of(tensor: Tensor) -> int:
     """Return the native handle of the device in whose memory a tensor lies, 0: in the CPU's."""
     buffer = fields(tensor.handle).buffer

@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, field
 
-from specrun.cli.serve.body import checked, one_of, shown, wanted
+from specrun.cli.serve.body import checked, one_of, wanted
 from specrun.cli.serve.errors import RequestError, anthropic_error
 from specrun.cli.serve.figures import speculation_of, usage_of
+from specrun.cli.serve.offers import offered
 from specrun.cli.serve.replies import ItemForm, answering, counting, event_bytes
 from specrun.cli.serve.sampling import (
     AnswerBody,
@@ -27,12 +28,13 @@ from specrun.cli.serve.tools import (
     Function,
     Message,
     Schema,
-    Tool,
     ToolChoice,
     call_of,
+    first_new,
     plan_turn,
+    text_of,
 )
-from specrun.runtime.chat import CallBegun, Part, Reasoning
+from specrun.runtime.chat import CallBegun, Part, Reasoning, is_begun_answer
 
 # -- Requests -------------------------------------------------------------------------------------
 
@@ -54,10 +56,9 @@ class BlockMessage(Struct):
 
 
 class InputTool(Function):
-    """A tool that a model may call; those of Anthropic's own servers have other types."""
+    """A tool that a model may call."""
 
     parameters: Schema = field(default=None, name="input_schema")
-    type: Any = None
 
 
 class ToolChoiceFields(Struct):
@@ -76,7 +77,7 @@ class Thinking(Struct):
 
 _Message = Annotated[BlockMessage, wanted("an object with role and content")]
 _Messages = Annotated[list[_Message], Meta(max_length=MOST_MESSAGES)]
-_Tool = Annotated[InputTool, wanted("a tool with a name")]
+_Tool = Annotated[dict[str, Any], wanted("a tool with a name")]
 _Tools = Annotated[list[_Tool], Meta(max_length=MOST_TOOLS)]
 
 
@@ -106,18 +107,15 @@ class ToolResult(Struct):
     """A block that is the result of a call."""
 
     tool_use_id: Annotated[str, wanted("the call's id")]
-    content: Blocks = ""
+    content: Blocks | None = None
 
 
 def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
     """Return the request of a body; raises `RequestError` that names the field."""
     conversation = _conversation(body)
-    prefill = ""
-    if conversation[-1]["role"] == "assistant" and len(conversation) > 1:
-        if "tool_calls" in conversation[-1]:
-            raise RequestError("messages ends with calls: give their results", "messages")
-        prefill = conversation.pop()["content"]
-    tools = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(body.tools or ())]
+    if conversation[-1].get("tool_calls"):
+        raise RequestError("messages ends with calls: give their results", "messages")
+    offer = offered(body.tools, InputTool)
     given = body.tool_choice or ToolChoiceFields("auto")
     if given.type != "tool":
         choice = ToolChoice(_MODES[given.type])
@@ -131,28 +129,19 @@ def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
     turn = plan_turn(
         service.engine,
         conversation,
-        tools=tools,
+        tools=offer.tools,
         choice=choice,
         parallel=not given.disable_parallel_tool_use,
         template_kwargs=kwargs,
+        is_begun=is_begun_answer(conversation),
     )
     return answer_request(
         body,
         service,
         turn=turn,
-        prefill=prefill,
         form=(body.output_config or FormatHolder()).format,
         form_field="output_config.format",
     )
-
-
-def _tool(tool: InputTool, where: str) -> Tool:
-    """Return a tool in OpenAI's form; those that Anthropic's servers run are refused."""
-    if tool.type not in (None, "custom"):
-        field = f"{where}.type"
-        problem = f"{field} is {shown(tool.type)}: this server runs no tools itself"
-        raise RequestError(f"{problem}, give those that you run", field)
-    return tool.tool()
 
 
 def _conversation(body: MessageBody) -> list[Message]:
@@ -161,7 +150,8 @@ def _conversation(body: MessageBody) -> list[Message]:
         raise RequestError("messages is missing or empty: give at least one message", "messages")
     messages: list[Message] = []
     if body.system is not None:
-        messages.append({"role": "system", "content": _text(body.system, "system")})
+        messages.append({"role": "system", "content": text_of(body.system, "system", _BLOCKS)})
+    new = first_new([message.role for message in body.messages])
     for place, message in enumerate(body.messages):
         role, content, field = message.role, message.content, f"messages[{place}].content"
         if isinstance(content, str):
@@ -169,7 +159,7 @@ def _conversation(body: MessageBody) -> list[Message]:
         elif role == "assistant":
             messages.append(_answered(content, field))
         else:
-            messages += _asked(role, content, field)
+            messages += _asked(role, content, field, is_new=place >= new)
     return messages
 
 
@@ -183,9 +173,9 @@ def _answered(blocks: Sequence[dict[str, Any]], field: str) -> Message:
             calls.append(call_of(call.id, call.name, call.input, f"{where}.input"))
         elif kind == "thinking":
             thoughts.append(str(block.get("thinking", "")))
-        elif kind != "redacted_thinking":
-            texts.append(_text_of(block, where))
-    message: Message = {"role": "assistant", "content": "".join(texts)}
+        else:
+            texts.append(block)
+    message: Message = {"role": "assistant", "content": text_of(texts, field, _BLOCKS)}
     if thoughts:
         message["reasoning_content"] = "".join(thoughts)
     if calls:
@@ -193,35 +183,24 @@ def _answered(blocks: Sequence[dict[str, Any]], field: str) -> Message:
     return message
 
 
-def _asked(role: str, blocks: Sequence[dict[str, Any]], field: str) -> list[Message]:
+def _asked(
+    role: str, blocks: Sequence[dict[str, Any]], field: str, *, is_new: bool
+) -> list[Message]:
     """Return messages to the model: results of tools, each a message, then texts."""
     messages: list[Message] = []
-    texts: list[str] = []
+    texts: list[dict[str, Any]] = []
     for place, block in enumerate(blocks):
         where = f"{field}[{place}]"
         if block.get("type") != "tool_result":
-            texts.append(_text_of(block, where))
+            text_of([block], where, _BLOCKS, is_new=is_new and role == "user")
+            texts.append(block)
             continue
         result = checked(block, ToolResult, where)
-        content = _text(result.content, f"{where}.content")
+        content = text_of(result.content or "", f"{where}.content", _BLOCKS)
         messages.append({"role": "tool", "tool_call_id": result.tool_use_id, "content": content})
     if texts or not messages:
-        messages.append({"role": role, "content": "".join(texts)})
+        messages.append({"role": role, "content": text_of(texts, field, _BLOCKS)})
     return messages
-
-
-def _text(content: str | list[dict[str, Any]], field: str) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(_text_of(block, f"{field}[{k}]") for k, block in enumerate(content))
-
-
-def _text_of(block: dict[str, Any], where: str) -> str:
-    text = block.get("text")
-    if block.get("type") != "text" or not isinstance(text, str):
-        kind = shown(block.get("type"))
-        raise RequestError(f"{where}.type is {kind}: this model reads text", f"{where}.type")
-    return text
 
 
 # -- Replies --------------------------------------------------------------------------------------

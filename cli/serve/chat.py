@@ -8,9 +8,10 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.body import checked, one_of, wanted
+from specrun.cli.serve.body import checked, one_of, wanted, wrong
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, timings_of, usage_of
+from specrun.cli.serve.offers import input_arguments, offered
 from specrun.cli.serve.replies import EndedChoice, ReplyForm, answering, event_bytes, parts_of
 from specrun.cli.serve.sampling import AnswerBody, answer_request, with_settings
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
@@ -18,15 +19,15 @@ from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
     ChatTurn,
-    Function,
     Message,
     ReplyPlan,
     call_of,
+    first_new,
     plan_turn,
     text_of,
     tool_choice_of,
 )
-from specrun.runtime.chat import CallBegun, Content, Part, Reasoning
+from specrun.runtime.chat import CallBegun, Content, Part, Reasoning, is_begun_answer
 from specrun.runtime.engine import Engine
 from specrun.runtime.round import TokenEvent
 
@@ -34,7 +35,6 @@ from specrun.runtime.round import TokenEvent
 
 _PARTS = 'a text, or parts as {"type": "text", "text": "..."}'
 _CALL = '{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
-_TOOL = '{"type": "function", "function": {"name": "...", "parameters": {...}}}'
 Choices = Annotated[int, Meta(ge=1, le=32)]
 Likely = Annotated[int, Meta(ge=0, le=20)]
 """How many likely tokens are listed for each token: OpenAI's limit."""
@@ -69,11 +69,29 @@ class HistoryFunction(Struct):
     arguments: Any = None
 
 
-class HistoryCall(Struct):
-    """A call in the history."""
+class HistoryText(Struct):
+    """The custom tool of a call in the history, and the text that it was given."""
 
-    function: HistoryFunction
+    name: str
+    input: str = ""
+
+
+class HistoryCall(Struct):
+    """A call in the history, of a function or of a custom tool."""
+
+    function: HistoryFunction | None = None
+    custom: HistoryText | None = None
     id: Any = None
+
+    def message(self, field: str) -> Message:
+        """Return the call for templates; raises `RequestError` that names `field`."""
+        if self.custom is not None:
+            name, arguments = self.custom.name, input_arguments(self.custom.input)
+            return call_of(self.id, name, arguments, f"{field}.custom.input")
+        if self.function is None:
+            raise wrong(field, None, _CALL)
+        own = self.function
+        return call_of(self.id, own.name, own.arguments, f"{field}.function.arguments")
 
 
 _Calls = Annotated[list[Annotated[HistoryCall, wanted(_CALL, whole=True)]], Meta(max_length=128)]
@@ -86,20 +104,17 @@ class ChatMessage(Struct):
     role: Annotated[Role, one_of(Role)]
     content: Annotated[str | list[Any] | None, wanted(_PARTS)] = None
     tool_calls: Annotated[_Calls | None, wanted("a list of calls")] = None
-
-
-class ChatTool(Struct):
-    """A tool that a model may call."""
-
-    function: Annotated[Function, wanted('a function, as {"name": "...", "parameters": {...}}')]
+    refusal: Any = None
 
 
 _Message = Annotated[dict[str, Any], wanted("an object with role and content")]
 _Messages = Annotated[list[_Message], Meta(max_length=MOST_MESSAGES)]
-_Tool = Annotated[ChatTool, wanted(f"a function, as {_TOOL}")]
+_Tool = Annotated[dict[str, Any], wanted("a tool")]
 _Tools = Annotated[list[_Tool], Meta(max_length=MOST_TOOLS)]
 _Kwargs = Annotated[dict[str, Any] | None, wanted('an object, as {"enable_thinking": false}')]
 _ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]
+_Continued = bool | Literal["content", "reasoning_content"]
+_CONTINUED = "true or false, or content or reasoning_content"
 
 
 @with_settings
@@ -114,6 +129,8 @@ class ChatBody(OpenAIBody, kw_only=True):
     function_call: Any = None
     reasoning_format: Annotated[_ReasoningFormat | None, one_of(_ReasoningFormat)] = None
     chat_template_kwargs: _Kwargs = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: Annotated[_Continued | None, wanted(_CONTINUED)] = None
     logprobs: bool | None = None
     top_logprobs: Likely | None = None
 
@@ -138,9 +155,13 @@ def chat_turn(body: ChatBody, engine: Engine) -> ChatTurn:
     for old, value in (("functions", body.functions), ("function_call", body.function_call)):
         if value is not None:
             raise RequestError(f"{old} is what OpenAI had before tools: give tools", old)
-    messages = [_message(each, f"messages[{place}]") for place, each in enumerate(body.messages)]
-    tools = [each.function.tool() for each in body.tools or ()]
-    names = [tool["function"]["name"] for tool in tools]
+    new = first_new([str(each.get("role")) for each in body.messages])
+    messages = [
+        _message(each, f"messages[{place}]", is_new=place >= new)
+        for place, each in enumerate(body.messages)
+    ]
+    offer = offered(body.tools)
+    names = [tool["function"]["name"] for tool in offer.tools]
     for place, name in enumerate(names):
         if name in names[:place]:
             problem = f"tools[{place}] is named {name!r} as another one: rename it"
@@ -148,32 +169,45 @@ def chat_turn(body: ChatBody, engine: Engine) -> ChatTurn:
     return plan_turn(
         engine,
         messages,
-        tools=tools,
+        tools=offer.tools,
+        custom=offer.custom,
         choice=tool_choice_of(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
         splits_reasoning=body.reasoning_format != "none",
         template_kwargs=body.chat_template_kwargs or {},
+        is_begun=_is_begun(body, messages),
+        is_asked=body.add_generation_prompt is not False,
     )
 
 
-def _message(value: Message, where: str) -> Message:
-    """Return a message with its content as a text."""
+def _is_begun(body: ChatBody, messages: Sequence[Message]) -> bool:
+    """Whether the last message goes on: if it is an answer, as in llama-server, or is to."""
+    field = "continue_final_message"
+    if body.continue_final_message and body.add_generation_prompt:
+        problem = f"{field} and add_generation_prompt are both set"
+        raise RequestError(f"{problem}: an answer goes on, or another one begins", field)
+    if body.continue_final_message and messages[-1].get("tool_calls"):
+        raise RequestError(f"{field}: the last message has calls, give their results", field)
+    if body.continue_final_message is None and body.add_generation_prompt is not True:
+        return is_begun_answer(messages)
+    return bool(body.continue_final_message)
+
+
+def _message(value: Message, where: str, *, is_new: bool) -> Message:
+    """Return a message with its content as a text; new ones of the user have to be read."""
     given = checked(value, ChatMessage, where)
     content = given.content
     if content is None and given.role == "assistant":
-        content = ""
+        content = given.refusal if isinstance(given.refusal, str) else ""
     # "developer" is OpenAI's newer name, which templates do not know.
     own = "system" if given.role == "developer" else given.role
-    message = {**value, "role": own, "content": text_of(content, f"{where}.content", _PARTS)}
+    is_asked = is_new and own == "user"
+    text = text_of(content, f"{where}.content", _PARTS, is_new=is_asked)
+    message = {**value, "role": own, "content": text}
     message.pop("tool_calls", None)
     if given.tool_calls:  # templates test whether there are some
         message["tool_calls"] = [
-            call_of(
-                call.id,
-                call.function.name,
-                call.function.arguments,
-                f"{where}.tool_calls[{place}].function.arguments",
-            )
+            call.message(f"{where}.tool_calls[{place}]")
             for place, call in enumerate(given.tool_calls)
         ]
     return message
@@ -268,6 +302,10 @@ class ChatForm(OpenAIForm):
         return {**common, "choices": listed, **self._summary()}
 
 
+_FUNCTION, _CUSTOM = ("function", "arguments"), ("custom", "input")
+"""The fields of calls: their kind, and what they are given."""
+
+
 def fields_of(parts: Sequence[Part], plan: ReplyPlan) -> dict[str, Any]:
     """Return the fields of a message, or of a chunk's `delta`, that parts of a reply make."""
     fields: dict[str, Any] = {}
@@ -278,13 +316,14 @@ def fields_of(parts: Sequence[Part], plan: ReplyPlan) -> dict[str, Any]:
         elif isinstance(part, Reasoning):
             fields["reasoning_content"] = fields.get("reasoning_content", "") + part.text
         elif isinstance(part, CallBegun):
-            function = {"name": part.name, "arguments": ""}
-            begun = {"id": plan.new_id(), "type": "function", "function": function}
+            kind, text = _CUSTOM if part.name in plan.custom else _FUNCTION
+            begun = {"id": plan.new_id(), "type": kind, kind: {"name": part.name, text: ""}}
             calls[part.index] = {"index": part.index, **begun}
         else:
-            more: dict[str, Any] = {"index": part.index, "function": {"arguments": ""}}
-            call = calls.setdefault(part.index, more)
-            call["function"]["arguments"] += part.text
+            kind, text = _CUSTOM if part.is_text else _FUNCTION
+            call = calls.setdefault(part.index, {"index": part.index, kind: {text: ""}})
+            kind, text = _CUSTOM if "custom" in call else _FUNCTION
+            call[kind][text] += part.text
     if calls:
         fields["tool_calls"] = [*calls.values()]
     return fields

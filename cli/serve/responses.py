@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from specrun.cli.serve.body import checked, one_of, shown, wanted, wrong
+from specrun.cli.serve.body import checked, one_of, wanted, wrong
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, timings_of, usage_of
+from specrun.cli.serve.offers import input_arguments, offered
 from specrun.cli.serve.replies import ItemForm, answering, counting, event_bytes
 from specrun.cli.serve.sampling import (
     AnswerBody,
@@ -21,26 +22,25 @@ from specrun.cli.serve.service import AnswerRequest, AnswerService, ServedAnswer
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
-    Function,
     Message,
-    Tool,
     call_of,
     plan_turn,
     text_of,
     tool_choice_of,
 )
-from specrun.runtime.chat import CallBegun, Part, Reasoning
+from specrun.runtime.chat import CallBegun, Part, Reasoning, is_begun_answer, part_text
 
 # -- Requests -------------------------------------------------------------------------------------
 
-_TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _PARTS = 'a text, or parts as {"type": "input_text", "text": "..."}'
 _CALL = '{"type": "function_call", "call_id": "...", "name": "...", "arguments": "{}"}'
-_ITEMS = "a text, or a list of at least one item"
+_ITEMS = "a text, or a list of items"
+_ASKING = ("user", "system", "developer")
+_ASKED = ("action", "operation", "input", "arguments")
 _Role = Literal["system", "developer", "user", "assistant"]
 _Item = Annotated[dict[str, Any], wanted("an object")]
 _Items = Annotated[list[_Item], Meta(max_length=MOST_MESSAGES)]
-_Tool = Annotated[dict[str, Any], wanted("a function")]
+_Tool = Annotated[dict[str, Any], wanted("a tool")]
 _Tools = Annotated[list[_Tool], Meta(max_length=MOST_TOOLS)]
 
 
@@ -86,10 +86,17 @@ class CallItem(Struct):
     arguments: str = "{}"
 
 
+class InputItem(Struct):
+    """An item that is a call of a custom tool."""
+
+    call_id: str
+    name: str
+    input: str = ""
+
+
 class OutputItem(Struct):
     """An item that is the result of a call."""
 
-    call_id: Annotated[str, wanted("the call's id")]
     output: Any = None
 
 
@@ -104,13 +111,16 @@ def response_request(body: ResponseBody, service: AnswerService) -> AnswerReques
     effort = checked(body.reasoning or {}, ReasoningFields, "reasoning").effort
     if effort is not None:
         kwargs.setdefault("reasoning_effort", effort)
+    conversation, offer = _conversation(body), offered(body.tools)
     turn = plan_turn(
         service.engine,
-        _conversation(body),
-        tools=[_tool(value, f"tools[{place}]") for place, value in enumerate(body.tools or ())],
+        conversation,
+        tools=offer.tools,
+        custom=offer.custom,
         choice=tool_choice_of(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
         template_kwargs=kwargs,
+        is_begun=is_begun_answer(conversation),
     )
     form = checked(body.text or {}, FormatHolder, "text").format
     return answer_request(
@@ -123,56 +133,106 @@ def response_request(body: ResponseBody, service: AnswerService) -> AnswerReques
     )
 
 
-def _tool(value: dict[str, Any], where: str) -> Tool:
-    """Return a function in the form of chat completions; other tools are refused."""
-    kind = value.get("type")
-    if kind != "function":
-        field = f"{where}.type"
-        problem = f"{field} is {shown(kind)}: this server runs no tools itself"
-        raise RequestError(f"{problem}, give functions", field)
-    return checked(value, Function, where).tool()
-
-
 def _conversation(body: ResponseBody) -> list[Message]:
     """Return `instructions` and `input` as messages; raises `RequestError` by place."""
-    messages: list[Message] = []
+    reader = _ItemReader()
     if body.instructions is not None:
-        messages.append({"role": "system", "content": body.instructions})
-    if isinstance(body.input, str):
-        return [*messages, {"role": "user", "content": body.input}]
-    if not body.input:
+        reader.messages.append({"role": "system", "content": body.instructions})
+    if body.input is None:
         raise wrong("input", body.input, _ITEMS)
-    thoughts = ""  # of the call or the message that follows
-    for place, item in enumerate(body.input):
-        where = f"input[{place}]"
-        kind = item.get("type", "message")
-        if kind == "reasoning":  # without its content if its server keeps that
+    items = [{"role": "user", "content": body.input}] if isinstance(body.input, str) else body.input
+    asked = [item.get("role") in _ASKING for item in items]
+    new = max((place for place, own in enumerate(asked, 1) if not own), default=0)
+    for place, item in enumerate(items):
+        reader.read(item, f"input[{place}]", is_new=place >= new)
+    # A client that asks nothing yet warms the cache.
+    return _one_beginning(reader.messages or [{"role": "user", "content": ""}])
+
+
+class _ItemReader:
+    """Makes messages of items: what the model made up to the next result or question is one."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self._thoughts = ""  # of the call or the message that follows
+
+    def read(self, item: dict[str, Any], where: str, *, is_new: bool) -> None:
+        """Add an item; raises `RequestError` that names its field."""
+        kind = str(item.get("type") or "message")
+        if kind == "message":
+            self._read_message(item, where, is_new=is_new)
+        elif kind == "reasoning":  # without its content if its server keeps that
             content = item.get("content") or item.get("summary") or []
-            thoughts += text_of(content, f"{where}.content", _PARTS, _TEXTS)
+            self._thoughts += text_of(content, f"{where}.content", _PARTS)
         elif kind == "function_call":
             call = checked(item, CallItem, where, _CALL)
-            if not messages or messages[-1]["role"] != "assistant":
-                messages.append({"role": "assistant", "content": ""})
-            if thoughts:
-                messages[-1]["reasoning_content"], thoughts = thoughts, ""
             made = call_of(call.call_id, call.name, call.arguments, f"{where}.arguments")
-            messages[-1].setdefault("tool_calls", []).append(made)
-        elif kind == "function_call_output":
-            output = checked(item, OutputItem, where)
-            text = text_of(output.output, f"{where}.output", _PARTS, _TEXTS)
-            messages.append({"role": "tool", "tool_call_id": output.call_id, "content": text})
-        elif kind == "message":
-            message = checked(item, MessageItem, where)
-            role = "system" if message.role == "developer" else message.role
-            text = text_of(message.content, f"{where}.content", _PARTS, _TEXTS)
-            messages.append({"role": role, "content": text})
-            if thoughts and role == "assistant":
-                messages[-1]["reasoning_content"], thoughts = thoughts, ""
+            self._answer().setdefault("tool_calls", []).append(made)
+        elif kind == "custom_tool_call":
+            text = checked(item, InputItem, where)
+            made = call_of(text.call_id, text.name, input_arguments(text.input), f"{where}.input")
+            self._answer().setdefault("tool_calls", []).append(made)
+        elif kind.endswith("_output"):
+            self._read_output(item, kind, where)
         else:
-            known = "message, function_call, function_call_output, reasoning"
-            problem = f"{where}.type is {shown(kind)}: known are {known}"
-            raise RequestError(problem, f"{where}.type")
-    return _one_beginning(messages)
+            self._read_other(item, kind)
+
+    def _read_message(self, item: dict[str, Any], where: str, *, is_new: bool) -> None:
+        message = checked(item, MessageItem, where)
+        is_asked = is_new and message.role == "user"
+        text = text_of(message.content, f"{where}.content", _PARTS, is_new=is_asked)
+        if message.role != "assistant":
+            role = "system" if message.role == "developer" else message.role
+            self.messages.append({"role": role, "content": text})
+            self._thoughts = ""
+        elif self._is_told():  # what it did comes before what it says
+            self.messages[-1]["content"] += f"\n{text}"
+        else:
+            self.messages.append({"role": "assistant", "content": text})
+            self._think()
+
+    def _read_output(self, item: dict[str, Any], kind: str, where: str) -> None:
+        """Add the result of a call, in words if it is none that templates know."""
+        output = checked(item, OutputItem, where).output
+        call_id = item.get("call_id") or item.get("id")
+        if not isinstance(call_id, str):
+            raise wrong(f"{where}.call_id", call_id, "the call's id")
+        if output is None:  # of a tool that says whether it was done
+            output = str(item.get("status") or "")
+        if isinstance(output, dict):
+            output = [output]
+        elif isinstance(output, list) and not all("type" in each for each in output):
+            output = [{"type": kind.removesuffix("_output"), "output": output}]
+        text = text_of(output, f"{where}.output", _PARTS)
+        self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
+
+    def _read_other(self, item: dict[str, Any], kind: str) -> None:
+        """Add what a tool of another server did; a call that its client ran is a call."""
+        asked = next((item[name] for name in _ASKED if isinstance(item.get(name), dict)), None)
+        if isinstance(item.get("call_id"), str) and asked is not None:
+            name = kind.removesuffix("_call")
+            made = call_of(item["call_id"], name, asked, kind)
+            self._answer().setdefault("tool_calls", []).append(made)
+            return
+        message, text = self._answer(), part_text({**item, "type": kind})
+        message["content"] = f"{message['content']}\n{text}".lstrip("\n")
+
+    def _is_told(self) -> bool:
+        """Whether the last message is the assistant's, and has words about what it did alone."""
+        last = self.messages[-1] if self.messages else {}
+        is_answer = last.get("role") == "assistant" and "tool_calls" not in last
+        return is_answer and str(last.get("content")).startswith("[")
+
+    def _answer(self) -> Message:
+        """Return the assistant's message that is being made."""
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": ""})
+        self._think()
+        return self.messages[-1]
+
+    def _think(self) -> None:
+        if self._thoughts:
+            self.messages[-1]["reasoning_content"], self._thoughts = self._thoughts, ""
 
 
 def _one_beginning(messages: list[Message]) -> list[Message]:
@@ -195,6 +255,11 @@ _ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadat
 """Fields of a request that a response repeats."""
 
 
+_CALLS = (("function_call", "fc", "arguments"), ("custom_tool_call", "ctc", "input"))
+_TEXTS_OF_CALLS = {kind: text for kind, _, text in _CALLS}
+"""The items that are calls, and the fields of what they are given."""
+
+
 class ResponseForm(ItemForm):
     """A response, whole or as numbered events."""
 
@@ -202,6 +267,7 @@ class ResponseForm(ItemForm):
         super().__init__(answer)
         self._body = body
         self._number = 0
+        self._namespaces = offered(body.tools).namespaces
 
     def begin(self) -> bytes:
         """Return the events that begin the response."""
@@ -233,10 +299,13 @@ class ResponseForm(ItemForm):
 
     def _begin_item(self, part: Part) -> bytes:
         if isinstance(part, CallBegun):
-            call_id = self._answer.request.turn.plan.new_id()
-            return self._add_item(
-                "function_call", "fc", call_id=call_id, name=part.name, arguments=""
-            )
+            plan = self._answer.request.turn.plan
+            is_custom = part.name in plan.custom
+            kind, prefix, text = _CALLS[is_custom]
+            space = self._namespaces.get(part.name)
+            more = {} if space is None else {"namespace": space}
+            fields = {"call_id": plan.new_id(), "name": part.name, text: "", **more}
+            return self._add_item(kind, prefix, **fields)
         if isinstance(part, Reasoning):
             added = self._add_item("reasoning", "rs", summary=[], content=[])
             text: Item = {"type": "reasoning_text", "text": ""}
@@ -255,9 +324,10 @@ class ResponseForm(ItemForm):
 
     def _grow_item(self, text: str) -> bytes:
         item, where = self._items[-1], self._of_item()
-        if item["type"] == "function_call":
-            item["arguments"] += text
-            return self._event("function_call_arguments.delta", **where, delta=text)
+        if item["type"] in _TEXTS_OF_CALLS:
+            name = _TEXTS_OF_CALLS[item["type"]]
+            item[name] += text
+            return self._event(f"{item['type']}_{name}.delta", **where, delta=text)
         part = item["content"][0]
         part["text"] += text
         where["content_index"] = 0
@@ -268,9 +338,10 @@ class ResponseForm(ItemForm):
     def _end_item(self) -> bytes:
         item, where = self._items[-1], self._of_item()
         item["status"] = self._status()
-        if item["type"] == "function_call":
-            call = {"name": item["name"], "arguments": item["arguments"]}
-            done = self._event("function_call_arguments.done", **where, **call)
+        if item["type"] in _TEXTS_OF_CALLS:
+            name = _TEXTS_OF_CALLS[item["type"]]
+            call = {"name": item["name"], name: item[name]}
+            done = self._event(f"{item['type']}_{name}.done", **where, **call)
         else:
             part, where["content_index"] = item["content"][0], 0
             more: Item = {"logprobs": []} if part["type"] == "output_text" else {}

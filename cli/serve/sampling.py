@@ -116,7 +116,6 @@ def answer_request(
     service: AnswerService,
     *,
     turn: ChatTurn = _NO_TURN,
-    prefill: str = "",
     prompts: Sequence[Prompt] = (),
     n: int = 1,
     top_logprobs: int | None = None,
@@ -137,7 +136,6 @@ def answer_request(
         params = params.replace(grammar=form.grammar(form_field))
     return AnswerRequest(
         turn=turn,
-        prefill=prefill,
         prompts=prompts,
         params=params,
         max_tokens=length_of(body, service.settings) if max_tokens is None else max_tokens,

@@ -23,10 +23,11 @@ from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.grammars import GrammarReader
 from specrun.cli.serve.lanes import REQUESTS
+from specrun.cli.serve.offers import CustomInputs
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools import ChatTurn, PartReader
 from specrun.runtime.chat import CallBegun, ChatText, Part, chat_text, require_room, too_long
-from specrun.runtime.engine import Engine, EngineStream, RoundTrace
+from specrun.runtime.engine import Engine, GenerationStream, RoundTrace
 from specrun.runtime.laws import SamplingParams, random_if_unset
 from specrun.runtime.round import FinishReason, GenerationResult, TokenEvent
 
@@ -53,13 +54,11 @@ class AnswerRequest:
     There are `n` choices for each prompt; choice k of prompt i is number i * n + k. `max_tokens`
     None goes on until the model ends or the context is full. `logprobs` asks for the target's
     log-probabilities, `top_logprobs` for those of so many likely tokens; `scores_prompts` for
-    those of the prompts' own tokens, too. The answer goes on with `prefill`, a text behind the
-    rendered conversation. In prompts that are texts, names of control tokens are control tokens
-    unless `parse_special` is False, and a bos is added if `adds_bos`.
+    those of the prompts' own tokens, too. In prompts that are texts, names of control tokens are
+    control tokens unless `parse_special` is False, and a bos is added if `adds_bos`.
     """
 
     turn: ChatTurn = field(default_factory=ChatTurn)
-    prefill: str = ""
     prompts: Sequence[Prompt] = ()
     parse_special: bool = True
     adds_bos: bool = True
@@ -78,12 +77,14 @@ class AnswerRequest:
 
 
 _SHORT = 2_000  # characters that are tokenized faster than a thread is woken
-_LONGEST_END = 64  # characters: a tag and the white space behind it
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """The tokens of a request's prompts; `end` is how a template ended the conversation's text."""
+    """The tokens of a request's prompts; `end` is how a template ended the conversation's text.
+
+    Of an answer that was begun, it is the end before that.
+    """
 
     tokens: list[list[int]]
     end: str = ""
@@ -139,15 +140,14 @@ class PromptReader:
             request.turn.messages,
             tools=request.turn.tools,
             variables={**self._template_kwargs, **request.turn.template_kwargs},
+            is_begun=request.turn.is_begun,
+            add_generation_prompt=request.turn.is_asked,
             n_ctx=longest,
         )
 
     def _conversation(self, request: AnswerRequest, longest: int) -> Prompts:
-        vocabulary, prefill = self._engine.vocabulary, request.prefill
         text = self._rendered(request, longest)
-        require_room(vocabulary, [prefill], longest)
-        tokens = text.tokens(vocabulary) + vocabulary.tokenize(prefill, add_special=False)
-        return Prompts([tokens], (text.text + prefill)[-_LONGEST_END:])
+        return Prompts([text.tokens(self._engine.vocabulary)], text.end)
 
     def _texts(
         self, prompts: Sequence[Prompt], longest: int, tokenize: Callable[[str], list[int]]
@@ -204,7 +204,7 @@ class ServedAnswer:
     service: AnswerService
     request: AnswerRequest
     prompts: Prompts
-    streams: Sequence[EngineStream]
+    streams: Sequence[GenerationStream]
     scores: Sequence[Sequence[TokenScore]] = ()  # of each prompt, if they were requested
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
@@ -228,11 +228,13 @@ class ServedAnswer:
     async def _choice(self, index: int) -> AsyncIterator[Delta]:
         stream, length, called = self.streams[index], 0, False
         vocabulary = self.service.engine.vocabulary
-        reader = PartReader(self.request.turn.plan, vocabulary, self.prompts.end)
+        plan = self.request.turn.plan
+        reader = PartReader(plan, vocabulary, self.prompts.end)
+        inputs = CustomInputs(plan.custom)
         async for events in stream.rounds():
             text = "".join([event.text for event in events])
             length += len(text)
-            parts = reader.read(events)
+            parts = inputs.take(reader.read(events))
             called = called or any(isinstance(part, CallBegun) for part in parts)
             if reader.done:
                 stream.cancel()
@@ -247,7 +249,8 @@ class ServedAnswer:
         finish = _FINISHES[result.finish_reason]
         if reader.done or (called and finish == "stop"):
             finish = "tool_calls"
-        yield Delta(index, rest, reader.finish(rest), result=result, finish=finish)
+        parts = inputs.take(reader.finish(rest), is_end=True)
+        yield Delta(index, rest, parts, result=result, finish=finish)
 
     def cancel(self) -> None:
         """Ask for no more tokens, and forget the answer."""

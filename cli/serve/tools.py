@@ -25,6 +25,9 @@ from specrun.runtime.chat import (
     ReplyParser,
     ThinkTags,
     ToolSyntax,
+    is_malformed,
+    is_unreadable,
+    joined,
     syntax_of,
     think_tags_of,
 )
@@ -40,22 +43,31 @@ MOST_TOOLS = 512
 # -- History --------------------------------------------------------------------------------------
 
 
-def text_of(content: object, field: str, asked: str, kinds: Collection[str] | None = None) -> str:
-    """Return a text, or the joined texts of parts; of these `kinds` alone, if they are given."""
+def text_of(content: object, field: str, asked: str, *, is_new: bool = False) -> str:
+    """Return a content as a text: parts that a text model cannot read are told in words.
+
+    `is_new`: it is what the user asks now, and has to be read.
+    """
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise RequestError(f"{field} is {shown(content)}: give {asked}", field)
-    texts: list[str] = []
+    parts: list[dict[str, Any]] = []
     for place, part in enumerate(content):
-        own = part if isinstance(part, dict) else {"type": part}
-        text, kind = own.get("text"), own.get("type")
-        if not isinstance(text, str) or (kinds is not None and kind not in kinds):
+        own = {"type": "text", "text": part} if isinstance(part, str) else part
+        if not isinstance(own, dict) or is_malformed(own) or (is_new and is_unreadable(own)):
             where = f"{field}[{place}]"
+            kind = own.get("type") if isinstance(own, dict) else own
             problem = f"{where} is {shown(kind)}, this model reads text"
             raise RequestError(f"{problem}: give {asked}", where)
-        texts.append(text)
-    return "".join(texts)
+        parts.append(own)
+    return joined(parts)
+
+
+def first_new(roles: Sequence[str]) -> int:
+    """Return the place of the first message behind the last one of the assistant."""
+    behind = (place for place, role in enumerate(roles, 1) if role == "assistant")
+    return max(behind, default=0)
 
 
 def call_of(call_id: object, name: str, arguments: object, field: str) -> Message:
@@ -149,12 +161,15 @@ def tool_choice_of(given: object) -> ToolChoice:
         return ToolChoice()
     if given in ("auto", "none", "required"):
         return ToolChoice(str(given))
+    if _type_of(given).startswith(_HOSTED):
+        return ToolChoice()  # of a tool that another server runs
     allowed = _inner(given, "allowed_tools")
-    name = _inner(given, "function").get("name")
+    name = _name_of(given)
     if allowed.get("type", "allowed_tools") == "allowed_tools" and "tools" in allowed:
         mode, tools = allowed.get("mode", "auto"), allowed["tools"]
         listed = tools if isinstance(tools, list) else [None]
-        found = [_inner(tool, "function").get("name") for tool in listed]
+        called = [tool for tool in listed if _type_of(tool) in _CALLED]
+        found = [_name_of(tool) for tool in called]
         names = [each for each in found if isinstance(each, str)]
         if mode in ("auto", "required") and len(names) == len(found):
             return ToolChoice(mode, frozenset(names))
@@ -163,6 +178,27 @@ def tool_choice_of(given: object) -> ToolChoice:
     form = '{"type": "function", "function": {"name": "..."}}'
     problem = f"tool_choice is {shown(given)}: give auto, none, required, or {form}"
     raise RequestError(problem, "tool_choice")
+
+
+_CALLED = ("function", "custom", "allowed_tools")
+"""The types of tools that clients run themselves, and of lists of them."""
+
+
+_HOSTED = (
+    *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer"),
+    *("local_shell", "shell", "apply_patch", "tool_search"),
+)
+"""How the types of tools begin that servers run."""
+
+
+def _type_of(tool: object) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    return kind if isinstance(kind, str) else "function"
+
+
+def _name_of(tool: object) -> object:
+    """Return the name of a function or of a custom tool."""
+    return _inner(tool, "function").get("name") or _inner(tool, "custom").get("name")
 
 
 def _inner(value: object, name: str) -> Mapping[str, Any]:
@@ -182,7 +218,7 @@ class ReplyPlan:
 
     `schemas` are those of the arguments, by the names of the tools that may be called. With
     `must_call` the reply is nothing but calls, behind its reasoning; calls of `strict` tools follow
-    their schemas wherever they come.
+    their schemas wherever they come. `custom` are names of tools that take a text.
     """
 
     syntax: ToolSyntax | None = None
@@ -191,6 +227,7 @@ class ReplyPlan:
     most_calls: int | None = None
     must_call: bool = False
     strict: frozenset[str] = frozenset()
+    custom: frozenset[str] = frozenset()
 
     def control_tokens(self, vocabulary: Vocabulary) -> dict[int, str]:
         """Return those marks of calls and of reasoning that are control tokens, by their ids."""
@@ -282,12 +319,18 @@ class PartReader:
 
 @dataclass(frozen=True, slots=True)
 class ChatTurn:
-    """A conversation in the form for its template, and the plan of the reply."""
+    """A conversation in the form for its template, and the plan of the reply.
+
+    `is_begun`: the last message is an answer that goes on. `is_asked`: the prompt ends with the
+    begin of an answer, as the template has it.
+    """
 
     messages: Sequence[Message] = ()
     tools: Sequence[Tool] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     plan: ReplyPlan = field(default_factory=ReplyPlan)
+    is_begun: bool = False
+    is_asked: bool = True
 
 
 # Claude Code writes one before the system's text, for its maker's bills; its hash changes with
@@ -314,6 +357,9 @@ def plan_turn(
     parallel: bool,
     splits_reasoning: bool = True,
     template_kwargs: Mapping[str, Any],
+    custom: Collection[str] = (),
+    is_begun: bool = False,
+    is_asked: bool = True,
 ) -> ChatTurn:
     """Return how a conversation is rendered and its reply read; raises `RequestError`.
 
@@ -330,7 +376,7 @@ def plan_turn(
         if used:
             problem = "tools need a chat template, and this model has none"
             raise RequestError(problem, "tools") from None
-        return ChatTurn(messages, (), template_kwargs)
+        return ChatTurn(messages, (), template_kwargs, is_begun=is_begun, is_asked=is_asked)
     syntax = syntax_of(template.source)
     if used and "tools" not in template.names:
         problem = "this model's chat template knows no tools: leave them out, or give the server"
@@ -354,6 +400,8 @@ def plan_turn(
         most_calls=None if parallel else 1,
         must_call=choice.mode == "required",
         strict=frozenset(each["name"] for each in functions if each.get("strict")),
+        custom=frozenset(custom),
     )
     id_length = None if syntax is None else syntax.id_length
-    return ChatTurn(for_template(messages, id_length), used, template_kwargs, plan)
+    talk = for_template(messages, id_length)
+    return ChatTurn(talk, used, template_kwargs, plan, is_begun, is_asked)

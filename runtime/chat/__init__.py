@@ -14,6 +14,7 @@ if TYPE_CHECKING:
         syntax_of,
         think_tags_of,
     )
+    from specrun.runtime.chat.parts import is_malformed, is_unreadable, joined, part_text
     from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
     from specrun.runtime.chat.template import (
         ChatTemplate,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         Message,
         chat_text,
         chat_tokens,
+        is_begun_answer,
         prompt_tokens,
         require_room,
         template_of,

@@ -35,10 +35,14 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class MoreArguments:
-    """A piece of the arguments of call number `index`: all pieces together are JSON."""
+    """A piece of the arguments of call number `index`: all pieces together are JSON.
+
+    `is_text`: they are the text for a tool that takes one.
+    """
 
     index: int
     text: str
+    is_text: bool = False
 
 
 Part = Reasoning | Content | CallBegun | MoreArguments

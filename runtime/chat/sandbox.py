@@ -31,8 +31,10 @@ from typing import Any
 
 import jinja2
 import jinja2.compiler
+import jinja2.ext
 import jinja2.filters
 import jinja2.nodes
+import jinja2.parser
 import jinja2.sandbox
 from jinja2.exceptions import SecurityError
 
@@ -46,18 +48,23 @@ _POINTER = 8
 _CONTAINER = 128  # bytes, about, of an empty one, and of its remembered weight
 _PIECE = 64  # bytes, about, of a short text
 _MAX_BITS = 4096  # of a number: multiplying larger ones takes time that nothing can interrupt
-# The filters of chat templates; others make much out of little (batch, slice) or serve web pages.
+# Jinja's filters that neither draw at random nor take apart texts for web pages (urlize, xmlattr).
 _FILTERS = """
-    abs attr capitalize count d default dictsort e escape first float int items join last length
-    list lower map max min reject rejectattr replace reverse round safe select selectattr sort
-    string title trim unique upper wordcount
+    abs attr batch capitalize center count d default dictsort e escape filesizeformat first float
+    forceescape format groupby indent int items join last length list lower map max min pprint
+    reject rejectattr replace reverse round safe select selectattr slice sort string striptags sum
+    title trim truncate unique upper urlencode wordcount wordwrap
 """
-# Those that build text; the others return parts of their argument.
-_TEXT_FILTERS = frozenset(
-    {"capitalize", "e", "escape", "lower", "safe", "string", "title", "tojson", "trim", "upper"}
-)
+# Those that build text, and how many bytes at most of one; the others return parts of their
+# argument.
+_TEXT_FILTERS = {
+    **dict.fromkeys(("capitalize", "lower", "safe", "string", "title", "tojson", "trim"), 1),
+    **dict.fromkeys(("truncate", "upper"), 1),
+    **dict.fromkeys(("e", "escape", "forceescape", "striptags"), 6),
+    **{"urlencode": 12, "wordwrap": 128},
+}
 _LIST_FILTERS = frozenset(
-    {"dictsort", "items", "list", "max", "min", "reverse", "sort", "unique", "wordcount"}
+    {"dictsort", "groupby", "items", "list", "max", "min", "reverse", "sort", "unique", "wordcount"}
 )
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 # They make much of little, or (fromkeys) take for ever over numbers of one hash; the rest of this
@@ -131,6 +138,18 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
         self.write(")")
 
 
+class _GenerationTag(jinja2.ext.Extension):
+    """`{% generation %}`, by which trainers find answers: what it encloses is rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        """Return the enclosed statements, in a scope of their own."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.Scope(body, lineno=line)
+
+
 def _too_slow() -> TemplateError:
     return TemplateError(f"the chat template ran for over {_MAX_SECONDS:.0f} seconds")
 
@@ -138,7 +157,8 @@ def _too_slow() -> TemplateError:
 class _Account(threading.local):
     """The bytes that the rendering in a thread may still build, and the weights of its values.
 
-    `weights` has by id the container, which lives as long as this, its weight and its depth.
+    `weights` has by id the container, which lives as long as this, its weight and its depth;
+    `given` has those of the conversation.
     """
 
     left = 0
@@ -147,6 +167,7 @@ class _Account(threading.local):
 
     def __init__(self) -> None:
         self.weights: dict[int, tuple[object, int, int]] = {}
+        self.given: dict[int, tuple[object, int, int]] = {}
 
 
 class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -161,15 +182,17 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         super().__init__(
             trim_blocks=True,
             lstrip_blocks=True,
-            extensions=["jinja2.ext.loopcontrols"],
+            extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do", _GenerationTag],
             undefined=jinja2.ChainableUndefined,
             finalize=self._shown,
         )
         self.globals.pop("lipsum", None)
         filters: dict[str, Callable[..., Any]] = {}
         filters.update((name, self.filters[name]) for name in _FILTERS.split())
-        filters |= {"join": self._join, "replace": self._replace}
-        filters |= {"round": _round, "tojson": self._tojson}
+        filters |= {"join": self._join, "replace": self._replace, "sum": self._sum}
+        filters |= {"round": _round, "tojson": self._tojson, "format": self._format}
+        filters |= {"batch": self._batch, "slice": self._slice, "center": self._center}
+        filters |= {"indent": self._indent, "pprint": self._pprint}
         self.filters = {name: self._counted(name, function) for name, function in filters.items()}
 
     def start(self, values: dict[str, Any]) -> None:
@@ -179,6 +202,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         account.left, account.weights = _BUDGET, {}
         account.heaviest = account.deepest = sys.maxsize  # the values themselves have no bounds
         weight, depth = self._weigh(values)
+        account.given = dict(account.weights)
         account.heaviest, account.deepest = weight + _MAX_WEIGHT, depth + _MAX_DEPTH
 
     def _generate(
@@ -314,6 +338,20 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             self._remember(value, weight + more, max(depth, deeper))
         return self.built(value)
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:  # noqa: ANN401 - Jinja's signature
+        """Whether a template may use an attribute: it may change lists that it made."""
+        is_change = attr in ("append", "pop") and type(obj) is list
+        return (is_change and id(obj) not in self._account.given) or super().is_safe_attribute(
+            obj, attr, value
+        )
+
+    def _append(self, value: object) -> None:
+        """Count a value that a list gets: the weights of all lists that have this one are wrong."""
+        if isinstance(value, _CONTAINERS):
+            raise SecurityError("only texts and numbers are appended in chat templates")
+        self.spend(_POINTER + self._weigh(value)[0])
+        self._account.weights = dict(self._account.given)
+
     def concatenate(self, parts: Iterable[object]) -> str:
         """Compute `a ~ b ~ c`."""
         shown = [str(self._shown(part)) for part in parts]
@@ -328,6 +366,9 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         for value in (*args, *options.values()):  # a macro's become a tuple
             if not isinstance(value, str):
                 self._weigh(value)
+        if name == "append" and type(owner) is list:
+            for value in args:
+                self._append(value)
         if isinstance(owner, str):
             self.spend(len(owner))
             if name in _SEARCHES:
@@ -363,7 +404,7 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return value
 
     def _counted(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        is_text, is_list = name in _TEXT_FILTERS, name in _LIST_FILTERS
+        is_text, is_list = _TEXT_FILTERS.get(name, 0), name in _LIST_FILTERS
 
         @functools.wraps(function)
         def run(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - any filter
@@ -373,11 +414,11 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                     self.built(list(value)) if isinstance(value, Iterator) else value
                     for value in args
                 )
-            if name == "trim":
-                _check_steps(*args, *options.values())
+            if name in _LONG_SEARCHES:
+                _LONG_SEARCHES[name](*(arg for arg in args if arg is not self), **options)
             for value in args:
                 if is_text:
-                    self.spend(self._weigh(value)[0])
+                    self.spend(self._weigh(value)[0] * is_text)
                 elif is_list:  # pieces of a text are larger than it
                     self.spend(_size(value) * (_POINTER if isinstance(value, str) else 1))
             return self.built(function(*args, **options))
@@ -401,6 +442,56 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.spend(text.count(str(old)) * len(str(new)))
         return text.replace(str(old), str(new), -1 if count is None else count)
 
+    # Filters that make much of little: counted before they begin.
+
+    def _batch(self, value: Iterable[object], linecount: int, fill_with: object = None) -> object:
+        listed = self._listed(value, _CONTAINER)
+        self.spend(_POINTER * max(int(linecount), 0))
+        return list(jinja2.filters.do_batch(listed, linecount, fill_with))
+
+    def _slice(self, value: Iterable[object], slices: int, fill_with: object = None) -> object:
+        listed = self._listed(value, 0)
+        self.spend(_CONTAINER * max(int(slices), 0))
+        return list(jinja2.filters.sync_do_slice(listed, slices, fill_with))
+
+    def _center(self, value: object, width: int = 80) -> str:
+        self.spend(self._weigh(value)[0] + max(int(width), 0))
+        return str(value).center(width)
+
+    def _indent(
+        self, s: object, width: int | str = 4, first: bool = False, blank: bool = False
+    ) -> str:
+        text = str(s)
+        each = len(width) if isinstance(width, str) else max(int(width), 0)
+        self.spend(len(text) + (text.count("\n") + 2) * (each + _PIECE))
+        return jinja2.filters.do_indent(text, width, first, blank)
+
+    def _format(self, value: object, *args: object, **options: object) -> str:
+        text = str(value)
+        self.spend(_formatted_size(text, self._weigh([args, options])[0]))
+        return jinja2.filters.do_format(text, *args, **options)
+
+    def _pprint(self, value: object) -> str:
+        weight, depth = self._weigh(value)
+        self.spend(weight * (depth + 2))
+        return jinja2.filters.do_pprint(value)
+
+    def _sum(
+        self, iterable: Iterable[object], attribute: str | int | None = None, start: object = 0
+    ) -> object:
+        values: Iterable[object] = iterable
+        if attribute is not None:
+            values = map(jinja2.filters.make_attrgetter(self, attribute), values)
+        listed = self._listed(values, 0)
+        if isinstance(start, _CONTAINERS):  # each step copies all before it
+            self.spend(self._weigh(listed)[0] * len(listed))
+        return sum(listed, start)  # type: ignore[call-overload]
+
+    def _jsonable(self, value: object) -> object:
+        if isinstance(value, Iterator):  # of a filter as map
+            return self._listed(value, 0)
+        raise TypeError(f"{type(value).__name__} is no JSON")
+
     def _tojson(
         self,
         value: object,
@@ -414,7 +505,11 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if separators is not None:  # every element comes with one
             self.spend(self._weigh(value)[0] * sum(map(len, separators)))
         encoder = json.JSONEncoder(
-            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+            default=self._jsonable,
         )
         pieces = []
         for piece in encoder.iterencode(value):  # indented, there is more space than text
@@ -442,6 +537,26 @@ def _check_steps(*values: object) -> None:
     lengths = [len(value) for value in values if isinstance(value, str)]
     if len(lengths) > 1 and math.prod(lengths) > _MAX_STEPS:
         raise SecurityError("it looks for longer texts than any chat needs")
+
+
+def _check_tags(value: object) -> None:
+    """Bound the time to strip tags: each is sought, and cut out, in the whole text."""
+    text = str(value)
+    if (text.count("<") + 1) * len(text) > _MAX_STEPS:
+        raise SecurityError("it strips more tags than any chat needs")
+
+
+def _check_wrapping(value: object, width: int = 79, *_: object, **__: object) -> None:
+    """Bound the time to wrap a text: a long word is cut piece by piece."""
+    if len(str(value)) ** 2 // max(1, min(int(width), 79)) > _MAX_STEPS:
+        raise SecurityError("it wraps a longer text than any chat needs")
+
+
+_LONG_SEARCHES: dict[str, Callable[..., None]] = {
+    "trim": _check_steps,
+    "striptags": _check_tags,
+    "wordwrap": _check_wrapping,
+}
 
 
 def _leaf(value: object) -> int:

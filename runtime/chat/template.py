@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import functools
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,9 @@ from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
 from specrun.bindings.models import Model, Vocabulary
+from specrun.runtime.chat.calls import ThinkTags, think_tags_of
+from specrun.runtime.chat.fitting import THOUGHTS, Fitting, Messages, RefusedError
+from specrun.runtime.chat.parts import content_text
 from specrun.runtime.chat.sandbox import TemplateSandbox
 from specrun.runtime.chat.token_memory import TokenMemory
 
@@ -24,6 +28,7 @@ Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 _MAX_SOURCE = 256 * 1024  # many times the longest that any model is known to have
 _MAX_OUTPUT = 16 * 1024 * 1024
+_LONGEST_END = 64  # characters: a tag and the white space behind it
 _MAX_MESSAGE = 1000  # characters of an error message, which may show any text of the template
 # Private-use characters: an unused one marks the places where texts are taken apart.
 _MARKERS = [chr(code) for code in range(0xE000, 0xE100)]
@@ -48,6 +53,7 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
         except Exception as error:  # Jinja's own, or that of Python's compiler for deep nesting
             raise TemplateError(f"bad chat template: {error}. Use --chat-template-file") from error
+        self.fitting = Fitting(self)
 
     @functools.cached_property
     def names(self) -> frozenset[str]:
@@ -66,12 +72,13 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the conversation as text.
+        """Return the conversation as text, its messages as they are (`chat_text` makes them fit).
 
         `tools` are functions in OpenAI's form; `variables` are further ones that the template may
-        read (llama.cpp's `chat_template_kwargs`), of JSON's types. Raises `TemplateError` if
-        the template refuses the messages, tries to leave the sandbox, or takes more than its share
-        of time or text, and `OptionError` for a variable that is not the caller's to set.
+        read (llama.cpp's `chat_template_kwargs`), of JSON's types. Raises `RefusedError` if
+        the template refuses the messages, `TemplateError` if it tries to leave the sandbox or takes
+        more than its share of time or text, and `OptionError` for a variable that is not the
+        caller's to set.
         """
         values = dict(variables or {})
         for name in values:
@@ -82,6 +89,10 @@ class ChatTemplate:
         values["messages"] = [dict(message) for message in messages]
         if tools:  # templates test whether it is defined
             values["tools"] = [dict(tool) for tool in tools]
+        if "functions" in self.names:  # of Functionary's and Fireworks' older templates
+            values.setdefault("functions", json.dumps([*map(dict, tools)], indent=2))
+        if "datetime" in self.names:
+            values.setdefault("datetime", _strftime_now("%b %d %Y"))
         try:
             return self._collect(values)
         except TemplateError:
@@ -92,7 +103,7 @@ class ChatTemplate:
             raise TemplateError(f"{problem}. {advice}") from error
         except Exception as error:  # a template may raise whatever Python can
             what = f"{type(error).__name__}: {str(error)[:_MAX_MESSAGE]}"
-            raise TemplateError(f"the chat template failed: {what}") from error
+            raise RefusedError(f"the chat template failed: {what}") from error
 
     def _collect(self, values: dict[str, Any]) -> str:
         parts: list[str] = []
@@ -108,10 +119,14 @@ class ChatTemplate:
 
 @dataclass(frozen=True, slots=True)
 class ChatText:
-    """A conversation as its template wrote it, in pieces: no control token spans two of them."""
+    """A conversation as its template wrote it, in pieces: no control token spans two of them.
+
+    `end` is the last of its text; of an answer that was begun, the last before that.
+    """
 
     pieces: Sequence[str]
     memory: TokenMemory
+    end: str = ""
 
     @property
     def text(self) -> str:
@@ -142,15 +157,26 @@ def too_long(n_tokens: int | str, n_ctx: int) -> ContextFullError:
     return ContextFullError(f"{problem}: shorten it, or raise the context size (-c)")
 
 
+def is_begun_answer(messages: Sequence[Message]) -> bool:
+    """Whether a conversation ends with a text of the assistant, which then goes on."""
+    last = messages[-1] if messages else {}
+    is_answer = isinstance(last, Mapping) and last.get("role") == "assistant"
+    return is_answer and not last.get("tool_calls")
+
+
 def chat_tokens(
     template: ChatTemplate,
     vocabulary: Vocabulary,
     messages: Sequence[Message],
     *,
     add_generation_prompt: bool = True,
+    is_begun: bool = False,
 ) -> list[int]:
     """Return the prompt tokens of a conversation: see `chat_text`."""
-    text = chat_text(template, vocabulary, messages, add_generation_prompt=add_generation_prompt)
+    prompt = add_generation_prompt
+    text = chat_text(
+        template, vocabulary, messages, add_generation_prompt=prompt, is_begun=is_begun
+    )
     return text.tokens(vocabulary)
 
 
@@ -160,60 +186,158 @@ def chat_text(
     messages: Sequence[Message],
     *,
     add_generation_prompt: bool = True,
+    is_begun: bool = False,
     tools: Sequence[Tool] = (),
     variables: Mapping[str, Any] | None = None,
     n_ctx: int | None = None,
 ) -> ChatText:
     """Return the prompt of a conversation, with its tools and further variables.
 
+    Messages that the template refuses, or leaves out, are put in another form that it takes
+    (`Fitting`). `is_begun`: the last message is not whole, and the prompt ends behind its text.
+
     The template's own texts may name control tokens; the same texts inside a message, a tool or a
     variable are taken apart, so that `<|end|>` typed by a user stays seven characters. Raises as
     `ChatTemplate.render`, `OptionError` for messages that are none, and `ContextFullError` if its
     number of bytes alone means more than `n_ctx` tokens.
     """
-    _check(messages)
-    variables = variables or {}
+    talk = [_checked(message) for message in messages]
+    if not talk:
+        raise OptionError("a conversation needs at least one message")
+    if is_begun and len(talk) > 1 and not _begun_text(talk[-1]).strip():
+        is_begun = talk.pop() is None  # an answer without a text is not begun
+    given: _Given = [talk, tools, variables or {}]
+    joined = "".join(_texts_of([[{**each, "role": ""} for each in talk], *given[1:]]))
+    used = joined + template.source
+    marks = [mark for mark in _MARKERS if mark not in used][:3]
+    if len(marks) < 3:
+        raise OptionError("the messages use every private-use character: remove some")
+    marker, begun_mark, probe = marks
+    special = vocabulary.special_texts
+    is_apart = any(text in joined for text in special)
 
-    def rendered() -> str:
-        return template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
-        )
+    def written(given: _Given) -> ChatText:
+        ending = _Ending(template, *given[1:], add_generation_prompt, begun_mark)
+        write = ending.begun if is_begun else ending.whole
+        text = template.fitting.rendered(given[0], write, probe)
+        begun = _begun_text(given[0][-1]).lstrip() if is_begun else ""
+        end = text.removesuffix(begun)[-_LONGEST_END:].replace(marker, "")
+        return ChatText(text.split(marker) if is_apart else [text], template.memory, end)
 
-    contents = [{key: part for key, part in each.items() if key != "role"} for each in messages]
-    joined = "".join(_texts_of([contents, tools, variables]))
-    marker: str | None = None
     if n_ctx is not None and vocabulary.fewest_tokens(joined) > n_ctx:
         # A template may leave texts out, so its output counts; taken apart they take long.
-        require_room(vocabulary, [rendered()], n_ctx)
-    if any(special in joined for special in vocabulary.special_texts):
-        used = joined + template.source
-        marker = next((mark for mark in _MARKERS if mark not in used), None)
-        if marker is None:
-            raise OptionError("the messages use every private-use character: remove some")
-        special = vocabulary.special_texts
-        contents, tools, variables = _with_markers([contents, tools, variables], special, marker)
-        messages = [
-            {"role": message["role"], **content}
-            for message, content in zip(messages, contents, strict=True)
-        ]
-    text = rendered()
-    pieces = [text] if marker is None else text.split(marker)
+        require_room(vocabulary, [written(given).text], n_ctx)
+    if is_apart:
+        given = _with_markers(given, special, marker)
+        given[0] = [{**each, "role": own["role"]} for each, own in zip(given[0], talk, strict=True)]
+    text = written(given)
     if n_ctx is not None:
-        require_room(vocabulary, pieces, n_ctx)
-    return ChatText(pieces, template.memory)
+        require_room(vocabulary, text.pieces, n_ctx)
+    return text
 
 
-def _check(messages: Sequence[Message]) -> None:
-    if not messages:
-        raise OptionError("a conversation needs at least one message")
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise OptionError(
-                f"give a message as a mapping with a role and a content, not {message!r}"
+_Given = list[Any]
+"""The messages, the tools and the variables."""
+
+
+def _checked(message: Message) -> dict[str, Any]:
+    """Return a message with its content as a text; raises `OptionError` if it is none.
+
+    "developer" is OpenAI's newer name of the system, which templates do not know; the reasoning
+    of an answer has the names that they know.
+    """
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise OptionError(f"give a message as a mapping with a role and a content, not {message!r}")
+    own = dict(message)
+    if own["role"] == "developer":
+        own["role"] = "system"
+    has_more = own.get("tool_calls") or any(own.get(name) for name in THOUGHTS)
+    is_empty = own.get("content") is None and has_more
+    own["content"] = "" if is_empty else content_text(own.get("content"))
+    thoughts = next((own[name] for name in THOUGHTS if own.get(name)), None)
+    return {**own, **dict.fromkeys(THOUGHTS, thoughts)} if isinstance(thoughts, str) else own
+
+
+def _begun_text(message: Message) -> str:
+    """Return the text that goes on: the content, or the reasoning if there is no content yet."""
+    content = message["content"]
+    if not isinstance(content, str):
+        content = "".join(part["text"] for part in content)
+    return content or str(message.get(THOUGHTS[0]) or "")
+
+
+class _Ending:
+    """Renders messages with what follows them: the begin of an answer, or one that was begun."""
+
+    def __init__(
+        self,
+        template: ChatTemplate,
+        tools: Sequence[Tool],
+        variables: Mapping[str, Any],
+        add_generation_prompt: bool,
+        mark: str,
+    ) -> None:
+        self._template = template
+        self._rest: dict[str, Any] = {"tools": tools, "variables": variables}
+        self._add_generation_prompt = add_generation_prompt
+        self._mark = mark
+
+    def whole(self, messages: Messages) -> str:
+        """Return the text of messages that are whole."""
+        prompt = self._add_generation_prompt
+        return self._template.render(messages, add_generation_prompt=prompt, **self._rest)
+
+    def begun(self, messages: Messages) -> str:
+        """Return the text of messages up to the end of the last one's, which goes on.
+
+        The template writes it as one of the history, if it can. Else it follows the begin of an
+        answer, behind the reasoning if the template opens one.
+        """
+        *before, last = messages
+        tags, text = think_tags_of(self._template.source), _begun_text(last)
+        thought = str(last.get(THOUGHTS[0]) or "")
+        is_thought = text == thought and not last["content"]
+        try:
+            whole = self._template.render(
+                [*before, self._marked(last, is_thought)], add_generation_prompt=False, **self._rest
             )
-        content = message.get("content")
-        if not isinstance(content, str):
-            raise OptionError(f"the content of a message must be text, not {content!r}")
+        except RefusedError:
+            if not before:
+                raise
+            whole = ""
+        written, mark, _ = whole.rpartition(self._mark)
+        opens = tags is not None and written.removesuffix(text.lstrip()).rstrip().endswith(tags[0])
+        if mark and (is_thought or (thought.strip() in written and not opens)):
+            return written
+        if not before:
+            raise RefusedError("the chat template leaves out the answer that was begun")
+        start = self._template.render(before, add_generation_prompt=True, **self._rest)
+        if tags is not None:
+            start = _with_thought(start, thought, tags, is_thought)
+        return start if is_thought else start + text
+
+    def _marked(self, message: Message, is_thought: bool) -> dict[str, Any]:
+        """Return a message with a mark behind its content, or behind its reasoning."""
+        if is_thought:
+            return {**message, **dict.fromkeys(THOUGHTS, f"{message[THOUGHTS[0]]}{self._mark}")}
+        content = message["content"]
+        if isinstance(content, str):
+            return {**message, "content": content + self._mark}
+        *others, last = content
+        return {**message, "content": [*others, {**last, "text": last["text"] + self._mark}]}
+
+
+def _with_thought(start: str, thought: str, tags: ThinkTags, is_open: bool) -> str:
+    """Return the begin of an answer with its reasoning, which goes on if `is_open`."""
+    first, last = tags
+    if thought and start.rstrip().endswith(last):  # the template opens and ends none
+        start = start.rstrip().removesuffix(last)
+        start = start.rstrip().removesuffix(first) if start.rstrip().endswith(first) else start
+    opens = start.rstrip().endswith(first)
+    if thought or opens:
+        start += thought if opens else f"{first}\n{thought}"
+        start += "" if is_open else f"\n{last}\n\n"
+    return start
 
 
 def _texts_of(value: object) -> list[str]:
@@ -250,7 +374,7 @@ def _with_markers(value: Any, special_texts: Sequence[str], marker: str) -> Any:
 
 def _raise_exception(message: str) -> None:
     problem = "the chat template refuses this conversation"
-    raise TemplateError(f"{problem}: {str(message)[:_MAX_MESSAGE]}")
+    raise RefusedError(f"{problem}: {str(message)[:_MAX_MESSAGE]}")
 
 
 def _strftime_now(form: str) -> str:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 
@@ -22,8 +22,10 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.memory import ALL_SEQUENCES, Memory, MoveLoop, Moves
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.bindings.models.model import Model
 from specrun.runtime.round.target import PlacedRows
+
+if TYPE_CHECKING:
+    from specrun.bindings.models.model import Model
 
 MOST_SEQUENCES = 256
 """llama.cpp's limit (LLAMA_MAX_SEQ) for one context."""
@@ -115,13 +117,21 @@ class DraftMeeting:
 
 
 class SharedDraftContext(Joint["ContextPart"]):
-    """A draft model's context: `n_parts` times the cells, sequences and rows of `options`."""
+    """A draft model's context: `n_parts` times the cells, sequences and rows of `options`.
+
+    `make` opens it, if it is no plain one.
+    """
 
     def __init__(
-        self, meeting: DraftMeeting, model: Model, options: ContextOptions, n_parts: int
+        self,
+        meeting: DraftMeeting,
+        model: Model,
+        options: ContextOptions,
+        n_parts: int,
+        make: Callable[[Model, ContextOptions], Context] = Context,
     ) -> None:
         self.own = options
-        self.context = Context(
+        self.context = make(
             model,
             dataclasses.replace(
                 options,

@@ -88,19 +88,23 @@ class DraftEnvironment:
         text_share: Callable[[], float] | None = None,
         *,
         depth: int | None = None,
+        rounds: Callable[[int], float] | None = None,
     ) -> DraftPlan:
         """Return the plan of a drafter of chains, or of trees at most `depth` deep.
 
         It reads `share` of the target for a token of a chain or a depth of a tree. `text_share` is
         what evaluations of the target read in addition to its weights, the keys and values of the
         text, as a share of these. It is computed in every round, if drafters read less of it.
+        `rounds` takes the place of `share` if depths cost what no sum of shares is.
         """
         step = max(share, _LEAST_STEP)
-        rounds: Callable[[int], float] = lambda n: n * step  # noqa: E731
-        if depth is not None:
-            rounds = lambda n: max(n * share, _LEAST_STEP)  # noqa: E731
+        cost: Callable[[int], float] = lambda n: n * step  # noqa: E731
+        if rounds is not None:
+            cost = lambda n: max(rounds(n), _LEAST_STEP)  # noqa: E731
+        elif depth is not None:
+            cost = lambda n: max(n * share, _LEAST_STEP)  # noqa: E731
         learnt, known = (
-            (self._seconds(curve, text_share), self._draft_cost(curve, rounds))
+            (self._seconds(curve, text_share), self._draft_cost(curve, cost))
             for curve in (self.curve, self.known)
         )
         # How many tokens are drawn decides which text comes: the clock must not.

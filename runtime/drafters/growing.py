@@ -183,6 +183,7 @@ class GrowingDrafter(Drafter):
         names = points and self._plans is not None and (not keeps or source.rows_by_depth)
         depth, choice = self._planned_depth(request, names=names)
         tree = None if depth else DraftTree()
+        source.expect(min(depth, request.max_depth))
         if names and depth:
             assert self._plans is not None
             named = yield self._plans.of(depth)
@@ -367,8 +368,14 @@ class GrowingDrafter(Drafter):
         assert self._steps is not None
         try:
             asked = step(given)
-            while not self.source.submit(self._request, asked):
-                asked = self._steps.send(None)
+            while True:
+                found = None
+                if self.source.submit(self._request, asked):
+                    # Nobody waits for rows that are there already.
+                    found = self.source.result()
+                    if found is None:
+                        break
+                asked = self._steps.send(found)
         except StopIteration as drafted:
             self._steps, self._prepared = None, drafted.value
             return True

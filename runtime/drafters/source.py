@@ -118,6 +118,9 @@ class Source(ABC):
         """Return how many nodes can be evaluated below a text."""
         return sys.maxsize
 
+    def expect(self, depth: int) -> None:  # noqa: B027
+        """Note how deep the draft is going to be at most."""
+
     @abstractmethod
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the end of the text, with `highest` the row's highest logits alone.

@@ -1,9 +1,20 @@
-"""Sessions, `Runtime`, and `Engine`: several conversations, verified in one evaluation."""
+"""Sessions, `Runtime`, and `Engine`: several conversations, verified in one evaluation.
 
-from specrun.runtime.engine.engine import Engine
-from specrun.runtime.engine.opening import RuntimeOptions, parse_options
-from specrun.runtime.engine.runtime import Runtime
-from specrun.runtime.engine.session import GenerationStream, Session
-from specrun.runtime.engine.slots import SharedEvaluation, SlotClock, n_slot_sequences
-from specrun.runtime.engine.streams import EngineStream
-from specrun.runtime.engine.trace import RoundTrace
+What opens models is imported when a model is opened.
+"""
+
+from typing import TYPE_CHECKING
+
+from specrun.bindings.faces import lazy_face
+
+if TYPE_CHECKING:
+    from specrun.runtime.engine.answer import AnswerOptions
+    from specrun.runtime.engine.engine import Engine
+    from specrun.runtime.engine.opening import RuntimeOptions, parse_options
+    from specrun.runtime.engine.runtime import Runtime
+    from specrun.runtime.engine.session import Session
+    from specrun.runtime.engine.slots import SharedEvaluation, SlotClock, n_slot_sequences
+    from specrun.runtime.engine.streams import EngineStream, GenerationStream
+    from specrun.runtime.engine.trace import RoundTrace
+
+__getattr__, __dir__ = lazy_face(__name__)

@@ -1,30 +1,30 @@
 """An answer to a request: rounds of the loop, their text and events, and its statistics.
 
-A session's stream makes it step by step; an engine interleaves the steps of several.
+A schedule makes it step by step (`schedule`), in its reader's thread or in an engine's.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
+from specrun.bindings.errors import (
+    DecodeMemoryError,
+    OptionError,
+    OutOfMemoryError,
+    SpecrunError,
+)
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
-from specrun.runtime.drafters.combinators.guided import GuidedDrafter
-from specrun.runtime.engine.request_options import AnswerOptions, DrafterKey
-from specrun.runtime.engine.sequential import sequential_rounds, small_model
 from specrun.runtime.engine.streams import Mailbox
-from specrun.runtime.engine.trace import Clocks, RoundTrace, Tracer
-from specrun.runtime.grammar import GrammarState
-from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.laws.noise import SeededNoise
 from specrun.runtime.laws.samplers import FRESH, SamplerState, sequence_breakers
-from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.online import RejectionNotes
+from specrun.runtime.laws.sampling import SamplingParams, unknown_option, whole_number
 from specrun.runtime.round.backend_laws import candidates_needed, sampled_on_device
+from specrun.runtime.round.drafter import Drafter
 from specrun.runtime.round.loop import (
     NOT_EVALUATED,
     Conversation,
@@ -48,8 +48,16 @@ from specrun.runtime.round.target import Target
 from specrun.runtime.round.text import TextAssembler
 from specrun.runtime.trees.tree import count_candidates
 
+# Grammars, traces and sequential cascades are imported by answers that have them.
 if TYPE_CHECKING:
+    from specrun.bindings.models.vocabulary import Vocabulary
+    from specrun.runtime.drafters.combinators.guided import GuidedDrafter
+    from specrun.runtime.engine.choices import DrafterKey
     from specrun.runtime.engine.session import Session
+    from specrun.runtime.engine.trace import RoundTrace, Tracer
+    from specrun.runtime.grammar.compiled import CompiledGrammar
+    from specrun.runtime.grammar.state import GrammarState
+    from specrun.runtime.online import RejectionNotes
 
 Stage = Literal["reading", "waiting", "masking", "round"]
 """The reason why an answer gave back control. reading: a piece of its prompt was read; waiting: a
@@ -62,12 +70,56 @@ Making = Generator[Stage, None, None]
 _PATIENCE = 0.02  # seconds that other conversations may wait for a grammar's answer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerOptions:
+    """How one answer is made: the keywords of `Runtime.stream` and `Engine.submit`.
+
+    An answer of `max_tokens` None goes on until the model ends it or the context is full. Random
+    draws depend on seed, prompt and `index`: with one seed, indices 0, 1, ... give independent
+    answers to one prompt. With `logprobs` events have log-probabilities; without, a GPU may keep
+    whole rows to itself. With `top_logprobs` they also have those of so many most likely tokens.
+    `drafter` and `accept` are among those that were opened; None: the default ones. A round drafts
+    at most `n_max` nodes; 0: none. `trace` records every round, which changes no token but takes
+    time. Raises `OptionError` for a number that makes no sense.
+    """
+
+    max_tokens: int | None = None
+    index: int = 0
+    logprobs: bool = False
+    top_logprobs: int = 0
+    drafter: str | None = None
+    n_max: int | None = None
+    accept: str | None = None
+    trace: bool = False
+
+    def __post_init__(self) -> None:
+        for name, advice in (
+            ("max_tokens", "give a whole number of tokens from 0, or None for no limit"),
+            ("index", "give the number of the answer, from 0"),
+            ("top_logprobs", "give how many most likely tokens to tell of, 0 or more"),
+            ("n_max", "give how many tokens to draft at most, from 0"),
+        ):
+            value = getattr(self, name)
+            count = whole_number(value)
+            if value is None and name in ("max_tokens", "n_max"):
+                continue
+            if count is None or count < 0:
+                raise OptionError(f"{name} is {value!r}: {advice}")
+            object.__setattr__(self, name, count)  # an int, also if numpy's was given
+
+
+def answer_options(options: Mapping[str, Any]) -> AnswerOptions:
+    """Return the options of an answer; `OptionError` for an unknown one names the nearest."""
+    known = [field.name for field in dataclasses.fields(AnswerOptions)]
+    for name in options:
+        if name not in known:
+            raise unknown_option(name, known, "an answer")
+    return AnswerOptions(**options)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
-    """A prompt, and how it is to be answered; an engine's has the mailbox of its reader.
-
-    `drafter` and `rule` None are the session's own.
-    """
+    """A prompt, and how it is to be answered; `drafter` and `rule` None are the session's own."""
 
     prompt: Sequence[int]
     params: SamplingParams
@@ -75,7 +127,34 @@ class Request:
     options: AnswerOptions
     drafter: DrafterKey | None = None
     rule: Rule | SequentialCascade | None = None
-    mailbox: Mailbox | None = None
+
+
+def prompt_tokens(vocabulary: Vocabulary, prompt: str | Sequence[int]) -> list[int]:
+    """Return a prompt's tokens: a text's, or the ids themselves if they are tokens.
+
+    Names of control tokens in a text are control tokens: see `Vocabulary.tokenize_prompt`.
+    Raises `OptionError` for anything else.
+    """
+    if isinstance(prompt, str):
+        return vocabulary.tokenize_prompt(prompt)
+    if isinstance(prompt, bytes | bytearray | memoryview):  # each byte would be a token
+        problem = f"the prompt is of {type(prompt).__name__}, which is neither a text nor tokens"
+        raise OptionError(f"{problem}: decode it, as in prompt.decode()")
+    try:
+        given = list(prompt)
+    except TypeError:
+        raise OptionError(f"the prompt is {prompt!r}: give a text or token ids") from None
+    size, tokens = vocabulary.size, []
+    for place, value in enumerate(given):
+        token = whole_number(value)
+        if token is None:
+            advice = "a prompt is a text, or token ids, which are whole numbers"
+            raise OptionError(f"prompt token {place} is {value!r}: {advice}")
+        if not 0 <= token < size:
+            there = f"the vocabulary of {size} tokens"
+            raise OptionError(f"prompt token {place} is {token}, outside {there}")
+        tokens.append(token)
+    return tokens
 
 
 class AnswerStatistics:
@@ -145,6 +224,13 @@ class AnswerStatistics:
         others = n_nodes - n_candidates
         self._counter.kinds[n_candidates, depth, n_accepted, n_new, others, tested] += 1
 
+    @property
+    def evaluated(self) -> tuple[int, int]:
+        """How many rounds the target evaluated, and their tokens, the roots included."""
+        counter = self._counter
+        rounds, spoken = counter.rounds, counter.spoken
+        return rounds, rounds + counter.drafted - spoken + counter.non_candidates
+
     def summary(self, answer: Answer, n_tokens: int) -> SpecStats:
         """Return the statistics of an answer that has so many tokens so far."""
         session, counter = answer.session, self._counter
@@ -187,30 +273,44 @@ class AnswerStatistics:
         )
 
 
-class Answer:
-    """An answer so far, and the generator that continues it.
+class Answer(Mailbox):
+    """An answer so far, the generator that continues it, and the mailbox that its reader empties.
 
-    `make` decodes, a round at a time. A round is handed out token by token, as events, or at once
-    without: nobody reads the events of a drained stream.
+    `make` decodes, a round at a time, in the slot that `attach` gave it. A round is handed out
+    token by token, as events, or at once without: nobody reads the events of a drained stream. If
+    the reader is another thread, each round goes into the mailbox (`post`).
+
+    A schedule uses the rest: its `number` in order of admission; its `stage`; `reads_again`, which
+    reads a text again whose cells were taken; and `making`, which only an engine keeps here. A
+    stream that steps its answer keeps the generator itself, so that to drop the stream ends it.
     """
 
-    def __init__(self, session: Session, request: Request) -> None:
+    session: Session
+    rule: Rule | SequentialCascade
+    drafter: Drafter
+    statistics: AnswerStatistics
+
+    def __init__(self, request: Request, vocabulary: Vocabulary) -> None:
+        super().__init__()
         options, params = request.options, request.params
-        self.session, self.request = session, request
-        self.rule = request.rule or session.rule
-        self.drafter = session.drafter_of(request)
+        self.request = request
         self._logprobs = options.logprobs or options.top_logprobs > 0
         self._prompt = [*request.prompt]
         self._params = params.effective()
-        # Compiled before anything is evaluated: the compiler's errors are raised at once.
-        grammar = params.grammar
-        self._grammar = None if grammar is None else compiled(grammar, session.vocabulary)
+        self._grammar: CompiledGrammar | None = None
+        if params.grammar is not None:
+            from specrun.runtime.grammar.compiled import compiled
+
+            # Before anything is evaluated: the compiler's errors are raised at once.
+            self._grammar = compiled(params.grammar, vocabulary)
         self._place: GrammarState | None = None  # where the text begins under it
         self.guided: GuidedDrafter | None = None  # drafts what the grammar forces
-        self._tracer = (
-            Tracer(session.vocabulary, greedy=params.is_greedy) if options.trace else None
-        )
-        self.traces: list[RoundTrace] = []
+        self._tracer: Tracer | None = None
+        if options.trace:
+            from specrun.runtime.engine.trace import Tracer
+
+            self._tracer = Tracer(vocabulary, greedy=params.is_greedy)
+        self.traced: list[RoundTrace] = []
         self._assembler, self._stops = TextAssembler(params.stop), bool(params.stop)
         self._keeper = LogprobKeeper()
         # Tokens, and the text that became certain with them: an item is handed out as a whole.
@@ -220,9 +320,19 @@ class Answer:
         self.spoken: tuple[Round, int, list[bytes], int] | None = None
         self._cached = 0
         self._finish: FinishReason = "cancelled"
-        self.statistics = AnswerStatistics()
         self._stats: SpecStats | None = None  # once it has ended
         self.hand_out: Callable[[], None] | None = None  # while the next round is evaluated
+        self.number = 0
+        self.stage: Stage | None = None
+        self.reads_again: Iterator[None] | None = None
+        self.making: Making | None = None
+
+    def attach(self, session: Session) -> Making:
+        """Take a slot; return the generator that makes the answer there, from its beginning."""
+        self.session, self.rule = session, self.request.rule or session.rule
+        self.drafter, self.statistics = session.drafter_of(self.request), AnswerStatistics()
+        self.stage, self.reads_again = None, None
+        return self.make()
 
     @property
     def result(self) -> GenerationResult:
@@ -254,7 +364,7 @@ class Answer:
                 for _ in conversation.read_prompt(session.target):
                     yield "reading"
             if self._tracer is not None:
-                self._tracer.begin(len(conversation.tokens), self._clocks())
+                self._tracer.begin(len(conversation.tokens), self._seconds())
             self.statistics.end_prompt(session, n_read)
             yield from self._decode(target)
         except SpecrunError as error:
@@ -346,6 +456,8 @@ class Answer:
             patience = _PATIENCE if session.settles else None
             self._place = self._grammar.start(len(self._prompt), patience)
             if not isinstance(rule, SequentialCascade):
+                from specrun.runtime.drafters.combinators.guided import GuidedDrafter
+
                 self.guided = GuidedDrafter(self.drafter)
         state = FRESH
         if self._grammar is not None or "dry" in params.chain:
@@ -355,30 +467,44 @@ class Answer:
         witness = None if self._tracer is None else self._tracer.witness
         settings = DecodeSettings(rule, params, limits, end_tokens, state, witness, self.guided)
         if isinstance(rule, SequentialCascade):
+            from specrun.runtime.engine.sequential import sequential_rounds, small_model
+
             small = small_model(rule, self.drafter)
             return sequential_rounds(session.target, session.conversation, small, settings)
         return decode_rounds(target, session.conversation, settings)
 
     # -- traces ------------------------------------------------------------------------------------
 
-    def _clocks(self) -> Clocks:
-        """Return the seconds that the answer's own work has taken so far."""
+    def _seconds(self) -> tuple[float, float, float]:
+        """Return the native seconds of target and drafter so far, and those of all own work."""
         own = self.statistics.elapsed if self.session.clock is None else self.session.clock
-        return Clocks(*self.session.native_seconds(), own())
+        return (*self.session.native_seconds(), own())
 
     def _trace(self, tracer: Tracer) -> None:
         """Add the trace of the round that is to be handed out."""
         n_tokens = len(self.session.conversation.tokens)
-        trace = tracer.trace(n_tokens, self.result.stats, self.session.cost_of, self._clocks)
+        trace = tracer.trace(n_tokens, self.result.stats, self.session.cost_of, self._seconds)
         if trace is not None:
-            self.traces.append(trace)
-
-    def take_traces(self) -> list[RoundTrace]:
-        """Return the traces that were made since the last call."""
-        traces, self.traces = self.traces, []
-        return traces
+            self.traced.append(trace)
 
     # -- handing it out ----------------------------------------------------------------------------
+
+    def take_here(self) -> TokenEvent | None:
+        """Hand out the next token to a reader that makes the steps; None: one has to come first."""
+        if self.statistics.left is not None:
+            self.statistics.come_back()
+        # The consumer had control and may have closed the runtime: a step then raises.
+        if self.spoken is None or self.session.closed:
+            return None
+        return self.next_event()
+
+    def post(self) -> None:
+        """Put the round into the mailbox if its reader is another thread; its traces always."""
+        traced, self.traced = self.traced, []
+        if self.session.settles:
+            self.put([*iter(self.next_event, None)], traced)
+        elif traced:
+            self.put((), traced)
 
     @property
     def may_wait(self) -> bool:
@@ -396,13 +522,6 @@ class Answer:
     def is_at_end(self) -> bool:
         """Whether there is no round after the one that is to be handed out."""
         return self.spoken is not None and self.spoken[0].is_last
-
-    @property
-    def n_evaluated(self) -> int:
-        """How many tokens of its own the evaluation of the round had; 0 if there was none."""
-        if self.spoken is None or self.spoken[0].rows is NOT_EVALUATED:
-            return 0
-        return 1 + len(self.spoken[0].tree)
 
     def next_event(self) -> TokenEvent | None:
         """Hand out the next token of the round; None: all of them were."""

@@ -1,42 +1,61 @@
-"""The core of `Engine` and `Runtime`: models, drafters and slots that are open, and their use."""
+"""The core of `Engine` and `Runtime`: open models, drafters and slots, requests and answers."""
 
 from __future__ import annotations
 
-import functools
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
-from specrun.bindings.machine.placement import placing
 from specrun.bindings.machine.workers import require_workers
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.trial import trusting_files
-from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.drafters.batching import DraftMeeting
-from specrun.runtime.drafters.environment import DraftEnvironment, file_of
-from specrun.runtime.engine.answer import Request
-from specrun.runtime.engine.opening import OpenModels, RuntimeOptions, opening, prompt_tokens
-from specrun.runtime.engine.request_options import AnswerOptions, Choices
+from specrun.runtime.engine.answer import (
+    Answer,
+    AnswerOptions,
+    Request,
+    answer_options,
+    prompt_tokens,
+)
+from specrun.runtime.engine.schedule import Load, Schedule
 from specrun.runtime.engine.session import Session
-from specrun.runtime.engine.slots import SharedEvaluation, SlotClock
-from specrun.runtime.engine.trace import EvaluationCost
-from specrun.runtime.language import parse_expression
+from specrun.runtime.engine.streams import GenerationStream
 from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
-from specrun.runtime.memory import Fitted
-from specrun.runtime.online import RejectionStore, open_rejections
-from specrun.runtime.round.backend_laws import is_wanted
-from specrun.runtime.round.drafter import Owned
-from specrun.runtime.round.target import TargetModel
+from specrun.runtime.round.results import GenerationResult
 
-if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
+if TYPE_CHECKING:
+    from specrun.bindings.models.model import Model
+    from specrun.bindings.models.vocabulary import Vocabulary
     from specrun.runtime.chat.template import ChatTemplate, Message
+    from specrun.runtime.drafters.environment import DraftEnvironment
+    from specrun.runtime.engine.opening import RuntimeOptions
+    from specrun.runtime.memory import Fitted
+    from specrun.runtime.online import RejectionStore
 
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatistics:
+    """The state of an engine, and its work so far (`load`); `cells` of `n_ctx` are used."""
+
+    slots: int
+    busy: int
+    queued: int
+    n_ctx: int
+    cells: int
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class SlotState:
+    """The state of a slot: its drafter, and how many tokens of its text are cached."""
+
+    busy: bool
+    drafter: str
+    n_tokens: int
+    n_cached: int
 
 
 class EngineCore(ABC):
@@ -56,62 +75,28 @@ class EngineCore(ABC):
 
     def _open(
         self,
-        target: Path,
-        drafter: str,
-        options: RuntimeOptions,
-        files: dict[str, Path],
+        target: str | os.PathLike[str] | None,
+        drafter: str | None,
+        options: Mapping[str, Any],
         slots: int = 1,
     ) -> None:
-        _require_slots(slots, options)
+        """Open a target, or the embedded one, with slots."""
+        # To import what opens models takes longer than all of the rest.
+        from specrun.runtime.engine.opening import open_slots
+
         self._sessions: Sequence[Session] = ()
-        self.options = options
-        self._clock, self._meeting = SlotClock(), DraftMeeting(slots)
-        sharing = (self._clock, self._meeting) if slots > 1 else ()
-        with opening(target, drafter, options, files, *sharing) as opened, ExitStack() as owned:
-            self.model, self.fitted = opened.model, opened.fitted
-            self._choices = Choices(opened, slots, options.others, options.rules)
-            owned.callback(self._choices.close)
-            self.rejections = open_rejections(options.learn, opened.model)
-            targets = self._open_targets(opened, slots)
-            context = targets[0].context
-            owned.callback(context.close)
-            kept = () if self.rejections is None else (self.rejections,)
-            models: Sequence[Owned] = (self._choices, context, opened.weights, opened.model)
-            self._owned = (*models, *kept)
-            sessions = [self._open_session(opened, *each) for each in enumerate(targets)]
-            owned.pop_all()
-        self._sessions = sessions
+        self._requests: list[Answer] = []  # that the schedule does not know of yet
         self._template: ChatTemplate | None = None
         self._tool_template: ChatTemplate | None = None
-
-    def _open_targets(self, opened: OpenModels, slots: int) -> Sequence[TargetModel]:
-        """Return the target of each slot, all of one context."""
-        choices, environment = self._choices, opened.environment
-        self._shared: SharedEvaluation | None = None
-        if slots == 1:
-            return [choices.open_target(opened.model)]
-        longest = environment.context.n_ctx
-        n_ctx = self.options.context.n_ctx or longest * slots
-        context = Context(opened.model, choices.context_options(opened.model, slots, n_ctx))
-        self._shared = SharedEvaluation(
-            context, slots, min(n_ctx, longest), environment.known, self._clock
+        opened = open_slots(target, drafter, options, slots)
+        self.options, self.model, self.fitted = opened.options, opened.model, opened.fitted
+        self.rejections, self._choices, self._owned = (
+            opened.rejections,
+            opened.choices,
+            opened.owned,
         )
-        return self._shared.slots
-
-    def _open_session(self, opened: OpenModels, index: int, target: TargetModel) -> Session:
-        drafters, vocabulary = self._choices.slots[index], opened.model.vocabulary
-        drafter = drafters.get(drafters.own)
-        session = Session(target, drafter, opened.rule, vocabulary, self._owned, drafters)
-        session.memory_note = opened.memory_note
-        if session.slot is None or self._shared is None:
-            session.backend_sampling = is_wanted(self.options.backend_sampling, opened.model)
-            session.cost_of = _cost_alone(opened.environment)
-        else:
-            session.slot.text = session.conversation
-            session.cost_of = self._shared.last_cost
-        if self.rejections is not None:
-            session.rejections = self.rejections.buffer.notes()
-        return session
+        self._sessions = opened.sessions
+        self._schedule = Schedule(opened.sessions, opened.shared)
 
     @abstractmethod
     def close(self) -> None:
@@ -128,7 +113,106 @@ class EngineCore(ABC):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- requests ----------------------------------------------------------------------------------
+    # -- answering ---------------------------------------------------------------------------------
+
+    def submit(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+    ) -> GenerationStream:
+        """Return the stream of a continuation of `prompt`, a text or token ids, at once.
+
+        Names of control tokens in a text are control tokens. Options are the fields of
+        `AnswerOptions`: `max_tokens`, `index`, `logprobs`, `top_logprobs`, `drafter`, `n_max`,
+        `accept` and `trace`. Raises `OptionError` for choices that are not offered or do not fit
+        together; `GrammarError` for a grammar that cannot be compiled. An engine begins when a slot
+        is free; a runtime when the stream is read, with `BusyError` while another one is.
+
+        For its seed each conversation gets the text that it gets alone, at temperature 0 and with
+        drafters of point masses, but for the rounding of batches of another size.
+        """
+        wanted = answer_options(options)
+        return self._submit(self._request(prompt, params, wanted))
+
+    @abstractmethod
+    def _submit(self, request: Request) -> GenerationStream:
+        """Return the stream of the answer to a request."""
+
+    def stream(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+    ) -> GenerationStream:
+        """Return the stream of `submit`, with `logprobs` unless they are switched off."""
+        return self.submit(prompt, params, **{"logprobs": True, **options})
+
+    def generate(
+        self,
+        prompt: str | Sequence[int],
+        params: SamplingParams | None = None,
+        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+    ) -> GenerationResult:
+        """Return the finished continuation of `prompt`; options are those of `submit`."""
+        return self.submit(prompt, params, **options).drain()
+
+    def submit_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+    ) -> GenerationStream:
+        """Return the stream of an answer to {"role", "content"} messages; else as `submit`."""
+        return self.submit(self.chat_prompt(messages), params, **options)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+    ) -> GenerationStream:
+        """Return the stream of an answer to {"role", "content"} messages; else as `stream`."""
+        return self.stream(self.chat_prompt(messages), params, **options)
+
+    def chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+    ) -> GenerationResult:
+        """Return the finished answer; tokens shared with the last one are not evaluated again."""
+        return self.generate(self.chat_prompt(messages), params, **options)
+
+    def generate_many(
+        self,
+        prompts: Iterable[str | Sequence[int]],
+        params: SamplingParams | None = None,
+        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+    ) -> list[GenerationResult]:
+        """Return the continuations of all prompts, in their order; the rest as for `submit`."""
+        return list(_results([self.submit(prompt, params, **options) for prompt in prompts]))
+
+    def each_of_many(
+        self,
+        prompts: Sequence[str | Sequence[int]],
+        params: SamplingParams | None = None,
+        *,
+        max_tokens: Sequence[int | None],
+        indices: Sequence[int],
+        **options: Any,  # noqa: ANN401 - the other fields of AnswerOptions
+    ) -> Iterator[GenerationResult]:
+        """Yield the continuations of all prompts in turn; each has its own limit and index.
+
+        If one fails, or nobody takes the rest, those that are not done are cancelled.
+        """
+        asked = zip(prompts, max_tokens, indices, strict=True)
+        yield from _results(
+            [
+                self.submit(prompt, params, max_tokens=most, index=index, **options)
+                for prompt, most, index in asked
+            ]
+        )
 
     def _request(
         self,
@@ -137,6 +221,7 @@ class EngineCore(ABC):
         options: AnswerOptions,
     ) -> Request:
         """Return a request; raises `OptionError` for choices that are not offered or do not fit."""
+        self._require_open()
         params = params or SamplingParams()
         tokens = prompt_tokens(self.vocabulary, prompt)
         require_workers(self.options.placement.rpc)
@@ -144,10 +229,14 @@ class EngineCore(ABC):
         return Request(tokens, params, seed, options, *self._choices.find(params, options))
 
     def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
-        """Return the tokens of a conversation, rendered by the model's chat template."""
-        from specrun.runtime.chat.template import chat_tokens
+        """Return the tokens of a conversation, rendered by the model's chat template.
 
-        return chat_tokens(self.chat_template, self.vocabulary, messages)
+        If its last message is the assistant's, that answer goes on.
+        """
+        from specrun.runtime.chat.template import chat_tokens, is_begun_answer
+
+        is_begun = is_begun_answer(messages)
+        return chat_tokens(self.chat_template, self.vocabulary, messages, is_begun=is_begun)
 
     # -- between answers ---------------------------------------------------------------------------
 
@@ -170,10 +259,11 @@ class EngineCore(ABC):
         self._when_idle(lambda: self._swap(drafter, files))
 
     def _swap(self, drafter: str, files: Mapping[str, Path] | None) -> None:
+        from specrun.runtime.engine.opening import loading_with
+
         # Liu et al. 2023: the drafter changes between answers. Each draw is tested with the law
         # that it was drawn from, so never in the middle of one.
-        trust = trusting_files() if self.options.trust else nullcontext()
-        with trust, placing(self.options.placement):
+        with loading_with(self.options):
             self._choices.swap(drafter, files)
             try:
                 for session, drafters in zip(self._sessions, self._choices.slots, strict=True):
@@ -209,13 +299,49 @@ class EngineCore(ABC):
             raise OptionError(f"{problem} slots: give slots=1")
         return self._first
 
+    # -- its state ---------------------------------------------------------------------------------
+
+    def statistics(self) -> EngineStatistics:
+        """Return the present state; numbers may be of neighbouring moments."""
+        schedule, alone = self._schedule, self._first.conversation
+        shared = schedule.shared
+        return EngineStatistics(
+            slots=len(self._sessions),
+            busy=sum(session.is_busy for session in self._sessions),
+            queued=len(schedule.queue) + len(self._requests),
+            n_ctx=self.n_ctx,
+            cells=alone.n_cached if shared is None else shared.n_cells_used,
+            load=schedule.load_now(),
+        )
+
+    def slots(self) -> tuple[SlotState, ...]:
+        """Return the state of each slot; numbers may be of neighbouring moments."""
+        return tuple(
+            SlotState(
+                session.is_busy,
+                session.drafter.name,
+                len(session.conversation.tokens),
+                session.conversation.n_cached,
+            )
+            for session in self._sessions
+        )
+
+    @property
+    def accept(self) -> str:
+        """The default acceptance rule, as it was given."""
+        return self.options.accept
+
     # -- open models and drafters ------------------------------------------------------------------
 
     @property
     def _first(self) -> Session:
-        if not self._sessions:
-            raise ClosedError("the runtime is closed")
+        self._require_open()
         return self._sessions[0]
+
+    def _require_open(self) -> None:
+        """Raise `ClosedError` after `close()`."""
+        if self.closed:
+            raise ClosedError("the runtime is closed")
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -248,11 +374,7 @@ class EngineCore(ABC):
     @property
     def draft_file(self) -> Path:
         """The file of the draft model; raises `OptionError` if the drafter is no draft model."""
-        expression = parse_expression(self.drafter)
-        if expression.atom != "draft":
-            problem = "is no draft model: give one, as in draft(small.gguf)"
-            raise OptionError(f"{self.drafter} {problem}")
-        return file_of(expression, self.environment)
+        return self._choices.draft_file(self.drafter)
 
     @property
     def drafters(self) -> tuple[str, ...]:
@@ -289,23 +411,11 @@ class EngineCore(ABC):
         return self._tool_template
 
 
-def _require_slots(slots: int, options: RuntimeOptions) -> None:
-    """Raise `OptionError` for a number of slots that is none, or too large for the options."""
-    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
-        raise OptionError(f"slots is {slots!r}: give how many conversations go on at once")
-    if slots > 1 and options.shape != "free":
-        why = "every round of several conversations has a width of its own"
-        raise OptionError(f"shape is {options.shape!r}: {why}; leave it free, or give slots=1")
-    if slots > 1 and options.backend_sampling == "on":
-        raise OptionError("backend_sampling is for one conversation at a time: give slots=1")
-
-
-def _cost_alone(environment: DraftEnvironment) -> Callable[[int], EvaluationCost]:
-    """Return the cost of evaluations that a single slot has for itself."""
-    known = functools.cache(lambda: environment.known)
-
-    def cost_of(n_tokens: int) -> EvaluationCost:
-        seconds = known().seconds
-        return EvaluationCost(n_tokens, n_tokens, 1, seconds(n_tokens), seconds(1))
-
-    return cost_of
+def _results(streams: Sequence[GenerationStream]) -> Iterator[GenerationResult]:
+    """Yield the results in turn; cancel those that are not done if that ends early."""
+    try:
+        for stream in streams:
+            yield stream.drain()
+    finally:
+        for stream in streams:
+            stream.close()

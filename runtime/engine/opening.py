@@ -1,8 +1,9 @@
-"""Opening of models: the options of a runtime, a target and a drafter's weights, and prompts."""
+"""Opening of models: the options of a runtime, a target, drafters' weights, and slots."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,25 +12,30 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.machine.placement import Placement, placing
 from specrun.bindings.models.model import LoraFile, Model
 from specrun.bindings.models.trial import trusting_files
-from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule
+from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
+from specrun.runtime.engine.choices import Choices
+from specrun.runtime.engine.session import Session
+from specrun.runtime.engine.slots import EvaluationCost, SharedEvaluation, SlotClock
 from specrun.runtime.language import parse_expression
-from specrun.runtime.laws.sampling import random_if_unset, unknown_option, whole_number
+from specrun.runtime.laws.sampling import random_if_unset, unknown_option
 from specrun.runtime.memory import Fitted, Loading, fit_here, noting_plan, plan_in_use
 from specrun.runtime.memory.fit import LayerCount, resolve_gpu_layers
-from specrun.runtime.online import LearnFrom
+from specrun.runtime.models.names import locate_model
+from specrun.runtime.online import LearnFrom, RejectionStore, open_rejections
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
-from specrun.runtime.round.drafter import DrafterWeights
+from specrun.runtime.round.drafter import DrafterWeights, Owned
 from specrun.runtime.round.padding import Shape
 
 
@@ -97,6 +103,14 @@ class OpenModels:
 
 
 @contextmanager
+def loading_with(options: RuntimeOptions) -> Iterator[None]:
+    """Load models where the options place them, tried before or trusted."""
+    trust = trusting_files() if options.trust else nullcontext()
+    with trust, placing(options.placement):
+        yield
+
+
+@contextmanager
 def opening(
     target: Path,
     drafter: str,
@@ -113,8 +127,7 @@ def opening(
     rule = build_rule(options.accept)
     if options.reference is not None:
         drafter = with_reference(drafter, Path(options.reference))
-    trust = trusting_files() if options.trust else nullcontext()
-    with trust, placing(options.placement):
+    with loading_with(options):
         loading = Loading(
             target,
             drafter,
@@ -163,35 +176,109 @@ def opening(
             opened.pop_all()  # the caller's from here on
 
 
-def prompt_tokens(vocabulary: Vocabulary, prompt: str | Sequence[int]) -> list[int]:
-    """Return a prompt's tokens: a text's, or the ids themselves if they are tokens.
+@dataclass(frozen=True, slots=True)
+class OpenSlots:
+    """The slots of an engine, open, and what they share.
 
-    Names of control tokens in a text are control tokens: see `Vocabulary.tokenize_prompt`.
-    Raises `OptionError` for anything else.
+    `owned` is closed after all slots, in this order. `shared` evaluates for several slots.
     """
-    if isinstance(prompt, str):
-        return vocabulary.tokenize_prompt(prompt)
-    if isinstance(prompt, bytes | bytearray | memoryview):  # each byte would be a token
-        problem = f"the prompt is of {type(prompt).__name__}, which is neither a text nor tokens"
-        raise OptionError(f"{problem}: decode it, as in prompt.decode()")
-    try:
-        given = list(prompt)
-    except TypeError:
-        raise OptionError(f"the prompt is {prompt!r}: give a text or token ids") from None
-    size, tokens = vocabulary.size, []
-    for place, value in enumerate(given):
-        token = whole_number(value)
-        if token is None:
-            advice = "a prompt is a text, or token ids, which are whole numbers"
-            raise OptionError(f"prompt token {place} is {value!r}: {advice}")
-        if not 0 <= token < size:
-            there = f"the vocabulary of {size} tokens"
-            raise OptionError(f"prompt token {place} is {token}, outside {there}")
-        tokens.append(token)
-    return tokens
+
+    options: RuntimeOptions
+    model: Model
+    fitted: Fitted | None
+    rejections: RejectionStore | None
+    choices: Choices
+    owned: Sequence[Owned]
+    sessions: Sequence[Session]
+    shared: SharedEvaluation | None
 
 
-def parse_options(values: dict[str, Any]) -> RuntimeOptions:
+def open_slots(
+    target: str | os.PathLike[str] | None,
+    drafter: str | None,
+    values: Mapping[str, Any],
+    n_slots: int = 1,
+) -> OpenSlots:
+    """Open a target with drafters and slots; None: the embedded family's target.
+
+    `values` are the fields of `RuntimeOptions`, of its context and its placement.
+    """
+    options = parse_options(values)
+    _require_slots(n_slots, options)
+    path, files = (demo_target(), demo_drafters()) if target is None else (locate_model(target), {})
+    sharing = (SlotClock(), DraftMeeting(n_slots)) if n_slots > 1 else ()
+    with (
+        opening(path, drafter or "none", options, files, *sharing) as opened,
+        ExitStack() as owned,
+    ):
+        model = opened.model
+        choices = Choices(opened, n_slots, options.others, options.rules)
+        owned.callback(choices.close)
+        rejections = open_rejections(options.learn, model)
+        shared = _share(opened, choices, options, n_slots, *sharing) if sharing else None
+        targets = [choices.open_target(model)] if shared is None else shared.slots
+        context = targets[0].context
+        owned.callback(context.close)
+        kept = () if rejections is None else (rejections,)
+        parts: Sequence[Owned] = (choices, context, opened.weights, model, *kept)
+        sessions = []
+        for each, drafters in zip(targets, choices.slots, strict=True):
+            own = drafters.get(drafters.own)
+            session = Session(each, own, opened.rule, model.vocabulary, parts, drafters)
+            session.memory_note = opened.memory_note
+            if shared is None or session.slot is None:
+                session.backend_sampling = is_wanted(options.backend_sampling, model)
+                session.cost_of = _cost_alone(opened.environment)
+            else:
+                session.slot.text = session.conversation
+                session.clock, session.cost_of = shared.clock, shared.last_cost
+            if rejections is not None:
+                session.rejections = rejections.buffer.notes()
+            sessions.append(session)
+        owned.pop_all()
+    return OpenSlots(options, model, opened.fitted, rejections, choices, parts, sessions, shared)
+
+
+def _share(
+    opened: OpenModels,
+    choices: Choices,
+    options: RuntimeOptions,
+    n_slots: int,
+    clock: SlotClock,
+    meeting: DraftMeeting,
+) -> SharedEvaluation:
+    """Return the evaluation that several slots share, in one context."""
+    environment = opened.environment
+    longest = environment.context.n_ctx
+    n_ctx = options.context.n_ctx or longest * n_slots
+    context = Context(opened.model, choices.context_options(opened.model, n_slots, n_ctx))
+    longest = min(n_ctx, longest)
+    return SharedEvaluation(context, n_slots, longest, environment.known, clock, meeting)
+
+
+def _require_slots(slots: int, options: RuntimeOptions) -> None:
+    """Raise `OptionError` for a number of slots that is none, or too large for the options."""
+    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+        raise OptionError(f"slots is {slots!r}: give how many conversations go on at once")
+    if slots > 1 and options.shape != "free":
+        why = "every round of several conversations has a width of its own"
+        raise OptionError(f"shape is {options.shape!r}: {why}; leave it free, or give slots=1")
+    if slots > 1 and options.backend_sampling == "on":
+        raise OptionError("backend_sampling is for one conversation at a time: give slots=1")
+
+
+def _cost_alone(environment: DraftEnvironment) -> Callable[[int], EvaluationCost]:
+    """Return the cost of evaluations that a single slot has for itself."""
+    known = functools.cache(lambda: environment.known)
+
+    def cost_of(n_tokens: int) -> EvaluationCost:
+        seconds = known().seconds
+        return EvaluationCost(n_tokens, n_tokens, 1, seconds(n_tokens), seconds(1))
+
+    return cost_of
+
+
+def parse_options(values: Mapping[str, Any]) -> RuntimeOptions:
     """Return the options; those of context and placement may be given one by one, too."""
     own = [field.name for field in dataclasses.fields(RuntimeOptions)]
     of_context = ContextOptions.chosen_names()

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from specrun.runtime.demo import demo_drafters, demo_target
+from specrun.runtime.engine.answer import Request
 from specrun.runtime.engine.core import EngineCore
-from specrun.runtime.engine.opening import parse_options
-from specrun.runtime.engine.request_options import answer_options
-from specrun.runtime.engine.session import GenerationStream, Session
-from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.models.names import locate_model
+from specrun.runtime.engine.session import Session
+from specrun.runtime.engine.streams import GenerationStream
 from specrun.runtime.round.drafter import Drafter
-from specrun.runtime.round.results import GenerationResult
-
-if TYPE_CHECKING:  # jinja2 is only worth its import time when there is something to render
-    from specrun.runtime.chat.template import Message
 
 _Result = TypeVar("_Result")
 
@@ -39,59 +32,17 @@ class Runtime(EngineCore):
         drafter: str | None = "none",
         **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions and its context
     ) -> None:
-        parsed = parse_options(options)
-        self._open(locate_model(target), drafter or "none", parsed, {})
+        self._open(target, drafter, options)
 
     @classmethod
     def demo(cls, drafter: str = "draft", **options: Any) -> Runtime:  # noqa: ANN401 - see __init__
         """Open the embedded family; paths may be left out of `drafter`, as in "draft(n=3)"."""
         runtime = cls.__new__(cls)
-        runtime._open(demo_target(), drafter, parse_options(options), demo_drafters())
+        runtime._open(None, drafter, options)
         return runtime
 
-    # -- answering ---------------------------------------------------------------------------------
-
-    def stream(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
-    ) -> GenerationStream:
-        """Return a stream of token events that continue `prompt`, a text or token ids.
-
-        The text of a prompt is never read as control tokens. Options are the fields of
-        `AnswerOptions`: `max_tokens`, `index`, `logprobs` (on, unlike there), `top_logprobs`,
-        `drafter`, `n_max`, `accept` and `trace`.
-        """
-        wanted = answer_options({"logprobs": True, **options})
-        return self.session.answer(self._request(prompt, params, wanted))
-
-    def generate(
-        self,
-        prompt: str | Sequence[int],
-        params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
-    ) -> GenerationResult:
-        """Return the finished continuation of `prompt`; options are those of `stream`."""
-        return self.stream(prompt, params, logprobs=False, **options).drain()
-
-    def stream_chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
-    ) -> GenerationStream:
-        """Return a stream of token events that answer {"role", "content"} messages."""
-        return self.stream(self.chat_prompt(messages), params, **options)
-
-    def chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
-    ) -> GenerationResult:
-        """Return the finished answer; tokens shared with the last one are not evaluated again."""
-        return self.generate(self.chat_prompt(messages), params, **options)
+    def _submit(self, request: Request) -> GenerationStream:
+        return self._schedule.stream(request)
 
     # -- the session -------------------------------------------------------------------------------
 
@@ -121,11 +72,6 @@ class Runtime(EngineCore):
     def drafter(self) -> str:
         """The expression of the drafter in use."""
         return self.session.drafter.name
-
-    @property
-    def accept(self) -> str:
-        """The default acceptance rule, as it was given."""
-        return self.options.accept
 
     @property
     def closed(self) -> bool:

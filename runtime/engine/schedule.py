@@ -1,4 +1,4 @@
-"""Scheduling of an engine's answers: who reads a prompt, who is evaluated, who waits.
+"""Scheduling of answers: who reads a prompt, who is evaluated, who waits.
 
 A turn is one evaluation of all draft trees. Before it, prompts are read: no more tokens than a
 piece of one may have, so that is how much a long prompt delays a round of the other answers. They
@@ -7,22 +7,26 @@ which at least every second turn reads a piece. If the cache is full, the texts 
 first, least recently used first; then the newest answers wait, and leave their cells to the older
 ones if need be: the oldest always goes on, so every answer ends.
 
-A single slot has a context of its own: its rounds are evaluated at once, and its cache needs no
-schedule.
+A single slot has a context of its own: its rounds are evaluated at once, its cache needs no
+schedule, and each turn is a step of its answer. Turns are made by an engine's thread or, with a
+single slot, by the reader of the answer (`Schedule.stream`): nothing else lets answers go on.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from inspect import GEN_CLOSED, getgeneratorstate
+from typing import TYPE_CHECKING
 
 from specrun.bindings.errors import SpecrunError
-from specrun.runtime.drafters.batching import DraftMeeting
-from specrun.runtime.engine.answer import Request
-from specrun.runtime.engine.session import Session
-from specrun.runtime.engine.slots import SharedEvaluation, SlotClock, longest_prefix
-from specrun.runtime.round.results import GenerationResult
+from specrun.runtime.engine.answer import Answer, Making, Request
+from specrun.runtime.engine.slots import SharedEvaluation, longest_prefix
+from specrun.runtime.engine.streams import GenerationStream
+
+if TYPE_CHECKING:
+    from specrun.runtime.engine.session import Session
 
 
 @dataclass(slots=True)
@@ -45,6 +49,13 @@ class Load:
     draft_evaluations: int = 0
     drafting_texts: int = 0
 
+    def add(self, answer: Answer) -> None:
+        """Add the rounds of an answer that were evaluated for it alone."""
+        rounds, tokens = answer.statistics.evaluated
+        self.evaluations += rounds
+        self.texts += rounds
+        self.tokens += tokens
+
     @property
     def texts_per_evaluation(self) -> float | None:
         """How many conversations an evaluation served."""
@@ -53,20 +64,18 @@ class Load:
 
 @dataclass(slots=True, eq=False)
 class Schedule:
-    """The slots of an engine and the requests that wait for one; `turn` goes on with all of them.
+    """The slots of an engine and the answers that wait for one; `turn` goes on with all of them.
 
-    `shared` evaluates for several slots; None: there is one. While it does not admit any
-    (`admits`), requests wait, and the answers under way go on to their ends. Not for several
-    threads: the thread that owns the slots calls it.
+    `shared` evaluates for several slots; None: there is one.
+    While it does not admit any (`admits`), answers wait, and those under way go on to their ends.
+    Not for several threads: the thread that owns the slots calls it.
     """
 
     sessions: Sequence[Session]
-    shared: SharedEvaluation | None
-    meeting: DraftMeeting
-    clock: SlotClock
+    shared: SharedEvaluation | None = None
     load: Load = field(default_factory=Load)
     admits: bool = True
-    queue: deque[Request] = field(default_factory=deque)
+    queue: deque[Answer] = field(default_factory=deque)
     _admitted: int = 0
     _passed_over: int = 0  # the number of the oldest reader, if another read before it
 
@@ -75,35 +84,67 @@ class Schedule:
         """Whether there is nothing to do."""
         return not self.queue and all(session.is_idle for session in self.sessions)
 
+    def load_now(self) -> Load:
+        """Return the work so far, with that of answers under way."""
+        load, running = replace(self.load), self.sessions[0].running
+        if self.shared is None and running is not None:
+            load.add(running)
+        return load
+
+    def stream(self, request: Request) -> GenerationStream:
+        """Return a stream that its reader steps, in the only slot; nothing runs before.
+
+        Raises `BusyError` while another answer is being streamed, and as
+        `Session.require_answerable`.
+        """
+        (session,) = self.sessions
+        session.require_idle()
+        session.require_answerable(request)
+        answer = Answer(request, session.vocabulary)
+        return GenerationStream(answer, answer.attach(session), self.go_on)
+
+    def go_on(self, answer: Answer, making: Making) -> None:
+        """Let the answer of a stream go on by a step, in its reader's thread."""
+        session = answer.session
+        if session.making() is not making or session.running is not answer:
+            if getgeneratorstate(making) == GEN_CLOSED:  # by `close()` or an interrupt
+                answer.end(answer.result)
+                return
+            session.begin(answer, making)
+        self._advance(session)
+
     def turn(self) -> None:
         """Let every answer go on by one round at most."""
         self.load.turns += 1
-        for session in self._busy():
-            if session.running is not None and _is_cancelled(session.running.answer.request):
-                self._end(session)
-        for request in filter(_is_cancelled, [*self.queue]):
-            self.queue.remove(request)
-            _end_request(request, SpecrunError("the answer was cancelled before it had begun"))
+        self._end_unwanted()
+        if self.shared is not None:
+            self._turn_together(self.shared)
+        elif self._busy():
+            self._advance(self.sessions[0])
+        else:
+            self._admit()
+
+    def _turn_together(self, shared: SharedEvaluation) -> None:
+        """Draft, read prompts and evaluate, all answers together."""
         busy = self._busy()
         masking = [each for each in busy if each.stage == "masking" and not each.is_preempted]
         drafting = [each for each in busy if each.stage == "round" or each.drafts]
-        self.meeting.n_drafting = max(1, len(drafting))
+        shared.meeting.n_drafting = max(1, len(drafting))
         for session in [*masking, *drafting]:
             # After a round, an answer saves the rows that are still read of it, and drafts or ends.
             self._advance(session)
-        self._draft_together()
+        self._draft_together(shared)
         self._admit()
         self._read_prompts()
-        self._draft_together()
-        if self.shared is not None:
-            self._evaluate_together(self.shared)
+        self._draft_together(shared)
+        self._evaluate_together(shared)
 
     def close(self, why: BaseException) -> None:
         """End all answers, those that wait for a slot too."""
         for session in self._busy():
             self._end(session, why)
         while self.queue:
-            _end_request(self.queue.popleft(), why)
+            self.queue.popleft().end(why)
 
     # -- answers -----------------------------------------------------------------------------------
 
@@ -112,14 +153,23 @@ class Schedule:
         busy = [session for session in self.sessions if not session.is_idle]
         return sorted(busy, key=lambda session: session.number)
 
-    def _draft_together(self) -> None:
+    def _end_unwanted(self) -> None:
+        """End the answers that nobody reads any more."""
+        for session in self._busy():
+            if session.running is not None and session.running.is_unwanted:
+                self._end(session)
+        for answer in [each for each in self.queue if each.is_unwanted]:
+            self.queue.remove(answer)
+            answer.end(SpecrunError("the answer was cancelled before it had begun"))
+
+    def _draft_together(self, shared: SharedEvaluation) -> None:
         """Evaluate for the drafters that wait, token by token of their drafts, until none waits."""
         while waiting := [each for each in self._busy() if each.drafts]:
-            seconds = self.meeting.evaluate()
+            seconds = shared.meeting.evaluate()
             self.load.draft_evaluations += 1
             self.load.drafting_texts += len(waiting)
             for session in waiting:
-                self.clock.add(session.target, seconds / len(waiting))
+                shared.clock.add(session.target, seconds / len(waiting))
                 self._advance(session)
 
     def _evaluate_together(self, shared: SharedEvaluation) -> None:
@@ -134,20 +184,22 @@ class Schedule:
             self._advance(session)
 
     def _admit(self) -> None:
-        """Give requests to idle slots: each to the one that holds most of its prompt."""
+        """Give waiting answers idle slots: each the one that holds most of its prompt."""
         while self.admits and self.queue and any(each.is_idle for each in self.sessions):
-            request = self.queue.popleft()
-            session = self._session_for(request)
+            answer = self.queue.popleft()
+            session = self._session_for(answer.request)
             self._admitted += 1
-            session.number = self._admitted
+            answer.number = self._admitted
             try:
-                self._begin(session, request)
+                session.require_answerable(answer.request)
+                self._begin(session, answer)
             except SpecrunError as problem:
-                _end_request(request, problem)
+                answer.end(problem)
 
-    def _begin(self, session: Session, request: Request) -> None:
-        """Turn a slot to a request's prompt, of which nothing is read yet."""
-        session.running = session.answer(request)
+    def _begin(self, session: Session, answer: Answer) -> None:
+        """Turn a slot to a prompt, of which nothing is read yet."""
+        answer.making = answer.attach(session)
+        session.begin(answer, answer.making)
         self._advance(session)
 
     def _session_for(self, request: Request) -> Session:
@@ -173,40 +225,40 @@ class Schedule:
 
     def _advance(self, session: Session) -> None:
         """Let an answer go on by a step; a round is handed out, an end or an error makes room."""
-        running = session.running
-        assert running is not None
-        before = session.stage
+        answer, shared = session.running, self.shared
+        assert answer is not None
+        before = answer.stage
         try:
-            with self.clock.working_for(session.target):
-                session.stage = running.advance()
+            if shared is None:
+                stage = session.step()
+            else:
+                with shared.clock.working_for(session.target):
+                    stage = session.step()
+        except StopIteration:
+            self._end(session)
+            return
         except SpecrunError as problem:
             self._end(session, problem)
             return
-        if session.stage is None:
-            self._end(session)
-        if session.stage != "round":
-            return
-        answer, load = running.answer, self.load
-        if before != "waiting" and answer.n_evaluated:  # a single slot's target evaluates at once
-            load.evaluations += 1
-            load.texts += 1
-            load.tokens += answer.n_evaluated
-        mailbox = answer.request.mailbox
-        events = list(iter(answer.next_event, None))
-        traces = answer.take_traces()
-        if mailbox is not None and (events or traces):
-            mailbox.say(events, traces)
+        answer.stage = stage
+        if stage == "round":
+            if session.settles or answer.traced:
+                answer.post()
+        elif shared is None and stage == before == "reading":
+            self.load.pieces += 1
 
     def _end(self, session: Session, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""
-        running, session.running, session.stage = session.running, None, None
-        session.reads_again = None
-        assert running is not None
+        answer = session.running
+        assert answer is not None
         if session.slot is not None:
             session.slot.withdraw()
         session.last_used = self.load.turns
-        running.close()
-        _end_request(running.answer.request, running.result if problem is None else problem)
+        session.end()
+        if self.shared is None:
+            self.load.add(answer)
+        answer.making = answer.reads_again = None
+        answer.end(answer.result if problem is None else problem)
 
     # -- the cache ---------------------------------------------------------------------------------
 
@@ -246,17 +298,19 @@ class Schedule:
 
     def _read_piece(self, session: Session, piece: int) -> None:
         """Read the next tokens of a text; after the last of a prompt its answer drafts."""
+        answer = session.running
+        assert answer is not None
         if piece:
             self.load.pieces += 1
-            if session.reads_again is None:
+            if answer.reads_again is None:
                 self._advance(session)
             else:
-                next(session.reads_again)
+                next(answer.reads_again)
         if session.is_idle or session.n_unread:  # it failed, or there is more
             return
-        if session.reads_again is None:
+        if answer.reads_again is None:
             self._advance(session)
-        session.reads_again = None
+        answer.reads_again = None
 
     def _fitting(self) -> list[Session]:
         """Return those whose trees are evaluated now: the oldest first, while there are cells."""
@@ -299,23 +353,14 @@ class Schedule:
 
     def _preempt(self, session: Session) -> None:
         """Take an answer's cells: it reads its text again when there is room."""
-        running, text, slot = session.running, session.conversation, session.slot
-        if not text.n_cached or running is None or slot is None:
+        answer, text, slot = session.running, session.conversation, session.slot
+        if not text.n_cached or answer is None or slot is None:
             return
         self.load.preempted += 1
-        if session.stage == "reading":  # it has no token yet: it begins again
-            running.close()
+        if answer.stage == "reading":  # it has no token yet: it begins again
+            session.end()
             session.forget()
-            self._begin(session, running.answer.request)
+            self._begin(session, answer)
             return
         slot.leave_cache()
-        session.reads_again = slot.prefill_pieces(text, len(text.tokens) - 1)
-
-
-def _is_cancelled(request: Request) -> bool:
-    return request.mailbox is not None and request.mailbox.cancelled
-
-
-def _end_request(request: Request, ended: GenerationResult | BaseException) -> None:
-    if request.mailbox is not None:
-        request.mailbox.end(ended)
+        answer.reads_again = slot.prefill_pieces(text, len(text.tokens) - 1)

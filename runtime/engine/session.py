@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from inspect import GEN_CREATED, GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
-from typing import Any
+from collections.abc import Callable, Sequence
+from inspect import GEN_RUNNING, GEN_SUSPENDED, getgeneratorstate
+from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import BusyError, ClosedError, ContextFullError, OptionError
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import Rule, SequentialCascade
-from specrun.runtime.engine.answer import Answer, Making, Request, Stage
-from specrun.runtime.engine.request_options import SlotDrafters, answer_options, require_fitting
-from specrun.runtime.engine.slots import SlotTarget
-from specrun.runtime.engine.trace import EvaluationCost, RoundTrace
+from specrun.runtime.engine.answer import Answer, Making, Request, Stage, answer_options
+from specrun.runtime.engine.schedule import Schedule
+from specrun.runtime.engine.slots import EvaluationCost, SlotTarget
+from specrun.runtime.engine.streams import GenerationStream
 from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.online import RejectionNotes
 from specrun.runtime.round.drafter import Drafter, Owned, close_all
 from specrun.runtime.round.loop import Conversation, require_laws, require_rule
-from specrun.runtime.round.padding import Shape, Wider, open_target
-from specrun.runtime.round.results import GenerationResult, TokenEvent
 from specrun.runtime.round.target import TargetModel
+
+if TYPE_CHECKING:
+    from specrun.bindings.models.model import Model
+    from specrun.bindings.models.vocabulary import Vocabulary
+    from specrun.runtime.engine.choices import SlotDrafters
+    from specrun.runtime.online import RejectionNotes
+    from specrun.runtime.round.padding import Shape, Wider
 
 
 class _Step:
@@ -52,9 +54,9 @@ class Session:
     flag records that, so no interrupt can leave it wrong. `owned` is closed with it, after drafter
     and context. `drafters` are those of its slot, if requests may choose.
 
-    An engine uses the rest: `running`, the stream of the answer under way, its `stage` and its
-    `number` in order of admission; `reads_again`, which reads a text again whose cells were taken;
-    and the turn in which it was `last_used`.
+    A schedule uses the rest: `running`, the answer under way or, after an interrupt, the last one;
+    a reference to the generator that is `making` it; and the turn in which the session was
+    `last_used`.
     """
 
     backend_sampling = False
@@ -88,11 +90,9 @@ class Session:
         self.drafters = drafters
         self._owned = owned
         self._step: _Step | None = _Step()
-        self._answering: Callable[[], Making | None] = lambda: None
-        self.last_used = self.number = 0
-        self.running: GenerationStream | None = None
-        self.stage: Stage | None = None
-        self.reads_again: Iterator[None] | None = None
+        self.making: Callable[[], Making | None] = lambda: None
+        self.running: Answer | None = None
+        self.last_used = 0
 
     @classmethod
     def open(
@@ -106,6 +106,9 @@ class Session:
         wider: Wider | None = None,
     ) -> Session:
         """Make a context for the drafter's trees and a session; on failure, close the drafter."""
+        from specrun.runtime.engine.choices import require_fitting
+        from specrun.runtime.round.padding import open_target
+
         try:
             require_fitting(rule, drafter, shape)
             target = open_target(model, drafter, options, shape, wider)
@@ -136,21 +139,21 @@ class Session:
     ) -> GenerationStream:
         """Return a stream that answers the prompt's tokens; nothing runs until it is iterated.
 
-        Unlike elsewhere, `logprobs` are on by default. Raises as `answer`.
+        Unlike elsewhere, `logprobs` are on by default. Raises `BusyError` while another answer is
+        being streamed, and as `require_answerable`.
         """
         wanted = answer_options({"logprobs": True, **options})
         if wanted.drafter is not None or wanted.accept is not None:
             raise OptionError("drafter and accept are for requests of a Runtime or an Engine")
-        return self.answer(Request(prompt, params, seed, wanted))
+        return Schedule((self,)).stream(Request(prompt, params, seed, wanted))
 
-    def answer(self, request: Request) -> GenerationStream:
-        """Return the stream of the answer to a request; nothing runs until it is iterated.
+    def require_answerable(self, request: Request) -> None:
+        """Raise the error of a request that cannot be answered here.
 
-        Raises `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
+        That is `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
         rule that needs laws which the drafter does not have, or one that is not exact with
-        mirostat, `BusyError` while another answer is being streamed.
+        mirostat.
         """
-        self.require_idle()
         rule, prompt = request.rule or self.rule, request.prompt
         if not isinstance(rule, SequentialCascade):
             require_laws(rule, self.drafter_of(request), request.params)
@@ -167,7 +170,6 @@ class Session:
                 advice = f"shorten it; the model was trained for no more {stretching}"
             problem = f"the prompt has {len(prompt)} tokens and the context {n_ctx}"
             raise ContextFullError(f"{problem}: {advice}")
-        return GenerationStream(Answer(self, request))
 
     def native_seconds(self) -> tuple[float, float]:
         """Return the native evaluation time of target and drafter so far."""
@@ -175,8 +177,7 @@ class Session:
 
     def require_idle(self) -> None:
         """Raise `BusyError` while an answer is being streamed."""
-        making = self._answering()
-        if making is not None and getgeneratorstate(making) in (GEN_RUNNING, GEN_SUSPENDED):
+        if self.is_busy:
             problem = "an answer is still being streamed: finish it or close() the stream first"
             raise BusyError(problem)
 
@@ -218,11 +219,17 @@ class Session:
             drafter.begin(())
         self.conversation.drafter = drafter
 
-    # -- an engine's view --------------------------------------------------------------------------
+    # -- a schedule's view -------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether an answer has begun and has not ended."""
+        making = self.making()
+        return making is not None and getgeneratorstate(making) in (GEN_RUNNING, GEN_SUSPENDED)
 
     @property
     def is_idle(self) -> bool:
-        """Whether an engine may give it the next request."""
+        """Whether an engine may give it the next request: no answer has it."""
         return self.running is None
 
     @property
@@ -231,9 +238,19 @@ class Session:
         return self.target if isinstance(self.target, SlotTarget) else None
 
     @property
+    def number(self) -> int:
+        """The number of its answer, in order of admission."""
+        return 0 if self.running is None else self.running.number
+
+    @property
+    def stage(self) -> Stage | None:
+        """The reason why its answer gave back control last."""
+        return None if self.running is None else self.running.stage
+
+    @property
     def is_preempted(self) -> bool:
         """Whether its cells were taken: it waits until its text is read again."""
-        return self.reads_again is not None
+        return self.running is not None and self.running.reads_again is not None
 
     @property
     def reads(self) -> bool:
@@ -274,145 +291,44 @@ class Session:
         if problems:  # a pool that cannot be saved
             raise problems.pop()
 
-    def step(self, making: Making) -> Stage:
-        """Let an answer go on by a step; raises `StopIteration` at its end.
+    def begin(self, answer: Answer, making: Making) -> None:
+        """Turn to an answer that has not begun; the first step begins it.
 
-        Raises `BusyError` if it would begin while another one is under way.
+        Raises `BusyError` while another one is under way, `ClosedError` after `close()`.
         """
+        self.require_open()
+        self.require_idle()
+        self.running = answer
+        # Weak: an answer is over when the owner of its generator drops it.
+        self.making = weakref.ref(making)
+
+    def step(self) -> Stage:
+        """Let the answer go on by a step; raises `StopIteration` at its end."""
         step: _Step | None = None
         problems: list[BaseException] | None = None
         try:
-            step = self._step
-            if step is not None:
+            step, making = self._step, self.making()
+            if making is None:
+                raise StopIteration
+            if step is None:
+                making.close()
+                self.require_open()
+            else:
                 problems = step.problems
-            if step is None or self._answering() is not making:
-                self._admit(making)
             return next(making)
         finally:
             step = None  # closes the parts that close() has left to it
             if problems:
                 raise problems.pop()
 
-    def _admit(self, making: Making) -> None:
-        """Let an answer begin, or end if the session was closed."""
-        state = getgeneratorstate(making)
-        if state == GEN_CREATED:
-            self.require_open()
-            self.require_idle()
-            # Weak: an answer is over when its stream is dropped.
-            self._answering = weakref.ref(making)
-        elif state == GEN_SUSPENDED:
+    def end(self) -> None:
+        """End the answer under way, if any."""
+        making = self.making()
+        if making is not None:
             making.close()
-            self.require_open()
+        self.running = None
 
     def forget(self) -> None:
         """Empty the cache and the drafter's state: the next answer shares nothing with them."""
         self.require_idle()
         self.conversation.forget(self.target)
-
-
-class GenerationStream(Iterator[TokenEvent]):
-    """An answer in the making: iterate over its tokens; afterwards `result` holds the whole.
-
-    Closing or dropping it early (or Ctrl-C while it runs) leaves the session usable; `result` then
-    says "cancelled".
-    """
-
-    def __init__(self, answer: Answer) -> None:
-        self.seed = answer.request.seed
-        self.answer = answer
-        self._session = answer.session
-        # The generator refers to the answer, not to this stream: no cycle, so dropping the stream
-        # ends it.
-        self._making = answer.make()
-
-    def __iter__(self) -> GenerationStream:
-        return self
-
-    def __next__(self) -> TokenEvent:
-        answer = self.answer
-        session = self._session
-        answer.statistics.come_back()
-        # The consumer had control and may have closed the runtime: a step then raises.
-        while (
-            session._step is None or answer.spoken is None or (event := answer.next_event()) is None
-        ):
-            session.step(self._making)
-        return event
-
-    def advance(self) -> Stage | None:
-        """Let the answer go on by a step, which need not bring a token; None: it has ended.
-
-        After "round", `answer.next_event` hands out its tokens. This is for an engine, which
-        decides which answer goes on; everyone else iterates.
-        """
-        answer = self.answer
-        answer.statistics.come_back()
-        try:
-            return self._session.step(self._making)
-        except StopIteration:
-            return None
-        except BaseException:
-            self.close()  # or the error's traceback would keep the answer, and the session busy
-            raise
-
-    def take_traces(self) -> list[RoundTrace]:
-        """Return the traces of rounds since the last call, if the answer has traces.
-
-        A round's is there when its first token can be read.
-        """
-        return self.answer.take_traces()
-
-    def close(self) -> None:
-        """Stop the answer; what was generated so far stays in `result`."""
-        self._making.close()
-
-    @property
-    def result(self) -> GenerationResult:
-        """The answer so far, complete once the stream is exhausted or closed."""
-        return self.answer.result
-
-    def drain(self) -> GenerationResult:
-        """Run to the end and return the result."""
-        return self._run(self.answer.take_round)
-
-    def hand_to(self, consume: Callable[[TokenEvent], None]) -> GenerationResult:
-        """Run to the end, give each token to `consume` as it comes, and return the result.
-
-        If a device computes (a GPU), tokens of a round are handed out while it evaluates the next
-        one, so that the time of `consume`, such as printing, is no part of a round. Answers with
-        stop strings or log-probabilities are handed out before: those decide what comes next, or
-        read rows that the next evaluation overwrites. An error of `consume` ends the answer.
-        """
-        answer = self.answer
-
-        def hand_out() -> None:
-            while answer.spoken is not None and (event := answer.next_event()) is not None:
-                consume(event)
-                del event  # one that somebody holds costs the stream a copy of its logits
-                if answer.hand_out is None:
-                    answer.statistics.come_back()
-                else:  # in time that counts: a device computed meanwhile
-                    answer.statistics.left = None
-
-        return self._run(hand_out)
-
-    def _run(self, hand_out: Callable[[], None]) -> GenerationResult:
-        """Go on to the end, and have every round handed out."""
-        answer, context = self.answer, self._session.target.context
-        waits = answer.may_wait
-        try:
-            answer.statistics.come_back()
-            if waits:
-                answer.hand_out = context.while_computing = hand_out
-            while True:
-                if not waits or answer.is_at_end:
-                    hand_out()
-                self._session.step(self._making)
-        except StopIteration:
-            return answer.result
-        except BaseException:
-            self.close()  # or the error's traceback would keep the answer, and the session busy
-            raise
-        finally:
-            context.while_computing = None

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,7 @@ from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.memory import copy_sequence, place_sequence
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.runtime.engine.trace import EvaluationCost
-from specrun.runtime.planning import CostCurve
+from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.round.target import (
     CachedText,
     EvaluatedRows,
@@ -28,6 +27,9 @@ from specrun.runtime.round.target import (
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.layout import Arrangement
 from specrun.runtime.trees.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specrun.runtime.planning import CostCurve
 
 # == Cells of a shared KV cache: which positions of which slots lie in the same cells ==============
 #
@@ -124,6 +126,20 @@ class PendingTree:
     start: int
     shape: BatchShape
     places: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationCost:
+    """The evaluation of a round: `tokens` of this conversation, among `together` of all `texts`.
+
+    `expected_s` is T(together) by the cost curve that drafts are planned with, `single_s` is T(1).
+    """
+
+    tokens: int
+    together: int
+    texts: int
+    expected_s: float
+    single_s: float
 
 
 class SlotClock:
@@ -321,8 +337,9 @@ class SharedEvaluation:
 
     The context has `n_slots` times the sequences and output rows that one drafter's trees need, and
     one sequence more, `parking`, for cells that were dropped and are not free yet. No text is
-    longer than `n_positions`. `n_cells_taken` counts the cells before the first of those that no
-    token has taken since the texts were last copied together.
+    longer than `n_positions`. The slots' drafters draft together at `meeting`. `n_cells_taken`
+    counts the cells before the first of those that no token has taken since the texts were last
+    copied together.
     """
 
     def __init__(
@@ -332,8 +349,10 @@ class SharedEvaluation:
         n_positions: int,
         curve: CostCurve,
         clock: SlotClock,
+        meeting: DraftMeeting | None = None,
     ) -> None:
         self.context, self.clock = context, clock
+        self.meeting = meeting or DraftMeeting(n_slots)
         self._curve = curve
         self.n_positions = min(n_positions, context.n_ctx)
         self.longest_piece = longest_piece(curve)

@@ -1,108 +1,211 @@
-"""Streams of an engine's answers: iterate over them in any thread, or with `async for`."""
+"""Streams of answers: iterate over them in any thread, or with `async for`."""
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from specrun.runtime.engine.trace import RoundTrace
 from specrun.runtime.round.results import GenerationResult, TokenEvent
 
 if TYPE_CHECKING:  # code that awaits has imported it
     import asyncio
 
+    from specrun.runtime.engine.answer import Answer, Making
+    from specrun.runtime.engine.trace import RoundTrace
 
-class EngineStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
-    """An answer that an engine is making: its tokens as they come, then `result`.
 
-    One reader, in any thread or event loop. `cancel()`, or dropping the stream, frees its slot
-    within a round; the result then says "cancelled". Reading raises the error that ended the
-    answer, such as `ContextFullError` or, if the engine was closed, `ClosedError`.
+class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
+    """An answer in the making: iterate over its tokens; afterwards `result` holds the whole.
+
+    An engine makes its answers in its own thread; then any thread or event loop may be the one
+    reader. A runtime's answer goes on while it is read, by the reader's calls (`go_on`). Closing
+    or dropping the stream early (or Ctrl-C while it runs) ends the answer, an engine's within a
+    round; `result` then says "cancelled", and the slot is free. Reading raises the error that
+    ended the answer, such as `ContextFullError` or `ClosedError`.
     """
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self._mailbox = Mailbox()
+    def __init__(
+        self,
+        answer: Answer,
+        making: Making | None = None,
+        go_on: Callable[[Answer, Making], None] | None = None,
+    ) -> None:
+        self.seed = answer.request.seed
+        self._answer = answer
+        # The generator refers to the answer, not to this stream: no cycle, so dropping the stream
+        # ends it.
+        self._making, self._go_on = making, go_on
+        self._take = answer.take if go_on is None else answer.take_here
+        answer.reader = weakref.ref(self)
 
-    @property
-    def listener(self) -> Mailbox:
-        """The mailbox that the engine puts tokens into."""
-        return self._mailbox
-
-    def __iter__(self) -> EngineStream:
+    def __iter__(self) -> GenerationStream:
         return self
 
     def __next__(self) -> TokenEvent:
-        event = self._mailbox.next()
-        if event is None:
-            raise StopIteration
-        return event
+        answer, making, go_on = self._answer, self._making, self._go_on
+        while True:
+            ended = answer.ended  # read before: what came until the end is there then
+            if (event := self._take()) is not None:
+                return event
+            if ended is not None:
+                answer.wait()
+                raise StopIteration
+            if making is None or go_on is None:
+                answer.wait_for_news()
+            else:
+                go_on(answer, making)
 
-    def __aiter__(self) -> EngineStream:
+    def __aiter__(self) -> GenerationStream:
         return self
 
     async def __anext__(self) -> TokenEvent:
-        while not self._mailbox.ready():
-            await self._mailbox.news()
-        event = self._mailbox.next()
-        if event is None:
-            raise StopAsyncIteration
-        return event
+        while True:
+            done = self.done
+            if (event := self._take()) is not None:
+                return event
+            if done:
+                self._answer.wait()
+                raise StopAsyncIteration
+            await self._news()
 
     async def rounds(self) -> AsyncIterator[list[TokenEvent]]:
         """Yield the tokens of each round at once; of several rounds if the reader is slower.
 
         Ends with the answer, however it ended: `wait` returns or raises that.
         """
-        mailbox = self._mailbox
-        while mailbox.ended is None or mailbox.ready_tokens():
-            if events := mailbox.take_all():
+        while True:
+            done = self.done
+            if events := [*iter(self._take, None)]:
                 yield events
+            elif done:
+                return
             else:
-                await mailbox.news()
+                await self._news()
 
     def take_traces(self) -> list[RoundTrace]:
         """Return the traces of rounds since the last call, if the answer has traces.
 
         A round's is there when its first token can be read.
         """
-        return self._mailbox.take_traces()
+        return self._answer.take_traces()
 
-    def cancel(self) -> None:
-        """Ask for no more tokens; those that were made already can still be read."""
-        self._mailbox.cancelled = True
+    def close(self) -> None:
+        """Stop the answer; an engine's tokens that were made already can still be read."""
+        if self._making is None:
+            self._answer.cancelled = True
+        else:
+            self._making.close()
 
-    close = cancel
+    cancel = close
 
     @property
     def done(self) -> bool:
-        """Whether the answer has ended; tokens of it may be unread."""
-        return self._mailbox.ended is not None
+        """Whether the answer has ended; tokens of an engine's may be unread."""
+        return self._answer.ended is not None
 
     @property
     def result(self) -> GenerationResult:
-        """The whole answer: waits for its end. Raises the error that ended it."""
-        return self._mailbox.wait()
+        """The answer: a runtime's so far, whole at its end; an engine's is waited for.
+
+        Raises the error that ended an engine's.
+        """
+        if self._making is None:
+            return self._answer.wait()
+        return self._answer.result
 
     async def wait(self) -> GenerationResult:
-        """Return the whole answer without blocking the event loop."""
+        """Return the whole answer without blocking the event loop for more than a step."""
         while not self.done:
-            await self._mailbox.news(for_the_end=True)
-        return self._mailbox.wait()
+            await self._news(for_the_end=True)
+        return self._answer.wait()
 
-    def __del__(self) -> None:
-        self._mailbox.cancelled = True
+    # -- to the end --------------------------------------------------------------------------------
+
+    def drain(self) -> GenerationResult:
+        """Return the whole answer, made or waited for."""
+        return self._run(self._answer.take_round)
+
+    def hand_to(self, consume: Callable[[TokenEvent], None]) -> GenerationResult:
+        """Run to the end, give each token to `consume` as it comes, and return the result.
+
+        If a device computes (a GPU), tokens of a runtime's round are handed out while it evaluates
+        the next one, so that the time of `consume`, such as printing, is no part of a round.
+        Answers with stop strings or log-probabilities are handed out before: those decide what
+        comes next, or read rows that the next evaluation overwrites. An error of `consume` ends the
+        answer.
+        """
+        answer = self._answer
+        if self._go_on is None:
+            try:
+                for event in self:
+                    consume(event)
+            finally:
+                self.close()
+            return self.result
+
+        def hand_out() -> None:
+            while answer.spoken is not None and (event := answer.next_event()) is not None:
+                consume(event)
+                del event  # one that somebody holds costs the stream a copy of its logits
+                if answer.hand_out is None:
+                    answer.statistics.come_back()
+                else:  # in time that counts: a device computed meanwhile
+                    answer.statistics.left = None
+
+        return self._run(hand_out)
+
+    def _run(self, hand_out: Callable[[], None]) -> GenerationResult:
+        """Go on to the end, and have every round handed out."""
+        answer, making, go_on = self._answer, self._making, self._go_on
+        if making is None or go_on is None:
+            return answer.wait()
+        context = answer.session.target.context
+        waits = answer.may_wait
+        try:
+            answer.statistics.come_back()
+            if waits:
+                answer.hand_out = context.while_computing = hand_out
+            while answer.ended is None:
+                if not waits or answer.is_at_end:
+                    hand_out()
+                go_on(answer, making)
+            return answer.wait()
+        except BaseException:
+            making.close()  # or the error's traceback would keep the answer, and the session busy
+            raise
+        finally:
+            context.while_computing = None
+
+    async def _news(self, *, for_the_end: bool = False) -> None:
+        """Let the answer go on by a step, or wait until it did."""
+        answer, making, go_on = self._answer, self._making, self._go_on
+        if making is None or go_on is None:
+            await answer.news(for_the_end=for_the_end)
+            return
+        import asyncio
+
+        if for_the_end:
+            answer.take_round()
+        go_on(answer, making)
+        await asyncio.sleep(0)
+
+
+EngineStream = GenerationStream
+"""The streams of engines are the same."""
 
 
 class Mailbox:
-    """Tokens on their way from the engine's thread to the reader, and the answer's end.
+    """Tokens on their way from an engine's thread to the reader, and the answer's end.
 
-    The engine holds it and not the stream, so that a stream that was dropped ends its answer.
+    The engine refers to it and not to the stream, so that a stream that was dropped ends its
+    answer: `reader` is a weak reference to it.
     """
 
     def __init__(self) -> None:
+        self.reader: Callable[[], GenerationStream | None] = lambda: None
         self.cancelled = False
         self.ended: GenerationResult | BaseException | None = None
         self._events: deque[TokenEvent] = deque()
@@ -112,7 +215,12 @@ class Mailbox:
 
     # -- the engine's side -------------------------------------------------------------------------
 
-    def say(self, events: Sequence[TokenEvent], traces: Sequence[RoundTrace] = ()) -> None:
+    @property
+    def is_unwanted(self) -> bool:
+        """Whether the reader has cancelled the answer or dropped its stream."""
+        return self.cancelled or self.reader() is None
+
+    def put(self, events: Sequence[TokenEvent], traces: Sequence[RoundTrace] = ()) -> None:
         """Take the tokens of a round, and the traces that were made of it."""
         with self._changed:
             self._traces.extend(traces)
@@ -133,36 +241,25 @@ class Mailbox:
 
     # -- the reader's side -------------------------------------------------------------------------
 
-    def ready(self) -> bool:
-        """Whether `next` would not have to wait."""
-        return bool(self._events) or self.ended is not None
-
-    def ready_tokens(self) -> bool:
+    @property
+    def has_tokens(self) -> bool:
         """Whether there are tokens to read."""
         return bool(self._events)
 
-    def next(self) -> TokenEvent | None:
-        """Wait for the next token and return it; None at the end. Raises an error that ended it."""
-        with self._changed:
-            self._changed.wait_for(self.ready)
-            if self._events:
-                return self._events.popleft()
-            if isinstance(self.ended, BaseException):
-                raise self.ended
-            return None
-
-    def take_all(self) -> list[TokenEvent]:
-        """Return the tokens that are there, of whole rounds."""
-        with self._changed:
-            events = list(self._events)
-            self._events.clear()
-        return events
+    def take(self) -> TokenEvent | None:
+        """Return the next token that is there; None if there is none now."""
+        return self._events.popleft() if self._events else None
 
     def take_traces(self) -> list[RoundTrace]:
         """Return the traces since the last call."""
         with self._changed:
             traces, self._traces = self._traces, []
         return traces
+
+    def wait_for_news(self) -> None:
+        """Wait until there is a token to read, or the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._events or self.ended is not None)
 
     def wait(self) -> GenerationResult:
         """Wait for the end and return the answer. Raises the error that ended it."""

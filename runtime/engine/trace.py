@@ -18,6 +18,7 @@ import numpy as np
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.acceptance import Acceptance, LawAt
+from specrun.runtime.engine.slots import EvaluationCost
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.round.results import SpecStats
@@ -86,20 +87,6 @@ class RoundSeconds:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationCost:
-    """The evaluation of a round: `tokens` of this conversation, among `together` of all `texts`.
-
-    `expected_s` is T(together) by the cost curve that drafts are planned with, `single_s` is T(1).
-    """
-
-    tokens: int
-    together: int
-    texts: int
-    expected_s: float
-    single_s: float
-
-
-@dataclass(frozen=True, slots=True)
 class RoundTrace:
     """One round. `path` are the accepted nodes from the root down.
 
@@ -158,9 +145,9 @@ class Tracer:
         self._length = self._tokens = 0
         self._before = Clocks(0.0, 0.0, 0.0)
 
-    def begin(self, n_prompt: int, now: Clocks) -> None:
+    def begin(self, n_prompt: int, now: tuple[float, float, float]) -> None:
         """Take the time when the first round begins: the prompt's tokens have been read."""
-        self._length, self._before = n_prompt, now
+        self._length, self._before = n_prompt, Clocks(*now)
 
     def witness(
         self, tree: DraftTree, rows: EvaluatedRows, law_at: LawAt, accepted: Acceptance
@@ -202,7 +189,7 @@ class Tracer:
         n_tokens: int,
         stats: SpecStats,
         cost_of: Callable[[int], EvaluationCost],
-        now: Callable[[], Clocks],
+        now: Callable[[], tuple[float, float, float]],
     ) -> RoundTrace | None:
         """Return the trace of the round after which the text has `n_tokens` tokens.
 
@@ -211,7 +198,7 @@ class Tracer:
         """
         seen, self._seen = self._seen, None
         start, self._length = self._length, n_tokens
-        n_new, before, after = n_tokens - start, self._before, now()
+        n_new, before, after = n_tokens - start, self._before, Clocks(*now())
         self._tokens += n_new
         told = None
         if seen is not None:
@@ -242,7 +229,7 @@ class Tracer:
                 acceptance_by_depth=stats.acceptance_by_position,
             )
         self._number += 1
-        self._spent, self._before = 0.0, now()
+        self._spent, self._before = 0.0, Clocks(*now())
         return told
 
     def _best(self, law: Law | None) -> tuple[NamedToken, ...]:

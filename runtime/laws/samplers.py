@@ -8,13 +8,15 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.grammar.state import GrammarState
+if TYPE_CHECKING:
+    from specrun.bindings.models.vocabulary import Vocabulary
+    from specrun.runtime.grammar.state import GrammarState
+
 
 # == Truncations and temperatures over candidates ==================================================
 #

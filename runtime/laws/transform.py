@@ -13,13 +13,12 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.grammar.state import GrammarState
 from specrun.runtime.laws import samplers as steps
 from specrun.runtime.laws.law import (
     FAVOURITE,
@@ -43,6 +42,9 @@ from specrun.runtime.laws.samplers import (
     repetition_penalties,
 )
 from specrun.runtime.laws.sampling import COLDEST, SamplingParams
+
+if TYPE_CHECKING:
+    from specrun.runtime.grammar.state import GrammarState
 
 
 def transformed_law(

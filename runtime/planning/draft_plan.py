@@ -125,13 +125,16 @@ class _Learnt:
 class _Thresholds:
     """The least r_n at which a chain goes on, where a token is worth `token` seconds and `usual` m.
 
+    The first distribution costs `step`, another one `further`: as much, or nothing in a block.
     They depend on the chance of the last distribution that was seen, in whole log-odds (`level`,
     None before the first). Each is worked out when it is first needed.
     """
 
-    def __init__(self, token: float, usual: float, costs: Sequence[float], step: float) -> None:
+    def __init__(
+        self, token: float, usual: float, costs: Sequence[float], step: float, further: float
+    ) -> None:
         self.token, self.usual = token, usual
-        self._costs, self._step = costs, step
+        self._costs, self._step, self._further = costs, step, further
         self._known: dict[tuple[int, int | None, bool], float] = {}
 
     def hold(
@@ -165,13 +168,13 @@ class _Thresholds:
         here, spent = self._costs[n], 0.0
         if asks:  # the next distribution, too, is only expected, and costs a step
             ahead *= _ALIKE
-            share, spent = self.usual + ahead, self._step
+            share, spent = self.usual + ahead, self._further if n else self._step
         for costs in self._costs[n + 1 :]:
             yielded += share
             least = min(least, (costs - here + spent) / (self.token * yielded))
             ahead *= _ALIKE
             share *= self.usual + ahead
-            spent += self._step
+            spent += self._further
         return least
 
 
@@ -318,7 +321,8 @@ class DraftPlan:
         known = self._thresholds
         if known is None or not known.hold(token, usual, step, self._seconds):
             costs = [self._seconds(n + 1) for n in range(self.most + 1)]
-            known = self._thresholds = _Thresholds(token, usual, costs, step)
+            further = 0.0 if self._depth == 1 else step
+            known = self._thresholds = _Thresholds(token, usual, costs, step, further)
         return known
 
     def goes_on(self) -> bool:
@@ -327,7 +331,7 @@ class DraftPlan:
         n = len(self._certainties)
         wanted = n < self.most and not self._rests
         asks = wanted and self._reached > self._thresholds.to_ask(n, self._level)
-        self._asked += asks
+        self._asked = min(self._asked + asks, self._depth or self.most)
         return asks
 
     def takes(self, certainty: float) -> bool:

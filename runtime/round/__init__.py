@@ -3,10 +3,17 @@
 `loop.decode_rounds` is the only loop that verifies drafts.
 """
 
-from specrun.runtime.round.backend_laws import BackendSampling
-from specrun.runtime.round.drafter import Drafter, DraftRequest, NoDrafter, close_all
-from specrun.runtime.round.loop import Conversation
-from specrun.runtime.round.padding import FixedShapeTarget, Shape, fixed_shape_options
-from specrun.runtime.round.results import FinishReason, GenerationResult, SpecStats, TokenEvent
-from specrun.runtime.round.target import CachedText, Target, TargetModel, target_context_options
-from specrun.runtime.round.text import common_prefix
+from typing import TYPE_CHECKING
+
+from specrun.bindings.faces import lazy_face
+
+if TYPE_CHECKING:
+    from specrun.runtime.round.backend_laws import BackendSampling
+    from specrun.runtime.round.drafter import Drafter, DraftRequest, NoDrafter, close_all
+    from specrun.runtime.round.loop import Conversation
+    from specrun.runtime.round.padding import FixedShapeTarget, Shape, fixed_shape_options
+    from specrun.runtime.round.results import FinishReason, GenerationResult, SpecStats, TokenEvent
+    from specrun.runtime.round.target import CachedText, Target, TargetModel, target_context_options
+    from specrun.runtime.round.text import common_prefix
+
+__getattr__, __dir__ = lazy_face(__name__)

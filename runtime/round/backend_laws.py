@@ -14,19 +14,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, Protocol, cast
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.rows import Candidates
 from specrun.bindings.errors import OptionError
-from specrun.bindings.models.model import Model
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import transformed_law
 from specrun.runtime.round.target import CachedText, EvaluatedRows, Target, TargetModel
 from specrun.runtime.trees.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specrun.bindings.models.model import Model
 
 BackendSampling = Literal["auto", "on", "off"]
 """auto: on where the target's rows lie in a GPU's memory; in the CPU's there is no copy to save."""

@@ -6,14 +6,16 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
-from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.laws.samplers import FRESH, SamplerState
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 
 Keep = Literal["nothing", "points", "laws", "rows"]
 """nothing: the draws say all; points: at temperature 0 the drafted tokens do, and who has laws at

@@ -8,14 +8,13 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.machine.devices import describe_machine
 from specrun.bindings.models.model import Model
@@ -32,6 +31,9 @@ from specrun.runtime.round.target import (
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.layout import FILLER
 from specrun.runtime.trees.tree import ROOT, DraftTree
+
+if TYPE_CHECKING:
+    from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 
 # == Padding =======================================================================================
 #

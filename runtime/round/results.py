@@ -228,7 +228,7 @@ class RoundCounter:
 
     def __init__(self) -> None:
         self.kinds = defaultdict[RoundKind, int](int)  # how many rounds of each
-        self._spoken = 0
+        self.spoken = 0
 
     def count(
         self,
@@ -251,10 +251,11 @@ class RoundCounter:
 
     def count_spoken(self, n_tokens: int) -> None:
         """Count tokens that a small model said without a round: drafted, accepted, not tested."""
-        self._spoken += n_tokens
+        self.spoken += n_tokens
 
     def _total(self, index: int) -> int:
-        return sum(kind[index] * times for kind, times in self.kinds.items())
+        # A copy: an engine's statistics are read in other threads.
+        return sum(kind[index] * times for kind, times in [*self.kinds.items()])
 
     def _reached(self, *indices: int) -> list[int]:
         """Return how many rounds came to each depth, by the least of what stands at `indices`."""
@@ -272,17 +273,17 @@ class RoundCounter:
     @property
     def tokens(self) -> int:
         """How many tokens they produced."""
-        return self._total(3) + self._spoken
+        return self._total(3) + self.spoken
 
     @property
     def drafted(self) -> int:
         """How many nodes could have been accepted."""
-        return self._total(0) + self._spoken
+        return self._total(0) + self.spoken
 
     @property
     def accepted(self) -> int:
         """How many nodes were accepted."""
-        return self._total(2) + self._spoken
+        return self._total(2) + self.spoken
 
     @property
     def non_candidates(self) -> int:

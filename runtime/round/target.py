@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ import numpy.typing as npt
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch, EmbeddingInputs
 from specrun.bindings.contexts.memory import ALL_SEQUENCES
 from specrun.bindings.contexts.rows import Candidates, Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
@@ -38,6 +37,9 @@ from specrun.runtime.trees.layout import (
     require_path,
 )
 from specrun.runtime.trees.tree import DraftTree
+
+if TYPE_CHECKING:
+    from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch, EmbeddingInputs
 
 # Prompts are evaluated in pieces, because Ctrl-C is only seen between evaluations.
 _PREFILL_CHUNK = 256
@@ -408,6 +410,8 @@ class TargetModel:
 
     def _embedding_batch(self) -> EmbeddingBatch:
         """Return a batch for the largest evaluation with a tree."""
+        from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch
+
         capacity = min(self.context.n_batch, self.context.n_outputs)
         return EmbeddingBatch(capacity, self._n_sequences, self.context.model.n_embd)
 

@@ -87,6 +87,24 @@ ORDINARY = {
     "undefined": (
         "{{ tools }}{% if tools is defined %}no{% endif %}{{ messages[0].name.first or 'nobody' }}"
     ),
+    "jinjas-filters": (
+        "{{ messages[1].content | indent }}{{ 'a\n\nb' | indent('> ', true, blank=true) }}"
+        "{{ '%s: %05d' | format('a', 7) }}{{ '%(a)s' | format(a=3) }}"
+        "{{ messages | map(attribute='content') | map('length') | sum }}"
+        "{{ [{'a': 1}, {'a': 2}] | sum(attribute='a', start=5) }}{{ [[1], [2]] | sum(start=[]) }}"
+        "{% for role, group in messages | groupby('role') %}{{ role }} {{ group | length }}"
+        "{% endfor %}{% for row in [1, 2, 3] | batch(2, '-') %}{{ row }}{% endfor %}"
+        "{% for row in [1, 2, 3] | slice(2, '-') %}{{ row }}{% endfor %}[{{ 'ab' | center(9) }}]"
+        "{{ '<b>a</b>' | striptags }}{{ 'a b c d e f g h' | truncate(7, true) }}"
+        "{{ 'a b c d e f' | wordwrap(3) }}{{ 'a b/c' | urlencode }}{{ {'a': 'x y'} | urlencode }}"
+        "{{ messages | pprint }}{{ 12345 | filesizeformat }}{{ '<a>' | forceescape }}"
+    ),
+    "jinjas-tests": (
+        "{{ 6 is divisibleby 3 }}{{ 'a' is in 'abc' }}{{ none is none }}{{ 'a' is lower }}"
+        "{{ 3 is ge 2 }}{{ [] is sequence }}{{ {} is mapping }}{{ 1.5 is float }}{{ true is true }}"
+        "{{ 'a' is sameas 'a' }}{{ messages | selectattr('role', 'in', ['user']) | list | length }}"
+    ),
+    "do": "{% set ns = namespace(n=1) %}{% do ns.n %}{{ ns.n }}",
     "block-set": "{% set x %}{{ messages[0].content }}!{% endset %}{{ x }}{{ x }}",
 }
 
@@ -95,7 +113,7 @@ def plain_jinja(source: str, **values) -> str:
     environment = jinja2.Environment(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=["jinja2.ext.loopcontrols"],
+        extensions=["jinja2.ext.loopcontrols", "jinja2.ext.do"],
         undefined=jinja2.ChainableUndefined,
     )
     return environment.from_string(source).render(**values)
@@ -110,6 +128,14 @@ def test_ordinary_templates_render_as_plain_jinja(source, generation):
     template = ChatTemplate(source, bos="<s>", eos="</s>")
     assert template.render(TALK, add_generation_prompt=generation) == expected
     assert expected.strip()
+
+
+def test_the_tag_that_trainers_need_is_passed_through():
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}\n  {%- generation %}"
+        "{{ m.content }}{% set x = 1 %}\n{%- endgeneration -%}\n  {{ x }}.{% endif %}{% endfor %}"
+    )
+    assert ChatTemplate(source).render(TALK) == "Hello! 😀."
 
 
 @pytest.mark.parametrize(
@@ -252,6 +278,25 @@ BOMBS = {
     "join separator": "{{ ('a' * 1000000).join(['b'] * 1000000) }}",
     "round": "{{ 1 | round(100000000, 'ceil') }}",
     "batch": "{{ [1] | batch(10**9, 1) | list }}",
+    "slice": "{{ [1] | slice(10**9) | list }}",
+    "center": "{{ 'a' | center(10**10) }}",
+    "indent": "{{ ('\n' * 100000) | indent(100000) }}",
+    "indent by a text": "{{ ('\n' * 100000) | indent('a' * 100000) }}",
+    "format filter": "{{ '%999999999d' | format(1) }}",
+    "format filter width": "{{ '%*d' | format(999999999, 1) }}",
+    "sum of lists": "{{ ([[1] * 1000] * 100000) | sum(start=[]) | length }}",
+    "wrap": "{{ ('a' * 9000000) | wordwrap(1) }}",
+    "strip tags": "{{ ('<a>' * 1000000) | striptags }}",
+    "strip half tags": "{{ ('<!--' * 1000000) | striptags }}",
+    "urlencode": repeat("{% set ns.x = ns.x | urlencode ~ '%%%%%%%%' ~ ns.x %}"),
+    "append to itself": repeat("{% set _ = ns.l.append(ns.l) %}") + "{{ ns.l }}",
+    "append below": (
+        "{% set ns = namespace(a=[], l=none) %}{% set ns.l = ns.a %}"
+        "{% for _ in range(20) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}"
+        "{% set _ = ns.a.append('a' * 1000000) %}{{ ns.l }}"
+    ),
+    "print": repeat("{% set ns.l = [ns.l, ns.l] %}") + "{{ ns.l | pprint }}",
+    "group": "{{ (['a'] * 10**7) | groupby('x') }}",
     "output": "{% for a in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
     "recursion": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
 }

@@ -11,8 +11,10 @@ from typing import Any
 
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.chat import ChatTemplate
-from specrun.runtime.engine import EngineStream
-from specrun.runtime.engine.engine import EngineStatistics
+from specrun.runtime.engine import GenerationStream
+from specrun.runtime.engine.answer import Answer, Request
+from specrun.runtime.engine.choices import AnswerOptions
+from specrun.runtime.engine.core import EngineStatistics
 from specrun.runtime.engine.schedule import Load
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import FinishReason, GenerationResult, SpecStats, TokenEvent
@@ -66,22 +68,26 @@ class ScriptedEngine:
     def statistics(self) -> EngineStatistics:
         return EngineStatistics(2, 0, 0, self.n_ctx, 0, Load())
 
-    def submit(self, prompt: Sequence[int], params: SamplingParams, **options: Any) -> EngineStream:
+    def submit(
+        self, prompt: Sequence[int], params: SamplingParams, **options: Any
+    ) -> GenerationStream:
         text = self.script[min(len(self.asked), len(self.script) - 1)]
         self.asked.append(SimpleNamespace(prompt=list(prompt), params=params, **options))
-        stream = EngineStream(params.seed or 0)
+        request = Request(list(prompt), params, params.seed or 0, AnswerOptions())
+        answer = Answer(request, self.vocabulary)
+        stream = GenerationStream(answer)
         most = options.get("max_tokens")
         tokens = self.vocabulary.tokenize(text, add_special=False, parse_special=True)
         finish: FinishReason = "stop"
         if most is not None and most < len(tokens):
             tokens, finish = tokens[:most], "length"
-        work = (stream.listener, list(prompt), tokens, params, finish)
+        work = (answer, list(prompt), tokens, params, finish)
         threading.Thread(target=self._say, args=work, daemon=True).start()
         return stream
 
     def _say(
         self,
-        line: Any,
+        line: Answer,
         prompt: list[int],
         tokens: list[int],
         params: SamplingParams,
@@ -97,17 +103,17 @@ class ScriptedEngine:
         text += assembler.finish()
         n_said = 0
         for start in range(0, len(said), self.round_size):
-            if line.cancelled:
+            if line.is_unwanted:
                 finish = "cancelled"
                 self.cancelled.set()
                 break
             events = said[start : start + self.round_size]
-            line.say(events)
+            line.put(events)
             n_said += len(events)
             if self.fails is not None:
                 line.end(self.fails)
                 return
-            while line.ready_tokens() and not line.cancelled:  # a reader as fast as the model
+            while line.has_tokens and not line.is_unwanted:  # a reader as fast as the model
                 time.sleep(0.0002)
         if finish == "cancelled":
             text = "".join(event.text for event in said[:n_said])

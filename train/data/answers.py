@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from specrun.bindings.errors import ModelError, UnsupportedModelError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Engine, SamplingParams
-from specrun.runtime.engine import EngineStream
+from specrun.runtime.engine import GenerationStream
 from specrun.runtime.round import GenerationResult
 from specrun.train.data.documents import Document
 from specrun.train.data.store import Progress, Record, kept_records
@@ -131,7 +131,7 @@ def _answers(
     engine: Engine, asked: Iterator[tuple[int, Question]], settings: AskingSettings
 ) -> Iterator[tuple[int, GenerationResult]]:
     """Yield the answers to numbered questions, in their order."""
-    waiting: deque[tuple[int, EngineStream]] = deque()
+    waiting: deque[tuple[int, GenerationStream]] = deque()
     while True:
         # More than are answered at once, so that no slot waits for the reader.
         for number, question in islice(asked, 2 * settings.parallel - len(waiting)):

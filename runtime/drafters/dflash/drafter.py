@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Sequence
 from contextlib import closing
+from itertools import takewhile
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +25,7 @@ from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder
 from specrun.bindings.ggml.tensor import I32
 from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, read_numbers
 from specrun.bindings.models import Model
+from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
 from specrun.runtime.drafters.dflash.file import MARKOV, VOCABULARY_MAP, BlockFile
 from specrun.runtime.drafters.dflash.rows import BlockRows, LatticeRows, MarginalRows, MarkovRows
 from specrun.runtime.heads import FloatRows, NativeShare, RowPiece, filled_width
@@ -51,6 +55,7 @@ class BlockDrafter:
         self.target = target
         self._lender: Lender | None = None
         self.markov: MarkovHead | None = None
+        self._shared: SharedBlocks | None = None
         self.model = Model(path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, drafts=True)
         try:
             if needs_lender(self.model):
@@ -74,41 +79,87 @@ class BlockDrafter:
         has_output = not names.isdisjoint(("output.weight", "token_embd.weight"))
         return own + (0 if has_output else self.model.n_embd * self.target.vocabulary.size)
 
-    def cells(self, options: ContextOptions, n_slots: int) -> BlockCells:
-        """Return the cells of a conversation, whose block predicts so many tokens."""
-        return BlockCells(self, self._lender, options, n_slots)
+    def cells(
+        self, options: ContextOptions, n_slots: int, meeting: DraftMeeting | None = None
+    ) -> BlockCells:
+        """Return the cells of a conversation, whose block predicts so many tokens.
+
+        At a meeting all conversations have one context, so their blocks are one evaluation.
+        """
+        file = self.file
+        own = block_options(options, file.first + n_slots)
+
+        def opened(model: Model, options: ContextOptions) -> BlockContext:
+            return BlockContext(model, options, self._lender, causal=file.causal)
+
+        if meeting is None:
+            return BlockCells(self, opened(self.model, own), n_slots)
+        if self._shared is None:
+            # All blocks are to be in one batch.
+            at_once = max(own.n_batch, own.n_outputs * meeting.n_texts)
+            wide = dataclasses.replace(own, n_batch=at_once, n_ubatch=at_once)
+            self._shared = SharedBlocks(meeting, self.model, wide, meeting.n_texts, opened)
+        part = self._shared.part(copies=False)
+        if part is None:  # all are taken
+            return BlockCells(self, opened(self.model, own), n_slots)
+        return BlockCells(self, cast("BlockContext", self._shared.context), n_slots, part)
 
     def close(self) -> None:
         """Free the model; again does nothing."""
-        close_all([own for own in (self.markov, self._lender, self.model) if own is not None])
+        owned = (self._shared, self.markov, self._lender, self.model)
+        close_all([own for own in owned if own is not None])
+
+
+class SharedBlocks(SharedDraftContext):
+    """A block drafter's context for several conversations, whose blocks are evaluated at once."""
+
+    def fitting(self) -> list[ContextPart]:
+        """Return the first requests of one size: llama.cpp's graph cuts a batch evenly."""
+        size = self.asking[0].asked.n_tokens
+        return [*takewhile(lambda part: part.asked.n_tokens == size, super().fitting())]
 
 
 class BlockCells:
-    """One conversation's keys and values in a block drafter, and its block. It owns the context."""
+    """One conversation's keys and values in a block drafter, and its block.
+
+    They are those of a `part` of a context, or without one it owns the whole context.
+    """
 
     def __init__(
-        self, drafter: BlockDrafter, lender: Lender | None, options: ContextOptions, n_slots: int
+        self,
+        drafter: BlockDrafter,
+        context: BlockContext,
+        n_slots: int,
+        part: ContextPart | None = None,
     ) -> None:
         file = self._file = drafter.file
         self._markov = drafter.markov
         self._share = None if drafter.markov is None else NativeShare(drafter.markov.device)
-        self.width = file.first + n_slots
-        """The tokens of its block."""
-        self.n_cells = options.n_ctx
-        own = block_options(options, self.width)
-        self._context = BlockContext(drafter.model, own, lender, causal=file.causal)
-        width = len(file.taps) * drafter.target.n_embd
-        self._features = self._context.feature_batch(width)
-        self._block = Batch(self.width, 1)
-        self._masks = [file.mask] * (self.width - 1)
-        # A selector's scores come with the block's states: its logits need not be copied.
-        self._n_outputs = 0 if file.generation == "DFlash2" else self.width
+        self.n_slots, width = n_slots, file.first + n_slots
+        self._context, self._part = context, part
+        self._owned, self._sequence = (context, 0) if part is None else (part, part.first)
+        self._seconds = 0.0
+        self.n_cells = self._owned.n_ctx - width
+        self._features = self._context.feature_batch(len(file.taps) * drafter.target.n_embd)
+        self._block = Batch(width, 1)
+        self._asked: tuple[int, range] | None = None
 
     @property
     def native_seconds(self) -> float:
         """Time in the evaluations of this conversation."""
         markov = 0.0 if self._share is None else self._share.seconds
-        return self._context.native_seconds + markov
+        shared = 0.0 if self._part is None else self._part.native_seconds
+        return self._seconds + shared + markov
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its context is that of other conversations, too."""
+        return self._part is not None
+
+    @property
+    def waits(self) -> bool:
+        """Whether blocks are best evaluated with those of other conversations."""
+        return self._part is not None and self._part.waits
 
     def put(self, piece: RowPiece) -> bool:
         """Write keys and values of a text's next features, behind the first `count`; return True.
@@ -116,28 +167,49 @@ class BlockCells:
         What lay there and behind, such as the last block's, is dropped first: a block sees all
         cells, in whichever order.
         """
-        self._drop(piece.position if piece.count else 0)
+        self._owned.memory.truncate(piece.position if piece.count else 0)
         n = len(piece)
-        self._features.fill_chain([0] * n, piece.position, (0,), 0)
+        self._features.fill_chain([0] * n, piece.position, (self._sequence,), 0)
         self._features.give(piece.rows)
-        self._context.decode(self._features)
+        self._decode(self._features)
         return True
 
-    def block(self, last: int, position: int) -> BlockRows:
-        """Evaluate the block of a text whose last token stands at a position; return its rows."""
-        self._drop(position)
-        self._block.fill_chain([last, *self._masks], position, (0,), self._n_outputs)
-        return self._rows_of(self._context.decode(self._block), last)
+    def block(self, last: int, position: int, n_slots: int) -> BlockRows:
+        """Evaluate a block that predicts so many tokens after a text's last one, at a position."""
+        # A selector's scores come with the block's states: its logits need not be copied.
+        rows = self._file.generation != "DFlash2"
+        slots = self._fill(last, position, n_slots, self._sequence, with_rows=rows)
+        return self._rows_of(self._decode(self._block), last, slots)
 
-    def _drop(self, position: int) -> None:
-        if position:
-            self._context.memory.truncate(position)
-        else:
-            self._context.memory.clear()
+    def ask(self, last: int, position: int, n_slots: int) -> None:
+        """Have such a block evaluated with those of other conversations."""
+        assert self._part is not None
+        self._asked = last, self._fill(last, position, n_slots, 0, with_rows=True)
+        self._part.ask(self._block)
 
-    def _rows_of(self, rows: Rows, last: int) -> BlockRows:
+    def answer(self) -> BlockRows | None:
+        """Return the rows of the block that was asked for; None before it was evaluated."""
+        rows = None if self._part is None else self._part.answered()
+        return None if rows is None or self._asked is None else self._rows_of(rows, *self._asked)
+
+    def _fill(
+        self, last: int, position: int, n_slots: int, sequence: int, *, with_rows: bool
+    ) -> range:
+        """Fill the block's batch; return the places of its slots."""
+        self._owned.memory.truncate(position)
+        n = self._file.first + n_slots
+        tokens = [last, *[self._file.mask] * (n - 1)]
+        self._block.fill_chain(tokens, position, (sequence,), n if with_rows else 0)
+        return range(self._file.first, n)
+
+    def _decode(self, batch: Batch) -> Rows:
+        before = self._context.native_seconds
+        rows = self._context.decode(batch)
+        self._seconds += self._context.native_seconds - before
+        return rows
+
+    def _rows_of(self, rows: Rows, last: int, slots: range) -> BlockRows:
         file = self._file
-        slots = range(file.first, self.width)
         if file.generation == "DFlash2":
             k = file.top_k
             packed = np.stack([rows.nextn_state(slot)[: k + k * k] for slot in slots])
@@ -158,8 +230,8 @@ class BlockCells:
             return self._markov.biases(tokens)
 
     def close(self) -> None:
-        """Free the context; again does nothing."""
-        self._context.close()
+        """Free the context, or give the part back; again does nothing."""
+        self._owned.close()
 
 
 class MarkovHead:

@@ -8,7 +8,7 @@ text is what `TextRows` holds, and an interrupt or a failed evaluation leaves it
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from specrun.runtime.drafters.dflash.file import BlockFile
 from specrun.runtime.drafters.dflash.rows import BlockRows
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
-from specrun.runtime.drafters.source import NodeRows
+from specrun.runtime.drafters.source import Asked, NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.heads import FloatRows, TextRows
@@ -41,31 +41,40 @@ class BlockState(TextRows[bool]):
         super().__init__(cells.put, cells.n_cells, ahead=0, chunk=FEATURES_AT_ONCE)
         self._cells = cells
 
-    def block(self, tokens: Sequence[int]) -> BlockRows | None:
-        """Put what waits into cells and evaluate the block of a text, None if it is not known."""
+    def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
+        """Put what waits into cells; return the rows of a text's block, None if it is not known."""
         if self.said(tokens) is None:
             return None
-        return self._cells.block(tokens[-1], len(tokens) - 1)
+        return self._cells.block(tokens[-1], len(tokens) - 1, n_slots)
 
 
 class BlockSource(StatesSource[BlockState]):
     """A block drafter in one conversation: rows of all nodes come from one evaluation."""
 
-    names_all_depths = True
-
-    def __init__(self, drafter: BlockDrafter, cells: BlockCells) -> None:
+    def __init__(
+        self, drafter: BlockDrafter, cells: BlockCells, *, keeps_rows: bool = False
+    ) -> None:
         file = drafter.file
         super().__init__(BlockState(cells), cells, drafter.n_params, drafter.multiplied)
         self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
-        self._n_slots = cells.width - file.first
+        self._most_slots = self._n_slots = cells.n_slots
+        self._keeps_leaf = keeps_rows
+        # Rows that a rule reads would be overwritten by the blocks of others.
+        self.shares = cells.is_shared and not keeps_rows
         self.few_tokens = file.generation == "DFlash2"
+        self._cells, self._last = cells, 0
         self._rows: BlockRows | None = None
+        self._found: NodeRows | None = None  # of a request that needed no evaluation
         self._depths: list[int] = []  # of the nodes, from 1 on
+
+    def expect(self, depth: int) -> None:
+        """Predict so many tokens, and the one after a whole draft if a rule reads its row."""
+        self._n_slots = max(1, min(depth + self._keeps_leaf, self._most_slots))
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the block; None if the state before the last token is unknown."""
         self._depths = []
-        self._rows = self.state.block(request.tokens)
+        self._rows = self.state.block(request.tokens, self._n_slots)
         return None if self._rows is None else self._rows.after(0, request.tokens[-1:])
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
@@ -74,6 +83,35 @@ class BlockSource(StatesSource[BlockState]):
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         self._depths += [depth] * len(tokens)
         return self._rows.after(depth, tokens) if depth < self._n_slots else None
+
+    # -- evaluations with other conversations ------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether others draft at the same time."""
+        return self.shares and self._cells.waits
+
+    def submit(self, request: DraftRequest, asked: Asked) -> bool:
+        """Have the block evaluated with others'; all rows below are known then."""
+        assert isinstance(asked, tuple)
+        parents, tokens = asked
+        if tokens:
+            self._found = self.below(parents, tokens)
+            return True
+        text = request.tokens
+        if self.state.said(text) is None:
+            return False
+        self._depths, self._found, self._last = [], None, text[-1]
+        self._cells.ask(text[-1], len(text) - 1, self._n_slots)
+        return True
+
+    def result(self) -> NodeRows | None:
+        """Return the rows of the request; None before the block was evaluated."""
+        found, self._found = self._found, None
+        if found is None and (rows := self._cells.answer()) is not None:
+            self._rows = rows
+            found = rows.after(0, [self._last])
+        return found
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
@@ -117,21 +155,32 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     n_slots = min(depth + env.keeps_rows, drafter.file.n_slots)
     context = dataclasses.replace(env.context, n_ctx=env.n_ctx)
     chooses = tree.nodes == "auto" or not (tree.asks_for_tree or isinstance(tree.n, int))
-    share, name = _share(drafter, env, n_slots), str(expression)
+    name, rounds = str(expression), _rounds(drafter, env)
+    # Drawn tokens come one after the other, from a block that is evaluated as a whole.
+    planned = depth if isinstance(shape, DynamicShape) else 1
 
     def start() -> GrowingDrafter:
-        source = BlockSource(drafter, drafter.cells(context, n_slots))
-        plan = env.draft_plan(share, depth=1) if chooses else None
+        cells = drafter.cells(context, n_slots, env.meeting)
+        source = BlockSource(drafter, cells, keeps_rows=env.keeps_rows)
+        cost = rounds if planned > 1 else lambda _: rounds(n_slots)
+        plan = env.draft_plan(0.0, depth=planned, rounds=cost) if chooses else None
         return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
 
     pace = env.pace_of(chooses=chooses, draws=sampling != "argmax")
     return DrafterWeights(name, start, [drafter], pace)
 
 
-def _share(drafter: BlockDrafter, env: DraftEnvironment, n_drafted: int) -> float:
-    """Return the cost of a block in plain rounds of the target, whose curve its tokens follow."""
-    share, curve = drafter.multiplied / max(1, env.target.n_params), env.known
-    return share * curve.seconds(drafter.file.first + n_drafted) / curve.seconds(1)
+def _rounds(drafter: BlockDrafter, env: DraftEnvironment) -> Callable[[int], float]:
+    """Return the cost of blocks of n slots in plain rounds of the target, whose curve they follow.
+
+    It is what an evaluation of as many tokens would take of a model of the drafter's size.
+    """
+    share, curve, first = (
+        drafter.multiplied / max(1, env.target.n_params),
+        env.known,
+        drafter.file.first,
+    )
+    return lambda n: share * curve.seconds(first + n) / curve.seconds(1)
 
 
 def _shape(

@@ -300,14 +300,28 @@ def test_an_answer_cut_by_the_context_says_so(talk: Talk) -> None:
 def test_a_template_that_refuses_leaves_the_chat_usable(talk: Talk, tmp_path: Path) -> None:
     template = tmp_path / "t.jinja"
     template.write_text(
-        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}{{ "
-        "messages[-1].content }}"
+        "{% if 'weather' in messages[-1].content %}{{ raise_exception('no weather') }}{% endif %}"
+        "{{ messages[-1].content }}"
     )
-    result = talk(
-        "/system x", "hello", "/system", "hello", options=("--chat-template-file", template)
-    )
-    assert "no system" in result.stderr
+    result = talk("weather?", "hello", options=("--chat-template-file", template))
+    assert "no weather" in result.stderr
     assert result.stdout == talk("hello", options=("--chat-template-file", template)).stdout
+
+
+def test_a_template_without_a_system_role_has_its_text_before_the_users(
+    talk: Talk, tmp_path: Path
+) -> None:
+    template = tmp_path / "t.jinja"
+    template.write_text(
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    options = ("--chat-template-file", template)
+    result = talk("/system Be kind.", "hello", options=options)
+    assert result.stderr.count("the system's text is before the user's") <= 1
+    whole = tmp_path / "whole.jinja"
+    whole.write_text("Be kind.\n\n{{ messages[0].content }}")
+    assert result.stdout == talk("hello", options=("--chat-template-file", whole)).stdout
 
 
 def test_the_colour_legend_is_shown_once(talk: Talk, models: Models) -> None:

@@ -208,7 +208,6 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [*ASK, {"role": "assistant", "content": [{"type": "tool_use"}]}]},
         "messages[1].content[0]",
     ),
-    "a tool of theirs": ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     "a schema": ({"tools": [{"name": "f", "input_schema": 3}]}, "tools[0].input_schema"),
     "a choice": ({"tools": [WEATHER], "tool_choice": {"type": "x"}}, "tool_choice.type"),
     "temperature": ({"extra_body": {"temperature": -1}}, "temperature"),

@@ -224,11 +224,28 @@ def test_what_is_wrong_is_named(silent, options, field):
 
 
 def test_what_a_template_refuses_is_a_bad_request(tool_vocabulary):
-    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": "{}"}}
-    messages: list[Any] = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call] * 2}]
+    refusal = "{% if messages | length > 1 %}{{ raise_exception('one by one') }}{% endif %}"
+    engine = ScriptedEngine(tool_vocabulary, HERMES + refusal)
+    talk: list[Any] = [*ASK, {"role": "assistant", "content": "Dry."}, *ASK]
+    with serving(engine) as address, pytest.raises(openai.BadRequestError, match="one by one"):
+        openai_client(address).chat.completions.create(model="tiny", messages=talk, tools=[ADD])
+
+
+def test_two_calls_of_one_turn_come_in_turn_where_a_template_takes_one(tool_vocabulary):
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    calls = [{"id": each, "type": "function", "function": function} for each in "pq"]
+    results = [{"role": "tool", "tool_call_id": each, "content": f"of {each}"} for each in "qp"]
+    talk: list[Any] = [*ASK, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
     engine = ScriptedEngine(tool_vocabulary, LLAMA3)
-    with serving(engine) as address, pytest.raises(openai.BadRequestError, match="one call"):
-        openai_client(address).chat.completions.create(model="tiny", messages=messages, tools=[ADD])
+    with serving(engine) as address:
+        openai_client(address).chat.completions.create(model="tiny", messages=talk, tools=[ADD])
+    prompt = tool_vocabulary.detokenize(engine.asked[0].prompt)
+    told = prompt[prompt.index("<|start_header_id|>assistant") :]
+    parts = ['{"name": "add"', "of p", '{"name": "add"', "of q", "assistant"]
+    places = [told.index(parts[0])]
+    for part in parts[1:]:
+        places.append(told.index(part, places[-1] + 1))
+    assert told.count("of p") == told.count("of q") == 1
 
 
 def test_a_template_without_tools_is_refused(tool_vocabulary):

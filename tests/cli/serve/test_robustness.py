@@ -191,10 +191,10 @@ def test_an_error_of_a_conversation_does_not_touch_another(
     app = create_app(demo_engine, ServeSettings(model="demo"))
     begin = Schedule._begin
 
-    def failing(schedule: Schedule, seat: Any, request: Any) -> None:
-        if len(request.prompt) > 20:
+    def failing(schedule: Schedule, session: Any, answer: Any) -> None:
+        if len(answer.request.prompt) > 20:
             raise DecodeFailedError("the backend failed", -3)
-        begin(schedule, seat, request)
+        begin(schedule, session, answer)
 
     async def main(failed: bool) -> list[Any]:
         async with in_process(app) as client:

@@ -257,7 +257,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(
 
     def noted(schedule: Schedule, session: Session, piece: int) -> None:
         assert session.running is not None
-        seen.append(len(session.running.answer.request.prompt))
+        seen.append(len(session.running.request.prompt))
         read(schedule, session, piece)
 
     monkeypatch.setattr(Schedule, "_read_piece", noted)

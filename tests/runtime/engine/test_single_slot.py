@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ from support.every_drafter import named, write_all
 from support.interrupts import Interrupted, sampled_points
 from support.tiny_models import F32
 
-from specrun.bindings.errors import BusyError, OptionError
-from specrun.runtime import Runtime, SamplingParams
+from specrun.bindings.errors import BusyError, ClosedError, OptionError
+from specrun.runtime import GenerationStream, Runtime, SamplingParams, TokenEvent
 from specrun.runtime.engine import Engine
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -70,6 +71,81 @@ def test_an_engine_of_one_slot_answers_as_a_runtime(files: dict[str, Path], feat
             assert ours.stats.width == width
             assert ours.usage == theirs.usage
         assert load.evaluations == load.texts > 0
+
+
+def public_names(kind: type) -> set[str]:
+    return {name for name in dir(kind) if not name.startswith("_")}
+
+
+def test_runtime_and_engine_have_the_same_methods() -> None:
+    """But for the slot itself and a drafter of its own: an engine's thread owns those."""
+    assert public_names(Runtime) ^ public_names(Engine) == {"session", "start_drafter"}
+
+
+@pytest.mark.parametrize("of", [engine_of, runtime_of])
+def test_every_way_to_read_an_answer_gives_the_same(files: dict[str, Path], of: Any) -> None:
+    with runtime_of(files, "none") as plain:
+        wanted = [plain.generate(each, GREEDY, max_tokens=LENGTH).token_ids for each in PROMPTS]
+    with of(files, OWN) as opened:
+
+        def stream(**options: Any) -> GenerationStream:
+            found: GenerationStream = opened.submit(
+                PROMPTS[0], GREEDY, max_tokens=LENGTH, **options
+            )
+            return found
+
+        async def by_token() -> list[int]:
+            return [event.token_id async for event in stream()]
+
+        async def by_round() -> list[int]:
+            reading, tokens, rounds = stream(), [], []
+            async for events in reading.rounds():
+                tokens += [event.token_id for event in events]
+                rounds += [event.round for event in events]
+            assert rounds == sorted(rounds)
+            assert (await reading.wait()).token_ids == tokens
+            return tokens
+
+        async def at_once() -> list[int]:
+            return (await stream().wait()).token_ids
+
+        handed: list[TokenEvent] = []
+        assert stream().hand_to(handed.append).token_ids == wanted[0]
+        assert [event.token_id for event in handed] == wanted[0]
+        assert stream().drain().token_ids == wanted[0]
+        for read in (by_token, by_round, at_once):
+            assert asyncio.run(read()) == wanted[0]
+        last = stream(logprobs=True)
+        assert [event.token_id for event in last] == wanted[0]
+        assert last.done
+        assert last.result.token_ids == wanted[0]
+        asked = {"max_tokens": LENGTH}
+        assert opened.generate(PROMPTS[1], GREEDY, **asked).token_ids == wanted[1]
+        assert [e.token_id for e in opened.stream(PROMPTS[1], GREEDY, **asked)] == wanted[1]
+        assert next(opened.stream(PROMPTS[1], GREEDY, **asked)).logprob < 0.0
+        many = opened.generate_many(PROMPTS, GREEDY, **asked)
+        assert [each.token_ids for each in many] == wanted
+        lengths = [3, LENGTH, None]
+        each = opened.each_of_many(PROMPTS, GREEDY, max_tokens=lengths, indices=[0, 1, 2])
+        assert [next(each).token_ids, next(each).token_ids] == [wanted[0][:3], wanted[1]]
+        each.close()  # the third goes on without end: it is cancelled
+        assert opened.generate(PROMPTS[0], GREEDY, **asked).token_ids == wanted[0]
+        load, (slot,) = opened.statistics().load, opened.slots()
+        assert load.evaluations == load.texts > 0
+        assert load.pieces > 0
+        assert (slot.busy, slot.drafter) == (False, named(OWN, files))
+        assert slot.n_cached == opened.statistics().cells == len(PROMPTS[0]) + LENGTH - 1
+
+
+@pytest.mark.parametrize("of", [engine_of, runtime_of])
+def test_an_error_is_raised_however_an_answer_is_read(files: dict[str, Path], of: Any) -> None:
+    """By each further reading, too: an answer that failed does not pass for one that ended."""
+    with of(files, OWN) as opened:
+        stream = opened.submit(PROMPTS[0], GREEDY, max_tokens=450)
+        next(stream)
+    for read in (stream.drain, lambda: list(stream), lambda: asyncio.run(stream.wait())):
+        with pytest.raises(ClosedError):
+            read()
 
 
 @pytest.mark.parametrize("feature", [each for each in ALONE if each not in ("padding", "pairs")])

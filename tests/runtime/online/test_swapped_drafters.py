@@ -18,7 +18,7 @@ from specrun.bindings.errors import BusyError, ClosedError, ModelError, OptionEr
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.engine.answer import note_rejected
-from specrun.runtime.engine.request_options import Choices
+from specrun.runtime.engine.choices import Choices
 from specrun.runtime.language import quoted
 from specrun.runtime.online import RejectionBuffer, likeliest
 from specrun.runtime.round import DraftRequest

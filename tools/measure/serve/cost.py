@@ -28,13 +28,18 @@ from starlette.routing import Route
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.server import server_of
 from specrun.cli.serve.settings import ServeSettings
-from specrun.runtime.engine import EngineStream
-from specrun.runtime.engine.engine import EngineStatistics
+from specrun.runtime.engine import GenerationStream
+from specrun.runtime.engine.answer import Answer
+from specrun.runtime.engine.answer import Request as AnswerRequest
+from specrun.runtime.engine.choices import AnswerOptions
+from specrun.runtime.engine.core import EngineStatistics
 from specrun.runtime.engine.schedule import Load
+from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import GenerationResult, SpecStats, TokenEvent
 from specrun.runtime.round.results import Usage
 
 if TYPE_CHECKING:
+    from specrun.bindings.models.vocabulary import Vocabulary
     from specrun.runtime.engine import Engine
 
 _TEXT = " something"
@@ -141,19 +146,20 @@ class PacedEngine:
         """Return that there is room."""
         return EngineStatistics(1, 0, 0, self.n_ctx, 0, Load())
 
-    def submit(self, prompt: Sequence[int], _params: object, **_: object) -> EngineStream:
+    def submit(self, prompt: Sequence[int], _params: object, **_: object) -> GenerationStream:
         """Begin to say the rounds, in a thread."""
-        stream = EngineStream(0)
-        line = stream.listener
+        request = AnswerRequest(list(prompt), SamplingParams(), 0, AnswerOptions())
+        answer = Answer(request, cast("Vocabulary", self.vocabulary))
+        stream = GenerationStream(answer)
 
         def say() -> None:
             for number in range(self.rounds):
                 time.sleep(self.seconds)
                 events = [TokenEvent(_TEXT, 7, "drafted", number, None) for _ in range(self.tokens)]
-                line.say(events)
+                answer.put(events)
             n_tokens = self.rounds * self.tokens
             usage = Usage(len(prompt), n_tokens, 0)
-            line.end(GenerationResult(_TEXT * n_tokens, [], "length", usage, _STATS, 0))
+            answer.end(GenerationResult(_TEXT * n_tokens, [], "length", usage, _STATS, 0))
 
         threading.Thread(target=say, daemon=True).start()
         return stream

@@ -24,7 +24,7 @@ from measure.soak.setups import (
 )
 from measure.soak.soak import SoakOptions, SoakResult, Tally, difference
 from specrun.bench.prove.faults import Fault
-from specrun.runtime.engine import Engine, EngineStream, Runtime
+from specrun.runtime.engine import Engine, GenerationStream, Runtime
 from specrun.runtime.round import GenerationResult
 
 _DRAWN = ("draft(DRAFTER, n=4)", "draft(DRAFTER, tree=3x2)", "medusa(MEDUSA)")
@@ -129,7 +129,7 @@ def _wave(
             tally.failures.append(f"{about}, {request.fault}: {problem}")
 
 
-def _submit(engine: Engine, request: _Request, files: Mapping[str, Path]) -> EngineStream:
+def _submit(engine: Engine, request: _Request, files: Mapping[str, Path]) -> GenerationStream:
     question = request.question
     return engine.submit(
         question.prompt,
@@ -141,7 +141,7 @@ def _submit(engine: Engine, request: _Request, files: Mapping[str, Path]) -> Eng
     )
 
 
-def _taken(stream: EngineStream, request: _Request) -> tuple[GenerationResult | None, bool]:
+def _taken(stream: GenerationStream, request: _Request) -> tuple[GenerationResult | None, bool]:
     """Read an answer as far as its fault lets it; return it, and whether it came to its end.
 
     None for one that was dropped: nobody can tell what it said.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from support.tiny_dflash import Generation, TinyDFlash, variant
 from support.tiny_models import CHAT, F32
 from support.tiny_nextn import TinyNextN
+from support.workers import running_worker
 
 from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import (
@@ -20,6 +22,7 @@ from specrun.bindings.errors import (
 )
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Engine, Runtime, SamplingParams
+from specrun.runtime.drafters.dflash.drafter import SharedBlocks
 from specrun.runtime.language import quoted
 
 GENERATIONS: tuple[Generation, ...] = ("dflash", "dflash2", "dspark")
@@ -96,16 +99,25 @@ def test_a_block_is_no_longer_than_its_file_has_it(folder: Path) -> None:
             Runtime(target(folder), drafted(folder, name, ", depth=9, nodes=9"), **F32)
 
 
-def test_conversations_share_one_drafter(folder: Path) -> None:
+def test_conversations_share_one_drafter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their blocks are one evaluation, and the texts those of each alone."""
+    together, answers = list[int](), SharedBlocks.answers
+
+    def counted(self: SharedBlocks, taken: Any) -> Any:
+        together.append(len(taken))
+        return answers(self, taken)
+
+    monkeypatch.setattr(SharedBlocks, "answers", counted)
     prompts = [PROMPT, [*PROMPT[:9], *b"lazy dog"], list(b"to be or not")]
-    for name in ("dflash.gguf", "dflash2.gguf", "dspark.gguf"):
-        expression = drafted(folder, name, ", n=3")
+    for name, shape in itertools.product(GENERATIONS, ("n=3", "depth=3, topk=2, nodes=5")):
+        expression = drafted(folder, f"{name}.gguf", f", {shape}")
         with Runtime(target(folder), expression, **F32) as runtime:
             alone = [runtime.generate(prompt, WARM, max_tokens=16).token_ids for prompt in prompts]
         options = ContextOptions(**{**F32, "n_ctx": 768})
         with Engine(target(folder), expression, slots=3, context=options) as engine:
             results = engine.generate_many(prompts, WARM, max_tokens=16)
         assert [result.token_ids for result in results] == alone
+    assert sum(n > 1 for n in together) > len(together) / 2
 
 
 def test_a_full_context_ends_in_order(folder: Path) -> None:
@@ -194,3 +206,17 @@ def test_targets_whose_layers_llama_cpp_does_not_show_are_refused(tmp_path: Path
     SMALL.write(tmp_path / "drafter.gguf", nextn)
     with pytest.raises(UnsupportedModelError, match="layer inputs of hy_v3"):
         Runtime(nextn, drafted(tmp_path, "drafter.gguf"), **F32)
+
+
+def test_a_drafter_apart_from_its_targets_matrices_is_refused(folder: Path) -> None:
+    """llama.cpp would end the process: its graph names tensors that its scheduler cannot reach."""
+    with running_worker() as (worker, _):
+        settings = {**F32, "rpc": [worker], "n_gpu_layers": "all"}
+        apart = {"devices_draft": ["none"], "n_gpu_layers_draft": 0}
+        with pytest.raises(OptionError, match=r"output.weight of the target, which lies on RPC"):
+            Runtime(target(folder), drafted(folder, "dflash.gguf"), **settings, **apart)
+        own = TinyDFlash(own_tokens=True).write(folder / "own.gguf", target(folder))
+        with Runtime(
+            target(folder), drafted(folder, own.name, ", n=3"), **settings, **apart
+        ) as one:
+            assert one.generate(PROMPT, GREEDY, max_tokens=8).token_ids

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from support.enumeration import PROMPT, TOLERANCE, drafter_bias, law_with_drafter
-from support.scripted import PLAIN, LawTable
+from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 
 from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import build_rule, rule_names
@@ -26,14 +26,15 @@ from specrun.runtime.drafters.dflash.rows import (
     MarginalRows,
     MarkovRows,
 )
-from specrun.runtime.drafters.dflash.source import BlockSource
+from specrun.runtime.drafters.dflash.source import BlockSource, BlockState
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.heads import FloatRows, RowPiece
-from specrun.runtime.laws import Law
+from specrun.runtime.laws import Law, SeededNoise
 from specrun.runtime.planning import DraftPlan
 from specrun.runtime.planning.curves import DraftCost
 from specrun.runtime.round import Drafter, DraftRequest
 from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees import ROOT, DraftTree, DynamicShape, Topology, TreeSampling
 from specrun.runtime.trees.topology import parse_topology
@@ -92,17 +93,19 @@ class TableCells:
     """Cells of a text, written piece by piece, whose blocks a table has."""
 
     native_seconds = 0.0
+    waits = is_shared = False
 
     def __init__(self, table: Table) -> None:
         self._table, self.text = table, list[int]()
-        self.width, self.n_cells = SLOTS + 1, 64
+        self.n_slots, self.n_cells = SLOTS, 64
 
     def put(self, piece: RowPiece) -> bool:
         assert piece.position <= len(self.text)
         self.text[piece.position :] = piece.tokens
         return True
 
-    def block(self, last: int, position: int) -> BlockRows:
+    def block(self, last: int, position: int, n_slots: int) -> BlockRows:
+        assert 1 <= n_slots <= SLOTS
         return self._table.rows([*self.text[:position], last])
 
     def close(self) -> None:
@@ -339,3 +342,58 @@ def test_point_masses_keep_the_law_with_any_history() -> None:
     make = maker("DSpark", 3, "tree by path probability")
     emitted = law_with_drafter(build_rule("exact"), make, LawTable(SIZE, 3), 4)
     assert sum(emitted.values()) == pytest.approx(1.0)
+
+
+# -- sizes that pay --------------------------------------------------------------------------------
+
+
+def asked_slots(seconds: Callable[[int], float], draft: Callable[[int], float]) -> list[int]:
+    """The slots of each round's block, 0 without one, of a tree planned with these costs."""
+    table, seen = LawTable(SIZE, 0), list[int]()
+
+    class Counting(TableCells):
+        def block(self, last: int, position: int, n_slots: int) -> BlockRows:
+            seen.append(n_slots)
+            return super().block(last, position, n_slots)
+
+    source = TableSource(Table("DSpark", 100))
+    counting = Counting(Table("DSpark", 100))
+    source.state = BlockState(cast("BlockCells", counting))
+    plan = DraftPlan(seconds, DraftCost(draft, lambda: 1.0), 6, depth=SLOTS)
+    drafter = GrowingDrafter(source, DynamicShape(SLOTS, 2, 6), plan=plan)
+    conversation = conversation_of(drafter, PROMPT, SeededNoise(1))
+    drafter.begin(PROMPT)
+    settings = DecodeSettings(
+        build_rule("exact"), PLAIN, RoundLimits(n_ctx=64, max_nodes=32, max_tokens=40)
+    )
+    for _ in decode_rounds(TableTarget(table), conversation, settings):
+        pass
+    return seen
+
+
+def test_a_block_is_no_larger_than_pays() -> None:
+    """Width by the target's curve, depth by what the drafter's own block costs."""
+    free = asked_slots(lambda n: 1.0 + 0.01 * n, lambda n: 0.05)
+    assert max(free) == SLOTS
+    # What is dear is tried, and then left.
+    dear = asked_slots(lambda n: 1.0 + 0.01 * n, lambda n: (0.05, 0.05, 0.7, 1.4)[n])
+    assert dear[-1] < SLOTS
+    assert sum(dear) < sum(free) / 2
+    vain = asked_slots(lambda n: float(n) ** 2, lambda n: 0.5)
+    assert set(vain) <= {1}
+    assert len(vain) < 8  # of 40 rounds
+
+
+def test_a_drawn_chain_pays_for_its_block_once() -> None:
+    """The first distribution costs the whole block, and the others nothing more."""
+
+    def length(depth: int | None, draft: Callable[[int], float]) -> int:
+        plan = DraftPlan(lambda n: 1.0 + 0.05 * n, DraftCost(draft, lambda: 1.0), 8, depth=depth)
+        plan.start(points=False)
+        n = 0
+        while plan.goes_on() and plan.takes(0.8):
+            n += 1
+        return n
+
+    assert length(1, lambda n: 0.6) == 8
+    assert length(None, lambda n: 0.6 * n) < 4

@@ -85,7 +85,7 @@ def test_rows_are_those_of_the_reference(tiny: TinyDFlash, target: Path, tmp_pat
         for length in (9, TEXT, 40):  # forwards, and back to a text of other tokens
             state.begin([*text[:length], LAST])
             state.learn(0, features[:length], [*text[:length], LAST])
-            rows = state.block([*text[:length], LAST])
+            rows = state.block([*text[:length], LAST], tiny.n_slots)
             assert rows is not None
             wanted, logits = tiny.block(
                 features[:length].astype(np.float64), LAST, tiny.block_size, token_matrices(target)
@@ -136,7 +136,7 @@ def test_confidences_are_those_of_the_reference(
         cells = drafter.cells(ContextOptions(**F32), tiny.n_slots)
         state = BlockState(cells)
         state.learn(0, features.astype(np.float32), [1, 2, 3, 4, 5])
-        rows = state.block([1, 2, 3, 4, 5, LAST])
+        rows = state.block([1, 2, 3, 4, 5, LAST], tiny.n_slots)
         assert rows is not None
         assert [*rows.confidences] == pytest.approx(wanted, abs=1e-5)
         cells.close()
@@ -151,7 +151,7 @@ def test_the_best_chain_is_llama_cpps_own(tiny: TinyDFlash, target: Path, tmp_pa
         cells = drafter.cells(ContextOptions(**F32), tiny.n_slots)
         state = BlockState(cells)
         state.learn(0, features, [*range(12)])
-        rows = state.block([*range(12), LAST])
+        rows = state.block([*range(12), LAST], tiny.n_slots)
         assert rows is not None
         chain, before = list[int](), LAST
         for slot in range(tiny.n_slots):

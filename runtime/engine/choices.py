@@ -1,4 +1,4 @@
-"""Options of requests: how an answer is made, drafted and verified, and what an engine offers.
+"""Choices of requests: the drafters and the rules that an engine offers.
 
 Requests open no files: an engine opens all its drafters and rules when it starts. Its context has
 room for the largest of their trees. Drafters for rules that are not exact are separate objects:
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
@@ -21,63 +21,19 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule, rule_names
 from specrun.runtime.drafters.batching import MOST_SEQUENCES
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.engine.opening import OpenModels
+from specrun.runtime.drafters.environment import DraftEnvironment, file_of
+from specrun.runtime.engine.answer import AnswerOptions
 from specrun.runtime.engine.sequential import small_model
 from specrun.runtime.engine.slots import n_slot_sequences
 from specrun.runtime.language import parse_expression
-from specrun.runtime.laws.sampling import SamplingParams, unknown_option, whole_number
+from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, Owned, close_all
 from specrun.runtime.round.loop import require_laws, require_rule
 from specrun.runtime.round.padding import Shape, open_target
 from specrun.runtime.round.target import TargetModel, target_context_options
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AnswerOptions:
-    """How one answer is made: the keywords of `Runtime.stream` and `Engine.submit`.
-
-    An answer of `max_tokens` None goes on until the model ends it or the context is full. Random
-    draws depend on seed, prompt and `index`: with one seed, indices 0, 1, ... give independent
-    answers to one prompt. With `logprobs` events have log-probabilities; without, a GPU may keep
-    whole rows to itself. With `top_logprobs` they also have those of so many most likely tokens.
-    `drafter` and `accept` are among those that were opened; None: the default ones. A round drafts
-    at most `n_max` nodes; 0: none. `trace` records every round, which changes no token but takes
-    time. Raises `OptionError` for a number that makes no sense.
-    """
-
-    max_tokens: int | None = None
-    index: int = 0
-    logprobs: bool = False
-    top_logprobs: int = 0
-    drafter: str | None = None
-    n_max: int | None = None
-    accept: str | None = None
-    trace: bool = False
-
-    def __post_init__(self) -> None:
-        for name, advice in (
-            ("max_tokens", "give a whole number of tokens from 0, or None for no limit"),
-            ("index", "give the number of the answer, from 0"),
-            ("top_logprobs", "give how many most likely tokens to tell of, 0 or more"),
-            ("n_max", "give how many tokens to draft at most, from 0"),
-        ):
-            value = getattr(self, name)
-            count = whole_number(value)
-            if value is None and name in ("max_tokens", "n_max"):
-                continue
-            if count is None or count < 0:
-                raise OptionError(f"{name} is {value!r}: {advice}")
-            object.__setattr__(self, name, count)  # an int, also if numpy's was given
-
-
-def answer_options(options: Mapping[str, Any]) -> AnswerOptions:
-    """Return the options of an answer; `OptionError` for an unknown one names the nearest."""
-    known = [field.name for field in dataclasses.fields(AnswerOptions)]
-    for name in options:
-        if name not in known:
-            raise unknown_option(name, known, "an answer")
-    return AnswerOptions(**options)
+if TYPE_CHECKING:
+    from specrun.runtime.engine.opening import OpenModels
 
 
 class RuleKind(NamedTuple):
@@ -267,6 +223,14 @@ class Choices:
             there = ", ".join(self.names)
             raise OptionError(f"the drafter {drafter} is none of the engine's: it has {there}")
         return alike[0]
+
+    def draft_file(self, drafter: str) -> Path:
+        """Return the file of a draft model; raises `OptionError` for any other drafter."""
+        expression = parse_expression(drafter)
+        if expression.atom != "draft":
+            problem = "is no draft model: give one, as in draft(small.gguf)"
+            raise OptionError(f"{drafter} {problem}")
+        return file_of(expression, self.environment)
 
     @property
     def rules(self) -> list[str]:

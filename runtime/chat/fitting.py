@@ -1,0 +1,480 @@
+"""Conversations in the form that a template takes: whatever clients send is rendered whole.
+
+Many templates take one system message, and only at the beginning; some take none, or raise where
+roles do not alternate; some print parts of a content and skip a text. Nothing in a file says so.
+So the template is tried: first with the messages as they are, then with changes that keep every
+text, the least first. A way has failed if the template raises, or leaves out a text.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from specrun.bindings.errors import TemplateError
+
+if TYPE_CHECKING:
+    from specrun.runtime.chat.template import ChatTemplate
+
+_log = logging.getLogger(__name__)
+Messages = list[dict[str, Any]]
+_BETWEEN = "\n\n"  # texts that become one
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""The names of an answer's reasoning: which one is read depends on the template."""
+_TEXTS = ("content", *THOUGHTS)
+
+
+class RefusedError(TemplateError):
+    """The template raises for this conversation; it may take another form of it."""
+
+
+# -- Changes of a conversation, each of which keeps all texts --------------------------------------
+
+
+def _beginning_joined(messages: Messages) -> Messages:
+    """Return the messages with those of the system at the beginning as one."""
+    count = _n_leading(messages)
+    return [*_neighbours_joined(messages[:count]), *messages[count:]]
+
+
+def _late_as_user(messages: Messages) -> Messages:
+    """Return the messages with later ones of the system as the user's."""
+    count = _n_leading(messages)
+    return [*messages[:count], *_system_as_user(messages[count:])]
+
+
+def _system_as_user(messages: Messages) -> Messages:
+    """Return the messages with all those of the system as the user's."""
+    return [
+        {**message, "role": "user"} if message["role"] == "system" else message
+        for message in messages
+    ]
+
+
+def _neighbours_joined(messages: Messages) -> Messages:
+    """Return the messages with neighbours of one role as one; results stay apart."""
+    joined: Messages = []
+    for message in messages:
+        before = joined[-1] if joined else None
+        if before is None or before["role"] != message["role"] or message["role"] == "tool":
+            joined.append(dict(message))
+            continue
+        for key in {*_TEXTS, "tool_calls"} & message.keys():
+            own, more = before.get(key), message[key]
+            if key in _TEXTS:
+                before[key] = _BETWEEN.join(text for text in (own, more) if text)
+            else:
+                before[key] = [*(own or ()), *(more or ())]
+    return joined
+
+
+def _user_first(messages: Messages) -> Messages:
+    """Return the messages with a user's turn, which is empty, before an answer that is first."""
+    count = _n_leading(messages)
+    if messages[count:] and messages[count]["role"] != "user":
+        return [*messages[:count], {"role": "user", "content": ""}, *messages[count:]]
+    return messages
+
+
+def _calls_apart(messages: Messages) -> Messages:
+    """Return the messages with the text beside calls as a message before them."""
+    apart: Messages = []
+    for message in messages:
+        if message.get("tool_calls") and message["content"]:
+            apart.append({key: part for key, part in message.items() if key != "tool_calls"})
+            later = {key: part for key, part in message.items() if key not in THOUGHTS}
+            message = {**later, "content": ""}
+        apart.append(message)
+    return apart
+
+
+def _calls_in_turn(messages: Messages) -> Messages:
+    """Return the messages with one call in each, and its results behind it."""
+    groups: list[Messages] = []
+    by_id: dict[object, Messages] = {}
+    for message in messages:
+        if message["role"] == "tool" and groups:
+            by_id.get(message.get("tool_call_id"), groups[-1]).append(message)
+            continue
+        by_id = {}
+        first, *others = message.get("tool_calls") or [None]
+        groups.append([message if first is None else {**message, "tool_calls": [first]}])
+        later = {key: part for key, part in message.items() if key not in THOUGHTS}
+        groups += [[{**later, "content": "", "tool_calls": [call]}] for call in others]
+        if first is not None:
+            made = groups[-1 - len(others) :]
+            by_id = {group[0]["tool_calls"][0].get("id"): group for group in made}
+    return [message for group in groups for message in group]
+
+
+def _calls_alone(messages: Messages) -> Messages:
+    """Return the messages with null as the content of those that have calls and no text."""
+    return [
+        {**message, "content": None}
+        if message.get("tool_calls") and not message["content"]
+        else message
+        for message in messages
+    ]
+
+
+def _arguments_as_texts(messages: Messages) -> Messages:
+    """Return the messages with the arguments of calls as JSON in texts, as OpenAI has them."""
+    told: Messages = []
+    for message in messages:
+        if message.get("tool_calls"):
+            calls = [_call_with_text(call) for call in message["tool_calls"]]
+            message = {**message, "tool_calls": calls}
+        told.append(message)
+    return told
+
+
+def _call_with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = dict(_function(call))
+    if not isinstance(function.get("arguments"), str):
+        function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+    return {**call, "function": function} if "function" in call else function
+
+
+def _calls_in_words(messages: Messages, source: str) -> Messages:
+    """Return the messages with calls in the assistant's text, as its model writes them."""
+    told: Messages = []
+    for message in messages:
+        own = {key: part for key, part in message.items() if key != "tool_calls"}
+        calls = [_call_in_words(call, source) for call in message.get("tool_calls") or ()]
+        own["content"] = "\n".join(text for text in (own["content"], *calls) if text)
+        told.append(own)
+    return told
+
+
+def _call_in_words(call: Mapping[str, Any], source: str) -> str:
+    text = json.dumps(
+        {key: _function(call).get(key) for key in ("name", "arguments")}, ensure_ascii=False
+    )
+    return f"<tool_call>\n{text}\n</tool_call>" if "<tool_call>" in source else text
+
+
+def _results_as_user(messages: Messages) -> Messages:
+    """Return the messages with results of calls as the user's."""
+    told: Messages = []
+    for message in messages:
+        if message["role"] in ("tool", "function"):
+            name = message.get("name") or "the tool"
+            text = f"[{name} returned]\n{message['content']}"
+            message = {"role": "user", "content": text}
+        told.append(message)
+    return told
+
+
+def _n_leading(messages: Messages) -> int:
+    """Return how many messages of the system are at the beginning."""
+    roles = [message["role"] for message in messages]
+    return next((place for place, role in enumerate(roles) if role != "system"), len(roles))
+
+
+_Change = Callable[[Messages], Messages]
+_ONE_BEGINNING = "the system messages at the beginning are one"
+_AS_USER = "later system messages are the user's"
+_NEIGHBOURS = "neighbours of one role are one message"
+_BEFORE_USER = "the system's text is before the user's"
+_FIRST = "an empty message of the user is first"
+_APART = "a text beside calls is a message of its own"
+_IN_TURN = "each message has one call"
+_ALONE = "the content beside calls is null"
+_ARGUMENTS = "arguments of calls are texts"
+_CALLS = "calls are in the assistant's text"
+_RESULTS = "results of calls are the user's"
+_CHANGES: dict[str, _Change] = {
+    _ONE_BEGINNING: _beginning_joined,
+    _AS_USER: _late_as_user,
+    _BEFORE_USER: _system_as_user,
+    _NEIGHBOURS: _neighbours_joined,
+    _FIRST: _user_first,
+    _APART: _calls_apart,
+    _IN_TURN: _calls_in_turn,
+    _ALONE: _calls_alone,
+    _ARGUMENTS: _arguments_as_texts,
+    _RESULTS: _results_as_user,
+}
+_WAYS: Sequence[Sequence[str]] = (
+    (),
+    (_ONE_BEGINNING,),
+    (_NEIGHBOURS,),
+    (_ONE_BEGINNING, _AS_USER),
+    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS),
+    (_BEFORE_USER, _NEIGHBOURS),
+    (_BEFORE_USER, _NEIGHBOURS, _FIRST),
+    (_APART,),
+    (_ONE_BEGINNING, _AS_USER, _APART),
+    (_IN_TURN,),
+    (_ONE_BEGINNING, _AS_USER, _IN_TURN),
+    (_APART, _IN_TURN),
+    (_ONE_BEGINNING, _AS_USER, _APART, _IN_TURN),
+    (_ARGUMENTS,),
+    (_ONE_BEGINNING, _AS_USER, _ARGUMENTS),
+    (_APART, _ALONE),
+    (_ONE_BEGINNING, _AS_USER, _APART, _ALONE),
+    (_APART, _ALONE, _ARGUMENTS),
+    (_ONE_BEGINNING, _AS_USER, _APART, _ALONE, _ARGUMENTS),
+    (_CALLS,),
+    (_CALLS, _ONE_BEGINNING, _AS_USER),
+    (_CALLS, _RESULTS, _ONE_BEGINNING, _AS_USER, _NEIGHBOURS),
+    (_CALLS, _RESULTS, _BEFORE_USER, _NEIGHBOURS, _FIRST),
+)
+
+
+# -- Texts that a template leaves out --------------------------------------------------------------
+
+
+class Writer(Protocol):
+    """A rendering of messages by one template, with all else as it is."""
+
+    def __call__(self, messages: Messages) -> str:
+        """Return the text; raises `RefusedError`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A text of a message that the template has to write: its content, or the name of a call."""
+
+    place: int
+    role: str
+    text: str
+    call: int | None = None
+
+    @property
+    def kind(self) -> tuple[str, bool]:
+        """The role, and whether it belongs to a call."""
+        return self.role, self.call is not None or self.role == "tool"
+
+
+def _pieces(messages: Messages) -> Iterator[_Piece]:
+    for place, message in enumerate(messages):
+        if text := (message["content"] or "").strip():
+            yield _Piece(place, message["role"], text)
+        for number, call in enumerate(message.get("tool_calls") or ()):
+            name = _function(call).get("name")
+            if isinstance(name, str) and name:
+                yield _Piece(place, message["role"], name, number)
+
+
+def _function(call: object) -> Mapping[str, Any]:
+    found = call.get("function", call) if isinstance(call, Mapping) else {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _absent(pieces: Sequence[_Piece], text: str, source: str) -> list[_Piece]:
+    """Return the contents that may not be in `text`: in it, they follow each other by role.
+
+    Those that the template may have written itself are among them.
+    """
+    cursors: dict[str, int] = {}
+    absent: list[_Piece] = []
+    for piece in pieces:
+        size = len(piece.text)
+        found = text.find(piece.text, cursors.get(piece.role, 0))
+        is_late = piece.role == "system" and piece.place > 0
+        if found < 0 or (size <= _SHORT and (is_late or piece.text in source)):
+            absent.append(piece)
+        if found >= 0:
+            cursors[piece.role] = found + size
+    return absent
+
+
+def _lost(absent: Sequence[_Piece], messages: Messages, write: Writer, mark: str) -> list[_Piece]:
+    """Return those of the pieces that the template does not write.
+
+    A template may change texts: it takes "/no_think" out, or writes JSON. So these are rendered
+    once more with marks behind them: a piece is lost if its mark is.
+    """
+    if not absent:
+        return []
+    marked = [dict(message) for message in messages]
+    shown = [f"{mark}{number}{mark}" for number in range(len(absent))]
+    for piece, sign in zip(absent, shown, strict=True):
+        own = marked[piece.place]
+        if piece.call is None:
+            own["content"] += sign
+        else:
+            calls = own["tool_calls"] = [*own["tool_calls"]]
+            call, function = calls[piece.call], _function(calls[piece.call])
+            named = {**function, "name": f"{function['name']}{sign}"}
+            calls[piece.call] = {**call, "function": named} if "function" in call else named
+    try:
+        text = write(marked)
+    except RefusedError:  # because of a mark: the messages themselves were taken
+        return []
+    return [
+        piece
+        for piece, sign in zip(absent, shown, strict=True)
+        if sign not in text and json.dumps(sign)[1:-1] not in text
+    ]
+
+
+# -- The first way that loses nothing --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    text: str
+    way: Sequence[str]
+    lost: Sequence[_Piece]
+
+    @property
+    def kinds(self) -> frozenset[tuple[str, bool]]:
+        """What is lost, by role and whether it belongs to a call."""
+        return frozenset(piece.kind for piece in self.lost)
+
+    @property
+    def keeps_calls(self) -> bool:
+        """Whether calls and results are in the template's own form."""
+        return _CALLS not in self.way and not any(of_call for _, of_call in self.kinds)
+
+
+class Fitting:
+    """How conversations are put for one template; remembers what the template was tried with."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        in_words = functools.partial(_calls_in_words, source=template.source)
+        self._changes: dict[str, _Change] = {**_CHANGES, _CALLS: in_words}
+        self._writes_calls: dict[tuple[Sequence[str], bool], bool] = {}
+        self._said: set[str] = set()
+        self._unavoidable: set[frozenset[tuple[str, bool]]] = set()
+
+    def rendered(self, messages: Messages, write: Writer, mark: str) -> str:
+        """Return the text of a conversation in the first form that loses nothing.
+
+        If each loses something, it is the first one, and the log says so. Raises `TemplateError`
+        if the template refuses all, or writes the user's last message in none. `mark` is a
+        character that is nowhere in the conversation.
+        """
+        attempts: list[_Attempt] = []
+        refusals: list[RefusedError] = []
+        tried: list[Messages] = []
+        for way in _WAYS:
+            if _CALLS in way and any(each.keeps_calls for each in attempts):
+                break  # in a text they are not what the model learnt
+            changed = messages
+            for name in way:
+                changed = self._changes[name](changed)
+            if changed in tried:
+                continue
+            tried.append(changed)
+            try:
+                attempt = self._attempt(changed, way, write, mark)
+            except RefusedError as refusal:
+                refusals.append(refusal)
+                continue
+            attempts.append(attempt)
+            if not attempt.lost or attempt.kinds in self._unavoidable:
+                return self._chosen(attempt)
+        if not attempts:
+            raise refusals[0]
+        chosen = _least_lost(attempts, messages)
+        if ("user", False) not in chosen.kinds:
+            self._unavoidable.add(chosen.kinds)
+        return self._chosen(chosen)
+
+    def _attempt(
+        self, messages: Messages, way: Sequence[str], write: Writer, mark: str
+    ) -> _Attempt:
+        def typed(those: Messages) -> str:
+            return write(_typed(those, self.roles_of_parts))
+
+        text, pieces = typed(messages), [*_pieces(messages)]
+        contents = [piece for piece in pieces if piece.call is None]
+        doubtful = _absent(contents, text, self._template.source)
+        # A call's name is among the tools, too: each kind is looked at once for a template.
+        calls = {
+            piece: (tuple(way), bool(messages[piece.place]["content"]))
+            for piece in pieces
+            if piece.call is not None
+        }
+        unknown = [piece for piece, kind in calls.items() if kind not in self._writes_calls]
+        lost = _lost([*doubtful, *unknown], messages, typed, mark)
+        for piece in unknown:
+            self._writes_calls[calls[piece]] = piece not in lost
+        gone = [piece for piece, kind in calls.items() if not self._writes_calls[kind]]
+        return _Attempt(text, way, [*(piece for piece in lost if piece.call is None), *gone])
+
+    def _chosen(self, attempt: _Attempt) -> str:
+        if attempt.way:
+            changes = "; ".join(attempt.way)
+            self._say(f"the chat template does not take this conversation as it came: {changes}")
+        for piece in attempt.lost:
+            self._say(f"the chat template leaves out a text of the {piece.role}")
+        return attempt.text
+
+    def _say(self, text: str) -> None:
+        """Log a sentence once for this template."""
+        if text not in self._said:
+            self._said.add(text)
+            _log.warning("%s", text)
+
+    @functools.cached_property
+    def roles_of_parts(self) -> frozenset[str]:
+        """The roles whose texts the template prints as parts only, as it does beside pictures."""
+        roles: frozenset[str] = frozenset()
+        if "text" not in self._template.source:  # the name of a part's text
+            return roles
+        for role in ("user", "system", "assistant", "tool"):
+            if not self._shows(role, roles) and self._shows(role, roles | {role}):
+                roles |= {role}
+        return roles
+
+    def _shows(self, role: str, roles: frozenset[str]) -> bool:
+        """Whether the template prints the text of a message of this role."""
+        call = {"name": "f", "arguments": {}}
+        calls = [{"id": "abcdefghi", "type": "function", "function": call}]
+        answer = {"role": "assistant", "content": "b", "tool_calls": calls}
+        result = {"role": "tool", "content": _PROBE, "name": "f", "tool_call_id": "abcdefghi"}
+        probed: Messages = [{"role": role, "content": _PROBE}]
+        user: Messages = [{"role": "user", "content": "a"}]
+        talks: dict[str, Messages] = {
+            "user": probed,
+            "system": [*probed, *user],
+            "assistant": [*user, *probed, *user],
+            "tool": [*user, answer, result],
+        }
+        try:
+            text = self._template.render(_typed(talks[role], roles))
+        except TemplateError:
+            return False
+        return _PROBE in text and str(_parts(_PROBE)) not in text
+
+
+_PROBE = "Xq7probe"
+_SHORT = 64  # characters of a text that a template may have written itself
+
+
+def _typed(messages: Messages, roles: frozenset[str]) -> Messages:
+    """Return the messages with contents as parts, for these roles."""
+    if not roles:
+        return messages
+    return [
+        {**message, "content": _parts(message["content"])} if message["role"] in roles else message
+        for message in messages
+    ]
+
+
+def _parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def _least_lost(attempts: Sequence[_Attempt], messages: Messages) -> _Attempt:
+    """Return the attempt that loses least, of those that have the user's last message."""
+    users = [each["content"].strip() for each in messages if each["role"] == "user"]
+
+    def asks(attempt: _Attempt) -> bool:
+        lost = [piece.text for piece in attempt.lost if piece.role == "user"]
+        return not users or not users[-1] or not any(users[-1] in text for text in lost)
+
+    asking = [attempt for attempt in attempts if asks(attempt)]
+    if not asking:
+        problem = "the chat template leaves out the user's last message"
+        raise TemplateError(f"{problem}: give another one (--chat-template-file)")
+    return min(asking, key=lambda attempt: len(attempt.lost))

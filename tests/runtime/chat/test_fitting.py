@@ -1,0 +1,241 @@
+"""Conversations that a template refuses, or leaves out in part, are put so that it takes them."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from specrun.bindings.errors import TemplateError
+from specrun.bindings.models.model import Model
+from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.runtime.chat import ChatTemplate, chat_text
+
+_ROLES_ALTERNATE = (
+    "{% for m in messages if m.role != 'tool' and not m.tool_calls %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate') }}{% endif %}{% endfor %}"
+)
+_BODY = "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}"
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+FIRST_ONLY = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}{% endfor %}"
+    "{% if not messages | selectattr('role', 'equalto', 'user') | list %}"
+    "{{ raise_exception('No user query found in messages.') }}{% endif %}" + _BODY
+)
+NO_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}"
+    "{% endif %}" + _ROLES_ALTERNATE + _BODY
+)
+SYSTEM_ALTERNATE = (
+    "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}\n"
+    "{% set messages = messages[1:] %}{% endif %}" + _ROLES_ALTERNATE + _BODY
+)
+FIRST_SHOWN = (
+    "{% if messages[0].role == 'system' %}<system>{{ messages[0].content }}\n{% endif %}"
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+)
+LAST_SHOWN = (
+    "{% set ns = namespace(s='') %}{% for m in messages if m.role == 'system' %}"
+    "{% set ns.s = m.content %}{% endfor %}<system>{{ ns.s }}\n"
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+)
+PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{{ '\n' }}{% endfor %}"
+)
+USER_PARTS = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.role == 'user' %}{% for part in m.content %}"
+    "{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}{% else %}"
+    "{{ m.content | trim }}{% endif %}{{ '\n' }}{% endfor %}"
+)
+SWITCHED = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | replace('/no_think', '') | trim }}\n"
+    "{% endfor %}{{ 'quick' if '/no_think' in messages[0].content }}"
+)
+TALK = [
+    ("system", "Be brief."),
+    ("user", "Hi."),
+    ("assistant", "Hello."),
+    ("user", "And?"),
+]
+
+
+def said(*messages: tuple[str, str]) -> list[dict[str, Any]]:
+    return [{"role": role, "content": content} for role, content in messages]
+
+
+def lines(*messages: tuple[str, str]) -> str:
+    return "".join(f"<{role}>{content}\n" for role, content in messages)
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tiny_model) -> Iterator[Vocabulary]:
+    with Model(tiny_model) as model:
+        yield model.vocabulary
+
+
+@pytest.mark.parametrize(
+    "source", [PLAIN, FIRST_ONLY, SYSTEM_ALTERNATE, FIRST_SHOWN, LAST_SHOWN, PARTS, USER_PARTS]
+)
+def test_what_a_template_takes_is_not_changed(vocabulary, source, caplog):
+    assert chat_text(ChatTemplate(source), vocabulary, said(*TALK)).text == lines(*TALK)
+    assert not caplog.records
+
+
+TWO = [("system", "Be brief."), ("developer", "Be kind."), ("user", "Hi.")]
+LATE = [*TALK[:3], ("system", "It is late."), ("user", "And?")]
+ENDS = [*TALK, ("developer", "It is late.")]
+ONE_FIRST = [("system", "Be brief.\n\nBe kind."), ("user", "Hi.")]
+LATE_USER = [*TALK[:3], ("user", "It is late."), ("user", "And?")]
+LATE_JOINED = [*TALK[:3], ("user", "It is late.\n\nAnd?")]
+CASES: dict[str, tuple[str, list[tuple[str, str]], list[tuple[str, str]]]] = {
+    "several stay where they are taken": (
+        PLAIN,
+        [*TWO, ("system", "It is late.")],
+        [TWO[0], ("system", "Be kind."), TWO[2], ("system", "It is late.")],
+    ),
+    "the first ones are joined": (FIRST_ONLY, TWO, ONE_FIRST),
+    "the first ones are joined if one is lost": (FIRST_SHOWN, TWO, ONE_FIRST),
+    "or the other": (LAST_SHOWN, TWO, ONE_FIRST),
+    "later ones are the user's": (FIRST_ONLY, LATE, LATE_USER),
+    "later ones are not lost": (FIRST_SHOWN, LATE, LATE_USER),
+    "later ones do not replace the first": (LAST_SHOWN, LATE, LATE_USER),
+    "they may come last": (FIRST_ONLY, ENDS, [*TALK, ("user", "It is late.")]),
+    "neighbours are joined": (SYSTEM_ALTERNATE, LATE, LATE_JOINED),
+    "neighbours without a system": (
+        SYSTEM_ALTERNATE,
+        [("user", "Hi."), ("user", "So?"), ("assistant", "Yes."), ("assistant", "No."), TALK[3]],
+        [("user", "Hi.\n\nSo?"), ("assistant", "Yes.\n\nNo."), TALK[3]],
+    ),
+    "no system at all": (
+        NO_SYSTEM,
+        LATE,
+        [("user", "Be brief.\n\nHi."), TALK[2], ("user", "It is late.\n\nAnd?")],
+    ),
+    "the system's text alone": (NO_SYSTEM, TALK[:1], [("user", "Be brief.")]),
+    "nobody asks": (FIRST_ONLY, TALK[:1], [("user", "Be brief.")]),
+    "the answer is first": (NO_SYSTEM, TALK[2:], [("user", ""), *TALK[2:]]),
+    "the system's text is before it": (
+        SYSTEM_ALTERNATE,
+        [TALK[0], *TALK[2:]],
+        [("user", "Be brief."), *TALK[2:]],
+    ),
+    "parts are given to whoever prints them": (PARTS, LATE, LATE),
+    "a template's own sign is no loss": (
+        SWITCHED,
+        [("system", "/no_think"), ("user", "Hi.")],
+        [("system", ""), ("user", "Hi.")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "talk", "expected"), CASES.values(), ids=CASES)
+def test_what_a_template_refuses_or_loses_is_put_in_another_form(
+    vocabulary, source, talk, expected
+):
+    text = chat_text(ChatTemplate(source), vocabulary, said(*talk)).text
+    assert text.removesuffix("quick") == lines(*expected)
+
+
+def test_the_log_says_it_once(vocabulary, caplog):
+    template = ChatTemplate(NO_SYSTEM)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            chat_text(template, vocabulary, said(*TALK))
+    (record,) = caplog.records
+    assert "the system's text is before the user's" in record.message
+
+
+def test_a_refusal_of_all_forms_is_the_templates_own(vocabulary):
+    template = ChatTemplate("{{ raise_exception('not today') }}")
+    with pytest.raises(TemplateError, match="refuses this conversation: not today"):
+        chat_text(template, vocabulary, said(*TALK))
+
+
+@pytest.mark.parametrize("text", ["Is it raining?", "a", "Safe"])
+def test_a_question_that_is_left_out_is_an_error(vocabulary, text):
+    template = ChatTemplate("<s>Is this safe? Say Safe or not.</s>")
+    with pytest.raises(TemplateError, match="leaves out the user's last message"):
+        chat_text(template, vocabulary, said(("user", text)))
+
+
+def test_texts_that_the_template_has_itself_are_looked_at_twice(vocabulary):
+    source = "<system>You are kind.\n" + FIRST_SHOWN
+    talk = [*TALK[:3], ("system", "You are kind."), ("user", "And?")]
+    text = chat_text(ChatTemplate(source), vocabulary, said(*talk)).text
+    assert text == "<system>You are kind.\n" + lines(
+        *TALK[:3], ("user", "You are kind."), ("user", "And?")
+    )
+
+
+# -- calls -----------------------------------------------------------------------------------------
+
+_CALL = {
+    "id": "abcdefghi",
+    "type": "function",
+    "function": {"name": "get_weather", "arguments": {"city": "Paris"}},
+}
+CALLED: list[dict[str, Any]] = [
+    {"role": "user", "content": "Rain?"},
+    {"role": "assistant", "content": "I look.", "tool_calls": [_CALL]},
+    {"role": "tool", "tool_call_id": "abcdefghi", "name": "get_weather", "content": "dry"},
+]
+_CALLS = (
+    "{% for c in m.tool_calls %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{{ '\n' }}"
+)
+WITH_CALLS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + _CALLS + "{% endfor %}"
+EITHER = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}" + _CALLS + "{% else %}"
+    "{{ m.content }}\n{% endif %}{% endfor %}"
+)
+NULL_ONLY = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.content is none %}{% for c in m.tool_calls %}"
+    "<call>{{ c.function.name + c.function.arguments }}{% endfor %}{{ '\n' }}{% else %}"
+    "{{ m.content }}\n{% endif %}{% endfor %}"
+)
+TOLD = {
+    "beside each other": (
+        WITH_CALLS,
+        '<assistant>I look.<call>get_weather{"city": "Paris"}\n<tool>dry\n',
+    ),
+    "a text that is left out comes before": (
+        EITHER,
+        '<assistant>I look.\n<assistant><call>get_weather{"city": "Paris"}\n<tool>dry\n',
+    ),
+    "where content is null, with arguments as a text": (
+        NULL_ONLY,
+        '<assistant>I look.\n<assistant><call>get_weather{"city": "Paris"}\n<tool>dry\n',
+    ),
+    "by a template that knows none": (
+        PLAIN,
+        '<assistant>I look.\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n<tool>dry\n',
+    ),
+    "by one that refuses them": (
+        NO_SYSTEM.replace("if m.role != 'tool' and not m.tool_calls ", ""),
+        '<assistant>I look.\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
+        "<user>[get_weather returned]\ndry\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("source", "expected"), TOLD.values(), ids=TOLD)
+@pytest.mark.parametrize("tools", [[], [_CALL]])
+def test_calls_are_told(vocabulary, source, expected, tools):
+    source += "{% for tool in tools or [] %}{{ tool.function.name }}{% endfor %}"
+    text = chat_text(ChatTemplate(source), vocabulary, CALLED, tools=tools).text
+    assert text.removesuffix("get_weather") == "<user>Rain?\n" + expected
+
+
+def test_a_template_may_collect_in_lists_of_its_own(vocabulary):
+    source = (
+        "{% set ns = namespace(seen=[]) %}{% for m in messages %}"
+        "{% set _ = ns.seen.append(m.role) %}{{ m.content }}{% endfor %}{{ ns.seen | join(',') }}"
+        "{{ ns.seen.pop(0) }}"
+    )
+    text = chat_text(ChatTemplate(source), vocabulary, said(*TALK[1:3])).text
+    assert text == "Hi.Hello.user,assistantuser"
