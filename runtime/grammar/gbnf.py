@@ -76,7 +76,7 @@ class _Reader:
         for name, number in self.names.items():
             if self.made[number] is None:
                 self.place = len(self.text)
-                raise NotationError(f"rule {name!r} not found")
+                raise NotationError(f"Rule {name!r} not found")
         return [rule for rule in self.made if rule is not None]
 
     def _rule(self) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import unquote, urldefrag, urljoin
 
 from specrun.runtime.grammar.patterns import literal_prefix, written
 
-_log = logging.getLogger("specrun.grammar")
+logger = logging.getLogger("specrun.grammar")
 
 Schema = Any  # an object or a bool; whatever else stands there is for the compiler to refuse
 _Node = dict[str, Any]
@@ -55,7 +55,7 @@ def warn_once(text: str) -> None:
     """Write a warning to the log, unless it was written before."""
     if text not in _said:
         _said[text] = None
-        _log.warning("%s", text)
+        logger.warning("%s", text)
     if len(_said) > _MOST_SAID:
         del _said[next(iter(_said))]
 
