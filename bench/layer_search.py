@@ -20,7 +20,7 @@ from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params
 from specrun.runtime.engine import Session
 from specrun.runtime.laws import Law, SamplingParams
-from specrun.runtime.memory import LayerCount, resolve_gpu_layers
+from specrun.runtime.memory import LoadOptions, layers_of
 from specrun.runtime.models import check_draftable
 from specrun.runtime.planning import (
     MEASURED_SIZES,
@@ -122,7 +122,7 @@ class CutJudge:
         pairs: list[RankedPair] = []
         with (
             _open(path, self._options, drafts=True) as model,
-            Context(model, _wide(self._options.context, model)) as context,
+            Context(model, _wide(self._options.loading.context, model)) as context,
         ):
             for text, laws in self._texts:
                 drafted = laws_along(context, text, (params, ranking))
@@ -157,7 +157,7 @@ def _prepare_judge(
     """Let the target write, and measure it; it is closed again, so that a cut has the memory."""
     with _open(options.target, options) as model:
         check_draftable(model)
-        size = _wide(options.context, model)
+        size = _wide(options.loading.context, model)
         prompts = _checked(prompts_of(model), options.n_tokens, size.n_ctx)
         progress("writing a text", 0.0)
         texts = _written(model, size, prompts, options)
@@ -176,9 +176,9 @@ def _prepare_judge(
 
 
 def _open(path: Path, options: LayerSearchOptions, *, drafts: bool = False) -> Model:
-    wanted = options.n_gpu_layers_draft if drafts else options.n_gpu_layers
-    layers = resolve_gpu_layers(wanted, path, drafts=drafts)
-    return Model(path, n_gpu_layers=layers, use_mmap=options.use_mmap, drafts=drafts)
+    loading = options.loading
+    layers = layers_of(path, loading, drafts=drafts)
+    return Model(path, n_gpu_layers=layers, use_mmap=loading.use_mmap, drafts=drafts)
 
 
 def _wide(options: ContextOptions, model: Model) -> ContextOptions:
@@ -253,10 +253,7 @@ class LayerSearchOptions:
     most_seconds: float = float("inf")
     max_draft: int = 12
     seed: int = 0
-    context: ContextOptions = field(default_factory=ContextOptions)
-    n_gpu_layers: LayerCount = "auto"
-    n_gpu_layers_draft: LayerCount = "auto"
-    use_mmap: bool = True
+    loading: LoadOptions = field(default_factory=LoadOptions)
 
     def __post_init__(self) -> None:
         if self.evaluations < 1:

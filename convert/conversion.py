@@ -46,6 +46,7 @@ from specrun.convert.tensor_stream import (
     map_tensors,
     usual_type,
 )
+from specrun.convert.text_part import text_part
 from specrun.convert.tokenizer import read_vocabulary
 
 # == Logits of a converted file, compared with those transformers computes from the checkpoint =====
@@ -272,7 +273,7 @@ def plan_conversion(
     FileMissingError, MalformedFileError, UnsupportedModelError.
     """
     wanted = known_type(outtype)
-    checkpoint = open_checkpoint(Path(source), allow_pickle=allow_pickle)
+    checkpoint = text_part(open_checkpoint(Path(source), allow_pickle=allow_pickle))
     family = family_of(checkpoint.config)
     # The input of a quantizer has lost nothing before.
     type_name = wanted if wanted.lower() in OUTPUT_TYPES else usual_type(checkpoint)

@@ -59,7 +59,7 @@ def synthetic_vocabulary(
         merges=tuple(merges),
         # If a file names no bos, llama.cpp would take token 11; as in GPT-2, eos serves as both.
         special_ids={"bos": end, "eos": end},
-        chat_template=chat_template,
+        chat_templates={} if chat_template is None else {"default": chat_template},
     )
 
 

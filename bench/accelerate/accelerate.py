@@ -151,10 +151,7 @@ class _Finder:
         self, options: AccelerateOptions, prompts: SearchPrompts, search: SearchOptions
     ) -> None:
         self._options, self._prompts, self._search = options, prompts, search
-        runtime = options.runtime
-        self._settings = describe_settings(
-            runtime.context, runtime.n_gpu_layers, runtime.n_gpu_layers_draft
-        )
+        self._settings = describe_settings(options.runtime)
         self._mixture = mixture(read_header(options.target))
         self._curve: CostCurve | None = None
         self._before: Profile | None = None

@@ -7,6 +7,7 @@ come with specrun included.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -117,17 +118,14 @@ class Candidates:
 
     def _tuned(self, draft: Path) -> list[str]:
         """Return the fastest plan for each temperature, if one drafts; all are kept."""
-        target, runtime = self._target, self._target.options.runtime
+        target = self._target
         options = TuneOptions(
             target.path,
             draft,
             target.options.params,
             n_tokens=FITTED_TOKENS,
             seconds=_PLAN_SECONDS,
-            context=target.context,
-            n_gpu_layers=runtime.n_gpu_layers,
-            n_gpu_layers_draft=runtime.n_gpu_layers_draft,
-            use_mmap=runtime.use_mmap,
+            loading=dataclasses.replace(target.options.runtime, context=target.context),
         )
         result = tune(options, target.fitting_tokens, self._tell)
         keep_plans(options, result)
@@ -148,7 +146,7 @@ class Candidates:
         from specrun.convert import LayeredModel
         from specrun.convert.cut import range_text
 
-        target, runtime = self._target, self._target.options.runtime
+        target = self._target
         greedy = min(target.options.params, key=lambda params: params.temperature)
         options = LayerSearchOptions(
             target.path,
@@ -157,10 +155,7 @@ class Candidates:
             n_tokens=FITTED_TOKENS,
             seconds=_CUT_SECONDS,
             most_seconds=_CUT_BUDGET,
-            context=target.context,
-            n_gpu_layers=runtime.n_gpu_layers,
-            n_gpu_layers_draft=runtime.n_gpu_layers_draft,
-            use_mmap=runtime.use_mmap,
+            loading=dataclasses.replace(target.options.runtime, context=target.context),
         )
         result = search_layers(options, target.fitting_tokens, self._tell)
         if result.interrupted:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
         Candidates,
         Rows,
         check_layer_inputs,
+        layer_inputs,
     )
 
 __getattr__, __dir__ = lazy_face(__name__)

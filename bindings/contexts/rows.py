@@ -44,9 +44,17 @@ LAYER_INPUT_ARCHITECTURES = frozenset(_NAMES.split())
 Recurrent and hybrid ones are left out if their state cannot take drafts back.
 """
 
+# Those of which the last layer's output is shown, too, as the input of a layer behind it.
+_WITH_OUTPUT = frozenset({"mimo2", "nemotron_h", "nemotron_h_moe"})
+
 _OF_LAYER = "llama_context *", "uint32_t"
 _SET = cpp_names("llama_set_embeddings_layer_inp", "void", *_OF_LAYER, "bool")
 _GET = cpp_names("llama_get_embeddings_layer_inp", "float *", *_OF_LAYER)
+
+
+def layer_inputs(model: Model) -> int:
+    """Return how many layers have inputs that llama.cpp shows, of a model that has any."""
+    return model.n_layer + (model.architecture in _WITH_OUTPUT)
 
 
 def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
@@ -59,9 +67,10 @@ def check_layer_inputs(model: Model, layers: Sequence[int]) -> None:
         works = ", ".join(sorted(LAYER_INPUT_ARCHITECTURES))
         reads = f"which this drafter reads; it does for {works}"
         raise UnsupportedModelError(f"{model.path}: {problem}, {reads}")
+    last = layer_inputs(model) - 1
     for layer in layers:
-        if not 0 <= layer < model.n_layer:
-            there = f"{model.path} has layers 0 to {model.n_layer - 1}"
+        if not 0 <= layer <= last:
+            there = f"{model.path} has layers 0 to {last}"
             raise OptionError(f"{there}, and the input of layer {layer} is asked for")
     _setter(), _layer_input_rows()
 

@@ -105,6 +105,19 @@ class _HeaderReader:
         self.require(count, "its first bytes")
         return bytes(self._data[:count])
 
+    def begins_file_at(self, end: int, alignment: int) -> bool:
+        """Return whether another GGUF file begins at `end`, or where padding would end there."""
+        places = (end, -(-end // alignment) * alignment)
+        return any(self._bytes_at(place, 4) == b"GGUF" for place in places)
+
+    def _bytes_at(self, place: int, count: int) -> bytes:
+        before = self._file.tell()
+        try:
+            self._file.seek(place)
+            return self._file.read(count)
+        finally:
+            self._file.seek(before)
+
     def unpack(self, layout: struct.Struct, what: str) -> int | float:
         """Return one number and move behind it."""
         end = self.position + layout.size
@@ -343,7 +356,7 @@ def _read(reader: _HeaderReader, *, named: bool) -> GGUFHeader:
         _check_architecture(reader, metadata)
     alignment = _read_alignment(reader, metadata)
     tensors = _read_tensors(reader, n_tensors, alignment)
-    _check_extents(reader, tensors)
+    _check_extents(reader, tensors, alignment)
     values = {key: value for key, (_, value) in metadata.items()}
     return GGUFHeader(version, reader.size, alignment, MappingProxyType(values), tensors)
 
@@ -423,6 +436,10 @@ def _read_array(reader: _HeaderReader, what: str) -> ArrayValue:
 
 def _check_architecture(reader: _HeaderReader, metadata: _Metadata) -> None:
     _, name = metadata.get("general.architecture", (None, None))
+    _, kind = metadata.get("general.type", (None, None))
+    if name is None and kind == "imatrix":
+        problem = "is an importance matrix, which quantize and convert take as --imatrix"
+        reader.fail(problem, "give a model")
     if name is None:
         problem = "does not name its architecture (general.architecture)"
         reader.fail(problem, "convert the model again")
@@ -484,12 +501,15 @@ def _read_tensor(reader: _HeaderReader, what: str) -> TensorInfo:
     return TensorInfo(name, shape, kind.name, n_bytes, reader.u64(what))
 
 
-def _check_extents(reader: _HeaderReader, tensors: tuple[TensorInfo, ...]) -> None:
+def _check_extents(reader: _HeaderReader, tensors: tuple[TensorInfo, ...], alignment: int) -> None:
     ordered = sorted(tensors, key=lambda tensor: tensor.offset)
     for first, second in pairwise(ordered):
         if first.offset + first.n_bytes > second.offset:
             reader.damaged(f"the tensors {_quoted(first.name)} and {_quoted(second.name)} overlap")
     end = ordered[-1].offset + ordered[-1].n_bytes if ordered else 0
+    if 0 < end < reader.size and reader.begins_file_at(end, alignment):
+        problem = "holds another GGUF file behind its tensors, as if parts were joined with cat"
+        reader.fail(problem, "join the parts with llama.cpp's llama-gguf-split --merge")
     if end > reader.size:
         there, whole = _amount(reader.size), _amount(end)
         missing = f"{end - reader.size:,} bytes are missing"

@@ -13,9 +13,9 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import NoReturn
 
-from specrun.bindings.errors import MalformedFileError
+from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, MetadataValue, TensorInfo
-from specrun.bindings.models.nextn import split_headers
+from specrun.bindings.models.nextn import split_headers, split_name, split_paths
 
 _MAX_LAYERS, _MAX_EXPERTS = 512, 1024  # LLAMA_MAX_LAYERS, LLAMA_MAX_EXPERTS
 _ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
@@ -42,6 +42,7 @@ def check_model(path: Path, header: GGUFHeader, *, vocab_only: bool = False) -> 
 
     `vocab_only`: only the parts that llama.cpp then reads.
     """
+    check_is_model(path, header)
     check = _Checks(path, header)
     check.tokens()
     if vocab_only:
@@ -50,6 +51,39 @@ def check_model(path: Path, header: GGUFHeader, *, vocab_only: bool = False) -> 
     check.numbers()
     for part in split_headers(path, header):
         check_types(path, part.tensors)
+
+
+def check_is_model(path: Path, header: GGUFHeader) -> None:
+    """Raise UnsupportedModelError for a file that belongs to a model: it names the next step."""
+    metadata = header.metadata
+    kind = metadata.get("general.type")
+    if kind == "adapter":
+        advice = "give it as --lora, beside the model (-m) that it was trained for"
+        raise UnsupportedModelError(f"{path} is a LoRA adapter: {advice}")
+    if kind == "mmproj" or header.architecture == "clip":
+        advice = "give the model's own file; specrun reads text alone"
+        raise UnsupportedModelError(f"{path} is the part of a model that sees (mmproj): {advice}")
+    number, count = metadata.get("split.no"), metadata.get("split.count")
+    if not isinstance(number, int) or not isinstance(count, int) or count < 2:
+        return
+    if number > 0:
+        first = split_name(path, 1) or f"NAME-00001-of-{count:05}.gguf"
+        problem = f"{path} is part {number + 1} of {count} of a model"
+        raise UnsupportedModelError(f"{problem}: give the first one, {first}")
+    if split_name(path, 1) is None:
+        problem = f"{path} is the first of {count} parts of a model, which are found by their names"
+        wanted = f"NAME-00001-of-{count:05}.gguf"
+        raise UnsupportedModelError(f"{problem}: name it as the others are, {wanted}")
+    there = {part.name for part in split_paths(path, header)}
+    missing = [
+        name
+        for part in range(1, count + 1)
+        if (name := split_name(path, part)) is not None and name not in there
+    ]
+    if missing:
+        listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
+        problem = f"{path} is the first of {count} parts of a model, and {listed} is not beside it"
+        raise UnsupportedModelError(f"{problem}: download all parts into one folder")
 
 
 class _Checks:
@@ -80,7 +114,7 @@ class _Checks:
             self._fail(f"has {count:,} as {self._prefix}{name}, not {least} to {most:,}")
 
     def tokens(self) -> None:
-        """Refuse a vocabulary with a token twice, or without one for a byte that must have one."""
+        """Refuse a vocabulary with a token twice."""
         tokens = self._metadata.get("tokenizer.ggml.tokens")
         if not isinstance(tokens, ArrayValue) or tokens.element_type != "string":
             return
@@ -92,11 +126,6 @@ class _Checks:
                 shown = text.decode("utf-8", "replace")
                 places = f"as tokens {first[text]} and {token}"
                 self._fail(f"has the token {shown!r} twice in its vocabulary, {places}")
-        if self._metadata.get("tokenizer.ggml.model") == "llama":
-            for byte in range(256):
-                if b"<0x%02X>" % byte not in first and bytes([byte]) not in first:
-                    missing = f"no token for the byte {byte:#04x}, and texts may hold it"
-                    self._fail(f"has a SentencePiece vocabulary with {missing}")
 
     def counts(self) -> None:
         """Refuse layers, experts and heads that are too many or do not divide each other."""

@@ -38,7 +38,7 @@ ROLLBACK_ARCHITECTURES = tuple(_WITH_STATES.split())
 """Recurrent and hybrid architectures that can take back tokens of the last evaluation."""
 
 _MOST_BLOCKS = 64
-_SPLIT_NAME = re.compile(r"(?P<base>.*)-\d{5}-of-\d{5}\.gguf")
+_SPLIT_NAME = re.compile(r"(?P<base>.*)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,12 +89,18 @@ def split_paths(path: Path, header: GGUFHeader) -> list[Path]:
     llama.cpp names them `base-00001-of-00003.gguf` and so on, and loads no incomplete model.
     """
     count = header.metadata.get("split.count")
-    name = _SPLIT_NAME.fullmatch(path.name)
-    if not isinstance(count, int) or not 1 < count < 10**5 or name is None:
+    if not isinstance(count, int) or not 1 < count < 10**5:
         return [path]
-    names = (f"{name['base']}-{part:05}-of-{count:05}.gguf" for part in range(1, count + 1))
-    others = (path.with_name(other) for other in names if other != path.name)
+    names = (split_name(path, part) for part in range(1, count + 1))
+    others = (path.with_name(name) for name in names if name not in (None, path.name))
     return [path, *(other for other in others if other.is_file())]
+
+
+def split_name(path: Path, part: int) -> str | None:
+    """Return the name of a part of a split model, from 1 on, by that of another; None if it has
+    none."""
+    name = _SPLIT_NAME.fullmatch(path.name)
+    return None if name is None else f"{name['base']}-{part:05}-of-{name['count']}.gguf"
 
 
 def _declared(header: GGUFHeader) -> tuple[int, int]:

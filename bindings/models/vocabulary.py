@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import itertools
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import compress, repeat
@@ -35,6 +37,7 @@ _ATTRIBUTE_STRIPS = 1 << 7 | 1 << 8
 _WHITE_SPACE = b" \t\n\v\f\r"
 _UTF8_BYTES = frozenset(bytes([byte]) for byte in (*range(0xC0), *range(0xC2, 0xF5)))
 
+_SPACE = "\u2581".encode()  # SentencePiece's sign for one
 _GUARD = "\n"  # a tokenizer may add a space before a text: it goes to this
 
 
@@ -223,6 +226,11 @@ class Vocabulary:
         """
         if not text and not add_special:
             return []
+        if self._has_gaps:
+            return self._tokenize_with_gaps(text, add_special, parse_special)
+        return self._tokenize(text, add_special, parse_special)
+
+    def _tokenize(self, text: str | bytes, add_special: bool, parse_special: bool) -> list[int]:
         data = text if isinstance(text, bytes) else text.encode("utf-8", "replace")
         capacity = len(data) + 8
         for _ in range(2):
@@ -234,6 +242,64 @@ class Vocabulary:
                 return list(buffer[:count])
             capacity = -count
         raise OptionError(f"a text of {len(data)} bytes is too long to tokenize: split it")
+
+    @functools.cached_property
+    def _has_gaps(self) -> bool:
+        """Whether a SentencePiece vocabulary lacks bytes: llama.cpp ends the process for those."""
+        if self.kind != "SPM":
+            return False
+        stored = self._stored_texts
+        return any(
+            b"<0x%02X>" % byte not in stored and bytes([byte]) not in stored for byte in range(256)
+        )
+
+    @functools.cached_property
+    def _stored_texts(self) -> frozenset[bytes]:
+        get, handle = self._native.llama_vocab_get_text, self._handle
+        return frozenset(get(handle, token) or b"" for token in range(self.size))
+
+    def _tokenize_with_gaps(
+        self, text: str | bytes, add_special: bool, parse_special: bool
+    ) -> list[int]:
+        """Return the tokens of a text, with the token of unknown text for each character without.
+
+        Raises `OptionError` if the vocabulary has no such token.
+        """
+        decoded = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        stored = self._stored_texts
+
+        def is_known(character: str) -> bool:
+            data = character.encode("utf-8", "replace")
+            return data.replace(b" ", _SPACE) in stored or all(
+                b"<0x%02X>" % byte in stored or bytes([byte]) in stored for byte in data
+            )
+
+        known = {character: is_known(character) for character in set(decoded)}
+        names = "|".join(map(re.escape, self.special_texts)) if parse_special else ""
+        tokens: list[int] = []
+        for place, part in enumerate(re.split(f"({names})", decoded) if names else [decoded]):
+            if place % 2:  # a control token's name
+                tokens += self._tokenize(part, False, True)
+                continue
+            for is_readable, run in itertools.groupby(part, known.__getitem__):
+                piece = "".join(run)
+                if is_readable:
+                    tokens += self._tokenize(piece, False, False)
+                else:
+                    tokens += [self._unknown_token(piece)] * len(piece)
+        if not add_special:
+            return tokens
+        # An empty text has only what is added.
+        added = self._tokenize("", True, False)
+        is_first = bool(added) and added[0] == self.bos and self.adds_bos
+        return [*added[:is_first], *tokens, *added[is_first:]]
+
+    def _unknown_token(self, text: str) -> int:
+        attribute = self._native.llama_vocab_get_attr
+        for token in range(self.size):
+            if attribute(self._handle, token) & _ATTRIBUTE_UNKNOWN:
+                return token
+        raise OptionError(f"this vocabulary has no token for {text[:20]!r}: leave it out")
 
     def tokenize_prompt(self, text: str, *, parse_special: bool = True) -> list[int]:
         """Return the tokens of a text that a model is to continue, as its author wrote it.

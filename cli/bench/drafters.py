@@ -436,7 +436,7 @@ def _planned(
     drafts = chosen.model_draft or (demo_drafters()["draft"],) if load.demo else chosen.model_draft
     if not drafts:
         raise click.UsageError("--planned needs a draft model: -md FILE")
-    settings = describe_settings(**load.costs)
+    settings = describe_settings(load.options)
     names: list[str] = []
     for draft in drafts:
         reasons: list[str] = []

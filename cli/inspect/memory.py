@@ -105,7 +105,7 @@ def memory_facts(cards: Sequence[FittedCard]) -> list[dict[str, Any]]:
             "n_ctx": fitted.plan.settings.n_ctx,
             "layers_on_card": fitted.plan.layers_on_devices,
             "layers": fitted.plan.n_layers,
-            "draft_on_card": fitted.plan.settings.n_gpu_layers_draft != 0,
+            "draft_on_card": fitted.plan.settings.drafts_on_devices,
             "needed": fitted.plan.total(0),
             "needed_elsewhere": fitted.plan.total(-1),
             "rows": [
@@ -150,7 +150,7 @@ def _rows(cards: Sequence[FittedCard]) -> list[list[str]]:
         ["context", *(f"{n:,}{' (all)' * (n >= trained)}" for n in lengths)],
     ]
     if plans[0].request.has_drafts:
-        drafts = ("no" if plan.settings.n_gpu_layers_draft == 0 else "yes" for plan in plans)
+        drafts = ("yes" if plan.settings.drafts_on_devices else "no" for plan in plans)
         rows.append(["draft model on the card", *drafts])
     for number, row in enumerate(plans[0].rows):
         on_card = [plan.rows[number].by_place.get(0, 0) for plan in plans]

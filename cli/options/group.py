@@ -203,6 +203,7 @@ class SectionedCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
         """Put the files of models in the place of their names, and run the command."""
+        _name_head(ctx.params)
         # Those in whose favour `load_options` and `draft_options` drop a model.
         instead: dict[str, tuple[str, ...]] = {"model": ("demo",)}
         if "spec_type" in ctx.params:
@@ -223,6 +224,20 @@ class SectionedCommand(click.Command):
         for name, records in options_by_section(ctx).items():
             with formatter.section(name):
                 formatter.write_dl(records, col_max=34)
+
+
+def _name_head(given: dict[str, Any]) -> None:
+    """Let --spec-type name the drafter's file beside a model of the hub, as llama.cpp does."""
+    kind = (given.get("spec_type") or "").removeprefix("draft-") + "-"
+    target, named = given.get("model"), given.get("model_draft") or given.get("drafter")
+    if named or kind == "mtp-" or not isinstance(target, ModelName):
+        return
+    from specrun.runtime.models import HubName, is_hub_name
+    from specrun.runtime.models.hub import HEADS, HUB_PREFIX
+
+    if kind in HEADS and is_hub_name(target):
+        repo = HubName.parse(target).repo_id
+        given["model_draft"] = ModelName(f"{HUB_PREFIX}{repo}:{kind}")
 
 
 def options_by_section(context: click.Context) -> dict[str, list[tuple[str, str]]]:

@@ -262,12 +262,6 @@ class LoadSettings:
         """How contexts are made."""
         return self.options.context
 
-    @property
-    def costs(self) -> dict[str, Any]:
-        """The options of `Runtime` that the cost of evaluations depends on."""
-        names = ("context", "n_gpu_layers", "n_gpu_layers_draft")
-        return {name: getattr(self.options, name) for name in names}
-
     def runtime_options(self) -> dict[str, Any]:
         """Return the options of `Runtime` about loading and evaluation, by name."""
         return {name: getattr(self.options, name) for name in self.loading}

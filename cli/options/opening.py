@@ -171,7 +171,7 @@ def chosen_drafter(
             load.model,
             params.temperature,
             workload,
-            **load.costs,
+            options=load.options,
             accept=draft.accept,
             use_profile=not draft.no_profile,
             warn=terminal.warn,
@@ -193,7 +193,7 @@ def _tuned(
         return None, shape
     if draft.drafter is not None and not choosing:
         return None, shape
-    plan = tuned_plan(load.model, draft.model_draft, params, **load.costs, warn=terminal.warn)
+    plan = tuned_plan(load.model, draft.model_draft, params, load.options, warn=terminal.warn)
     expression = None if plan is None else plan.expression(draft.model_draft)
     # auto measures again, so a plan that found plain decoding faster only leaves the default shape
     if choosing:

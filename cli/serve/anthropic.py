@@ -22,6 +22,7 @@ from specrun.cli.serve.sampling import (
     with_settings,
 )
 from specrun.cli.serve.service import AnswerRequest, AnswerService
+from specrun.cli.serve.thinking import effort_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -43,7 +44,6 @@ _BLOCKS = 'a text, or blocks as {"type": "text", "text": "..."}'
 _CALL = '{"type": "tool_use", "id": "...", "name": "...", "input": {...}}'
 _Role = Literal["user", "assistant", "system"]
 _Choice = Literal["auto", "any", "tool", "none"]
-_Thinking = Literal["enabled", "disabled", "adaptive", "between_tools"]
 _ListOfBlocks = Annotated[list[dict[str, Any]], Meta(max_length=MOST_MESSAGES)]
 Blocks = Annotated[str | _ListOfBlocks, wanted(_BLOCKS, whole=True)]
 
@@ -69,10 +69,10 @@ class ToolChoiceFields(Struct):
     disable_parallel_tool_use: bool | None = None
 
 
-class Thinking(Struct):
-    """Anthropic's `thinking`: the variable `enable_thinking` of templates."""
+class OutputConfig(FormatHolder):
+    """Anthropic's `output_config`: how much is thought, and the form of the answer."""
 
-    type: Annotated[_Thinking, one_of(_Thinking)]
+    effort: Any = None
 
 
 _Message = Annotated[BlockMessage, wanted("an object with role and content")]
@@ -90,8 +90,8 @@ class MessageBody(AnswerBody, kw_only=True):
     tools: _Tools | None = None
     tool_choice: ToolChoiceFields | None = None
     stop: Texts = field(default=None, name="stop_sequences")
-    thinking: Thinking | None = None
-    output_config: FormatHolder | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -123,23 +123,24 @@ def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
         raise RequestError("tool_choice.name is None: give the name of a tool", "tool_choice.name")
     else:
         choice = ToolChoice("required", frozenset([given.name]))
-    kwargs = dict(body.chat_template_kwargs or {})
-    if body.thinking is not None:
-        kwargs.setdefault("enable_thinking", body.thinking.type != "disabled")
+    config = body.output_config or OutputConfig()
     turn = plan_turn(
         service.engine,
         conversation,
         tools=offer.tools,
         choice=choice,
         parallel=not given.disable_parallel_tool_use,
-        template_kwargs=kwargs,
+        template_kwargs=body.chat_template_kwargs or {},
+        effort=effort_of(
+            level=config.effort, level_field="output_config.effort", thinking=body.thinking
+        ),
         is_begun=is_begun_answer(conversation),
     )
     return answer_request(
         body,
         service,
         turn=turn,
-        form=(body.output_config or FormatHolder()).format,
+        form=config.format,
         form_field="output_config.format",
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import re
 import time
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -116,25 +117,40 @@ class Access:
             _log.info("%s %s %s %.3f s", scope["method"], scope["path"], status, seconds)
 
 
+class Tidied:
+    """Wraps an application: addresses that clients joined carelessly are those that are meant."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let a request through, with one slash for several and without one at the end."""
+        if scope["type"] == "http":
+            path = re.sub("/{2,}", "/", scope["path"])
+            path = re.sub("^(?:/v1)+(?=/v1/)", "", path)
+            scope = {**scope, "path": path.rstrip("/") or "/"}
+        await self._app(scope, receive, send)
+
+
 def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
     """Return the application that answers with an engine, which the caller closes afterwards."""
     service = AnswerService(engine, settings)
     metrics = Metrics(service)
-    middleware = [Middleware(Access, metrics=metrics), Middleware(Guard, settings=settings)]
-    if settings.cors:
-        middleware.append(
-            Middleware(
-                CORSMiddleware,
-                allow_origins=list(settings.cors),
-                allow_methods=["GET", "POST"],
-                allow_headers=["*"],
-            )
-        )
     app = Starlette(
         routes=routes(),
-        middleware=middleware,
+        middleware=[Middleware(Guard, settings=settings)],
         exception_handlers={SpecrunError: _failed, HTTPException: _not_found, Exception: _failed},
     )
+    stack: ASGIApp = Access(app.build_middleware_stack(), metrics)
+    if settings.cors:  # around all else: pages read refusals and failures, too
+        stack = CORSMiddleware(
+            stack,
+            allow_origins=list(settings.cors),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            allow_private_network=True,
+        )
+    app.middleware_stack = Tidied(stack)
     app.state.service = service
     app.state.metrics = metrics
     app.state.started = int(time.time())

@@ -9,8 +9,12 @@ that is not there; unknown fields are ignored.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
 import re
+import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -42,20 +46,20 @@ async def read_body(
     Raises `RequestError` if it is no JSON of this kind, and all that `read` raises.
     """
     service: AnswerService = request.app.state.service
-    data = await _read_bytes(request, service.settings.bounds)
+    bounds = service.settings.bounds
+    data = await _read_bytes(request, bounds)
+    packed_by = request.headers.get("content-encoding", "")
 
     def work() -> tuple[_Body, _Value]:
-        body = decoded(data, kind, service.settings.bounds.depth)
+        body = decoded(unpacked(data, packed_by, bounds), kind, bounds.depth)
         return body, read(body, service)
 
-    return work() if len(data) <= _SHORT else await REQUESTS.run(work)
+    is_short = len(data) <= _SHORT and not packed_by
+    return work() if is_short else await REQUESTS.run(work)
 
 
 async def _read_bytes(request: Request, bounds: Bounds) -> bytes:
-    too_large = RequestError(
-        f"the body is larger than {bounds.body_bytes:,} bytes: send a shorter request",
-        status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    )
+    too_large = _too_large(bounds)
     announced = request.headers.get("content-length", "0")
     if announced.isdigit() and int(announced) > bounds.body_bytes:
         raise too_large
@@ -81,6 +85,86 @@ async def _read_bytes(request: Request, bounds: Bounds) -> bytes:
     return b"".join(parts)
 
 
+def _too_large(bounds: Bounds) -> RequestError:
+    problem = f"the body is larger than {bounds.body_bytes:,} bytes: send a shorter request"
+    return RequestError(problem, status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+
+
+# -- Compressed bodies -----------------------------------------------------------------------------
+
+
+def unpacked(data: bytes, packed_by: str, bounds: Bounds) -> bytes:
+    """Return a body without its compressions, which are named in the order that made it.
+
+    Raises `RequestError` for compressions that are not read here, for data that are none of theirs
+    and for a body that becomes too large.
+    """
+    names = [name.strip().lower() for name in packed_by.split(",")]
+    for name in reversed([name for name in names if name not in ("", "identity")]):
+        unpack = UNPACKERS.get(name.removeprefix("x-"))
+        if unpack is None:
+            problem = f"the body's Content-Encoding is {shown(name)}: send it plain, or by"
+            status = HTTPStatus.UNSUPPORTED_MEDIA_TYPE
+            raise RequestError(f"{problem} {', '.join(UNPACKERS)}", status=status)
+        try:
+            data = unpack(data, bounds.body_bytes)
+        except OverflowError:
+            raise _too_large(bounds) from None
+        except Exception as error:  # each of them has its own
+            raise RequestError(f"the body is not {name}, as its header says: {error}") from None
+    return data
+
+
+def _inflated(data: bytes, most: int, wbits: int = zlib.MAX_WBITS) -> bytes:
+    """Return the data of one or several streams; raises `OverflowError` for too much."""
+    parts: list[bytes] = []
+    size = 0
+    while data or not parts:
+        unpacker = zlib.decompressobj(wbits)
+        parts.append(unpacker.decompress(data, most + 1 - size))
+        size += len(parts[-1])
+        if size > most:
+            raise OverflowError
+        if not unpacker.eof:
+            raise ValueError("it is cut short")
+        data = unpacker.unused_data
+    return b"".join(parts)
+
+
+def _deflated(data: bytes, most: int) -> bytes:
+    """Return the data of a stream, which some clients send without its head."""
+    try:
+        return _inflated(data, most)
+    except zlib.error:
+        return _inflated(data, most, -zlib.MAX_WBITS)
+
+
+def _ungzipped(data: bytes, most: int) -> bytes:
+    return _inflated(data, most, zlib.MAX_WBITS | 16)
+
+
+def _unpackers() -> dict[str, Callable[[bytes, int], bytes]]:
+    found: dict[str, Callable[[bytes, int], bytes]] = {"gzip": _ungzipped, "deflate": _deflated}
+    with suppress(ImportError):  # since Python 3.14
+        zstd: Any = importlib.import_module("compression.zstd")
+
+        def unpack(data: bytes, most: int) -> bytes:
+            unpacker = zstd.ZstdDecompressor()
+            made: bytes = unpacker.decompress(data, most + 1)
+            if len(made) > most:
+                raise OverflowError
+            if not unpacker.eof:
+                raise ValueError("it is cut short")
+            return made
+
+        found["zstd"] = unpack
+    return found
+
+
+UNPACKERS = _unpackers()
+"""The compressions of bodies that are read, by their names."""
+
+
 # -- Decoding -------------------------------------------------------------------------------------
 
 _DOTTED = "speculative."
@@ -93,9 +177,13 @@ def decoded(data: bytes, kind: type[_Body], depth: int) -> _Body:
     Raises `RequestError`, with the field in it if a value does not fit the struct.
     """
     try:
-        values = msgspec.json.decode(data)
+        try:
+            values = msgspec.json.decode(data)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            data = _repaired(data)
+            values = msgspec.json.decode(data)
         is_deep = data.count(b"[") + data.count(b"{") > depth and _depth_of(data) > depth
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError) as error:
         raise RequestError(f"the body is no JSON: {error}") from None
     except RecursionError:
         is_deep = True
@@ -115,13 +203,25 @@ def decoded(data: bytes, kind: type[_Body], depth: int) -> _Body:
     return checked(values, kind)
 
 
+_ESCAPES = re.compile(rb"\\u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>\\u[dD][89a-fA-F]..)|\\.")
+
+
+def _repaired(data: bytes) -> bytes:
+    """Return JSON in UTF-8, with halves of characters replaced: some clients cut texts anywhere."""
+    text = data.decode(json.detect_encoding(data), "surrogatepass")
+    halves = text.encode("utf-16-le", "surrogatepass")
+    plain = halves.decode("utf-16-le", "replace").encode()
+    return _ESCAPES.sub(lambda found: rb"\ufffd" if found["half"] else found[0], plain)
+
+
 def checked(value: object, kind: type[_Value], where: str = "", asked: str | None = None) -> _Value:
     """Return the struct of a body, or of an object within it; `where` is its place there.
 
-    Errors name the field within it, or ask for the whole object as `asked`.
+    Numbers may be texts, whole ones may have a point, and true may be 1: clients are loose. Errors
+    name the field within it, or ask for the whole object as `asked`.
     """
     try:
-        return msgspec.convert(value, kind)
+        return msgspec.convert(value, kind, strict=False)
     except msgspec.ValidationError as error:
         if asked is not None:
             raise wrong(where, value, asked) from None

@@ -15,6 +15,7 @@ from specrun.cli.serve.offers import input_arguments, offered
 from specrun.cli.serve.replies import EndedChoice, ReplyForm, answering, event_bytes, parts_of
 from specrun.cli.serve.sampling import AnswerBody, answer_request, with_settings
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
+from specrun.cli.serve.thinking import effort_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -129,6 +130,9 @@ class ChatBody(OpenAIBody, kw_only=True):
     function_call: Any = None
     reasoning_format: Annotated[_ReasoningFormat | None, one_of(_ReasoningFormat)] = None
     chat_template_kwargs: _Kwargs = None
+    reasoning_effort: Any = None
+    reasoning: dict[str, Any] | None = None
+    thinking: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: Annotated[_Continued | None, wanted(_CONTINUED)] = None
     logprobs: bool | None = None
@@ -175,6 +179,9 @@ def chat_turn(body: ChatBody, engine: Engine) -> ChatTurn:
         parallel=body.parallel_tool_calls is not False,
         splits_reasoning=body.reasoning_format != "none",
         template_kwargs=body.chat_template_kwargs or {},
+        effort=effort_of(
+            level=body.reasoning_effort, reasoning=body.reasoning, thinking=body.thinking
+        ),
         is_begun=_is_begun(body, messages),
         is_asked=body.add_generation_prompt is not False,
     )

@@ -43,7 +43,7 @@ class GrammarReader:
                 problem = "tool_choice or strict tools bind the text, and so does the grammar"
                 raise RequestError(f"{problem}: give one of them", "tool_choice")
             if plan.think is not None and plan.thinks_already(prompt_end):
-                asked = dataclasses.replace(asked, after=plan.think[1])
+                asked = dataclasses.replace(asked, after=plan.think.last)
             return await self._requested(asked)
         if reply is None:
             return None

@@ -22,7 +22,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from specrun.bindings.errors import SpecrunError
-from specrun.cli.serve.body import read_body
+from specrun.cli.serve.body import UNPACKERS, read_body
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
 from specrun.cli.serve.sampling import AnswerBody
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Finish, ServedAnswer
@@ -107,6 +107,8 @@ def failure(path: str, error: RequestError) -> Response:
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == HTTPStatus.REQUEST_TIMEOUT:  # later bytes belong to no request
         headers["Connection"] = "close"
+    if error.status == HTTPStatus.UNSUPPORTED_MEDIA_TYPE:
+        headers["Accept-Encoding"] = ", ".join(UNPACKERS)
     return json_reply(payload, error.status, **headers)
 
 

@@ -19,6 +19,7 @@ from specrun.cli.serve.sampling import (
     with_settings,
 )
 from specrun.cli.serve.service import AnswerRequest, AnswerService, ServedAnswer
+from specrun.cli.serve.thinking import effort_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -65,12 +66,6 @@ class ResponseBody(AnswerBody, kw_only=True):
     user: Any = None
 
 
-class ReasoningFields(Struct):
-    """The fields of `reasoning` that are read."""
-
-    effort: str | None = None
-
-
 class MessageItem(Struct):
     """An item that is a message."""
 
@@ -107,10 +102,6 @@ def response_request(body: ResponseBody, service: AnswerService) -> AnswerReques
             raise RequestError(f"{name}: this server stores no responses, send the input", name)
     if body.background:
         raise RequestError("background: this server answers at once, leave it out", "background")
-    kwargs = dict(body.chat_template_kwargs or {})
-    effort = checked(body.reasoning or {}, ReasoningFields, "reasoning").effort
-    if effort is not None:
-        kwargs.setdefault("reasoning_effort", effort)
     conversation, offer = _conversation(body), offered(body.tools)
     turn = plan_turn(
         service.engine,
@@ -119,7 +110,8 @@ def response_request(body: ResponseBody, service: AnswerService) -> AnswerReques
         custom=offer.custom,
         choice=tool_choice_of(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
-        template_kwargs=kwargs,
+        template_kwargs=body.chat_template_kwargs or {},
+        effort=effort_of(reasoning=body.reasoning),
         is_begun=is_begun_answer(conversation),
     )
     form = checked(body.text or {}, FormatHolder, "text").format

@@ -5,6 +5,7 @@ They have OpenAI's names and llama-server's, and change the server's own setting
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from math import inf
 from typing import Annotated, Any, Literal, TypeVar, cast
@@ -52,6 +53,7 @@ FIELDS: dict[str, tuple[str, Any]] = {
 }
 """Fields of sampling settings: the name in `SamplingParams`, and the type in a body."""
 
+_log = logging.getLogger(__name__)
 _NO_TURN = ChatTurn()
 _MOST_WHOLE = 10**300
 _MOST_BIASES = 4096
@@ -185,6 +187,8 @@ def sampling_params(
 
 def _setting(name: str, kind: object, value: Any) -> Any:  # noqa: ANN401 - any setting's value
     """Return the value of a setting as `SamplingParams` has it."""
+    if name == "dry_sequence_breakers" and value and isinstance(value, str):
+        return value  # which may be a list in JSON
     if kind is Texts:
         texts = [value] if isinstance(value, str) else value
         return tuple(text for text in texts if text)
@@ -231,8 +235,8 @@ def _bias(given: object, vocabulary: Vocabulary) -> dict[int, float]:
             tokens = vocabulary.tokenize(tokens, add_special=False)
         for token in tokens if isinstance(tokens, list) else [tokens]:
             if not 0 <= token < vocabulary.size:
-                problem = f"logit_bias names token {token}: the model has {vocabulary.size} tokens"
-                raise RequestError(problem, "logit_bias")
+                _log.info("logit_bias names token %d, which the model does not have", token)
+                continue
             bias[token] = -inf if amount is False else float(max(-_FAR, min(_FAR, amount)))
     return bias
 

@@ -246,10 +246,12 @@ class ServedAnswer:
                 raise ClosedError("the server ended before the answer had begun") from problem
             raise
         rest = result.text[length:]
-        finish = _FINISHES[result.finish_reason]
-        if reader.done or (called and finish == "stop"):
+        finish, has_all_calls = _FINISHES[result.finish_reason], reader.done
+        parts = reader.finish(rest, is_cut=finish == "length")
+        called = called or any(isinstance(part, CallBegun) for part in parts)
+        if has_all_calls or (called and finish == "stop"):
             finish = "tool_calls"
-        parts = inputs.take(reader.finish(rest), is_end=True)
+        parts = inputs.take(parts, is_end=True)
         yield Delta(index, rest, parts, result=result, finish=finish)
 
     def cancel(self) -> None:

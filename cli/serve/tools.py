@@ -19,9 +19,12 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import shown, wanted
 from specrun.cli.serve.errors import RequestError
 from specrun.runtime.chat import (
+    GENERIC,
     Content,
+    Effort,
     ForcedCalls,
     Part,
+    Reasoning,
     ReplyParser,
     ThinkTags,
     ToolSyntax,
@@ -231,17 +234,20 @@ class ReplyPlan:
 
     def control_tokens(self, vocabulary: Vocabulary) -> dict[int, str]:
         """Return those marks of calls and of reasoning that are control tokens, by their ids."""
-        marks = self.syntax.marks if self.syntax is not None and self.schemas else ()
+        syntax, think = self.syntax, self.think
+        marks = [] if think is None else [think.first, think.last, *think.around]
+        if syntax is not None:
+            marks += syntax.marks if self.schemas or syntax.read is not None else syntax.around
         found: dict[int, str] = {}
-        for mark in (*marks, *(self.think or ())):
-            tokens = vocabulary.tokenize(mark, add_special=False, parse_special=True)
-            if len(tokens) == 1 and not vocabulary.piece(tokens[0]):
-                found[tokens[0]] = mark
+        for mark in marks:
+            for token in vocabulary.tokenize(mark, add_special=False, parse_special=True):
+                if not vocabulary.piece(token):
+                    found[token] = vocabulary.text(token)
         return found
 
     def thinks_already(self, prompt_end: str) -> bool:
         """Whether a prompt ends with the tag that opens the reasoning."""
-        return self.think is not None and prompt_end.rstrip().endswith(self.think[0])
+        return self.think is not None and prompt_end.rstrip().endswith(self.think.first)
 
     def grammar(
         self,
@@ -287,8 +293,9 @@ class PartReader:
 
     def __init__(self, plan: ReplyPlan, vocabulary: Vocabulary, prompt_end: str) -> None:
         self._marks = plan.control_tokens(vocabulary)
+        self._splits = plan.think is not None
         self._parser: ReplyParser | None = None  # none if only content can come
-        if plan.think is not None or (plan.syntax is not None and plan.schemas):
+        if plan.think is not None or plan.syntax is not None:
             self._parser = ReplyParser(
                 plan.syntax,
                 plan.schemas,
@@ -307,14 +314,23 @@ class PartReader:
         marks = self._marks
         return self._push("".join([marks.get(each.token_id, "") + each.text for each in events]))
 
-    def finish(self, text: str) -> Sequence[Part]:
-        """Return the rest of the parts, with the last of the text."""
-        return [*self._push(text), *(self._parser.finish() if self._parser is not None else ())]
+    def finish(self, text: str, *, is_cut: bool = False) -> Sequence[Part]:
+        """Return the rest of the parts, with the last of the text, which may be cut."""
+        parts = self._push(text)
+        if self._parser is not None:
+            parts = [*parts, *self._split(self._parser.finish(is_cut=is_cut))]
+        return parts
 
     def _push(self, text: str) -> Sequence[Part]:
         if self._parser is not None:
-            return self._parser.push(text)
+            return self._split(self._parser.push(text))
         return (Content(text),) if text else ()
+
+    def _split(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return reasoning as content, where it is not to be split."""
+        if self._splits:
+            return parts
+        return [Content(part.text) if isinstance(part, Reasoning) else part for part in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,6 +373,7 @@ def plan_turn(
     parallel: bool,
     splits_reasoning: bool = True,
     template_kwargs: Mapping[str, Any],
+    effort: Effort | None = None,
     custom: Collection[str] = (),
     is_begun: bool = False,
     is_asked: bool = True,
@@ -377,14 +394,12 @@ def plan_turn(
             problem = "tools need a chat template, and this model has none"
             raise RequestError(problem, "tools") from None
         return ChatTurn(messages, (), template_kwargs, is_begun=is_begun, is_asked=is_asked)
-    syntax = syntax_of(template.source)
+    syntax = syntax_of(template.source) or GENERIC
+    if effort is not None:
+        template_kwargs = {**effort.variables(template), **template_kwargs}
     if used and "tools" not in template.names:
         problem = "this model's chat template knows no tools: leave them out, or give the server"
         raise RequestError(f"{problem} one that does (--chat-template-file)", "tools")
-    if used and syntax is None:
-        families = "Hermes and Qwen, Qwen3-Coder, Llama 3, Mistral"
-        problem = f"how this model writes calls is not known (known: {families})"
-        raise RequestError(f"{problem}: leave tools out", "tools")
     functions = [tool["function"] for tool in used]
     schemas = {function["name"]: function["parameters"] for function in functions}
     for name in choice.names or ():
@@ -394,7 +409,7 @@ def plan_turn(
     if choice.names is not None:
         schemas = {name: schemas[name] for name in schemas if name in choice.names}
     plan = ReplyPlan(
-        syntax=syntax if used else None,
+        syntax=syntax if used or syntax.read is not None or syntax.begins else None,
         schemas=schemas,
         think=think_tags_of(template.source) if splits_reasoning else None,
         most_calls=None if parallel else 1,
@@ -402,6 +417,5 @@ def plan_turn(
         strict=frozenset(each["name"] for each in functions if each.get("strict")),
         custom=frozenset(custom),
     )
-    id_length = None if syntax is None else syntax.id_length
-    talk = for_template(messages, id_length)
+    talk = for_template(messages, syntax.id_length)
     return ChatTurn(talk, used, template_kwargs, plan, is_begun, is_asked)

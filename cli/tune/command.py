@@ -256,7 +256,7 @@ def tune(
         terminal.note(f"kept in {keep_plans(options, result)}")
         layers, _ = tuning.tuned_layers(options)
         # Drafters without a model plan with the target's curve.
-        save_curve(result.target, options.target, options.context, layers)
+        save_curve(result.target, options.target, options.loading.context, layers)
     if output.plot is not None:
         from specrun.bench.plots import plot_tuning
 
@@ -274,8 +274,7 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
         params=sampling,
         n_tokens=text.predict,
         seconds=text.seconds,
-        **load.costs,
-        use_mmap=load.options.use_mmap,
+        loading=load.options,
         others=_others(text, demo=load.demo),
     )
 

@@ -84,8 +84,7 @@ def _options(
         evaluations=skip.evaluations,
         n_tokens=text.predict,
         seconds=text.seconds,
-        **load.costs,
-        use_mmap=load.options.use_mmap,
+        loading=load.options,
     )
 
 

@@ -78,7 +78,7 @@ def run_target_costs(
             use_mmap=load.options.use_mmap,
             progress=lambda share: progress("measuring the target", share),
         )
-    layers, _ = layers_here(target, context, load.options.n_gpu_layers)
+    layers = layers_here(target, load.options)
     types = weight_types(target, curve, context, layers)
     if output.as_json:
         costs = curve.to_dict()

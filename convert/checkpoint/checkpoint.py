@@ -271,8 +271,23 @@ def open_checkpoint(
                 f"{folder} is a file; name the checkpoint's folder, which has a config.json"
             )
         raise FileMissingError(f"there is no folder {folder}; check the path")
+    _refuse_adapter(folder)
     config = read_json_object(folder / "config.json")
     return Checkpoint(folder, config, _find_tensors(folder, also_named, allow_pickle=allow_pickle))
+
+
+def _refuse_adapter(folder: Path) -> None:
+    """Raise UnsupportedModelError for a folder of PEFT's: changes of a model, and not a model."""
+    adapter = folder / "adapter_config.json"
+    if (folder / "config.json").exists() or not adapter.exists():
+        return
+    settings = read_json_object(adapter)
+    kind, base = (settings.any(key) for key in ("peft_type", "base_model_name_or_path"))
+    raise UnsupportedModelError(
+        f"{folder} is an adapter ({str(kind or 'PEFT')[:20]}) for {str(base or 'a model')[:80]}: "
+        "convert that model here, the adapter with llama.cpp's convert_lora_to_gguf.py, and give "
+        "it as --lora"
+    )
 
 
 def _find_tensors(

@@ -45,8 +45,10 @@ class JsonObject(Named):
         return int(value)
 
     def token(self, key: str) -> int | None:
-        """Return a token id, or None if it is absent."""
-        return int(self._get(key, None, _is_id, "a token id")) if key in self else None
+        """Return a token id, or None if it is absent or -1, as some configs write "none"."""
+        if key not in self or self.any(key) == -1:
+            return None
+        return int(self._get(key, None, _is_id, "a token id"))
 
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number above 0."""

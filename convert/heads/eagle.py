@@ -20,9 +20,11 @@ from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import (
     HeadKind,
     HeadPlan,
+    as_stored,
     check_token_ids,
     llama_layer,
     matrix_shape,
+    require_one_layer,
     stored_ids,
 )
 from specrun.convert.heads.target_facts import TargetFacts
@@ -35,9 +37,10 @@ _EPSILON = 1e-6  # the reference's, if config.json has none
 
 
 def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
-    config = checkpoint.config
-    _require_known(config)
+    _require_known(checkpoint.config)
+    require_one_layer(checkpoint, _LAYER, "EAGLE")
     hidden = _hidden_size(checkpoint)
+    config = as_stored(checkpoint, checkpoint.config, _LAYER, hidden)
     heads, shared = config.count("num_attention_heads"), kv_heads(config)
     if hidden % heads or heads % shared or hidden // heads % 2:
         raise config.malformed(f"has {heads} heads over {shared} for hidden states of {hidden}")
@@ -79,9 +82,6 @@ def _has_bias(checkpoint: Checkpoint) -> bool:
 def _require_known(config: JsonObject) -> None:
     if config.text("hidden_act", "silu") != "silu":
         raise config.unsupported(f"has hidden_act {config.any('hidden_act')!r}: only silu is run")
-    n_layers = config.count("num_hidden_layers", 1)
-    if n_layers != 1:
-        raise config.unsupported(f"has {n_layers} layers: an EAGLE head has one")
     inputs = config.text("eagle_inputs", "both")
     if inputs == "unshifted":
         raise config.unsupported(

@@ -31,8 +31,10 @@ from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import (
     HeadKind,
     HeadPlan,
+    as_stored,
     check_token_ids,
     matrix_shape,
+    require_one_layer,
     stored_ids,
 )
 from specrun.convert.heads.target_facts import TargetFacts
@@ -61,18 +63,15 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     config = _flat_config(checkpoint.config)
     _require_known(config)
     names = _tensor_names(checkpoint)
+    require_one_layer(checkpoint, names.layer, "EAGLE-3")
     hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
-    if hidden != config.count("hidden_size"):
-        raise checkpoint.malformed(
-            f"has fc.weight for states of {hidden} numbers, and {config.shown} "
-            f"says hidden_size {config.count('hidden_size')}"
-        )
-    layers = _target_layers(checkpoint.config, target)
-    reads = config.count("target_hidden_size", hidden)
+    config = as_stored(checkpoint, config, names.layer, hidden)
+    reads = config.count("target_hidden_size", target.hidden_size)
+    layers = _target_layers(checkpoint.config, target, joined // reads)
     if joined != len(layers) * reads:
         read = f"{len(layers)} layers of {reads} are read"
         raise checkpoint.malformed(f"has fc.weight for {joined} numbers, and {read}")
-    vocab_size, ids = config.count("vocab_size"), _target_ids(checkpoint, target)
+    vocab_size, ids = config.count("vocab_size", target.vocab_size), _target_ids(checkpoint, target)
     metadata = Metadata()
     steps.describe_decoder(config, metadata, "eagle3", key_length=True)
     describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
@@ -122,22 +121,23 @@ def _has_setting(config: JsonObject, name: str) -> bool:
     return config.flag(name, config.object(_NESTED).flag(name, False))
 
 
-def _target_layers(config: JsonObject, target: TargetFacts) -> Sequence[int]:
+def _target_layers(config: JsonObject, target: TargetFacts, n_read: int) -> Sequence[int]:
     """Return the layers whose inputs the head reads; raises PairError for those out of range.
 
     At the top of a config (speculators, vLLM, llama.cpp) layers are named by their inputs, inside
-    `eagle_config` (SpecForge, SGLang, ModelOpt) by their outputs, one less. If none are named
-    they are SafeAILab's.
+    `eagle_config` (SpecForge, SGLang, ModelOpt) by their outputs, one less. If none are named, and
+    `n_read` is three, they are SafeAILab's; raises UnsupportedModelError for another number.
     """
     nested = config.object(_NESTED)
     n = target.n_layers
     layers = [2, n // 2, n - 3]  # low, middle and high features
-    if _LAYER_IDS in config:
+    if config.items(_LAYER_IDS):
         layers = _whole(config, config.items(_LAYER_IDS))
     elif nested.items(_LAYER_IDS):
         layers = [output + 1 for output in _whole(nested, nested.items(_LAYER_IDS))]
-    if not layers:
-        raise config.malformed(f"has an empty list as {_LAYER_IDS}")
+    elif n_read != len(layers):
+        problem = f"reads {n_read} layers of the target and does not name them"
+        raise config.unsupported(f"{problem}: add their numbers as {_LAYER_IDS}")
     outside = next((layer for layer in layers if not 0 <= layer < n), None)
     if outside is not None:
         raise PairError(
@@ -234,9 +234,6 @@ def _require_known(config: JsonObject) -> None:
     require(config, "hidden_act", "silu")
     require(config, "attention_bias", False)
     require(config, "mlp_bias", False)
-    n_layers = config.count("num_hidden_layers", 1)
-    if n_layers != 1:
-        raise config.unsupported(f"has {n_layers} layers: an EAGLE-3 head has one")
 
 
 def _in_config(config: JsonObject) -> bool:

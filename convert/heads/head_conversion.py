@@ -51,6 +51,7 @@ from specrun.convert.heads.target_facts import TargetFacts, target_facts
 from specrun.convert.names import nearest
 from specrun.convert.quantize import HEAD_TYPE, fitting_type
 from specrun.convert.tensor_stream import MappedTensor, TensorStream, map_rules, usual_type
+from specrun.convert.text_part import without_prefixes
 from specrun.runtime.heads import DEPTHS_KEY, KEY, Accuracy
 
 # == Detection of the kind of head in a folder: by files, config, names of tensors =================
@@ -77,7 +78,8 @@ def _known_kind(name: str) -> HeadKind:
 
 def _open_head(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Open a head's folder, with weights of any known name; raises as `open_checkpoint`."""
-    return open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
+    opened = open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
+    return dataclasses.replace(opened, tensors=without_prefixes(opened.tensors))
 
 
 def kind_of(checkpoint: Checkpoint) -> HeadKind:
@@ -146,7 +148,9 @@ def plan_head(
     facts.check_fits(checkpoint.folder, hidden_size=head.hidden_size, vocab_size=head.vocab_size)
     file_type = usual_type(checkpoint) if wanted.lower() == AUTOMATIC_TYPE else wanted
     kind_of_rule = functools.partial(_type_of, file_type)
-    tensors = map_rules(checkpoint, head.tensors, kind_of_rule, left_out=head.left_out)
+    tensors = map_rules(
+        head.renamed or checkpoint, head.tensors, kind_of_rule, left_out=head.left_out
+    )
     n_parameters = sum(tensor.n_parameters for tensor in tensors)
     name = _head_name(checkpoint.folder, chosen.name, n_parameters)
     metadata = general_metadata(name, file_type)

@@ -27,7 +27,8 @@ class HeadPlan:
     type that was chosen, vectors and `keep_f32` float32, `token_ids` int64. `hidden_size` is the
     length of the target's hidden state that the head reads (at one layer), `vocab_size` the
     tokens of the target it was made for. `left_out` are tensors of the checkpoint that are known
-    and not wanted, by name; a name that ends in a dot covers all that begin so.
+    and not wanted, by name; a name that ends in a dot covers all that begin so. `renamed` is the
+    checkpoint under the names that `tensors` have, if that is not the one that was read.
     """
 
     metadata: Metadata
@@ -35,6 +36,7 @@ class HeadPlan:
     hidden_size: int
     vocab_size: int
     left_out: Collection[str] = ()
+    renamed: Checkpoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,46 @@ def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
     if len(stored.shape) != 2:
         raise MalformedFileError(f"{stored.path} has {name} of shape {stored.shape}, no matrix")
     return stored.shape[0], stored.shape[1]
+
+
+def as_stored(checkpoint: Checkpoint, config: JsonObject, layer: str, hidden: int) -> JsonObject:
+    """Return the config of a head with one layer, its sizes as the layer's tensors have them.
+
+    Many configs of heads are copies of the target's: their numbers of layers, heads and widths are
+    not the head's. `layer` begins the names of its tensors, `hidden` is the width of its states.
+    Raises MalformedFileError for a missing tensor, or heads that do not divide a matrix's rows.
+    """
+    query, key, gate = (
+        matrix_shape(checkpoint, f"{layer}{part}.weight")[0]
+        for part in ("self_attn.q_proj", "self_attn.k_proj", "mlp.gate_proj")
+    )
+    heads = config.count("num_attention_heads")
+    width = config.count("head_dim", max(1, query // heads))
+    if query % width or key % width:
+        widths = f"queries of {query} and keys of {key} numbers"
+        problem = f"{config.shown} has {heads} heads of {width}"
+        raise checkpoint.malformed(f"has {widths}, and {problem}")
+    sizes = {
+        "hidden_size": hidden,
+        "intermediate_size": gate,
+        "num_hidden_layers": 1,
+        "num_attention_heads": query // width,
+        "num_key_value_heads": key // width,
+        "head_dim": width,
+    }
+    return JsonObject({**config.values, **sizes}, config.shown)
+
+
+def require_one_layer(checkpoint: Checkpoint, layer: str, kind: str) -> None:
+    """Raise UnsupportedModelError for a head with layers beside `layer`, such as "layers.0."."""
+    stem = layer.removesuffix("0.")
+    numbers = {
+        name.removeprefix(stem).split(".")[0]
+        for name in checkpoint.tensors
+        if layer.endswith(".0.") and name.startswith(stem)
+    }
+    if len(numbers) > 1:
+        raise checkpoint.unsupported(f"has {len(numbers)} layers: an {kind} head has one")
 
 
 def check_token_ids(checkpoint: Checkpoint, target: TargetFacts, name: str, ids: Array) -> None:

@@ -5,6 +5,9 @@ checkpoint: `{i}.{j}.linear.weight` [h, h], `{i}.{j}.linear.bias` [h], `{i}.{L}.
 with `medusa_head.` in front if they are in the file of the whole model (Medusa-2). Without an
 output matrix a head uses the target's. Layout: FasterDecoding/Medusa, medusa/model/medusa_model.py.
 
+vLLM names them `blocks.{i}.layers.{j}.weight` and `lm_heads.{i}.weight`, ModelOpt
+`medusa_heads.{i}.medusa_layers.{j}.linear.weight` and `medusa_heads.{i}.lm_head.weight`.
+
 How many heads and blocks there are is read from the tensors: old configs state other numbers than
 were saved. The reference repeats one block L times, so its blocks share their weights; some files
 then hold them once.
@@ -12,11 +15,12 @@ then hold them once.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from specrun.convert.checkpoint import Checkpoint, JsonObject
+from specrun.convert.checkpoint import Checkpoint, JsonObject, SourceTensor
 from specrun.convert.families.family import TensorRule
 from specrun.convert.families.steps import with_bias
 from specrun.convert.gguf import Metadata
@@ -25,6 +29,12 @@ from specrun.convert.heads.target_facts import TargetFacts
 
 _IN_A_MODEL = "medusa_head."
 _NAME = re.compile(r"(\d{1,4})\.(\d{1,4})\.(linear\.weight|linear\.bias|weight)")
+# vLLM's and ModelOpt's names, and ours of the same: heads, blocks and parts are groups 1 to 3.
+_OTHERS = re.compile(
+    r"(?:medusa_heads\.)?(?:blocks\.(\d{1,4})\.layers\.(\d{1,4})\.(weight|bias)"
+    r"|(\d{1,4})\.(?:medusa_layers\.)?(\d{1,4})\.linear\.(weight|bias)"
+    r"|lm_heads\.(\d{1,4})\.weight|(\d{1,4})\.lm_head\.weight)"
+)
 _MOST_HEADS, _MOST_BLOCKS = 32, 16  # the runtime's limits
 
 
@@ -46,6 +56,7 @@ class _Head:
 
 
 def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
+    checkpoint = dataclasses.replace(checkpoint, tensors=_usual_names(checkpoint.tensors))
     prefix = _IN_A_MODEL if any(name.startswith(_IN_A_MODEL) for name in checkpoint.tensors) else ""
     heads = _heads(checkpoint, prefix)
     hidden = matrix_shape(checkpoint, f"{prefix}0.{heads[0].source(0)}.linear.weight")[1]
@@ -57,7 +68,28 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     metadata.counts("medusa", head_count=len(heads), block_count=heads[0].n_blocks)
     rules = list(_rules(heads, prefix, hidden, vocab_size))
     backbone = {name for name in checkpoint.tensors if prefix and not name.startswith(prefix)}
-    return HeadPlan(metadata, rules, hidden, vocab_size, backbone)
+    return HeadPlan(metadata, rules, hidden, vocab_size, backbone, checkpoint)
+
+
+def _usual_names(tensors: Mapping[str, SourceTensor]) -> dict[str, SourceTensor]:
+    """Return the tensors under the reference's names, whoever named them."""
+    found: dict[str, SourceTensor] = {}
+    outputs: dict[int, SourceTensor] = {}
+    for name, tensor in tensors.items():
+        match = _OTHERS.fullmatch(name)
+        if match is None:
+            found[name] = tensor
+            continue
+        head, block, part = match[1] or match[4], match[2] or match[5], match[3] or match[6]
+        if head is not None:
+            found[f"{int(head)}.{int(block)}.linear.{part}"] = tensor
+        else:
+            outputs[int(match[7] or match[8])] = tensor
+    for head_number, tensor in outputs.items():
+        parts = [_NAME.fullmatch(name) for name in found]
+        blocks = [int(part[2]) for part in parts if part and int(part[1]) == head_number]
+        found[f"{head_number}.{max(blocks, default=-1) + 1}.weight"] = tensor
+    return found
 
 
 def _rules(heads: list[_Head], prefix: str, hidden: int, vocab_size: int) -> Iterator[TensorRule]:
@@ -112,9 +144,13 @@ def _in_config(config: JsonObject) -> bool:
 
 
 def _in_tensors(names: Collection[str]) -> bool:
-    return any(name.startswith(_IN_A_MODEL) for name in names) or (
-        "0.0.linear.weight" in names and all(_NAME.fullmatch(name) for name in names)
+    if any(name.startswith(_IN_A_MODEL) for name in names):
+        return True
+    theirs = [name for name in names if not _NAME.fullmatch(name)]
+    begins = {"0.0.linear.weight", "blocks.0.layers.0.weight"} & {*names} or any(
+        name.startswith("medusa_heads.") for name in names
     )
+    return bool(begins) and all(map(_OTHERS.fullmatch, theirs))
 
 
 KIND = HeadKind("medusa", _in_config, _in_tensors, _plan, weights=("medusa_lm_head",))

@@ -42,8 +42,9 @@ def special_ids(
 ) -> dict[str, int]:
     """Return the ids of bos, eos, unknown, padding, and of further ends of an answer (eot, eom).
 
-    The tokenizer's settings count first, then the config, then `usual`. Raises MalformedFileError
-    for a token that the tokenizer does not have.
+    The tokenizer's settings count first, then the config, then `usual`. A token that the settings
+    name and that the tokenizer or the model does not have, such as a `[PAD]` that was added for
+    training alone, counts as not named. Raises MalformedFileError if that leaves an answer no end.
     """
     generation = checkpoint.optional("generation_config.json")
     named = checkpoint.optional("special_tokens_map.json")
@@ -55,6 +56,10 @@ def special_ids(
             if token is None:
                 token = next(iter(_ids(source, f"{theirs}_token_id")), None)
         token = usual.get(ours) if token is None else token
+        if token is None and ours == "eos" and "eos_token" in settings:
+            named_end = str(settings.any("eos_token"))[:40]
+            problem = f"has eos_token = {named_end!r}, which the tokenizer lacks"
+            raise settings.malformed(f"{problem}, and no file names another end")
         if token is not None and token < len(tokens):
             found[ours] = token
     # If a file names no bos, llama.cpp would take token 11; as in GPT-2, eos serves as both.
@@ -81,9 +86,9 @@ def _named_token(settings: JsonObject, key: str, tokens: Sequence[str]) -> int |
         value = value.get("content")
     if value is None:
         return None
-    if not isinstance(value, str) or value not in tokens:
-        raise settings.malformed(f"has {key} = {str(value)[:40]!r}, which the tokenizer lacks")
-    return tokens.index(value)
+    if not isinstance(value, str):
+        raise settings.malformed(f"has {key} = {str(value)[:40]!r}, which is no token")
+    return tokens.index(value) if value in tokens else None
 
 
 def _adds_token(
@@ -108,24 +113,44 @@ def _adds_token(
     return False
 
 
-def chat_template(checkpoint: Checkpoint, settings: JsonObject) -> str | None:
-    """Return the template of chat_template.jinja or .json, or the settings' own or default one."""
+def chat_templates(checkpoint: Checkpoint, settings: JsonObject) -> dict[str, str]:
+    """Return the chat templates by name; the one of the name "default" comes first.
+
+    They are chat_template.jinja and those in additional_chat_templates, or chat_template.json, or
+    the settings' own. If there are several and none is the default, the first one is.
+    """
     beside = checkpoint.folder / "chat_template.jinja"
-    if beside.exists():
-        try:
-            return beside.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise MalformedFileError(f"{beside} cannot be read as UTF-8 text ({error})") from error
+    others = sorted((checkpoint.folder / "additional_chat_templates").glob("*.jinja"))
+    files = {"default": beside} if beside.exists() else {}
+    found = {name: _read_template(path) for name, path in files.items()}
+    if not found:
+        for source in (settings, checkpoint.optional("chat_template.json")):
+            found = found or _stated_templates(source)
+    found |= {path.stem: _read_template(path) for path in others if path.stem not in files}
+    if found and "default" not in found:
+        found = {"default": next(iter(found.values())), **found}
+    return {name: found[name] for name in sorted(found, key=lambda name: name != "default")}
+
+
+def _read_template(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MalformedFileError(f"{path} cannot be read as UTF-8 text ({error})") from error
+
+
+def _stated_templates(settings: JsonObject) -> dict[str, str]:
+    """Return the templates of a JSON file: one text, a list of named ones, or a mapping."""
     value = settings.any("chat_template")
     if value is None:
-        value = checkpoint.optional("chat_template.json").any("chat_template")
-    if isinstance(value, list):  # several named ones
-        named = (entry for entry in value if isinstance(entry, dict))
-        default = (entry.get("template") for entry in named if entry.get("name") == "default")
-        value = next(default, None)
-    if value is not None and not isinstance(value, str):
+        return {}
+    if isinstance(value, list):
+        entries = [entry for entry in value if isinstance(entry, dict)]
+        value = {str(entry.get("name")): entry.get("template") for entry in entries}
+    named = {"default": value} if isinstance(value, str) else value
+    if not isinstance(named, dict) or not all(isinstance(text, str) for text in named.values()):
         raise settings.malformed("has a chat_template that is not a string")
-    return value
+    return named
 
 
 # == Tokenizers: byte-level BPE, or SentencePiece's kind ===========================================
@@ -199,7 +224,7 @@ def _byte_level(
         pre=name,
         add_bos=_adds_token(tokenizer, settings, "bos"),
         add_eos=settings.flag("add_eos_token") if "add_eos_token" in settings else None,
-        chat_template=chat_template(checkpoint, settings),
+        chat_templates=chat_templates(checkpoint, settings),
     )
 
 
@@ -276,7 +301,7 @@ def _finished(
         add_space=_adds_space(tokenizer) if tokenizer.values else adds_space,
         add_bos=_adds_token(tokenizer, settings, "bos", usual=True),
         add_eos=_adds_token(tokenizer, settings, "eos"),
-        chat_template=chat_template(checkpoint, settings),
+        chat_templates=chat_templates(checkpoint, settings),
     )
 
 

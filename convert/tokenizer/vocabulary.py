@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -23,7 +24,8 @@ class BytePairVocabulary:
 
     `types` has NORMAL, CONTROL, USER_DEFINED or UNUSED for each token; `merges` are "left right",
     the first first; `special_ids` maps names such as "bos", "eos", "padding" to ids; `pre` names
-    the way text is split before merging, as llama.cpp knows it.
+    the way text is split before merging, as llama.cpp knows it. `chat_templates` have names, such
+    as "default" and "tool_use".
     """
 
     tokens: tuple[str, ...]
@@ -33,7 +35,7 @@ class BytePairVocabulary:
     pre: str = "gpt-2"
     add_bos: bool | None = False
     add_eos: bool | None = None
-    chat_template: str | None = None
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self.tokens, self.types, self.special_ids)
@@ -67,7 +69,7 @@ class ScoredVocabulary:
     add_space: bool = True
     add_bos: bool | None = True
     add_eos: bool | None = None
-    chat_template: str | None = None
+    chat_templates: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check(self.tokens, self.types, self.special_ids)
@@ -106,8 +108,14 @@ def _describe_special(vocabulary: Vocabulary, metadata: Metadata) -> None:
     for name, added in (("bos", vocabulary.add_bos), ("eos", vocabulary.add_eos)):
         if added is not None:
             metadata.flag(f"tokenizer.ggml.add_{name}_token", added)
-    if vocabulary.chat_template is not None:
-        metadata.text("tokenizer.chat_template", vocabulary.chat_template)
+    templates = dict(vocabulary.chat_templates)
+    if (usual := templates.pop("default", None)) is not None:
+        metadata.text("tokenizer.chat_template", usual)
+    if templates:  # llama.cpp's keys have these names
+        named = {re.sub(r"\W", "_", name): text for name, text in templates.items()}
+        metadata.texts("tokenizer.chat_templates", tuple(named))
+        for name, text in named.items():
+            metadata.text(f"tokenizer.chat_template.{name}", text)
 
 
 @functools.cache

@@ -5,17 +5,13 @@ from typing import TYPE_CHECKING
 from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
-    from specrun.runtime.chat.calls import (
-        ForcedCalls,
-        Reply,
-        ReplyParser,
-        ThinkTags,
-        ToolSyntax,
-        syntax_of,
-        think_tags_of,
-    )
+    from specrun.runtime.chat.effort import LEVELS, Effort
+    from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
+    from specrun.runtime.chat.forced import ForcedCalls
     from specrun.runtime.chat.parts import is_malformed, is_unreadable, joined, part_text
     from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
+    from specrun.runtime.chat.reply import Reply, ReplyParser, ToolCall
+    from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
     from specrun.runtime.chat.template import (
         ChatTemplate,
         ChatText,

@@ -1,133 +1,72 @@
-"""Replies taken apart by families of models (Hermes, Llama 3, Mistral, Qwen3-Coder): tool calls."""
+"""Tool calls in a reply, read by the form of its family: objects, names, tags, Python's calls."""
 
 from __future__ import annotations
 
+import functools
 import json
 import re
-import secrets
-import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 from specrun.runtime.chat.reader import (
     BLANK,
-    CallBegun,
     Content,
-    EnoughError,
     NotACallError,
-    Part,
     Reader,
     Reading,
     Reasoning,
-    merged,
 )
-from specrun.runtime.grammar import SPACES, any_of, followed
+from specrun.runtime.chat.syntax import ArgumentForm, ToolSyntax
+from specrun.runtime.chat.values import ValueReading, as_json, kinds_of, typed
 
-# == Tool calls as families of models write them ===================================================
-
-
-TOOL_CALL, END_TOOL_CALL = "<tool_call>", "</tool_call>"
-PYTHON_TAG = "<|python_tag|>"
-TOOL_CALLS, CALL_ID, ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
-FUNCTION, END_FUNCTION = "<function=", "</function>"
-PARAMETER, END_PARAMETER = "<parameter=", "</parameter>"
-
-_NAMES_OF_ARGUMENTS = ("arguments", "parameters")
+_NAMES = ("name", "tool_name")
+_ARGUMENTS = ("arguments", "parameters")
+_WRAPPERS = ("function", "tool_call", "tool_calls")  # keys of objects around calls
+_LONGEST_HEAD = 300
+_FENCES = ("```json", "```tool_call", "```")
 
 
-def read_hermes(reader: Reader) -> Reading[None]:
-    """Read `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, among content."""
-    while (yield from reader.until((TOOL_CALL,))):
-        if (yield from reader.attempt(_object)):
-            yield from reader.follows(END_TOOL_CALL)
+def read_calls(reader: Reader, syntax: ToolSyntax, around: Collection[str] = ()) -> Reading[str]:
+    """Read content and calls up to the end, or to a mark of `around`, which is returned."""
+    openers = (*syntax.sections, *syntax.openers)
+    while mark := (yield from reader.until((*openers, *around))):
+        if mark in around:
+            return mark
+        if (yield from reader.attempt(functools.partial(read_call, syntax=syntax, mark=mark))):
+            yield from end_calls(reader, syntax)
+    return ""
 
 
-def read_llama3(reader: Reader) -> Reading[None]:
-    """Read `{"name": ..., "parameters": {...}}`: the reply's begin, or behind `<|python_tag|>`."""
-    yield from _objects(reader)
-    while (yield from reader.until((PYTHON_TAG,))):
-        yield from _objects(reader)
-
-
-def read_mistral(reader: Reader) -> Reading[None]:
-    """Read `[TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]`, or `[TOOL_CALLS]name[ARGS]{}`.
-
-    The second is how models since 2025 write it, each call behind a marker of its own.
-    """
-    while (yield from reader.until((TOOL_CALLS,))):
-        yield from reader.attempt(_after_tool_calls)
-
-
-def read_qwen_coder(reader: Reader) -> Reading[None]:
-    """Read `<tool_call><function=name><parameter=key>value</parameter></function></tool_call>`."""
-    while marker := (yield from reader.until((TOOL_CALL, FUNCTION))):
-        call = _tagged_function if marker == FUNCTION else _enclosed_function
-        if (yield from reader.attempt(call)):
-            yield from reader.follows(END_TOOL_CALL)
-
-
-# -- calls that are JSON objects -------------------------------------------------------------------
-
-
-def _objects(reader: Reader) -> Reading[None]:
-    """Read calls that follow each other, with or without a semicolon between them."""
-    if not (yield from reader.attempt(_object)):
-        return
-    while (yield from reader.attempt(_separated_object)):
+def end_calls(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
+    """Read the marks that end calls."""
+    while (yield from reader.follows_any(syntax.closers)):
         pass
 
 
-def _separated_object(reader: Reader) -> Reading[None]:
-    separator = yield from reader.after_blank()
-    if separator not in (";", ","):
-        reader.back(separator)
-    yield from _object(reader)
-
-
-def _object(reader: Reader) -> Reading[None]:
-    """Read one call: its name and arguments may come in any order, among other keys."""
-    if (yield from reader.after_blank()) != "{":
+def read_call(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
+    """Read the call, or the list of calls, behind a mark; "" is the begin of the reply."""
+    if mark in syntax.sections and syntax.openers:
+        mark = yield from reader.follows_any(syntax.openers)
+        if not mark and syntax.kind != "object":
+            yield from reader.next()
+            raise NotACallError
+    if syntax.kind == "keywords":
+        yield from _keyword_calls(reader, syntax)
+        return
+    yield from reader.follows_any(_FENCES if not mark or mark.endswith(":") else ())
+    first = yield from reader.after_blank()
+    if first in ("{", "["):
+        reader.back(first)
+        yield from _objects(reader, syntax)
+    elif syntax.kind == "object":
         raise NotACallError
-    name: str | None = None
-    arguments: Any = None
-    begun = False
-    separator = ","
-    while separator == ",":
-        if (yield from reader.after_blank()) != '"':
-            raise NotACallError
-        key = yield from reader.string()
-        if (yield from reader.after_blank()) != ":":
-            raise NotACallError
-        first = yield from reader.after_blank()
-        if key in _NAMES_OF_ARGUMENTS and name is not None and first == "{" and not begun:
-            yield from _arguments(reader, name)
-            begun = True
-        elif key == "name" and not begun:
-            name = _known(reader, (yield from reader.value(first)))
+    else:
+        reader.back(first)
+        if syntax.kind == "tags":
+            yield from _tagged(reader, syntax, mark)
         else:
-            value = yield from reader.value(first)
-            arguments = value if key in _NAMES_OF_ARGUMENTS else arguments
-        separator = yield from reader.after_blank()
-    if separator != "}" or name is None:
-        raise NotACallError
-    if not begun:
-        text = _as_object(arguments)
-        reader.begin(name)
-        reader.argue(text)
-    reader.end_call()
-
-
-def _arguments(reader: Reader, name: str) -> Reading[None]:
-    """Give out the arguments whose bracket was read, as they come."""
-    second = yield from reader.after_blank()
-    if second not in ('"', "}"):  # a dictionary of Python's, for instance: not to be begun
-        raise NotACallError
-    reader.back(second)
-    reader.begin(name)
-    reader.argue("{")
-    yield from reader.bracketed(reader.argue)
+            yield from _named(reader, syntax)
 
 
 def _known(reader: Reader, name: object) -> str:
@@ -136,13 +75,150 @@ def _known(reader: Reader, name: object) -> str:
     return name
 
 
+# -- calls that are JSON objects -------------------------------------------------------------------
+
+
+def _objects(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
+    """Read calls in a list, or calls that follow each other, with or without a semicolon."""
+    if (yield from reader.follows("[")):
+        separator = ","
+        while separator == ",":
+            reader.hold()
+            yield from _object(reader, syntax)
+            separator = yield from reader.after_blank()
+        if separator != "]":
+            reader.back(separator)
+            reader.require_more()
+        return
+    yield from _object(reader, syntax)
+    while True:
+        separator = yield from reader.follows_any((";", ","))
+        if not (yield from reader.ahead("{", BLANK)):
+            reader.back(separator)
+            return
+        if not (yield from reader.attempt(functools.partial(_object, syntax=syntax))):
+            return
+
+
+def _object(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
+    """Read one call: its name and arguments may come in any order, among other keys."""
+    if (yield from reader.after_blank()) != "{":
+        raise NotACallError
+    name: str | None = None
+    arguments: Any = None
+    begun = False
+    while True:
+        quote = yield from reader.after_blank()
+        if begun and quote not in ('"', "'"):
+            reader.back("" if quote == "}" else quote)
+            break
+        key = yield from _string(reader, quote)
+        if (yield from reader.after_blank()) != ":":
+            raise NotACallError
+        first = yield from reader.after_blank()
+        if key in _WRAPPERS and name is None and first in ("{", "["):
+            reader.back(first)
+            yield from _objects(reader, syntax)
+            yield from reader.follows("}")
+            return
+        if key == syntax.answer_key and first == '"':
+            yield from _answer(reader)
+            return
+        if key in _ARGUMENTS and name is not None and first == "{" and not begun:
+            yield from _arguments(reader, syntax, name)
+            begun = True
+        elif key in _NAMES and not begun:
+            name = _known(reader, (yield from _value(reader, syntax, first)))
+        elif name is None and first == "{" and syntax.form.before_arguments == '": ':
+            name, begun = _known(reader, key), True  # the name itself is the key
+            yield from _arguments(reader, syntax, name)
+        else:
+            value = yield from _value(reader, syntax, first)
+            arguments = value if key in _ARGUMENTS else arguments
+        separator = yield from reader.after_blank()
+        if separator == "}":
+            break
+        if separator != ",":
+            if not begun:
+                raise NotACallError
+            reader.back(separator)
+            reader.require_more()
+            break
+    if name is None:
+        raise NotACallError
+    if not begun:
+        text = _as_object(arguments)
+        reader.begin(name)
+        reader.argue(text)
+    reader.end_call()
+
+
+def _answer(reader: Reader) -> Reading[None]:
+    """Give out the text of an answer that is a string of an object, as content."""
+    reader.release()
+
+    def give(piece: str) -> None:
+        if piece != '"':
+            reader.parts.append(Content(json.loads(f'"{piece}"')))
+
+    reader.back('"')
+    yield from ValueReading(reader, give).value()
+    yield from reader.follows("}")
+
+
+def _arguments(reader: Reader, syntax: ToolSyntax, name: str) -> Reading[None]:
+    """Give out the arguments whose bracket was read, as they come."""
+    second = yield from reader.after_blank()
+    if not (second.isalnum() or second in ('"', "'", "}", "_", syntax.form.quote[:1] or "}")):
+        raise NotACallError
+    reader.back(second)
+    reader.begin(name)
+    marks, quote = (*syntax.closers, *syntax.openers), syntax.form.quote
+    yield from ValueReading(reader, reader.argue, marks, quote).inside("{")
+
+
+def _string(reader: Reader, quote: str) -> Reading[str]:
+    """Return the string whose opening quote was read; control characters are none of it."""
+    if quote not in ('"', "'") or not quote:
+        raise NotACallError
+    raw = ""
+    while (character := (yield from reader.next())) != quote:
+        if character < " ":  # the end of the text, too
+            raise NotACallError
+        if character == "\\":
+            following = yield from reader.next()
+            character = following if following == "'" else character + following
+        raw += '\\"' if character == '"' else character
+    return str(_parsed(f'"{raw}"'))
+
+
+def _value(reader: Reader, syntax: ToolSyntax, first: str) -> Reading[Any]:
+    """Return the value that begins with the character `first`, which was read."""
+    if first in ('"', "'"):
+        return (yield from _string(reader, first))
+    raw = first
+    if first in ("{", "["):
+        pieces: list[str] = []
+        yield from ValueReading(reader, pieces.append, syntax.closers).inside(first)
+        raw = "".join(pieces)
+    else:
+        while (character := (yield from reader.next())).isalnum() or character in ("+", "-", "."):
+            raw += character
+        reader.back(character)
+    return _parsed({"True": "true", "False": "false", "None": "null"}.get(raw, raw))
+
+
+def _parsed(raw: str) -> Any:  # noqa: ANN401 - any JSON value
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise NotACallError from error
+
+
 def _as_object(arguments: object) -> str:
     """Return arguments that came whole as JSON: some models write them as a string of it."""
     if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments)
-        except (ValueError, RecursionError) as error:
-            raise NotACallError from error
+        arguments = _parsed(as_json(arguments))
     if arguments is None:
         return "{}"
     if not isinstance(arguments, dict):
@@ -150,503 +226,343 @@ def _as_object(arguments: object) -> str:
     return json.dumps(arguments, ensure_ascii=False)
 
 
-# -- Mistral ---------------------------------------------------------------------------------------
+# -- calls that begin with a name ------------------------------------------------------------------
 
 
-def _after_tool_calls(reader: Reader) -> Reading[None]:
-    first = yield from reader.after_blank()
-    if first == "{":
+def _named(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
+    """Read a name and what stands before the arguments, and these."""
+    head = ""
+    while not head.endswith("{"):
+        character = yield from reader.next()
+        if not character or len(head) > _LONGEST_HEAD:
+            raise NotACallError
+        head += character
+        mark = next((each for each in syntax.openers if head.endswith(each)), None)
+        if mark is not None:
+            reader.back(mark)
+            raise NotACallError
+    assert syntax.head is not None
+    found = syntax.head.fullmatch(head[:-1])
+    if found is None:
+        raise NotACallError
+    yield from _arguments(reader, syntax, _known(reader, found["name"]))
+    reader.end_call()
+
+
+# -- calls as Python has them ----------------------------------------------------------------------
+
+
+def _keyword_calls(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
+    """Read `name(key=value, ...)`: in a list, or one a line."""
+    in_list = yield from reader.follows("[")
+    while True:
+        name = yield from _identifier(reader)
+        if (yield from reader.next()) != "(":
+            raise NotACallError
+        name = _known(reader, name)
+        first = yield from reader.after_blank()
         reader.back(first)
-        yield from _object(reader)
-    elif first == "[":
-        separator = ","
-        while separator == ",":
-            reader.hold()
-            yield from _object(reader)
-            separator = yield from reader.after_blank()
-        if separator != "]":
+        if not (first.isalnum() or first in ("_", ")", '"', "'")):
             raise NotACallError
-    else:  # `name[ARGS]{...}`; some models name the call in between: `[CALL_ID]id`
-        name = first + (yield from _identifier(reader))
-        if (yield from reader.follows(CALL_ID)):
-            yield from _identifier(reader)
-        yield from reader.follows(ARGS)
-        if (yield from reader.after_blank()) != "{":
-            raise NotACallError
-        yield from _arguments(reader, _known(reader, name))
+        reader.begin(name)
+        names = list(_properties(reader.tools[name]))
+        yield from ValueReading(reader, reader.argue, syntax.closers, names=names).inside("(")
         reader.end_call()
+        if in_list and not (yield from reader.ahead((",",), BLANK)):
+            break
+        yield from reader.follows(",")
+        if not in_list and not (yield from _name_follows(reader)):
+            return
+        reader.hold()
+    if in_list and not (yield from reader.follows("]")):
+        reader.require_more()
 
 
 def _identifier(reader: Reader) -> Reading[str]:
-    name = ""
-    while (character := (yield from reader.next())) and character not in BLANK + "[{":
+    name = yield from reader.after_blank()
+    while (character := (yield from reader.next())).isalnum() or character in tuple("_.-"):
         name += character
     reader.back(character)
     return name
 
 
+def _name_follows(reader: Reader) -> Reading[bool]:
+    return (yield from reader.ahead([f"{name}(" for name in reader.tools], BLANK))
+
+
+def _properties(schema: object) -> dict[str, Any]:
+    properties = schema.get("properties") if isinstance(schema, dict) else None
+    return properties if isinstance(properties, dict) else {}
+
+
 # -- calls that are tags ---------------------------------------------------------------------------
 
 
-def _enclosed_function(reader: Reader) -> Reading[None]:
-    if not (yield from reader.follows(FUNCTION)):
+def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
+    """Read the call whose name comes next; each argument is given out when it is whole."""
+    form = syntax.form.argument
+    assert form is not None
+    second = syntax.form.before_name.partition(mark)[2].strip() if mark else ""
+    if second and mark != second and not (yield from reader.follows(second)):
         yield from reader.next()
         raise NotACallError
-    yield from _tagged_function(reader)
-
-
-def _tagged_function(reader: Reader) -> Reading[None]:
-    """Read the call whose name comes next; each argument is given out when it is whole."""
-    name = _known(reader, (yield from _tag(reader)))
+    name = yield from _identifier(reader)
+    end = syntax.form.before_arguments.strip()
+    end = end[end.rfind("<") if end.endswith("|>") else -1 :]  # without attributes
+    if end:
+        yield from _up_to(reader, end)
+    name = _known(reader, name)
+    if not (yield from reader.ahead((form.before.strip(), *syntax.closers), BLANK)):
+        yield from reader.next()
+        raise NotACallError
     reader.begin(name)
     reader.argue("{")
-    separator = ""
-    while (yield from reader.follows(PARAMETER)):
-        key = yield from _tag(reader)
-        value = yield from _raw_value(reader)
-        schema = reader.tools[name]
-        properties = schema.get("properties") if isinstance(schema, dict) else None
-        described = properties.get(key) if isinstance(properties, dict) else None
-        typed: object = value  # in the form of its schema: text, or the value of the text as JSON
-        if not takes_text(described):
-            with suppress(ValueError, RecursionError):
-                typed = json.loads(value)
-        text = json.dumps(typed, ensure_ascii=False)
-        reader.argue(f"{separator}{json.dumps(key, ensure_ascii=False)}: {text}")
-        separator = ", "
+    properties = _properties(reader.tools[name])
+    given: list[str] = []
+    is_whole = True
+    while is_whole and not (yield from reader.ahead(syntax.closers, BLANK)):
+        if not (yield from reader.follows(form.before.strip())):
+            break
+        key, attributes = yield from _key(reader, form)
+        keys = [each for each in properties if each != key and each not in given]
+        value = (yield from _TagValue(reader, syntax, form, key, keys).read()) if key else None
+        is_whole = value is not None
+        if value is not None:
+            text = _typed_argument(value, form, properties.get(key), reader.tools[name], attributes)
+            comma = ", " if given else ""
+            reader.argue(f"{comma}{json.dumps(key, ensure_ascii=False)}: {text}")
+            given.append(key)
+    if not is_whole or not (yield from reader.ahead(syntax.closers, BLANK)):
+        reader.require_more()
+        if reader.is_cut and (not is_whole or (yield from reader.at_end())):
+            return
     reader.argue("}")
-    if not (yield from reader.follows(END_FUNCTION)):
-        yield from reader.next()
-        raise NotACallError
+    yield from end_calls(reader, syntax)
     reader.end_call()
 
 
-def _tag(reader: Reader) -> Reading[str]:
-    """Return the text before the bracket that closes a tag."""
-    name = ""
-    while (character := (yield from reader.next())) != ">":
-        if not character or character in "\n<":
-            raise NotACallError
-        name += character
-    return name
-
-
-def _raw_value(reader: Reader) -> Reading[str]:
-    """Return the text of an argument, without the line breaks next to its tags."""
-    text = ""
-    while not text.endswith(END_PARAMETER):
+def _up_to(reader: Reader, text: str) -> Reading[str]:
+    """Return what stands before a text, in this line."""
+    seen = ""
+    while not seen.endswith(text):
         character = yield from reader.next()
-        if not character:
+        if not character or character == "\n" or len(seen) > _LONGEST_HEAD:
             raise NotACallError
-        text += character
-    return text.removesuffix(END_PARAMETER).removeprefix("\n").removesuffix("\n")
+        seen += character
+    return seen.removesuffix(text)
 
 
-def takes_text(schema: object) -> bool:
-    """Whether a schema takes texts only."""
-    if not isinstance(schema, dict):
-        return False
-    known = schema.get("enum")
-    if isinstance(known, list):
-        return bool(known) and all(isinstance(value, str) for value in known)
-    return schema.get("type") == "string"
+def _key(reader: Reader, form: ArgumentForm) -> Reading[tuple[str, str]]:
+    """Return an argument's name and the attributes behind it; "" if the tag is not whole."""
+    head, end = "", form.value_mark
+    while not head.endswith(end):
+        character = yield from reader.next()
+        if not character or len(head) > _LONGEST_HEAD:
+            return "", ""
+        head += character
+    found = re.match(r'[^"<>\n]+', head)
+    return (found[0].strip(), head[found.end() :]) if found else ("", "")
 
 
-# == Grammars of tool calls ========================================================================
-#
-# The grammars are in llguidance's dialect of Lark. Arguments have the spaces that templates write,
-# so that all of a call's frame is forced, and drafted for nothing.
+class _TagValue:
+    """The value of an argument, up to its closing tag, which may stand within it or be missing.
 
-
-_SPACES = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
-_BLANK = "/[ \\n]*/"
-_REPLY = "schema of a reply"
-
-
-@dataclass(frozen=True, slots=True)
-class CallForm:
-    """The texts around calls: before and behind all, each, its name and its arguments.
-
-    The first of them begins with `mark`, if there is one; a call without one may follow a
-    `tag`. `tagged` arguments are tags instead of a JSON object.
-    """
-
-    before_name: str
-    before_arguments: str
-    behind: str = ""
-    before_all: str = ""
-    behind_all: str = ""
-    separator: str | None = None
-    tagged: bool = False
-    mark: str = ""
-    tag: str = ""
-
-    @property
-    def behind_mark(self) -> CallForm:
-        """The rest of the form behind a mark."""
-        if self.before_all:
-            return replace(self, before_all=self.before_all.removeprefix(self.mark))
-        # Each call has a mark of its own.
-        return replace(self, before_name=self.before_name.removeprefix(self.mark), separator=None)
-
-
-@dataclass(frozen=True, slots=True)
-class ForcedCalls:
-    """The calls that are required: one of these tools, or several if the form has a separator.
-
-    With `may_talk` none is required: text may surround calls, but a text that begins as a call is
-    one. With `answer` a text by this schema may come instead, and without a form no call may.
-    `control` are ids of marks that are control tokens, which a grammar names by id.
-    """
-
-    form: CallForm | None
-    schemas: Mapping[str, Any]
-    control: Mapping[str, int]
-    several: bool = False
-    may_talk: bool = False
-    answer: Any = None
-
-    def grammar(self, think: tuple[str, str] | None = None, *, thinking: bool = False) -> str:
-        """Return the grammar; before the calls the model may think, and must end its reasoning.
-
-        `thinking`: the prompt opened the reasoning already.
-        """
-        rules = _Rules(self.control)
-        start = rules.add("reply", self._reply(rules))
-        if think is not None:
-            thought = rules.until(think[1]) + f" {_BLANK}"
-            whole = f"{rules.text(think[0])} {thought}"
-            start = f"{thought} {start}" if thinking else f"({whole})? {start}"
-        return rules.source(start)
-
-    def _reply(self, rules: _Rules) -> str:
-        form = self.form if self.schemas else None
-        if form is None:
-            return rules.json(self.answer, SPACES)
-        if self.answer is None:
-            return self._talk(rules, form) if self.may_talk else self._calls(rules, form)
-        if form.mark:
-            return f"{self._calls(rules, form)} | {rules.json(self.answer, SPACES)}"
-        # Both begin with a bracket: one schema has them, so that they share what they begin with.
-        calls = [_call_schema(form, name, schema) for name, schema in self.schemas.items()]
-        texts = rules.json(any_of([followed(self.answer, _REPLY, {}), *calls]), SPACES)
-        if form.tag not in self.control:
-            return texts
-        return f"{rules.text(form.tag)} {rules.json(any_of(calls), SPACES)} | {texts}"
-
-    def _calls(self, rules: _Rules, form: CallForm) -> str:
-        calls: list[str] = []
-        for name, schema in self.schemas.items():
-            fields = schema if isinstance(schema, dict) else {}
-            if form.tagged:
-                arguments = _tags(rules, _with_definitions(fields))
-            else:
-                arguments = rules.json({"type": "object", **fields})
-            before = rules.text(form.before_name + name + form.before_arguments)
-            calls.append(f"{before} {arguments} {rules.text(form.behind)}")
-        rules.add("call", " | ".join(calls))
-        many = "call"
-        if self.several and form.separator is not None:
-            many = f"call ({rules.text(form.separator)} call)*"
-        return f"{rules.text(form.before_all)} {many} {rules.text(form.behind_all)}"
-
-    def _talk(self, rules: _Rules, form: CallForm) -> str:
-        """Return text and calls: behind a mark, or instead of a text that begins with a bracket."""
-        calls = rules.add("calls", self._calls(rules, form.behind_mark))
-        if not form.mark:
-            tag = f"({rules.text(form.tag)})?" if form.tag in self.control else ""
-            return f"/\\s*([^\\s{{](?s:.*))?/ | {tag} {calls}"
-        times = "*" if self.several else "?"
-        return f"({rules.until(form.mark)} {calls}){times} /(?s:.*)/"
-
-
-def _call_schema(form: CallForm, name: str, schema: object) -> Mapping[str, Any]:
-    """Return the schema of a call that is a JSON object: of its name, and then its arguments."""
-    frame = json.loads(f"{form.before_name}{name}{form.before_arguments}{{}}{form.behind}")
-    fields = schema if isinstance(schema, dict) else {}
-    arguments = followed({"type": "object", **fields}, _REPLY, {})
-    definitions = arguments.pop("$defs", {})
-    return {
-        "type": "object",
-        "properties": {key: {"const": v} if v != {} else arguments for key, v in frame.items()},
-        "required": [*frame],
-        "additionalProperties": False,
-        "$defs": definitions,
-    }
-
-
-class _Rules:
-    """Rules of a grammar, as they come to be needed."""
-
-    def __init__(self, control: Mapping[str, int]) -> None:
-        self._control = control
-        self._rules: list[str] = []
-
-    def add(self, name: str, body: str) -> str:
-        """Add a rule; return its name."""
-        self._rules.append(f"{name}: {body}")
-        return name
-
-    def text(self, text: str | None) -> str:
-        """Return a text, with control tokens by their ids."""
-        if not text:
-            return ""
-        marks = "|".join(map(re.escape, self._control)) or "(?!)"
-        pieces = [piece for piece in re.split(f"({marks})", text) if piece]
-        return " ".join(
-            f"<[{self._control[piece]}]>"
-            if piece in self._control
-            else json.dumps(piece, ensure_ascii=False)
-            for piece in pieces
-        )
-
-    def json(self, schema: Any, spaces: Mapping[str, Any] = _SPACES) -> str:  # noqa: ANN401
-        """Return a rule of the JSON values of a schema."""
-        source = json.dumps(followed(schema, _REPLY, spaces))
-        return self.add(f"json_{len(self._rules)}", f"%json {source}")
-
-    def until(self, mark: str) -> str:
-        """Return a rule of any text up to a mark, and the mark."""
-        if mark in self._control:
-            return f"/(?s:.*)/ {self.text(mark)}"
-        escaped = "\\n".join(map(re.escape, mark.split("\n"))).replace("/", "\\/")
-        name = f"until_{len(self._rules)}"
-        self.add(f"{name}[lazy]", f"/(?s:.*){escaped}/")
-        return name
-
-    def source(self, start: str) -> str:
-        """Return the grammar that begins with `start`."""
-        return "\n".join([f"start: {start}", *self._rules, ""])
-
-
-def _tagged(rules: _Rules, schema: object) -> str:
-    """Return an argument and its closing tag: texts unchanged, all else as JSON."""
-    fields, closing = schema if isinstance(schema, dict) else {}, f"\n{END_PARAMETER}\n"
-    if not takes_text(schema):
-        return f"{rules.json(fields)} {rules.text(closing)}"
-    if "enum" not in fields:
-        return rules.until(closing)
-    values = " | ".join(rules.text(str(value)) for value in fields["enum"])
-    return f"({values}) {rules.text(closing)}"
-
-
-def _with_definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a schema whose properties have its definitions: each is a text of its own."""
-    properties = schema.get("properties")
-    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    if not (shared and isinstance(properties, dict)):
-        return schema
-    alone = {
-        name: {**value, **shared} if isinstance(value, dict) else value
-        for name, value in properties.items()
-    }
-    return {**schema, "properties": alone}
-
-
-def _tags(rules: _Rules, schema: Mapping[str, Any]) -> str:
-    """Return the tags of the arguments, in the schema's order; optional ones may be left out."""
-    properties, required = schema.get("properties"), schema.get("required")
-    tags: list[str] = []
-    for key, value in (properties if isinstance(properties, dict) else {}).items():
-        tag = rules.text(f"{PARAMETER}{key}>\n") + " " + _tagged(rules, value)
-        is_required = isinstance(required, list) and key in required
-        tags.append(tag if is_required else f"({tag})?")
-    return " ".join(tags)
-
-
-# == Families of chat templates: their syntax of tool calls and of reasoning =======================
-#
-# Nothing in a model's file names its family; the marks that the template itself writes do.
-
-
-@dataclass(frozen=True, slots=True)
-class ToolSyntax:
-    """How a family writes tool calls.
-
-    `read` parses them; `marks` are texts that are control tokens in most vocabularies of the
-    family, which the text of an answer otherwise leaves out. `form` is the form of forced calls.
-    `id_length` is the number of letters and digits of an id in the family's templates, None if any
-    number will do.
-    """
-
-    name: str
-    read: Callable[[Reader], Reading[None]]
-    marks: tuple[str, ...]
-    form: CallForm
-    id_length: int | None = None
-
-    def new_id(self) -> str:
-        """Return an id for a call."""
-        letters = string.ascii_letters + string.digits
-        made = "".join(secrets.choice(letters) for _ in range(self.id_length or 24))
-        return f"call_{made}" if self.id_length is None else made
-
-
-HERMES = ToolSyntax(
-    "hermes",
-    read_hermes,
-    (TOOL_CALL, END_TOOL_CALL),
-    CallForm(
-        f'{TOOL_CALL}\n{{"name": "',
-        '", "arguments": ',
-        behind=f"}}\n{END_TOOL_CALL}",
-        separator="\n",
-        mark=TOOL_CALL,
-    ),
-)
-LLAMA3 = ToolSyntax(
-    "llama3",
-    read_llama3,
-    (PYTHON_TAG,),
-    CallForm('{"name": "', '", "parameters": ', behind="}", tag=PYTHON_TAG),
-)
-MISTRAL = ToolSyntax(
-    "mistral",
-    read_mistral,
-    (TOOL_CALLS, CALL_ID, ARGS),
-    CallForm(
-        '{"name": "',
-        '", "arguments": ',
-        behind="}",
-        before_all=f"{TOOL_CALLS}[",
-        behind_all="]",
-        separator=", ",
-        mark=TOOL_CALLS,
-    ),
-    id_length=9,
-)
-MISTRAL_V11 = replace(MISTRAL, form=CallForm(TOOL_CALLS, ARGS, separator="", mark=TOOL_CALLS))
-QWEN_CODER = ToolSyntax(
-    "qwen3-coder",
-    read_qwen_coder,
-    (TOOL_CALL, END_TOOL_CALL),
-    CallForm(
-        f"{TOOL_CALL}\n{FUNCTION}",
-        ">\n",
-        behind=f"{END_FUNCTION}\n{END_TOOL_CALL}",
-        separator="\n",
-        tagged=True,
-        mark=TOOL_CALL,
-    ),
-)
-
-
-def syntax_of(source: str) -> ToolSyntax | None:
-    """Return the syntax of tool calls of a chat template's model, None if it is unknown."""
-    if TOOL_CALLS in source:
-        return MISTRAL_V11 if ARGS in source else MISTRAL
-    if TOOL_CALL in source:
-        return QWEN_CODER if FUNCTION in source else HERMES
-    is_llama3 = "<|start_header_id|>" in source and '"parameters"' in source
-    return LLAMA3 if is_llama3 or PYTHON_TAG in source else None
-
-
-ThinkTags = tuple[str, str]
-_THINK_TAGS: tuple[ThinkTags, ...] = (("<think>", "</think>"), ("[THINK]", "[/THINK]"))
-
-
-def think_tags_of(source: str) -> ThinkTags | None:
-    """Return the tags around the reasoning of a chat template's model, None if it has none."""
-    return next((tags for tags in _THINK_TAGS if tags[0] in source or tags[1] in source), None)
-
-
-# == A reply as it comes: reasoning, content and tool calls ========================================
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """A call: the tool's name, and its arguments as the model wrote them, JSON if it was able."""
-
-    name: str
-    arguments: str
-
-
-@dataclass(slots=True)
-class Reply:
-    """The parts of a reply put together."""
-
-    reasoning: str = ""
-    content: str = ""
-    calls: list[ToolCall] = field(default_factory=list)
-
-    def add(self, parts: Sequence[Part]) -> None:
-        """Take the next parts."""
-        for part in parts:
-            if isinstance(part, Reasoning):
-                self.reasoning += part.text
-            elif isinstance(part, Content):
-                self.content += part.text
-            elif isinstance(part, CallBegun):
-                self.calls.append(ToolCall(part.name, ""))
-            else:
-                call = self.calls[part.index]
-                self.calls[part.index] = ToolCall(call.name, call.arguments + part.text)
-
-
-class ReplyParser:
-    """Takes a reply's text piece by piece and returns the parts that became certain.
-
-    However the text is split, the parts put together are the same. `syntax` and `tools` (the
-    schemas of the arguments by name) define a tool call; without a syntax all is content.
-    With `think`, the text between these tags at the reply's beginning is reasoning; `thinking`:
-    the prompt ends with the first of them. After `most_calls` calls the reply is `done`, and the
-    rest is left out.
+    A closing tag is the argument's if what may follow an argument does. Tags of calls that are
+    opened and closed within the value belong to it. Where the closing tag is missing, the value
+    ends at the tag of one of the other `keys`, or at the end of the call.
     """
 
     def __init__(
-        self,
-        syntax: ToolSyntax | None = None,
-        tools: Mapping[str, Any] | None = None,
-        *,
-        think: ThinkTags | None = None,
-        thinking: bool = False,
-        most_calls: int | None = None,
+        self, reader: Reader, syntax: ToolSyntax, form: ArgumentForm, key: str, keys: list[str]
     ) -> None:
-        self.done = False
-        self._reader = Reader(tools or {}, most_calls)
-        self._reading = _read_reply(self._reader, syntax, think, thinking)
-        next(self._reading)
+        self._reader = reader
+        self._form = form
+        self._close = form.behind.strip().replace("{key}", key)
+        self._call_open = syntax.openers[-1]
+        self._call_close = syntax.form.behind.split()[0]
+        self._before = form.before.strip()
+        lead = form.between.strip()[:1]
+        self._others = [f"{each}{lead}" for each in keys]
+        self._nested = self._before
+        if "{key}" in form.behind:  # each argument has a closing tag of its own
+            self._nested, self._others = f"{self._before}{key}>", []
+        self._behind = (*syntax.closers, *syntax.openers, *syntax.sections)
+        self._text = ""
+        self._open: list[str] = []  # closing tags of what was opened within the value
 
-    def push(self, text: str) -> list[Part]:
-        """Return the parts that are certain with the next piece of text."""
-        for character in text:
-            self._send(character)
-        return self._taken()
+    def read(self) -> Reading[str | None]:
+        """Return the value, None if the text is cut within it."""
+        reader, rest = self._reader, ""
+        closed: int | None = None
+        while True:
+            character = yield from reader.next()
+            if not character:
+                if reader.is_cut:
+                    return None
+                reader.require_more()
+                if closed is not None:
+                    rest = self._text[closed + len(self._close) :]
+                    self._text = self._text[:closed]
+                reader.back(rest)
+                return self._trimmed(self._text)
+            self._text += character
+            if self._ends(self._close):
+                if self._closes(self._close):
+                    continue
+                if (yield from self._followed((self._before, *self._behind))):
+                    return self._trimmed(self._text.removesuffix(self._close))
+                closed = len(self._text) - len(self._close) if closed is None else closed
+            elif self._ends(self._call_close):
+                if not self._closes(self._call_close) and (yield from self._followed(self._behind)):
+                    return self._until(self._call_close)
+            elif self._ends(self._nested):
+                if not self._open and (yield from reader.ahead(self._others)):
+                    return self._until(self._nested)
+                self._open.append(self._close)
+            elif self._ends(self._call_open):
+                self._open.append(self._call_close)
 
-    def finish(self) -> list[Part]:
-        """Return the parts that were held back: the text has ended."""
-        self._send("")
-        return self._taken()
+    def _ends(self, tag: str) -> bool:
+        return self._text.endswith(tag)
 
-    def _send(self, character: str) -> None:
-        if self.done:
+    def _closes(self, tag: str) -> bool:
+        """Whether a closing tag closes what was opened within the value."""
+        is_inner = tag in self._open if tag == self._call_close else self._open[-1:] == [tag]
+        while is_inner and self._open.pop() != tag:
+            pass
+        return is_inner
+
+    def _followed(self, tags: Collection[str]) -> Reading[bool]:
+        return (yield from self._reader.at_end()) or (yield from self._reader.ahead(tags, BLANK))
+
+    def _until(self, tag: str) -> str:
+        """Return the value before a tag that ends it instead of its own."""
+        self._reader.back(tag)
+        text = self._text.removesuffix(tag)
+        closed = text.rstrip(BLANK)  # by a tag that seemed to close one within
+        has_tag = closed.endswith(self._close)
+        return self._trimmed(closed.removesuffix(self._close) if has_tag else text)
+
+    def _trimmed(self, text: str) -> str:
+        """Return the value without the line breaks next to its tags."""
+        if text.startswith("<![CDATA[") and text.endswith("]]>"):
+            return text[len("<![CDATA[") : -len("]]>")]
+        breaks = self._form.between.endswith("\n") or self._form.behind.startswith("\n")
+        if breaks or (text[:1] == "\n" == text[-1:]):
+            return text.removeprefix("\n").removesuffix("\n")
+        return text
+
+
+def _typed_argument(
+    value: str, form: ArgumentForm, schema: object, root: object, attributes: str
+) -> str:
+    """Return the JSON of an argument's text: by its schema, else by what its tag says."""
+    if "{key}" in form.behind and (form.before in value or not value.strip()):
+        with suppress(NotACallError):
+            return json.dumps(_elements(value, form.before, schema, root), ensure_ascii=False)
+    is_text = re.search(r'(string|type)="(true|string)"', attributes)
+    return typed(value, schema if schema is not None or not is_text else {"type": "string"}, root)
+
+
+def _elements(text: str, before: str, schema: object, root: object) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the value that elements within elements are."""
+    tag = re.compile(re.escape(before) + r"(/?)([^>]*)>")
+    opened: list[tuple[str, object]] = [("", schema)]
+    inner: list[list[tuple[str, Any]]] = [[]]
+    place = 0
+    for found in tag.finditer(text):
+        between, place = text[place : found.start()], found.end()
+        if not found[1]:
+            parent = opened[-1][1]
+            items = parent.get("items") if isinstance(parent, dict) else None
+            own = items if found[2] == "item" and items else _properties(parent).get(found[2])
+            opened.append((found[2], own))
+            inner.append([])
+        elif opened[-1][0] == found[2] and len(opened) > 1:
+            name, own = opened.pop()
+            made = _element(inner.pop(), between, own, root)
+            inner[-1].append((name, made))
+        else:
+            raise NotACallError
+    if len(opened) > 1:
+        raise NotACallError
+    return _element(inner[0], text if not inner[0] else "", schema, root)
+
+
+def _element(children: list[tuple[str, Any]], text: str, schema: object, root: object) -> Any:  # noqa: ANN401 - any JSON value
+    kinds = kinds_of(schema, root)
+    if children:
+        if all(name == "item" for name, _ in children) and kinds != {"object"}:
+            return [value for _, value in children]
+        return dict(children)
+    if not text.strip() and kinds & {"array", "object"}:
+        return [] if "array" in kinds else {}
+    return None if not text and not kinds else json.loads(typed(text, schema, root))
+
+
+# -- replies made of messages ----------------------------------------------------------------------
+
+
+_HEADER_MARKS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "to=")
+
+
+def read_messages(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
+    """Read messages to channels and recipients: reasoning, content, and calls of tools.
+
+    `<|start|>assistant<|channel|>commentary to=functions.name<|message|>...<|call|>`
+    """
+    ends = (*syntax.closers, "<|start|>", "<|channel|>", "<|message|>")
+    while True:
+        header = yield from _header(reader)
+        if header is None:
+            mark = yield from reader.until(ends)
+        else:
+            found = re.search(r"to=([^\s<]+)", header)
+            recipient = found[1].removeprefix("functions.") if found else ""
+            is_thought = recipient == "self" or "<|channel|>analysis" in header
+            is_call = syntax.kind == "tags" and recipient not in ("", "self", "user")
+            if recipient in reader.tools or is_call:
+                mark = yield from _message_call(reader, syntax, recipient, ends)
+            elif is_thought:
+                reader.back((yield from reader.after_blank()))
+                mark = yield from reader.until(ends, Reasoning)
+            else:
+                mark = yield from reader.until(ends)
+        if not mark:
             return
-        try:
-            self._reading.send(character)
-        except (StopIteration, EnoughError):
-            self.done = True
-
-    def _taken(self) -> list[Part]:
-        parts, self._reader.parts = self._reader.parts, []
-        return merged(parts)
+        held = reader.release()
+        if mark not in syntax.closers:
+            reader.back(held.lstrip(BLANK))
 
 
-def _read_reply(
-    reader: Reader, syntax: ToolSyntax | None, think: ThinkTags | None, thinking: bool
-) -> Reading[None]:
-    if think is not None:
-        yield from _read_reasoning(reader, think, thinking)
-    if syntax is not None and reader.tools:
-        yield from syntax.read(reader)
-    yield from reader.until(())
+def _header(reader: Reader) -> Reading[str | None]:
+    """Return a message's header, None if there is none."""
+    seen = ""
+    while not seen.endswith("<|message|>"):
+        character = yield from reader.next()
+        seen += character
+        begun = seen.lstrip(BLANK)
+        fits = any(mark.startswith(begun) or begun.startswith(mark) for mark in _HEADER_MARKS)
+        if not character or not fits or len(seen) > _LONGEST_HEAD:
+            mark = next((each for each in _HEADER_MARKS[:-1] if begun.startswith(each)), "")
+            reader.back(begun.removeprefix(mark) if mark else seen)  # a mark is no content
+            return None
+    return seen
 
 
-def _read_reasoning(reader: Reader, tags: ThinkTags, thinking: bool) -> Reading[None]:
-    """Give out the text before the closing tag, without the white space at its borders."""
-    first, last = tags
-    if not thinking and not (yield from reader.follows(first)):
-        return
-    reader.back((yield from reader.after_blank()))
-    yield from reader.until((last,), Reasoning)
-    reader.release()
-    reader.back((yield from reader.after_blank()))
+def _message_call(
+    reader: Reader, syntax: ToolSyntax, name: str, ends: Collection[str]
+) -> Reading[str]:
+    """Read the call that a message is; return the mark that ends it."""
+    if syntax.kind == "tags":
+        return (yield from read_calls(reader, syntax, ends))
+
+    def call(reader: Reader) -> Reading[None]:
+        first = yield from reader.after_blank()
+        if first != "{":
+            raise NotACallError
+        yield from _arguments(reader, syntax, name)
+        reader.end_call()
+
+    yield from reader.attempt(call)
+    return (yield from reader.until(ends))

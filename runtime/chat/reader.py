@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
@@ -74,8 +73,6 @@ Reading = Generator[None, str, T]
 """A routine that waits for characters; "" is the end of the text."""
 
 BLANK = " \t\r\n"
-_LITERAL = frozenset("+-.0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-_OUTSIDE_STRINGS = _LITERAL | frozenset(BLANK + '{}[],:"')
 
 
 class NotACallError(Exception):
@@ -90,15 +87,24 @@ class Reader:
     """Characters of a reply, and the parts that became certain with them.
 
     `tools` are the schemas of the arguments by the names of the tools that may be called; a call
-    of another name is content. `most_calls` None has no limit.
+    of another name is content. `most_calls` None has no limit. A strict reader takes only calls
+    that are whole. `is_cut`: the text ends because it became too long, not by the model's will.
     """
 
-    def __init__(self, tools: Mapping[str, Any], most_calls: int | None = None) -> None:
+    def __init__(
+        self,
+        tools: Mapping[str, Any],
+        most_calls: int | None = None,
+        *,
+        is_strict: bool = False,
+    ) -> None:
         self.tools = tools
         self.parts: list[Part] = []
         self.n_calls = 0
+        self.is_cut = False
+        self._is_strict = is_strict
         self._most = most_calls
-        self._again = ""  # text that was looked at and is to be read once more
+        self._again: list[str] = []  # characters to be read once more, the first one last
         self._last = ""  # the text read last, unless it was looked at only
         self._held: str | None = None  # the text since a call may have begun
         self._ended = False
@@ -108,7 +114,7 @@ class Reader:
     def next(self) -> Reading[str]:
         """Return the next character, "" at the end."""
         if self._again:
-            character, self._again = self._again[0], self._again[1:]
+            character = self._again.pop()
         elif self._ended:
             return ""
         else:
@@ -121,7 +127,8 @@ class Reader:
 
     def back(self, text: str) -> None:
         """Let the characters just read be read once more."""
-        self._again, self._last = text + self._again, ""
+        self._again.extend(reversed(text))
+        self._last = ""
         if self._held is not None and text:
             self._held = self._held[: -len(text)]
 
@@ -132,7 +139,7 @@ class Reader:
             character = yield from self.next()
         return character
 
-    def follows(self, text: str) -> Reading[bool]:
+    def follows(self, text: str, blank: str = BLANK) -> Reading[bool]:
         """Read `text` after white space, if it comes; any other text is read again."""
         seen, left = "", text
         while left:
@@ -140,10 +147,52 @@ class Reader:
             seen += character
             if character == left[0]:
                 left = left[1:]
-            elif not character or left != text or character not in BLANK:
+            elif not character or left != text or character not in blank:
                 self.back(seen)
                 return False
         return True
+
+    def follows_any(self, texts: Iterable[str]) -> Reading[str]:
+        """Read the first of the texts that comes after white space; return it, or ""."""
+        for text in texts:
+            if (yield from self.follows(text)):
+                return text
+        return ""
+
+    def ahead(self, texts: Iterable[str], blank: str = "") -> Reading[bool]:
+        """Whether one of the texts comes; it is read again."""
+        for text in texts:
+            seen, left = "", text
+            while left:
+                character = yield from self.next()
+                seen += character
+                if character == left[0]:
+                    left = left[1:]
+                elif not character or left != text or character not in blank:
+                    break
+            self.back(seen)
+            if not left:
+                return True
+        return False
+
+    def at_end(self) -> Reading[bool]:
+        """Whether nothing but white space comes; it is read again."""
+        seen = ""
+        while True:
+            character = yield from self.next()
+            seen += character
+            if not character or character not in BLANK:
+                self.back(seen)
+                return not character
+
+    def rest(self) -> str:
+        """Return the text that was looked at and is to be read once more."""
+        return "".join(reversed(self._again))
+
+    def require_more(self) -> None:
+        """Raise `NotACallError` if the reader is strict: what is read is not whole."""
+        if self._is_strict:
+            raise NotACallError
 
     # -- text --------------------------------------------------------------------------------------
 
@@ -171,9 +220,10 @@ class Reader:
                 self._held = held
                 return start
 
-    def release(self) -> None:
-        """Hold nothing any more: the text was a marker."""
-        self._held = None
+    def release(self) -> str:
+        """Hold nothing any more: the text, which is returned, was a marker."""
+        held, self._held = self._held or "", None
+        return held
 
     def hold(self) -> None:
         """Keep the text from here, until it has become a call or was given back."""
@@ -217,58 +267,3 @@ class Reader:
         """Take the call for whole; raises `EnoughError` if it was the last one wanted."""
         if self.n_calls == self._most:
             raise EnoughError
-
-    # -- JSON --------------------------------------------------------------------------------------
-
-    def string(self) -> Reading[str]:
-        """Return the string whose opening quote was read; control characters are none of it."""
-        raw = '"'
-        while True:
-            character = yield from self.next()
-            if character < " ":  # the end of the text, too
-                raise NotACallError
-            raw += character
-            if character == '"':
-                return str(_parsed(raw))
-            if character == "\\":
-                raw += yield from self.next()
-
-    def value(self, first: str) -> Reading[Any]:
-        """Return the JSON value that begins with the character `first`, which was read."""
-        if first == '"':
-            return (yield from self.string())
-        if first in ("{", "["):
-            pieces = [first]
-            yield from self.bracketed(pieces.append)
-            return _parsed("".join(pieces))
-        raw = first
-        while (character := (yield from self.next())) and character in _LITERAL:
-            raw += character
-        self.back(character)
-        return _parsed(raw)
-
-    def bracketed(self, give: Callable[[str], object]) -> Reading[None]:
-        """Give every character up to the bracket that closes the one which was read.
-
-        Raises `NotACallError` at characters that JSON has only in strings, and at the text's end.
-        """
-        depth, in_string = 1, False
-        while depth:
-            character = yield from self.next()
-            if not character or (not in_string and character not in _OUTSIDE_STRINGS):
-                raise NotACallError
-            give(character)
-            if in_string and character == "\\":
-                character = yield from self.next()
-                give(character)
-            elif character == '"':
-                in_string = not in_string
-            elif not in_string:
-                depth += (character in "{[") - (character in "}]")
-
-
-def _parsed(raw: str) -> Any:  # noqa: ANN401 - any JSON value
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise NotACallError from error

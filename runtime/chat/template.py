@@ -18,10 +18,11 @@ from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
 from specrun.bindings.models import Model, Vocabulary
-from specrun.runtime.chat.calls import ThinkTags, think_tags_of
+from specrun.runtime.chat.families import think_tags_of
 from specrun.runtime.chat.fitting import THOUGHTS, Fitting, Messages, RefusedError
 from specrun.runtime.chat.parts import content_text
 from specrun.runtime.chat.sandbox import TemplateSandbox
+from specrun.runtime.chat.syntax import ThinkTags
 from specrun.runtime.chat.token_memory import TokenMemory
 
 Message = Mapping[str, Any]
@@ -306,7 +307,9 @@ class _Ending:
                 raise
             whole = ""
         written, mark, _ = whole.rpartition(self._mark)
-        opens = tags is not None and written.removesuffix(text.lstrip()).rstrip().endswith(tags[0])
+        opens = tags is not None and written.removesuffix(text.lstrip()).rstrip().endswith(
+            tags.first
+        )
         if mark and (is_thought or (thought.strip() in written and not opens)):
             return written
         if not before:
@@ -329,7 +332,7 @@ class _Ending:
 
 def _with_thought(start: str, thought: str, tags: ThinkTags, is_open: bool) -> str:
     """Return the begin of an answer with its reasoning, which goes on if `is_open`."""
-    first, last = tags
+    first, last = tags.first, tags.last
     if thought and start.rstrip().endswith(last):  # the template opens and ends none
         start = start.rstrip().removesuffix(last)
         start = start.rstrip().removesuffix(first) if start.rstrip().endswith(first) else start

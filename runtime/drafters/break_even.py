@@ -14,22 +14,17 @@ decide is its `Pace`:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from specrun.runtime.language import ExpressionOptions
-from specrun.runtime.planning import ASKING, STALL, Account, LiveCurve, lower_median
+from specrun.runtime.planning import STALL, START, TRUST, Account, LiveCurve
 from specrun.runtime.round.drafter import NOTHING, Drafter, DraftRequest, Pace, Pause, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.tree import DraftTree
 
 _YES_NO = ["yes", "no"]
-# Of each token, and at a time, in plain rounds, what may be lost: 1.9 % of any 200 tokens.
-# The rest of 3 % is what a context for trees costs over one for single tokens.
-_SHARE, _MOST = 0.0125, 1.25
-_OWN = 9  # rounds that tell what the drafter's own Python usually takes
-_WAKES = 2  # nodes of the draft that must fit the account before a drafter is asked again
+_FIRST, _GROWTH = 3, 4  # nodes of a first draft, and how much wider the next may be
 
 
 def pace_of(options: ExpressionOptions) -> Pace:
@@ -40,73 +35,60 @@ def pace_of(options: ExpressionOptions) -> Pace:
 class BreakEven:
     """What a drafter without a model may draft, by what its rounds lost against plain decoding.
 
-    Their loss is booked (`Account`), the drafter's own Python included. It may draft as many nodes
-    as fit the account if all of them are rejected. If not one fits, it sleeps until a short draft
-    does. To ask it in vain takes the time that is being saved up, and may be all that a token
-    allows (a small model, a fast machine).
+    Their loss is booked (`Account`), the drafter's own Python included. A draft that is expected to
+    gain (`Drafter.forecast`) is made while anything may be lost, others as far as all of their
+    nodes may be rejected. If not even one fits, the drafter sleeps: to ask it in vain takes the
+    time that is being saved up, and may be all that a token allows (a small model, a fast machine).
     """
 
     def __init__(self, costs: LiveCurve) -> None:
-        self._costs, self._account = costs, Account(_SHARE, _MOST)
+        self._costs, self.account = costs, Account()
         self._drafted = False
-        self._own: deque[float] = deque(maxlen=_OWN)  # seconds of the drafter's own, lately
 
-    def rest(self) -> int:
+    def rest(self, *, forecasts: bool) -> int:
         """Return for how many rounds the drafter is to sleep, 0 if it may draft."""
-        if self._account.room >= self._loss_of(1):
-            return 0
-        return self._account.tokens_until(self._loss_of(_WAKES))
+        if forecasts or self.account.room >= self._loss_of(1):
+            return self.account.rest()
+        return self.account.tokens_until(self._loss_of(2))
 
     def _loss_of(self, nodes: int) -> float:
         """Return what a draft of so many nodes loses if all are rejected; 0 before it is known."""
         if not self._costs.widest:
             return 0.0
-        # No more than can be saved up: a steep curve must not let it sleep for ever.
-        return max(0.0, min(self._costs.seconds(1 + nodes) / self._costs.seconds(1) - 1.0, _MOST))
+        # No more than may be lost at first: a steep curve must not let it sleep for ever.
+        return max(0.0, min(self._costs.seconds(1 + nodes) / self._costs.seconds(1) - 1.0, START))
 
-    def affordable(self, wanted: int) -> int:
+    def affordable(self, wanted: int, *, trusted: bool = False) -> int:
         """Return how many nodes, of so many, may all be rejected."""
         costs = self._costs
         widest = costs.widest
-        if not widest:
-            return 0  # the first rounds are plain: all others are compared with them
         if not costs.spread:
-            # A curve that was not measured may be far off: drafts are at most twice as long as any.
-            wanted = min(wanted, max(1, 2 * (widest - 1)))
-        limit = (1.0 + self._account.room) * costs.seconds(1)
+            if not widest:
+                return 0  # the first rounds are plain: all others are compared with them
+            # A curve that was not measured may be far off: drafts widen step by step.
+            known = widest - 1
+            wanted = min(wanted, max(_FIRST, _GROWTH * known) if trusted else max(1, 2 * known))
+        room = self.account.room + TRUST * trusted
+        limit = (1.0 + room) * costs.seconds(1)
         if costs.seconds(1 + wanted) <= limit:
             return wanted
         return next((n for n in range(wanted, 0, -1) if costs.seconds(1 + n) <= limit), 0)
 
-    def allow(self, tokens: int) -> None:
-        """Count tokens that were decoded without it."""
-        self._account.allow(tokens)
-
-    def book(self, width: int, new: int, evaluated: float) -> tuple[float, bool]:
-        """Count a round of `new` tokens; return the seconds it lost, and whether it was compared.
+    def book(self, width: int, new: int, evaluated: float) -> bool:
+        """Count a round of `new` tokens; return whether it was compared with plain decoding.
 
         So it is if it drafted, or follows one that did: its shape is another one again, for which a
         graph is built anew.
         """
         costs = self._costs
         follows, self._drafted = self._drafted, width > 1
-        self._account.allow(new)
+        self.account.allow(new)
         if width == 1 and not follows:
-            return 0.0, False
+            return False
         # Pauses of the machine are no loss of the drafter's, as far as they can be told.
-        return min(evaluated, STALL * costs.seconds(width)) - new * costs.seconds(1), True
-
-    def lose(self, seconds: float) -> None:
-        """Count seconds that were lost or, below 0, saved."""
-        if seconds:
-            self._account.lose(seconds / self._costs.seconds(1))
-
-    def asking(self, seconds: float) -> float:
-        """Return what it costs to ask a drafter that took so many seconds itself."""
-        # The very first time everything is cold, which does not come again.
-        usual = STALL * lower_median(self._own) if self._own else 0.0
-        self._own.append(seconds)
-        return ASKING * min(seconds, usual)
+        plain = costs.seconds(1)
+        self.account.lose(min(evaluated, STALL * costs.seconds(width)) / plain - new)
+        return True
 
 
 class TimedDrafter(Drafter):
@@ -128,6 +110,7 @@ class TimedDrafter(Drafter):
         self.needs_nextn_states = inner.needs_nextn_states
         self.reads_logits = inner.reads_logits
         self.keeps_rows, self.finds_text = inner.keeps_rows, inner.finds_text
+        self.forecasts = inner.forecasts
         self.embedding_inputs, self.waits = inner.embedding_inputs, inner.waits
         self._costs, self._clock = costs, clock
         self._break_even = BreakEven(costs) if pace == "paying" else None
@@ -162,14 +145,14 @@ class TimedDrafter(Drafter):
         self._asked = now = self._clock()
         if self._break_even is not None:
             self._end_pause()
-            self._rest = self._rest or self._break_even.rest()
+            self._rest = self._rest or self._break_even.rest(forecasts=self.inner.forecasts)
             if self._rest:
                 self._rest -= 1
                 self._stopped += 1
                 self._asked, self._proposed = None, now
                 return NOTHING
             wanted = min(request.max_nodes, self.max_nodes)
-            most = self._break_even.affordable(wanted)
+            most = self._affordable(request, wanted)
             self._stopped += not most and wanted > 0 and self._costs.widest > 0
             if most < wanted:
                 request = request.within(most, most)
@@ -179,6 +162,16 @@ class TimedDrafter(Drafter):
         tree = self.inner.propose(request)
         self._proposed = self._clock()
         return tree
+
+    def _affordable(self, request: DraftRequest, wanted: int) -> int:
+        """Return how many nodes it may draft, of so many."""
+        assert self._break_even is not None
+        most = self._break_even.affordable(wanted)
+        trusted = self._break_even.affordable(wanted, trusted=True)
+        # It is only asked what it expects if that decides.
+        if trusted > most and self.inner.forecasts and self.inner.forecast(request) > 1.0:
+            return trusted
+        return most
 
     def _compares(self, request: DraftRequest) -> bool:
         return self.pace == "compared" or (self.pace == "greedy" and request.params.is_greedy)
@@ -191,7 +184,7 @@ class TimedDrafter(Drafter):
         if lasted:
             self._rest -= lasted
             self._stopped += lasted
-            self._break_even.allow(lasted)
+            self._break_even.account.allow(lasted)
             self._costs.pass_over(lasted)
 
     def forecast(self, request: DraftRequest) -> float:
@@ -208,14 +201,13 @@ class TimedDrafter(Drafter):
         if self._break_even is None:
             self.inner.observe(outcome)
             return
-        lost, compared = self._break_even.book(width, outcome.n_new, evaluated)
+        compared = self._break_even.book(width, outcome.n_new, evaluated)
         if self._asked is not None:
             self.inner.observe(outcome)
             own = max(0.0, self._clock() - self._asked - evaluated)
-            lost += self._break_even.asking(own)
+            self._break_even.account.lose_to_asking(own, self._costs.seconds(1))
         elif not compared:  # one more is timed otherwise: that one was not what plain rounds take
             self.pause.begin(self._rest)
-        self._break_even.lose(lost)
 
     def rewind(self, length: int) -> None:
         """Pass on."""

@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.language import Expression, find_method
-from specrun.runtime.memory.fit import LayerCount
+from specrun.runtime.memory.fit import LayerCount, LoadOptions
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.planning import MOST_DRAFTED, CostCurve, DraftPlan, LiveCurve, known_curve
 from specrun.runtime.planning.curves import DraftCost
@@ -48,6 +49,18 @@ class DraftEnvironment:
     shape: Shape = "free"
     keeps_rows: bool = False
     meeting: DraftMeeting | None = None
+
+    @classmethod
+    def of(
+        cls,
+        target: Model,
+        context: ContextOptions,
+        options: LoadOptions,
+        **others: Any,  # noqa: ANN401 - the other fields
+    ) -> DraftEnvironment:
+        """Return the environment of drafters that are loaded with these options."""
+        layers, use_mmap = options.n_gpu_layers_draft, options.use_mmap
+        return cls(target, context, n_gpu_layers=layers, use_mmap=use_mmap, **others)
 
     @property
     def n_ctx(self) -> int:

@@ -30,8 +30,15 @@ from specrun.runtime.engine.session import Session
 from specrun.runtime.engine.slots import EvaluationCost, SharedEvaluation, SlotClock
 from specrun.runtime.language import parse_expression
 from specrun.runtime.laws.sampling import random_if_unset, unknown_option
-from specrun.runtime.memory import Fitted, Loading, fit_here, noting_plan, plan_in_use
-from specrun.runtime.memory.fit import LayerCount, resolve_gpu_layers
+from specrun.runtime.memory import (
+    Fitted,
+    Loading,
+    LoadOptions,
+    fit_here,
+    layers_of,
+    noting_plan,
+    plan_in_use,
+)
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.online import LearnFrom, RejectionStore, open_rejections
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
@@ -40,7 +47,7 @@ from specrun.runtime.round.padding import Shape
 
 
 @dataclass(frozen=True, slots=True)
-class RuntimeOptions:
+class RuntimeOptions(LoadOptions):
     """How models are loaded and evaluated.
 
     `context` has the settings of contexts, the target's and the draft model's; the needs of
@@ -68,10 +75,6 @@ class RuntimeOptions:
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=4096))
-    placement: Placement = field(default_factory=Placement)
-    n_gpu_layers: LayerCount = "auto"
-    n_gpu_layers_draft: LayerCount = "auto"
-    use_mmap: bool = True
     use_mlock: bool = False
     accept: str = "exact"
     chat_template: str | None = None
@@ -128,22 +131,15 @@ def opening(
     if options.reference is not None:
         drafter = with_reference(drafter, Path(options.reference))
     with loading_with(options):
-        loading = Loading(
-            target,
-            drafter,
-            options.context,
-            options.n_gpu_layers,
-            options.n_gpu_layers_draft,
-            dict(files),
-            1 if meeting is None else meeting.n_texts,
-        )
+        n_texts = 1 if meeting is None else meeting.n_texts
+        loading = Loading(target, drafter, options, dict(files), n_texts)
         fitted = fit_here(loading)
         if fitted is not None:
             loading = fitted.applied_to(loading)
         with noting_plan(loading), ExitStack() as opened:
             model = Model(
                 loading.target,
-                n_gpu_layers=resolve_gpu_layers(loading.n_gpu_layers, loading.target),
+                n_gpu_layers=layers_of(loading.target, loading.options),
                 use_mmap=options.use_mmap,
                 use_mlock=options.use_mlock,
                 load_nextn=reads_own_blocks(parse_expression(loading.drafter)),
@@ -152,12 +148,12 @@ def opening(
             for text in options.lora:
                 model.add_lora(LoraFile.parse(text))
             is_wanted(options.backend_sampling, model)  # raises for a wrong value
-            sized = dataclasses.replace(loading.context, n_ctx=loading.context.size_for(model))
-            environment = DraftEnvironment(
-                target=model,
-                context=sized,
-                n_gpu_layers=loading.n_gpu_layers_draft,
-                use_mmap=options.use_mmap,
+            context = loading.options.context
+            sized = dataclasses.replace(context, n_ctx=context.size_for(model))
+            environment = DraftEnvironment.of(
+                model,
+                sized,
+                loading.options,
                 default_files=loading.files,
                 clock=clock,
                 by_clock=rule.exact,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import math
 import operator
 import secrets
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -91,6 +93,16 @@ def _is_lacking(name: str) -> OptionError:
 
 RANDOM_SEED = -1
 """The seed that stands for a random one, as in llama.cpp."""
+
+
+def _breakers(given: object) -> object:
+    """Return DRY's breakers; a text may be a list of them in JSON, with its brackets or without."""
+    if isinstance(given, str) and given[:1] in ("[", '"'):
+        with suppress(ValueError, RecursionError):
+            found = json.loads(given if given.startswith("[") else f"[{given}]")
+            if found and all(isinstance(each, str) for each in found):
+                return tuple(text for text in found if text)
+    return given
 
 
 def unknown_name(name: str, known: list[str], kind: str) -> OptionError:
@@ -236,8 +248,6 @@ class SamplingParams(_WorkedOut):
         0.8,
         "--temp, --temperature N",
         "Temperature; 0: always the most likely token.",
-        least=0,
-        wanted="0 (greedy) or more",
         sampler="temperature",
         off=1.0,
         variable="temp",
@@ -416,10 +426,13 @@ class SamplingParams(_WorkedOut):
     grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.temperature, int | float) and self.temperature < 0:
+            self._set("temperature", 0.0)  # greedy, as in llama.cpp
         for name, setting in SETTINGS.items():
             wanted = "" if setting.kind == "other" else setting.problem(getattr(self, name))
             self._require(not wanted, name, wanted)
         self._take_texts("stop")
+        self._set("dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
         self._take_texts("dry_sequence_breakers")
         self._require_bias()
         is_grammar = self.grammar is None or isinstance(self.grammar, Grammar)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -266,7 +266,7 @@ def _drafts_text(plan: MemoryPlan) -> str:
     names = [part.title for part in plan.request.parts if part.title != TARGET]
     if not names:
         return ""
-    on_devices = plan.settings.n_gpu_layers_draft != 0 or HEADS in names
+    on_devices = plan.settings.drafts_on_devices or HEADS in names
     there = "" if on_devices else " (in this machine's memory)"
     return f" and the {' and the '.join(dict.fromkeys(names))}{there}"
 
@@ -382,24 +382,38 @@ _MOST_CORRECTIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How models are loaded: what evaluations cost depends on it, and the memory that they take.
+
+    `context` has the settings of contexts, the target's and the draft model's. Layers on the GPU
+    are a count, "all" or "auto": as many as fit. `placement` holds where it is put in force
+    (`placing`).
+    """
+
+    context: ContextOptions = field(default_factory=ContextOptions)
+    placement: Placement = field(default_factory=Placement)
+    n_gpu_layers: LayerCount = "auto"
+    n_gpu_layers_draft: LayerCount = "auto"
+    use_mmap: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Loading:
-    """The settings of a runtime that a plan depends on. `files` are the demo's.
+    """The files of a runtime and how they are loaded: a plan depends on it. `files` are the demo's.
 
     Several conversations share a context that is given; one that is chosen is for each of them.
     """
 
     target: Path
     drafter: str
-    context: ContextOptions
-    n_gpu_layers: LayerCount
-    n_gpu_layers_draft: LayerCount
-    files: Mapping[str, Path]
+    options: LoadOptions
+    files: Mapping[str, Path] = field(default_factory=dict)
     n_texts: int = 1
 
     @property
     def leaves_context(self) -> bool:
         """Whether the context is to be chosen."""
-        return self.context.n_ctx == 0
+        return self.options.context.n_ctx == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,12 +427,13 @@ class Fitted:
         """Return how to load by this plan."""
         settings, request = self.plan.settings, self.plan.request
         draft = settings.n_gpu_layers_draft if request.draft_places else 0
-        return replace(
-            loading,
-            context=replace(loading.context, n_ctx=settings.n_ctx),
+        options = replace(
+            loading.options,
+            context=replace(loading.options.context, n_ctx=settings.n_ctx),
             n_gpu_layers=settings.n_gpu_layers if request.target_places else 0,
             n_gpu_layers_draft=draft,
         )
+        return replace(loading, options=options)
 
 
 def fit_here(loading: Loading) -> Fitted | None:
@@ -452,24 +467,26 @@ def fit_here(loading: Loading) -> Fitted | None:
     return Fitted(plan, "" if expected else line)
 
 
-def layers_here(
-    target: Path,
-    context: ContextOptions,
-    n_gpu_layers: LayerCount,
-    *,
-    drafter: str = "none",
-    n_gpu_layers_draft: LayerCount = "auto",
-) -> tuple[int, LayerCount]:
-    """Return n_gpu_layers (-1: all) of a target and of drafts, as a `Runtime` chooses them.
+def layers_of(path: Path, options: LoadOptions, *, drafts: bool = False) -> int:
+    """Return n_gpu_layers (-1: all) of a file with these options, as a target or to draft."""
+    wanted = options.n_gpu_layers_draft if drafts else options.n_gpu_layers
+    return resolve_gpu_layers(wanted, path, drafts=drafts)
 
-    For measurements of models that a runtime will use. Without a plan, the latter is the given
-    value. Raises as `fit_here`.
+
+def fitted_here(target: Path, options: LoadOptions, drafter: str = "none") -> LoadOptions:
+    """Return the options as a `Runtime` with these files chooses them, its context included.
+
+    For measurements of models that a runtime will use. Without a plan they are the given ones.
+    Raises as `fit_here`.
     """
-    loading = Loading(target, drafter, context, n_gpu_layers, n_gpu_layers_draft, {})
+    loading = Loading(target, drafter, options)
     found = fit_here(loading)
-    if found is not None:
-        loading = found.applied_to(loading)
-    return resolve_gpu_layers(loading.n_gpu_layers, target), loading.n_gpu_layers_draft
+    return options if found is None else found.applied_to(loading).options
+
+
+def layers_here(target: Path, options: LoadOptions, drafter: str = "none") -> int:
+    """Return n_gpu_layers (-1: all) of a target, as a `Runtime` chooses them."""
+    return layers_of(target, fitted_here(target, options, drafter))
 
 
 def plan_in_use(loading: Loading) -> str:
@@ -527,7 +544,7 @@ def _request(
 ) -> PlanRequest:
     placement = current_placement()
     parts = parts_of(
-        loading.target, loading.drafter, loading.context, loading.files, loading.n_texts
+        loading.target, loading.drafter, loading.options.context, loading.files, loading.n_texts
     )
     return PlanRequest(
         tuple(parts),
@@ -549,7 +566,8 @@ def _overrides(placement: Placement, devices: Sequence[Device]) -> tuple[tuple[s
 
 
 def _wish(loading: Loading, request: PlanRequest) -> Wish:
-    context, model = loading.context, request.target.model
+    options, model = loading.options, request.target.model
+    context = options.context
 
     def layers(wanted: LayerCount, places: tuple[int, ...]) -> int | None:
         if not places:
@@ -565,8 +583,8 @@ def _wish(loading: Loading, request: PlanRequest) -> Wish:
     given = context.n_ctx if request.target.shared else sizes[0]
     return Wish(
         None if loading.leaves_context else given,
-        layers(loading.n_gpu_layers, request.target_places),
-        layers(loading.n_gpu_layers_draft, request.draft_places),
+        layers(options.n_gpu_layers, request.target_places),
+        layers(options.n_gpu_layers_draft, request.draft_places),
         sizes[1],
     )
 
@@ -601,7 +619,7 @@ def _counted(plan: MemoryPlan) -> MemoryPlan:
     for part in request.parts:
         if not isinstance(part, ModelPart):
             continue
-        layers = settings.n_gpu_layers_draft if part.drafts else settings.n_gpu_layers
+        layers = settings.layers_of(part)
         found = count_on_devices(part, part.n_ctx(settings.n_ctx), layers)
         for kind, name in (
             ("weights", "weights"),

@@ -32,6 +32,15 @@ class PlanSettings:
     n_gpu_layers: int
     n_gpu_layers_draft: int = -1
 
+    @property
+    def drafts_on_devices(self) -> bool:
+        """Whether any layer of a draft model is on a device."""
+        return self.n_gpu_layers_draft != 0
+
+    def layers_of(self, part: ModelPart) -> int:
+        """Return how many layers of a part are on devices (-1: all)."""
+        return self.n_gpu_layers_draft if part.drafts else self.n_gpu_layers
+
 
 @dataclass(frozen=True, slots=True)
 class PlanRow:
@@ -172,7 +181,7 @@ def _places(
 ) -> tuple[int, ...]:
     """Return the places of layers and output, in the plan's numbers of devices."""
     mine = request.draft_places if part.drafts else request.target_places
-    wanted = settings.n_gpu_layers_draft if part.drafts else settings.n_gpu_layers
+    wanted = settings.layers_of(part)
     shares = () if part.drafts else request.shares
 
     def left(place: int) -> float:

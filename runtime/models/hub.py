@@ -43,7 +43,9 @@ _QUANTIZATION = re.compile(
     r"[-._]((?:UD-)?(?:I?Q\d[A-Z0-9_]*|B?F16|F32|TQ\d_\d|MXFP4[A-Z0-9_]*|NVFP4))$", re.IGNORECASE
 )
 _DEFAULT_TAGS = ("Q4_K_M", "Q8_0")
-_HEADS = ("mtp-", "eagle3-", "dflash-", "dspark-")
+HEADS = ("mtp-", "eagle3-", "dflash-", "dspark-")
+"""The beginnings of the names of heads that lie beside their models."""
+
 _NEVER_MODELS = ("mmproj", "imatrix")
 
 
@@ -79,13 +81,16 @@ def choose_files(names: Sequence[str], tag: str) -> tuple[str, ...]:
     """Return the files of a listing that are its model with this tag, "": its usual one.
 
     The first file is the one to open; a model that is split has others. A tag may also be the
-    whole name of a file. Heads are chosen if a repository has nothing else. Without such a
-    file the answer is empty.
+    whole name of a file. Heads are chosen if a repository has nothing else, or if the tag begins
+    as their names do (`HEADS`): dflash-, or dflash-Q8_0. Without such a file the answer is empty.
     """
     weights = [name for name in names if is_weights_file(name)]
-    models = [
-        name for name in weights if not any(part in name.rpartition("/")[2] for part in _HEADS)
-    ]
+    heads = {name: part for name in weights for part in HEADS if part in name.rpartition("/")[2]}
+    models = [name for name in weights if name not in heads]
+    kind = next((part for part in HEADS if tag.startswith(part)), "")
+    if kind:
+        models, tag = [name for name in weights if heads.get(name) == kind], tag[len(kind) :]
+        weights = models
     firsts = [name for name in models or weights if is_first_part(name)]
     for wanted in (tag,) if tag else _DEFAULT_TAGS:
         pattern = re.compile(rf"{re.escape(wanted)}([.-]|$)", re.IGNORECASE)

@@ -1,7 +1,7 @@
 """How much to draft: cost curves, trees that pay for them, accounts, theory and stored plans."""
 
 from specrun.runtime.planning.acceptance import MatchAcceptance
-from specrun.runtime.planning.account import ASKING, START, Account
+from specrun.runtime.planning.account import SHARE, SHARES_OF_AUTO, START, TRUST, Account
 from specrun.runtime.planning.curves import (
     STALL,
     TYPICAL_CPU,

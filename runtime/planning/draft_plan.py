@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from specrun.runtime.planning.acceptance import AcceptanceOdds, log_odds
-from specrun.runtime.planning.account import LOST_ANEW, Account, account_of_model
+from specrun.runtime.planning.account import Account
 from specrun.runtime.planning.curves import DraftCost
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees.tree import ROOT, DraftTree
@@ -96,7 +96,7 @@ class _Learnt:
     rounds: float
     """What they took, in rounds of plain decoding."""
     worth: _Worth
-    account: Account = field(default_factory=lambda: account_of_model())
+    account: Account = field(default_factory=lambda: Account())
     usual: float = _USUAL
     chances: float = _PRIOR_CHANCES  # how many the usual one is the mean of
     recovery: float = _RECOVERY
@@ -223,7 +223,6 @@ class DraftPlan:
         self._now = self._thresholds = None  # the last may be near enough to be kept, not equal
         for learnt in self._learnt.values():
             learnt.recovery = _RECOVERY  # another text: it may pay here
-            learnt.account.grant(LOST_ANEW)
 
     # -- depths at once ----------------------------------------------------------------------------
 

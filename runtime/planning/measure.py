@@ -27,7 +27,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.memory import layers_here
-from specrun.runtime.memory.fit import LayerCount
+from specrun.runtime.memory.fit import LayerCount, LoadOptions
 from specrun.runtime.models.pairing import check_draftable
 from specrun.runtime.planning.curves import CostCurve
 from specrun.runtime.planning.profile import load_curve, save_curve
@@ -211,7 +211,7 @@ def target_curve(
 
     With `again` it is measured in any case.
     """
-    layers, _ = layers_here(target, context, n_gpu_layers)
+    layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
     curve = None if again else load_curve(target, context, layers)
     if curve is None:
         curve = measure_target_costs(
@@ -240,7 +240,7 @@ def measure_target_costs(
     `progress` is told the share that is done. Raises as `Model` and `Context` do, and
     UnsupportedModelError for a model that cannot verify drafts.
     """
-    layers, _ = layers_here(target, context, n_gpu_layers)
+    layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
     with Model(target, n_gpu_layers=layers, use_mmap=use_mmap) as model:
         check_draftable(model)
         options = dataclasses.replace(sized_to_measure(context, model), n_outputs=_LARGEST)

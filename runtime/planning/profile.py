@@ -41,7 +41,7 @@ from specrun.bindings.machine.placement import Placement, current_placement
 from specrun.bindings.threads import available_cores
 from specrun.runtime.language import options_of, parse_expression, quoted
 from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.memory.fit import LayerCount
+from specrun.runtime.memory.fit import LoadOptions
 from specrun.runtime.planning.curves import CostCurve, typical_curve
 
 _FORMAT = 1
@@ -168,10 +168,9 @@ def describe_file(path: Path) -> dict[str, object]:
     return {"size": size, "sha256_of_ends": digest.hexdigest()}
 
 
-def describe_settings(
-    context: ContextOptions, n_gpu_layers: LayerCount, n_gpu_layers_draft: LayerCount
-) -> dict[str, object]:
+def describe_settings(options: LoadOptions) -> dict[str, object]:
     """Return the settings that change what evaluations cost."""
+    context = options.context
     # 0 is written as the number it stands for: both spellings cost the same and share a plan.
     threads = context.n_threads or available_cores()
     return {
@@ -180,8 +179,8 @@ def describe_settings(
         "flash attention": context.flash_attention,
         "key cache": context.cache_type_k,
         "value cache": context.cache_type_v,
-        "GPU layers": n_gpu_layers,
-        "GPU layers of the draft model": n_gpu_layers_draft,
+        "GPU layers": options.n_gpu_layers,
+        "GPU layers of the draft model": options.n_gpu_layers_draft,
         **_where(context, current_placement()),
     }
 
@@ -257,7 +256,7 @@ def load_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> Cost
 
 
 def _target_settings(context: ContextOptions, n_gpu_layers: int) -> Any:  # noqa: ANN401
-    settings = describe_settings(context, n_gpu_layers, 0)
+    settings = describe_settings(LoadOptions(context, n_gpu_layers=n_gpu_layers))
     # A target's curve holds whatever drafts for it.
     del settings["GPU layers of the draft model"]
     return _as_json(settings)
@@ -365,18 +364,14 @@ def tuned_plan(
     target: Path,
     draft: Path,
     params: SamplingParams,
-    *,
-    context: ContextOptions,
-    n_gpu_layers: LayerCount = "auto",
-    n_gpu_layers_draft: LayerCount = "auto",
+    options: LoadOptions,
     warn: Warn = lambda _: None,
 ) -> StoredPlan | None:
     """Return what was planned for this pair near this temperature, or None.
 
     A plan that does not apply is ignored; `warn` is told why in one sentence. Nothing here raises.
     """
-    settings = describe_settings(context, n_gpu_layers, n_gpu_layers_draft)
-    plans = load_plans(target, draft, settings, warn=warn)
+    plans = load_plans(target, draft, describe_settings(options), warn=warn)
     # Acceptance moves with the temperature, and with it the best tree: the nearest plan stands in.
     return min(plans, key=lambda plan: abs(plan.temperature - params.temperature), default=None)
 

@@ -161,6 +161,9 @@ class Drafter(ABC):
     """Whether it need not be told of rounds that it drafted nothing for: it finds their tokens in
     the next request, or in the next outcome that it is told of."""
 
+    forecasts: bool = False
+    """Whether `forecast` says what a proposal is expected to gain."""
+
     pause: Pause = Pause()
     """When it need not be asked: one's own, or of those that never pause the one they share."""
 

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.language import parse_expression, short_label
-from specrun.runtime.memory.fit import LayerCount
+from specrun.runtime.memory.fit import LoadOptions
 from specrun.runtime.models.names import is_recurrent
 from specrun.runtime.planning import ANY, Choice, describe_settings, load_profile
 
@@ -39,9 +38,7 @@ def drafter_for(
     temperature: float,
     workload: str = ANY,
     *,
-    context: ContextOptions,
-    n_gpu_layers: LayerCount = "auto",
-    n_gpu_layers_draft: LayerCount = "auto",
+    options: LoadOptions,
     accept: str = "exact",
     use_profile: bool = True,
     warn: Callable[[str], None] = lambda _: None,
@@ -55,8 +52,7 @@ def drafter_for(
     if not build_rule(accept).exact:
         return ChosenDrafter(PLAIN)
     if use_profile:
-        settings = describe_settings(context, n_gpu_layers, n_gpu_layers_draft)
-        profile = load_profile(target, settings, warn=warn)
+        profile = load_profile(target, describe_settings(options), warn=warn)
         choice = None if profile is None else profile.choice(temperature, workload)
         if choice is not None:
             return ChosenDrafter(choice.drafter, _note(choice))

@@ -25,7 +25,7 @@ from specrun.runtime.heads import Accuracy, HeadFile, RankCounts
 from specrun.runtime.language import quoted
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.memory import layers_here
-from specrun.runtime.memory.fit import LayerCount
+from specrun.runtime.memory.fit import LayerCount, LoadOptions
 from specrun.runtime.models.pairing import check_draftable
 from specrun.runtime.planning import (
     CostCurve,
@@ -311,8 +311,8 @@ def calibrated_layers(options: HeadCalibrationOptions) -> int:
     """Return n_gpu_layers (-1: all) of the target, as in a chat with these heads."""
     # Whatever the method is called: a plan sees what the file is.
     drafter = f"draft({quoted(str(options.heads))})"
-    layers, _ = layers_here(options.target, options.context, options.n_gpu_layers, drafter=drafter)
-    return layers
+    loading = LoadOptions(options.context, n_gpu_layers=options.n_gpu_layers)
+    return layers_here(options.target, loading, drafter)
 
 
 def calibrate_heads(

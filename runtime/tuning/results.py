@@ -12,7 +12,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.quantizer.quantizer import FILE_TYPES
 from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.memory.fit import LayerCount
+from specrun.runtime.memory.fit import LoadOptions
 from specrun.runtime.planning import (
     ChainTheory,
     CostCurve,
@@ -44,10 +44,7 @@ class TuneOptions:
     n_tokens: int = 128
     seconds: float = 12.0
     max_depth: int = 10
-    context: ContextOptions = field(default_factory=ContextOptions)
-    n_gpu_layers: LayerCount = "auto"
-    n_gpu_layers_draft: LayerCount = "auto"
-    use_mmap: bool = True
+    loading: LoadOptions = field(default_factory=LoadOptions)
     others: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -200,8 +197,7 @@ class TuneResult:
 
 def keep_plans(options: TuneOptions, result: TuneResult) -> Path:
     """Store what was found in the target's profile; return its file."""
-    layers = options.n_gpu_layers, options.n_gpu_layers_draft
-    settings = describe_settings(options.context, *layers)
+    settings = describe_settings(options.loading)
     plans = [setting.to_store for setting in result.settings]
     return save_plans(options.target, options.draft, settings, plans)
 

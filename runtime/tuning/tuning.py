@@ -24,8 +24,7 @@ from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.engine.session import Session
 from specrun.runtime.language import quoted
 from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.memory import layers_here
-from specrun.runtime.memory.fit import resolve_gpu_layers
+from specrun.runtime.memory import fitted_here, layers_of
 from specrun.runtime.models.pairing import check_draftable, check_pair
 from specrun.runtime.planning import CostCurve, RoundCosts, chain_theory, measure_cost_curve
 from specrun.runtime.planning.measure import MEASURED_SIZES, sized_to_measure
@@ -75,14 +74,10 @@ Progress = Callable[[str, float], None]
 
 def tuned_layers(options: TuneOptions) -> tuple[int, int]:
     """Return n_gpu_layers (-1: all) of the target and of the draft model, as in a chat."""
-    layers, draft_layers = layers_here(
-        options.target,
-        options.context,
-        options.n_gpu_layers,
-        drafter=f"draft({quoted(str(options.draft))})",
-        n_gpu_layers_draft=options.n_gpu_layers_draft,
-    )
-    return layers, resolve_gpu_layers(draft_layers, options.draft, drafts=True)
+    drafter = f"draft({quoted(str(options.draft))})"
+    fitted = fitted_here(options.target, options.loading, drafter)
+    draft_layers = layers_of(options.draft, fitted, drafts=True)
+    return layers_of(options.target, fitted), draft_layers
 
 
 def tune(
@@ -93,13 +88,14 @@ def tune(
     """Measure and plan. `prompts_of` makes the prompts, as tokens, once the target is loaded."""
     started = time.perf_counter()
     layers, draft_layers = tuned_layers(options)
-    with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
+    use_mmap = options.loading.use_mmap
+    with Model(options.target, n_gpu_layers=layers, use_mmap=use_mmap) as target:
         check_draftable(target)
         bench = _Bench(options, target, progress)
         bench.require_laws()
         prompts = bench.checked(prompts_of(target))
         with Model(
-            options.draft, n_gpu_layers=draft_layers, use_mmap=options.use_mmap, drafts=True
+            options.draft, n_gpu_layers=draft_layers, use_mmap=use_mmap, drafts=True
         ) as draft:
             check_pair(target, draft)
             curves = bench.measure_costs(draft)
@@ -121,11 +117,8 @@ class _Bench:
         self._options = options
         self._target = target
         self._progress = progress
-        self._context = sized_to_measure(options.context, target)
-        layers, use_mmap = options.n_gpu_layers_draft, options.use_mmap
-        self._environment = DraftEnvironment(
-            target, self._context, n_gpu_layers=layers, use_mmap=use_mmap
-        )
+        self._context = sized_to_measure(options.loading.context, target)
+        self._environment = DraftEnvironment.of(target, self._context, options.loading)
         self._curve: CostCurve | None = None
 
     def pad_by(self, curve: CostCurve) -> None:

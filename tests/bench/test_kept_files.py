@@ -24,6 +24,7 @@ from specrun.bench.diagnosis.diagnosis import Work
 from specrun.bindings import files as files_module
 from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.models import Model
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.online import BufferKey, learn_folder, open_rejections
 from specrun.runtime.planning import (
     ANY,
@@ -45,7 +46,7 @@ from specrun.runtime.planning import (
 )
 
 CONTEXT = ContextOptions(n_ctx=256, n_threads=1)
-SETTINGS = describe_settings(CONTEXT, 0, 0)
+SETTINGS = describe_settings(LoadOptions(CONTEXT, n_gpu_layers=0, n_gpu_layers_draft=0))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from specrun.bindings.models import Model
 from specrun.convert import RandomLlama, write_random_llama
 from specrun.convert.gguf import GGUFSource, PlannedTensor, write_gguf
 from specrun.runtime.laws import SamplingParams
+from specrun.runtime.memory import LoadOptions
 
 LAYERS = 5
 NEEDED = {1, 3}  # the other layers add nothing to their input
@@ -51,7 +52,7 @@ def options(path: Path, **changes: object) -> LayerSearchOptions:
         "evaluations": 24,
         "n_tokens": 24,
         "seconds": 0.05,
-        "context": ContextOptions(n_ctx=128, n_threads=1),
+        "loading": LoadOptions(ContextOptions(n_ctx=128, n_threads=1)),
     }
     return LayerSearchOptions(path, SamplingParams(temperature=0.0), **{**values, **changes})  # type: ignore[arg-type]
 

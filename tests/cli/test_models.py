@@ -13,6 +13,9 @@ from typing import Any
 import pytest
 from support.mock_hub import MockHub, mock_hub
 from support.stored_models import in_hub, in_ollama, in_studio
+from support.tiny_dflash import TinyDFlash
+
+from specrun.bindings.gguf import read_header
 
 from .conftest import Models, Run
 
@@ -69,6 +72,30 @@ def test_hf_fetches_target_and_drafter(run: Run, models: Models, served: MockHub
     assert served.requests == []
 
 
+def test_the_kind_of_drafts_names_a_file_beside_the_model(
+    run: Run, models: Models, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in llama.cpp: --spec-type draft-dflash takes dflash-*.gguf of the -hf repository."""
+    sizes = read_header(models.target).metadata
+    width, heads = sizes["llama.embedding_length"], sizes["llama.attention.head_count"]
+    vocab = len(sizes["tokenizer.ggml.tokens"])
+    files = {"target-Q4_K_M.gguf": models.target.read_bytes()}
+    for generation in ("dflash", "dspark"):
+        tiny = TinyDFlash(generation, vocab, width, heads, heads)
+        path = tiny.write(tmp_path / f"{generation}.gguf", models.target)
+        files[f"{generation}-target-Q8_0.gguf"] = path.read_bytes()
+    with mock_hub({"ann/target-GGUF": files}) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        for kind in ("dflash", "dspark"):
+            found = run(*GENERATE, "-hf", "ann/target-GGUF", "--spec-type", f"draft-{kind}")
+            assert found.exit_code == 0, found.stderr
+            stats = json.loads(found.stdout)["stats"]
+            assert f"{kind}-target-Q8_0.gguf" in stats["drafter"]
+        without = run(*GENERATE, "-hf", "ann/target-GGUF", "--spec-type", "draft-eagle3")
+        assert without.exit_code == 3
+        assert "eagle3-" in without.stderr
+
+
 @pytest.mark.parametrize(
     ("fault", "code", "said"),
     [
@@ -92,7 +119,7 @@ def test_faults_of_the_hub_have_their_exit_codes(
 
 
 def test_what_is_misspelt_is_said_before_anything_is_fetched(run: Run, served: MockHub) -> None:
-    for wrong in (["--tmep", 1], ["--temp", -1], ["-m", "x"], ["-m", "a.gguf"]):
+    for wrong in (["--tmep", 1], ["--temp", "hot"], ["-m", "x"], ["-m", "a.gguf"]):
         result = run(*GENERATE, "-hf", "ann/target-GGUF", *wrong)
         assert result.exit_code in (2, 3), result.stderr
     assert run(*GENERATE, "-hf", "target").exit_code == 2

@@ -9,6 +9,7 @@ import pytest
 from support.tiny_mamba import write_tiny_mamba
 
 from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.planning import (
     ANY,
     Choice,
@@ -35,7 +36,7 @@ def profile(models: Models) -> Path:
         Choice(0.0, "questions", "lookahead", 1.2),
         Choice(0.8, ANY, "none", 1.0, "the curve is steep"),
     )
-    settings = describe_settings(CONTEXT, "auto", "auto")
+    settings = describe_settings(LoadOptions(CONTEXT))
     return save_profile(Profile(settings, choices), models.long)
 
 

@@ -19,7 +19,7 @@ from .conftest import Models, Run
         (["-t", 100000], "--threads"),
         (["-n", -7], "--predict"),
         (["-s", -2], "--seed"),
-        (["--temp", -1], "--temp"),
+        (["--temp", "hot"], "--temp"),
         (["--temp", "nan"], "temperature"),
         (["--temp", "inf"], "temperature"),
         (["--top-k", -1], "--top-k"),

@@ -54,7 +54,7 @@ WRONG = (
     "chat -m missing.gguf",
     "generate",
     "generate --demo -p hi -n -7",
-    "generate --demo -p hi --temp -1",
+    "generate --demo -p hi --temp hot",
     "generate --demo -p hi --temp nan",
     "generate --demo -p hi --top-p 2",
     "generate --demo -p hi --samplers top_q",

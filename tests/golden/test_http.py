@@ -36,7 +36,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
     ),
     ("POST", "/v1/chat/completions", {"messages": ASK, "tools": [TOOL], "max_tokens": 8, **GREEDY}),
     ("POST", "/v1/chat/completions", {"messages": []}),
-    ("POST", "/v1/chat/completions", {"messages": ASK, "temperature": -1}),
+    ("POST", "/v1/chat/completions", {"messages": ASK, "temperature": "hot"}),
     ("POST", "/v1/chat/completions", {"messages": ASK, "max_tokens": "many"}),
     ("POST", "/v1/chat/completions", {"messages": [{"role": "wizard", "content": "x"}]}),
     ("POST", "/v1/completions", {"prompt": "os.getcwd", "max_tokens": 8, **GREEDY}),
@@ -47,7 +47,7 @@ REQUESTS: list[tuple[str, str, Any]] = [
         "/v1/responses",
         {"input": "What does os.getcwd do?", "max_output_tokens": 12, "temperature": 0},
     ),
-    ("POST", "/v1/responses", {"input": []}),
+    ("POST", "/v1/responses", {"input": 3}),
     (
         "POST",
         "/v1/messages",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from measure.replay.recorded_texts import read_texts, write_texts
 from measure.replay.replay import ReplayClock, ReplayText, replay, replay_all
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
 from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.drafters.break_even import TimedDrafter
 from specrun.runtime.drafters.combinators import AutoDrafter
 from specrun.runtime.drafters.lookahead import (
     JacobiDrafter,
@@ -24,10 +26,15 @@ from specrun.runtime.drafters.lookahead import (
     NgramStore,
     PlannedGuesses,
 )
-from specrun.runtime.drafters.retrieval import ContextIndex, PromptLookupDrafter, RestDrafter
+from specrun.runtime.drafters.retrieval import (
+    ContextIndex,
+    Continuation,
+    PromptLookupDrafter,
+    RestDrafter,
+)
 from specrun.runtime.laws import SamplingParams
-from specrun.runtime.planning import CostCurve
-from specrun.runtime.round import CachedText, Conversation, Drafter, NoDrafter
+from specrun.runtime.planning import TYPICAL_GPU, CostCurve, LiveCurve
+from specrun.runtime.round import CachedText, Conversation, Drafter, DraftRequest, NoDrafter
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from specrun.runtime.trees import DraftTree
 
@@ -256,6 +263,77 @@ def test_what_drafts_where_nobody_names_a_drafter_loses_little_in_200_tokens(
     auto = AutoDrafter(members, clock=(clock := ReplayClock()))
     again = replay_all(auto, [text_of(copies(900, 32, seed=0))], curve, clock=clock)
     assert again.speed_up > 1.2
+
+
+# -- a drafter that is named ----------------------------------------------------------------------
+
+
+class AlwaysInFull(PromptLookupDrafter):
+    """A fixed setting: `n` tokens of the best match, whatever they cost."""
+
+    def __init__(self, n: int, min_ngram: int) -> None:
+        super().__init__(num_draft_tokens=n, min_ngram=min_ngram, branches=1)
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        found = self.retrieve(request.tokens, min(self.max_nodes, request.max_depth))
+        return DraftTree.chain([*found[0].tokens]) if found else DraftTree()
+
+
+def edited(every: float, *, seed: int) -> ReplayText:
+    """Return a text of 250 tokens, and the same with an edit in so many tokens on average."""
+    rng = random.Random(seed)
+    source = [rng.randrange(1, 900) for _ in range(250)]
+    answer = list[int]()
+    for token in source:
+        if rng.random() >= 1.0 / every:
+            answer.append(token)
+        elif rng.random() < 0.6:  # replaced, or left out
+            answer.extend(rng.randrange(900, 999) for _ in range(rng.randrange(1, 4)))
+    return ReplayText("edited", (*source, 1, 2), tuple(answer))
+
+
+NAMED: dict[str, Callable[[int], ReplayText]] = {
+    **{name: lambda seed, make=make: text_of(make(seed)[:300]) for name, make in NO_USE.items()},
+    **{f"every {n}": lambda seed, n=n: edited(n, seed=seed) for n in (8, 16, 40)},
+}
+
+
+@pytest.mark.parametrize("kind", NAMED)
+@pytest.mark.parametrize("curve", [CPU, STEEP, TYPICAL_GPU], ids=["usual", "steep", "flat"])
+@pytest.mark.parametrize("own", [0.0, 0.016])
+def test_a_named_drafter_gives_what_its_best_fixed_setting_gives_and_stops_if_it_does_not_pay(
+    curve: CostCurve, kind: str, own: float
+) -> None:
+    """At least .95 of its best setting, and .97 of plain decoding. It sees that to be asked takes
+    `own` of a plain round, and sleeps where that is too much. The curve is known, as it is after a
+    first contact."""
+    known = CostCurve(curve.sizes, curve.reused, curve.rebuilt, (0.02,) * len(curve.sizes))
+    texts = [NAMED[kind](seed) for seed in range(4)]
+
+    def speed(make: Callable[[ReplayClock], Drafter], text: ReplayText) -> float:
+        return replay_all(make(clock := ReplayClock()), [text], curve, clock=clock).speed_up
+
+    class Lookup(PromptLookupDrafter):
+        def __init__(self, clock: ReplayClock, costs: CostCurve) -> None:
+            super().__init__(costs=costs)
+            self._clock = clock
+
+        def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
+            self._clock.now += own
+            return super().retrieve(tokens, length)
+
+    def named(clock: ReplayClock) -> Drafter:
+        live = LiveCurve(known)
+        return TimedDrafter(Lookup(clock, live), live, clock, "paying")
+
+    found = [speed(named, text) for text in texts]
+    assert min(found) >= 0.97
+    fixed = max(
+        statistics.harmonic_mean([speed(lambda _: AlwaysInFull(n, m), text) for text in texts])  # noqa: B023
+        for n in (2, 4, 6, 9, 15)
+        for m in (2, 4)
+    )
+    assert statistics.harmonic_mean(found) >= 0.95 * max(1.0, fixed)
 
 
 def test_texts_are_kept_and_read(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ def test_defaults_are_those_of_llama():
 
 
 BAD = [
-    ("temperature", -0.1),
     ("temperature", math.nan),
     ("temperature", math.inf),
     ("temperature", "hot"),
@@ -91,6 +90,16 @@ BAD = [
 def test_a_value_out_of_range_is_refused_by_name(name, value):
     with pytest.raises(OptionError, match=f"^{name} is"):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-1, -0.5, -1e300])
+def test_a_temperature_below_zero_is_greedy(value):
+    assert SamplingParams(temperature=value) == SamplingParams(temperature=0.0)
+
+
+@pytest.mark.parametrize("text", ['["\\n", ":"]', '"\\n", ":"'])
+def test_breakers_may_be_json(text):
+    assert SamplingParams(dry_sequence_breakers=text).dry_sequence_breakers == ("\n", ":")
 
 
 GOOD = [

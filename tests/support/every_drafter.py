@@ -103,6 +103,7 @@ DRAFTERS = [
     *HEADS,
     ("hybrid", "none"),
     ("hybrid", "mtp(n=3)"),
+    ("hybrid", "dflash(FILE:dspark for hybrids, n=3)"),
 ]
 
 
@@ -142,6 +143,8 @@ def write_all(folder: Path) -> dict[str, Path]:
         "blocks": nextn.write_blocks_only(folder / "blocks.gguf"),
         "hybrid": write_tiny_qwen35(folder / "hybrid.gguf", blocks=1),
     }
+    for_hybrids = TinyDFlash("dspark", width=64, taps=(0, 1, 3), mrope=True)
+    heads["dspark for hybrids"] = for_hybrids.write(folder / "dspark64.gguf", heads["hybrid"])
     text, store = folder / "text.txt", folder / "docs.store"
     text.write_text("To be, or not to be, that is the question. To be, or not to sleep.\n" * 3)
     with Model(files["shallow"], vocab_only=True) as model:

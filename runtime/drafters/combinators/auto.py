@@ -16,15 +16,13 @@ from specrun.bindings.files import read_regular
 from specrun.runtime.drafters.combinators.bandit import (
     CAUTION,
     SEGMENT,
-    SHARE,
     SPACING,
     Arm,
     ArmForecast,
     ArmLedger,
-    AutoAccounts,
 )
 from specrun.runtime.drafters.combinators.members import MembersDrafter, outcome_for_idle
-from specrun.runtime.planning import START
+from specrun.runtime.planning import SHARES_OF_AUTO, START, Account
 from specrun.runtime.round.drafter import NOTHING, Drafter, DraftRequest, Pause, RoundOutcome
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.tree import DraftTree
@@ -39,11 +37,11 @@ from specrun.runtime.trees.tree import DraftTree
 # **What is guaranteed.** Time is counted in rounds of plain decoding, which are what is measured
 # first. An account holds what all drafting rounds took beyond plain rounds for the same tokens. A
 # round drafts only if the worst that it may cost (its draft, and the wider evaluation of which
-# nothing is accepted) fits what is left of `START` + `SHARE` a token (`planning.account`), or if
+# nothing is accepted) fits what is left of the account (`planning.account`), or if
 # the arm's own rounds were faster than plain ones; then it can lose again what it had gained. So n
 # tokens take at most
 #
-#     n (1 + SHARE) + START  rounds of plain decoding
+#     n (1 + 2 SHARE) + START  rounds of plain decoding
 #
 # whatever is accepted, if rounds cost what they are expected to: what drafts of that length were
 # measured to cost, and before that what the sizes of the models and the target's cost curve say. A
@@ -53,12 +51,12 @@ from specrun.runtime.trees.tree import DraftTree
 # `PAYBACK` tokens. And rounds that take several times as long as usual were disturbed by something
 # else.
 #
-# Choosing takes time, too, in rounds of plain decoding as well: what it takes there has an account
-# of its own (`AutoAccounts`), and drafting rounds are compared with plain rounds as they are.
+# Choosing takes time, too, in rounds of plain decoding as well: what it takes there is booked as
+# well, and drafting rounds are compared with plain rounds as they are.
 #
 # An arm that is new, or was found slower than plain decoding, drafts few tokens at first, as many
 # as stake `STAKE` of a plain round (or one), and twice as many each time half of a draft is
-# accepted. Its reading of the text is part of a probe: one that reads slower than `SHARE` allows,
+# accepted. Its reading of the text is part of a probe: one that reads slower than a share allows,
 # about a seventh of the target's size on a CPU, cannot come back into a long text.
 #
 # An arm that reads the text alone may promise a speed-up of a single round. Where it is more than
@@ -130,7 +128,7 @@ class ArmChooser(ArmLedger):
     def rest(self) -> int:
         """How many rounds of plain decoding come next without a choice."""
         drafts = self._current != self._plain or self._probing
-        return 0 if drafts else self._accounts.rounds_without_choice()
+        return 0 if drafts else self._account.rest()
 
     # -- deciding ----------------------------------------------------------------------------------
 
@@ -246,7 +244,7 @@ class ArmChooser(ArmLedger):
             loss = self._loss_of(index)
             if loss <= spare and self._fitting(index, self._probe_rounds(index)) is not None:
                 return index
-            pace = SHARE - self._reading_of_token(index)
+            pace = self._account.share - self._reading_of_token(index)
             if loss <= room + pace * _SAVING:
                 # The others must not use up what this one is being saved for.
                 spare = min(spare, _SPARE * room)
@@ -470,7 +468,7 @@ class AutoDrafter(MembersDrafter):
         unknown = (ArmForecast(most=max(1, member.max_nodes)) for member in members)
         self._forecasts = tuple(forecasts) or tuple(unknown)
         self._shared = [] if shared is None else shared
-        self._accounts = AutoAccounts()
+        self._account = Account(SHARES_OF_AUTO)
         self._may_rest = all(each.finds_text or not each.max_nodes for each in members)
         self._rest, self.pause = _Rest(), Pause()
         self._chooser = self._new_chooser()
@@ -635,7 +633,7 @@ class AutoDrafter(MembersDrafter):
             self._shared[:] = self._chooser.arms
 
     def _new_chooser(self) -> ArmChooser:
-        return ArmChooser(self._forecasts, self._plain, known=self._shared, accounts=self._accounts)
+        return ArmChooser(self._forecasts, self._plain, known=self._shared, account=self._account)
 
     def close(self) -> None:
         """Close all members; what was measured stays with the weights."""

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from specrun.runtime.planning import (
-    ASKING,
+    SHARES_OF_AUTO,
     STALL,
-    START,
     TYPICAL_CPU,
     Account,
     CostCurve,
@@ -193,19 +192,10 @@ class Arm:
 #
 # **Rounds without a choice.** To choose, and to collect the drafters' forecasts, takes a tenth of a
 # millisecond a round, whatever the target takes for a token. That is a loss like that of drafts
-# which are rejected, and has an account of its own. If it is more than `_CHOOSING` of each token (a
-# small target, a fast machine) and than what drafting saves, as many rounds of plain decoding
-# follow without a choice as save up `_WAKE` of one. Something that repeats is then noticed some
-# tokens later.
+# which are rejected. If nothing more may be lost, rounds of plain decoding follow without a choice
+# (`Account.rest`). Something that repeats is then noticed some tokens later.
 
 
-SHARE = 0.025
-"""Of each token's plain round, what may be lost: with `START` it is 3 % of 512 tokens."""
-
-_CHOOSING = 0.01  # of each token's plain round, what of that choosing may take
-_WAKE = 0.5  # plain rounds that it may take when it begins again
-_LONGEST = 256  # rounds without it
-_OWN = 9  # rounds that tell what choosing usually takes
 READING, PAYBACK = 0.15, 64  # of the target's time; tokens
 STAKE = 0.5  # rounds of plain decoding that the first draft of an arm may lose
 SEGMENT = 6  # rounds between decisions while the best arm is used, and counted in one go
@@ -219,56 +209,11 @@ _MEASURABLE = 64  # tokens behind from which an arm's first round tells what cat
 _TICK = 1e-9  # the shortest round: clocks may stand still
 
 
-class AutoAccounts:
-    """The accounts of `auto`: what drafting may lose, and what choosing among drafters may take.
-
-    They outlive a text: what was lost is lost.
-    """
-
-    def __init__(self) -> None:
-        self.drafting = Account(SHARE)
-        self._choosing = Account(_CHOOSING, START, _WAKE)
-        self._own: deque[float] = deque(maxlen=_OWN)  # seconds, lately
-
-    def allow(self, tokens: int) -> None:
-        """Count tokens, however they were decoded."""
-        self.drafting.allow(tokens)
-        self._choosing.allow(tokens)
-
-    def lose_to_choosing(self, seconds: float, plain: float) -> None:
-        """Count the seconds of choosing in a round that took `plain` seconds without them."""
-        if plain <= 0.0:
-            return
-        if self._own:
-            # Pauses of the machine are no loss of choosing, as far as they can be told. The median
-            # would not do: if every second round takes longer, each kind is usual.
-            self._choosing.lose(ASKING * min(seconds, STALL * max(self._own)) / plain)
-        # The very first time everything is cold, which does not come again.
-        self._own.append(seconds)
-
-    def lose_to_drafting(self, lost: float) -> None:
-        """Count what a round with a draft lost or, below 0, saved.
-
-        What drafting saves, choosing may lose: it is what choosing is for.
-        """
-        before = self.drafting.saved
-        self.drafting.lose(lost)
-        # At most what was saved is lost again; more is lost to drafting, not to choosing.
-        self._choosing.lose(min(lost, before - self.drafting.saved))
-
-    def rounds_without_choice(self) -> int:
-        """Return how many rounds of plain decoding come next without a choice, 0 for none."""
-        if self._choosing.room > 0.0:
-            return 0
-        # One pause that was taken for choosing must not silence it for a whole text.
-        return min(_LONGEST, self._choosing.tokens_until(_WAKE))
-
-
 class ArmLedger:
     """What is known of all arms, and what was lost; `ArmChooser` decides by it.
 
     `plain` is the arm that is plain decoding. `known` are the arms of an earlier text, whose rates
-    are believed to be as they were. `accounts` may be those of earlier texts, too.
+    are believed to be as they were. `account` may be that of earlier texts, too.
     """
 
     def __init__(
@@ -277,7 +222,7 @@ class ArmLedger:
         plain: int,
         *,
         known: Sequence[Arm] = (),
-        accounts: AutoAccounts | None = None,
+        account: Account | None = None,
     ) -> None:
         self._forecasts, self._plain = tuple(forecasts), plain
         self._first_depths = [forecast.deepest(STAKE) for forecast in forecasts]
@@ -290,8 +235,7 @@ class ArmLedger:
         ]
         self._arms[plain].depth = 0
         self._now = 0
-        self._accounts = accounts or AutoAccounts()
-        self._account = self._accounts.drafting
+        self._account = account or Account(SHARES_OF_AUTO)
         self._lost = self._elapsed = self._credit = 0.0  # in plain rounds
         self._best = self._current = plain
         self._left = 0
@@ -330,7 +274,7 @@ class ArmLedger:
         """
         vain = choosing if index == self._plain or not drafted else 0.0
         if vain:
-            self._accounts.lose_to_choosing(vain, seconds - vain)
+            self._account.lose_to_asking(vain, seconds - vain)
         if index == self._plain == self._current and len(self._run) > 1 and not self._probing:
             self._waiting.append((tokens, seconds))
             if len(self._waiting) == SEGMENT:
@@ -349,7 +293,7 @@ class ArmLedger:
         arm = self._arms[index]
         self._book(index, tokens, max(seconds, _TICK))
         self._now += 1
-        self._accounts.allow(tokens)
+        self._account.allow(tokens)
         for other in self._arms:
             other.behind = 0 if other is arm else other.behind + tokens
 
@@ -357,7 +301,7 @@ class ArmLedger:
         """Count rounds of plain decoding, a token each, in which nobody was asked."""
         self._count_waiting()
         self._now += tokens
-        self._accounts.allow(tokens)
+        self._account.allow(tokens)
         self._arms[self._plain].last_seen = self._now
         for index, arm in enumerate(self._arms):
             arm.behind = 0 if index == self._plain else arm.behind + tokens
@@ -382,7 +326,7 @@ class ArmLedger:
             arm.fade(0.5 ** ((self._now - arm.last_seen) / SPACING))
         self._book(index, tokens, seconds, booked=booked)
         self._now += 1
-        self._accounts.allow(tokens)
+        self._account.allow(tokens)
         # The first round includes catching up with the text; it
         # is counted when a second tells how much.
         if len(self._run) > 1:
@@ -418,7 +362,7 @@ class ArmLedger:
             seconds = min(seconds, STALL * (known + self._reading(index) * plain))
         self._elapsed += seconds / plain
         if index != self._plain and not booked:
-            self._accounts.lose_to_drafting(seconds / plain - tokens)
+            self._account.lose(seconds / plain - tokens)
         if self._probing:
             self._lost = max(0.0, self._lost + (seconds - tokens / self._best_rate) / plain)
 

@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from specrun.bindings.contexts import BLOCK_ARCHITECTURE, check_layer_inputs
+from specrun.bindings.contexts import BLOCK_ARCHITECTURE, check_layer_inputs, layer_inputs
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.models import Model
 from specrun.runtime.heads import HeadFile
@@ -142,9 +142,10 @@ def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
         raise MalformedFileError(f"{file.path} does not say which layers it reads (target_layers)")
     taps, width = tuple(int(number) for number in numbers), file.size("embedding_length")
     file.require("fc.weight", (len(taps) * width, width))
-    if not all(0 <= tap < target.n_layer for tap in taps):
+    last = layer_inputs(target) - 1
+    if not all(0 <= tap <= last for tap in taps):
         reads = f"it reads the inputs of layers {', '.join(map(str, taps))}"
-        has = f"the target has layers 0 to {target.n_layer - 1}"
+        has = f"the target has layers 0 to {last}"
         raise PairError(f"{file.path} cannot draft for {target.path}: {reads}, and {has}")
     check_layer_inputs(target, taps)
     return taps

@@ -315,12 +315,16 @@ class ContinuationDrafter(Drafter):
             raise OptionError(f"{kind}: branches is {branches}: give at least 1")
         check_leaves(f"{kind}: branches is {branches}", branches)
         self.name, self.max_nodes = name, nodes
-        self.finds_text = True
+        self.finds_text = self.forecasts = True
         self.max_leaves = min(branches, nodes)
         self._depth, self._costs = depth, costs
         self._trust = MatchAcceptance(MATCH_PRIORS)
         self._retrieved: Sequence[Continuation] = ()
         self._retrieved_at = -1
+
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Start an answer: what was retrieved for an earlier one teaches nothing."""
+        self._let_go()
 
     @abstractmethod
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
@@ -341,20 +345,22 @@ class ContinuationDrafter(Drafter):
         return promised_speed_up(self._retrieved, self._trust, self._limits(request), self._costs)
 
     def _retrieve(self, request: DraftRequest) -> None:
-        self._retrieved = self.retrieve(request.tokens, self._depth)
-        self._retrieved_at = len(request.tokens)
+        """Retrieve once a round, however often a draft is forecast before it is proposed."""
+        if self._retrieved_at != len(request.tokens):
+            self._retrieved = self.retrieve(request.tokens, self._depth)
+            self._retrieved_at = len(request.tokens)
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn how the retrieved continuations fared, those that were not drafted too."""
         if self._retrieved:
             # All that came, also behind the draft: what was not drafted teaches at no cost.
             teach(self._trust, self._retrieved, outcome.tokens[self._retrieved_at :])
-            self._retrieved = ()
+        self._let_go()
 
     def rewind(self, length: int) -> None:
         """Teach nothing about guesses that were taken back."""
         if self._retrieved_at > length:
-            self._retrieved = ()
+            self._let_go()
 
     def _limits(self, request: DraftRequest) -> TreeLimits:
         return TreeLimits(
@@ -367,4 +373,6 @@ class ContinuationDrafter(Drafter):
     def start_over(self) -> None:
         """Forget what earlier texts taught about matches."""
         self._trust.forget()
-        self._retrieved = ()
+
+    def _let_go(self) -> None:
+        self._retrieved, self._retrieved_at = (), -1

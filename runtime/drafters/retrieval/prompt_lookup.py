@@ -50,6 +50,7 @@ class PromptLookupDrafter(ContinuationDrafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Index the prompt; what it shares with the last one stays indexed."""
+        super().begin(tokens)
         known = self._index.tokens
         # Another conversation: what was learnt about its matches need not hold here.
         if common_prefix(known, tokens) < len(known):

@@ -62,6 +62,7 @@ class RestDrafter(ContinuationDrafter):
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep what earlier answers taught as long as the conversation goes on."""
+        super().begin(tokens)
         # Another text than the last one: evidence of a conversation is its own.
         if common_prefix(self._prompt, tokens) < len(self._prompt):
             self.start_over()

@@ -24,6 +24,7 @@ from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.laws import SamplingParams
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.planning import describe_settings, load_profile, profile_file
 from specrun.runtime.round import GenerationResult
 from specrun.runtime.tuning import drafter_for
@@ -61,7 +62,7 @@ def simulated(curve: Any = FLAT, **drafters: Simulated) -> SimulatedMachine:
 
 
 def used(target: Path, temperature: float = 0.0) -> str:
-    return drafter_for(target, temperature, context=CONTEXT).expression
+    return drafter_for(target, temperature, options=LoadOptions(CONTEXT)).expression
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_a_file_is_measured_and_its_profile_is_used(
     # The twin is no smaller than its target, so that it is no drafter.
     assert not any("twin" in drafter for drafter in result.sources)
     assert [diagnosis.temperature for diagnosis in result.diagnoses] == [0.0]
-    settings = describe_settings(CONTEXT, "auto", "auto")
+    settings = describe_settings(LoadOptions(CONTEXT))
     profile = load_profile(target, settings)
     assert profile is not None
     assert profile.finished
@@ -210,7 +211,7 @@ def test_ctrl_c_keeps_what_is_known(target: Path) -> None:
     result = accelerate(options(target), machine=machine)
     assert result.interrupted
     assert used(target) == "prompt-lookup"
-    settings = describe_settings(CONTEXT, "auto", "auto")
+    settings = describe_settings(LoadOptions(CONTEXT))
     assert not load_profile(target, settings).finished  # type: ignore[union-attr]
     again = accelerate(options(target), machine=machine)
     assert not again.interrupted

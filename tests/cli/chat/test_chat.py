@@ -170,7 +170,7 @@ def test_set_changes_every_setting(talk: Talk, line: str, name: str, value: str)
 
 
 @pytest.mark.parametrize(
-    "line", ["temperature -1", "temperature warm", "top_p 2", "top_k 1.5", "temprature 1",
+    "line", ["temperature warm", "top_p 2", "top_k 1.5", "temprature 1",
     "seed -2", "max_tokens -2", "samplers top_q", "mirostat 3", "dry_base 0.5", "typical 2",
              "logit_bias 999+1", "logit_bias x", "temperature"]
 )  # fmt: skip

@@ -138,7 +138,7 @@ def test_methods_that_do_not_exist() -> None:
     with pytest.raises(OptionError, match="did you mean ngram-simple"):
         drafter_expression(settings(spec_type="ngram-simpel"), demo=False)
     with pytest.raises(OptionError, match="does not exist here"):
-        drafter_expression(settings(spec_type="draft-dflash"), demo=False)
+        drafter_expression(settings(spec_type="draft-suffix"), demo=False)
 
 
 def test_odd_file_names_survive(tmp_path: Path) -> None:

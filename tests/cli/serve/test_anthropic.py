@@ -210,7 +210,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a schema": ({"tools": [{"name": "f", "input_schema": 3}]}, "tools[0].input_schema"),
     "a choice": ({"tools": [WEATHER], "tool_choice": {"type": "x"}}, "tool_choice.type"),
-    "temperature": ({"extra_body": {"temperature": -1}}, "temperature"),
+    "temperature": ({"extra_body": {"temperature": "hot"}}, "temperature"),
     "stop": ({"stop_sequences": [1]}, "stop_sequences"),
     "thinking": ({"thinking": {"type": "x"}}, "thinking.type"),
 }

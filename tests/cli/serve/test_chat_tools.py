@@ -8,6 +8,7 @@ from typing import Any
 
 import openai
 import pytest
+from starlette.testclient import TestClient
 from support.api_clients import openai_client
 from support.commands import run
 from support.loopback_server import serving
@@ -15,6 +16,8 @@ from support.scripted_engine import ScriptedEngine
 from support.tiny_models import CONTROLS, TEMPLATE
 from support.tool_templates import ADD, HERMES, LLAMA3, MISTRAL, TEMPLATES, WEATHER
 
+from specrun.cli.serve.app import create_app
+from specrun.cli.serve.settings import ServeSettings
 from specrun.convert.gguf import Metadata
 from specrun.convert.random_model import RandomLlama, synthetic_vocabulary, write_random_llama
 from specrun.convert.tokenizer import BytePairVocabulary
@@ -176,6 +179,38 @@ def test_the_server_may_set_variables_of_the_template(tool_vocabulary):
     assert (off.endswith("</think>\n\n"), on.endswith("assistant\n")) == (True, True)
 
 
+OFF: dict[str, tuple[str, dict[str, Any]]] = {
+    "OpenAI's word": ("/v1/chat/completions", {"reasoning_effort": "none"}),
+    "OpenRouter's word": ("/v1/chat/completions", {"reasoning": {"effort": "none"}}),
+    "OpenRouter's switch": ("/v1/chat/completions", {"reasoning": {"enabled": False}}),
+    "OpenRouter's budget": ("/v1/chat/completions", {"reasoning": {"max_tokens": 0}}),
+    "a vendor's switch": ("/v1/chat/completions", {"thinking": {"type": "disabled"}}),
+    "responses": ("/v1/responses", {"reasoning": {"effort": "none", "summary": "auto"}}),
+    "messages": ("/v1/messages", {"thinking": {"type": "disabled"}}),
+    "messages, an effort": ("/v1/messages", {"output_config": {"effort": "none"}}),
+}
+
+
+@pytest.mark.parametrize(("path", "fields"), OFF.values(), ids=OFF)
+def test_every_api_turns_thinking_off_and_on(tool_vocabulary, path, fields):
+    engine: Any = ScriptedEngine(tool_vocabulary, HERMES)
+    body = {"input": "Rain?"} if path == "/v1/responses" else {"messages": ASK}
+    on = json.loads(
+        json.dumps(fields)
+        .replace("none", "high")
+        .replace("disabled", "enabled")
+        .replace("false", "true")
+        .replace("0", "9")
+    )
+    with TestClient(
+        create_app(engine, ServeSettings(model="x")), base_url="http://127.0.0.1:8080"
+    ) as client:
+        for each in ({}, fields, on, {**fields, "chat_template_kwargs": {"enable_thinking": True}}):
+            assert client.post(path, json={**body, **each}).status_code == 200
+    ends = [tool_vocabulary.detokenize(asked.prompt)[-11:] for asked in engine.asked]
+    assert [end.endswith("</think>\n\n") for end in ends] == [False, True, False, False]
+
+
 def test_the_option_takes_an_object():
     for text in ("{", "[1]", "x"):
         result = run("serve", "--demo", "--chat-template-kwargs", text)
@@ -208,6 +243,8 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "messages[1].tool_calls[0]",
     ),
     "kwargs": ({"extra_body": {"chat_template_kwargs": 1}}, "chat_template_kwargs"),
+    "an effort": ({"extra_body": {"reasoning_effort": 3}}, "reasoning_effort"),
+    "reasoning": ({"extra_body": {"reasoning": {"max_tokens": -1}}}, "reasoning.max_tokens"),
     "a format": ({"extra_body": {"reasoning_format": "x"}}, "reasoning_format"),
 }
 

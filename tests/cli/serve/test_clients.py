@@ -76,8 +76,8 @@ def test_openai_completes(remote: openai.OpenAI) -> None:
 
 def test_openai_reads_errors(remote: openai.OpenAI, address: str) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
-        remote.chat.completions.create(model="tiny", messages=MESSAGES, temperature=-1)
-    assert refused.value.param == "temperature"
+        remote.chat.completions.create(model="tiny", messages=MESSAGES, top_p=-1)
+    assert refused.value.param == "top_p"
     with openai.OpenAI(base_url=f"{address}/v1", api_key="wrong", max_retries=0) as stranger:
         with pytest.raises(openai.AuthenticationError):
             stranger.models.list()

@@ -22,7 +22,7 @@ from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools import ReplyPlan
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.chat import ForcedCalls, Reply, ReplyParser, syntax_of
+from specrun.runtime.chat import ForcedCalls, Reply, ReplyParser, ThinkTags, syntax_of
 from specrun.runtime.engine import Engine
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.grammar.compiled import compiled
@@ -121,7 +121,7 @@ def test_parameters_that_are_deep_by_reference_end_no_server(models, family):
 @pytest.mark.parametrize("thinking", [False, True], ids=["closed", "open"])
 def test_what_is_forced_is_what_is_read(models, thinking):
     """Texts of the grammar parse as calls; texts beside it are not taken. No model is asked."""
-    think = ("<think>", "</think>")
+    think = ThinkTags("<think>", "</think>")
     schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in (WEATHER, NOTE)}
     rome = '"arguments": {"city": "Rome"}}'
     texts = {
@@ -258,7 +258,7 @@ def test_tools_are_called_or_the_answer_follows_its_schema(models, family, is_st
         syntax=syntax_of(FAMILIES[family]),
         schemas={"get_weather": WEATHER["function"]["parameters"], "note": {"type": "object"}},
         strict=frozenset({"get_weather"} if is_strict else ()),
-        think=("<think>", "</think>"),
+        think=ThinkTags("<think>", "</think>"),
     )
     call = GOOD[family].removeprefix("Hm.").lstrip()
     answer = '{"rain": true, "next": "today"}'

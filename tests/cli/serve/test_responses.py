@@ -162,7 +162,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "what is stored": ({"previous_response_id": "resp_1"}, "previous_response_id"),
     "the background": ({"background": True}, "background"),
     "length": ({"max_output_tokens": -1}, "max_output_tokens"),
-    "temperature": ({"temperature": -1}, "temperature"),
+    "temperature": ({"temperature": "hot"}, "temperature"),
 }
 
 

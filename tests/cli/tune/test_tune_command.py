@@ -14,6 +14,7 @@ from specrun.cli.main import cli
 from specrun.cli.options.group import LazyCommand, LazyGroup
 from specrun.cli.tune import command as tune_command
 from specrun.runtime.laws import SamplingParams
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.planning import CostCurve, load_curve, profile_file, tuned_plan
 from specrun.runtime.tuning import WeightType
 
@@ -59,7 +60,7 @@ def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> No
     warnings: list[str] = []
     context = ContextOptions(n_ctx=256, n_threads=1)
     found = tuned_plan(
-        models.target, models.plain, SamplingParams(), context=context, warn=warnings.append
+        models.target, models.plain, SamplingParams(), LoadOptions(context), warn=warnings.append
     )
     assert found is not None
     assert warnings == []

@@ -353,6 +353,8 @@ def test_refused_by_name_with_nothing_left(tmp_path: Path, write_checkpoint, fau
     files = {file_name: content}
     if fault == "end token outside":
         files |= {"tokenizer_config.json": {}}
+    if fault == "unknown end token":
+        files |= {CONFIG: llama_config(eos_token_id=None)}
     if fault == "a tensor in two shards":
         files |= {"more.safetensors": safetensors_bytes({HEAD: nan})}
     folder = write_checkpoint(**files)

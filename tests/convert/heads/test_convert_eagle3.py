@@ -185,8 +185,6 @@ FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
         lambda w, _: w.update({"midlayer.self_attn.q_norm.weight": np.ones(8, np.float32)}),
         UnsupportedModelError, "midlayer.self_attn.q_norm.weight",
     ),
-    "two decoder layers": (lambda _, c: c.update(num_hidden_layers=2), UnsupportedModelError,
-    "2 layers"),
     "biases": (lambda _, c: c.update(attention_bias=True), UnsupportedModelError,
     "attention_bias = True"),
     "yarn": (
@@ -210,3 +208,32 @@ def test_what_cannot_be_right_is_refused(
     with pytest.raises(kind, match=problem):
         convert_head(folder, tmp_path / "out.gguf", target=tiny_deep_model, kind="eagle3")
     assert not (tmp_path / "out.gguf").exists()
+
+
+COPIED = {"num_hidden_layers": 40, "intermediate_size": 11008, "hidden_size": 4096}
+
+
+@pytest.mark.parametrize("config", [COPIED, {"eagle_aux_hidden_state_layer_ids": []}])
+def test_sizes_and_layers_are_those_of_the_tensors(
+    tiny_deep_model: Path, tmp_path: Path, config: dict[str, Any]
+) -> None:
+    head = random_eagle3(HIDDEN, VOCAB)
+    found = []
+    for name, changes in (("own", {}), ("copied", config)):
+        folder = head.save(tmp_path / name, CONFIG, **changes)
+        convert_head(folder, tmp_path / f"{name}.gguf", target=tiny_deep_model, outtype="f32")
+        metadata = read_header(tmp_path / f"{name}.gguf").metadata
+        found.append({key: metadata[key] for key in metadata if key.startswith("eagle3.")})
+    assert found[0] == found[1]
+
+
+def test_five_layers_that_nobody_names_are_not_guessed(
+    tiny_deep_model: Path, tmp_path: Path
+) -> None:
+    head = random_eagle3(HIDDEN, VOCAB)
+    weights = {**head.weights, "fc.weight": np.zeros((HIDDEN, 5 * HIDDEN), np.float32)}
+    silent = {"target_hidden_size": None}
+    head = dataclasses.replace(head, weights=weights)
+    folder = head.save(tmp_path / "head", CONFIG, **silent)
+    with pytest.raises(UnsupportedModelError, match="reads 5 layers of the target and does not"):
+        convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model)

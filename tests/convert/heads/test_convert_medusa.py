@@ -271,3 +271,43 @@ def tensors_of(path: Path) -> dict[str, bytes]:
         info.name: data[info.offset : info.offset + info.n_bytes]
         for info in read_header(path).tensors
     }
+
+
+def in_vllm(name: str) -> str:
+    head, block, *rest = name.split(".")
+    if rest == ["weight"] or not rest[1:]:
+        return f"lm_heads.{head}.weight"
+    return f"blocks.{head}.layers.{block}.{rest[-1]}"
+
+
+def in_model_opt(name: str) -> str:
+    head, block, *rest = name.split(".")
+    if not rest[1:]:
+        return f"medusa_heads.{head}.lm_head.weight"
+    return f"medusa_heads.{head}.medusa_layers.{block}.{'.'.join(rest)}"
+
+
+@pytest.mark.parametrize("own_output", [True, False])
+@pytest.mark.parametrize("name_of", [in_vllm, in_model_opt], ids=["vllm", "modelopt"])
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_the_names_of_others_are_the_same_head(
+    target: Model, tmp_path: Path, own_output: bool, name_of: Any, blocks: int
+) -> None:
+    reference = TorchMedusa(HIDDEN, VOCAB, 3, blocks, own_output=own_output, shared=False)
+    tensors = named(reference)
+    files = []
+    for place, held in (
+        ("usual", tensors),
+        ("others", {name_of(name): tensor for name, tensor in tensors.items()}),
+        ("compiled", {f"_orig_mod.{name_of(name)}": tensor for name, tensor in tensors.items()}),
+    ):
+        # vLLM's config has other keys; what kind it is must follow from the names.
+        folder = publish(
+            tmp_path / place, {"architectures": ["MedusaModel"]}, held, "model.safetensors"
+        )
+        output = tmp_path / f"{place}.gguf"
+        report = convert_head(folder, output, target=target.path, outtype="f32")
+        assert report.architecture == "medusa"
+        files.append(logits_of(output, target, 3))
+    np.testing.assert_array_equal(files[0], files[1])
+    np.testing.assert_array_equal(files[0], files[2])

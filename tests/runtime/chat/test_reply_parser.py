@@ -15,9 +15,11 @@ from specrun.runtime.chat import (
     Reasoning,
     Reply,
     ReplyParser,
+    ThinkTags,
+    ToolCall,
     ToolSyntax,
 )
-from specrun.runtime.chat.calls import HERMES, LLAMA3, MISTRAL, QWEN_CODER, ToolCall
+from specrun.runtime.chat.families import HERMES, LLAMA3, MISTRAL, QWEN_CODER
 
 TOOLS = {
     "get_weather": {"type": "object", "properties": {"city": {"type": "string"}}},
@@ -63,11 +65,11 @@ GOLDEN: dict[str, tuple[ToolSyntax, str, str, list[ToolCall]]] = {
         "\nDone.",
         [PARIS],
     ),
-    "truncated": (
+    "ended within a text": (
         HERMES,
         '<tool_call>{"name": "get_weather", "arguments": {"city": "Par',
         "",
-        [ToolCall("get_weather", '{"city": "Par')],
+        [ToolCall("get_weather", '{"city": "Par"}')],
     ),
     "a tag before the tag": (
         HERMES,
@@ -84,8 +86,20 @@ GOLDEN: dict[str, tuple[ToolSyntax, str, str, list[ToolCall]]] = {
     "a bracket missing": (
         HERMES,
         '<tool_call>{"name": "add", "arguments": {"a": 1</tool_call>',
-        "</tool_call>",
-        [ToolCall("add", '{"a": 1')],
+        "",
+        [ToolCall("add", '{"a": 1}')],
+    ),
+    "Python's quotes": (
+        HERMES,
+        "<tool_call>{'name': 'add', 'arguments': {'a': 1, 'note': \"it's\", 'b': [True, None,]}}",
+        "",
+        [ToolCall("add", '{"a": 1, "note": "it\'s", "b": [true, null]}')],
+    ),
+    "raw line breaks": (
+        HERMES,
+        '<tool_call>{"name": "add", "arguments": {"note": "a\n\tb"}}</tool_call>',
+        "",
+        [ToolCall("add", '{"note": "a\\n\\tb"}')],
     ),
     "llama 3": (
         LLAMA3,
@@ -169,7 +183,6 @@ CONTENT: dict[str, tuple[ToolSyntax, str]] = {
     "no name": (HERMES, '<tool_call>{"arguments": {}}</tool_call>'),
     "arguments are a list": (HERMES, '<tool_call>{"name": "add", "arguments": [1]}</tool_call>'),
     "arguments are text": (HERMES, '<tool_call>{"name": "add", "arguments": "x"}</tool_call>'),
-    "Python's quotes": (HERMES, '<tool_call>{"name": "add", "arguments": {\'a\': 1}}'),
     "ends in its head": (HERMES, '<tool_call>{"name": "add", "argum'),
     "ends in an escape": (HERMES, '<tool_call>{"name": "ad\\'),
     "a bad escape": (HERMES, '<tool_call>{"na\\xme": 1}'),
@@ -246,7 +259,7 @@ def test_no_split_of_a_text_changes_what_it_says(data):
     thinking = data.draw(st.booleans())
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=8).map(sorted))
     pieces = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    options = {"think": ("<think>", "</think>"), "thinking": thinking}
+    options = {"think": ThinkTags("<think>", "</think>"), "thinking": thinking}
     whole, _ = parsed(syntax, [text], **options)
     split, _ = parsed(syntax, pieces, **options)
     assert split == whole
@@ -267,7 +280,7 @@ def test_arguments_grow_with_the_text():
     given = [parser.push(character) for character in text]
     grown = [part.text for parts in given for part in parts if isinstance(part, MoreArguments)]
     assert "".join(grown) == '{"a": 12, "note": "hello"}'
-    assert max(map(len, grown)) == 2  # the first quote shows that they are JSON
+    assert max(map(len, grown)) == 3  # a comma and a space come with what follows them
 
 
 @pytest.mark.parametrize(("syntax", "text", "content", "calls"), GOLDEN.values(), ids=GOLDEN)
@@ -310,7 +323,7 @@ THINK = {
 def test_reasoning(text, thinking, reasoning, content):
     for syntax in (None, HERMES):
         for pieces in ([text], list(text)):
-            think = ("<think>", "</think>")
+            think = ThinkTags("<think>", "</think>")
             reply, parts = parsed(syntax, pieces, think=think, thinking=thinking)
             assert (reply.reasoning, reply.content, reply.calls) == (reasoning, content, [])
             kinds = [type(part) for part in parts]
@@ -319,11 +332,17 @@ def test_reasoning(text, thinking, reasoning, content):
 
 def test_a_call_after_reasoning():
     text = f"<think>I need it.</think>\n\n<tool_call>\n{CALL}\n</tool_call>"
-    reply, _ = parsed(HERMES, list(text), think=("<think>", "</think>"))
+    reply, _ = parsed(HERMES, list(text), think=ThinkTags("<think>", "</think>"))
     assert (reply.reasoning, reply.content, reply.calls) == ("I need it.", "", [PARIS])
 
 
 def test_arguments_are_json_where_the_text_is_whole():
-    for name, (_, _, _, calls) in GOLDEN.items():
-        if name not in ("truncated", "a bracket missing"):
-            assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+    for _, _, _, calls in GOLDEN.values():
+        assert all(isinstance(json.loads(call.arguments), dict) for call in calls)
+
+
+def test_arguments_are_cut_where_the_text_is():
+    parser, reply = ReplyParser(HERMES, TOOLS), Reply()
+    reply.add(parser.push('<tool_call>{"name": "add", "arguments": {"note": "he'))
+    reply.add(parser.finish(is_cut=True))
+    assert reply.calls == [ToolCall("add", '{"note": "he')]

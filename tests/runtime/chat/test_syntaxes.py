@@ -10,7 +10,7 @@ from support.tool_templates import HERMES, LLAMA3, MISTRAL, TEMPLATES, WEATHER
 
 from specrun.bindings.errors import OptionError, TemplateError
 from specrun.bindings.models.model import Model
-from specrun.runtime.chat import ChatTemplate, chat_text, syntax_of, think_tags_of
+from specrun.runtime.chat import ChatTemplate, ThinkTags, chat_text, syntax_of, think_tags_of
 
 CALL = {
     "id": "Ab3dE6gH9",
@@ -36,8 +36,8 @@ def test_a_template_without_tools_has_no_syntax():
     assert syntax_of(TEMPLATE) is None
     assert "tools" not in ChatTemplate(TEMPLATE).names
     assert think_tags_of(TEMPLATE) is None
-    assert think_tags_of(HERMES) == ("<think>", "</think>")
-    assert think_tags_of("{% if x %}[THINK]{% endif %}") == ("[THINK]", "[/THINK]")
+    assert think_tags_of(HERMES) == ThinkTags("<think>", "</think>")
+    assert think_tags_of("{% if x %}[THINK]{% endif %}") == ThinkTags("[THINK]", "[/THINK]")
 
 
 def test_ids_are_what_templates_take():

@@ -164,7 +164,7 @@ def test_out_of_memory_comes_with_the_plan(models: dict[str, Path]) -> None:
 def test_files_that_cannot_be_read_are_left_to_who_opens_them(tmp_path: Path) -> None:
     path = tmp_path / "no.gguf"
     path.write_bytes(b"GGUF, or so it says")
-    loading = fit.Loading(path, "none", fit.ContextOptions(), "auto", "auto", {})
+    loading = fit.Loading(path, "none", fit.LoadOptions())
     assert fit.fit_here(loading) is None
 
 

@@ -59,6 +59,16 @@ def test_heads_are_chosen_where_there_is_nothing_else() -> None:
     assert choose_files([*heads, "m-Q2_K.gguf"], "") == ("m-Q2_K.gguf",)
 
 
+def test_heads_beside_a_model_go_by_the_beginning_of_their_names() -> None:
+    names = [*REPO, "dflash-m-F16.gguf", "dflash-m-Q8_0.gguf", "dspark-m-BF16.gguf"]
+    assert choose_files(names, "dflash-") == ("dflash-m-Q8_0.gguf",)
+    assert choose_files(names, "dflash-F16") == ("dflash-m-F16.gguf",)
+    assert choose_files(names, "dspark-") == ("dspark-m-BF16.gguf",)
+    assert choose_files(names, "mtp-") == ("mtp-m-Q8_0.gguf",)
+    assert choose_files(names, "eagle3-") == ()
+    assert choose_files(names, "") == ("m-Q4_K_M.gguf",)
+
+
 @pytest.mark.parametrize(
     ("name", "tag"),
     [

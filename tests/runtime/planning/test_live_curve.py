@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.planning import START, TYPICAL_CPU, TYPICAL_GPU, Account, CostCurve, LiveCurve
-from specrun.runtime.planning.account import account_of_model
+from specrun.runtime.planning import (
+    SHARE,
+    START,
+    TYPICAL_CPU,
+    TYPICAL_GPU,
+    Account,
+    CostCurve,
+    LiveCurve,
+)
 from specrun.runtime.planning.curves import DraftCost
 
 # Gemma 3 270M Q4_K_M, and a kernel that likes 8 tokens better than 5.
@@ -153,67 +158,61 @@ def test_the_spread_is_given_for_each_size_or_for_none() -> None:
 # -- the account -----------------------------------------------------------------------------------
 
 
-def test_what_may_be_lost_grows_with_the_tokens_up_to_a_limit() -> None:
-    account, free = Account(0.02, 1.0), Account(0.02)
-    assert (account.room, free.room) == (1.0, START)
+@pytest.mark.parametrize("shares", [1, 2])
+def test_what_may_be_lost_grows_with_the_tokens(shares: int) -> None:
+    account = Account(shares)
+    assert account.room == START
     for _ in range(1000):
         account.allow(1)
-        free.allow(1)
-    assert account.room == 1.0
-    assert free.room == pytest.approx(START + 20.0)
-    account.lose(3.0)
-    assert account.room == -2.0
+    assert account.room == pytest.approx(START + 1000 * shares * SHARE)
+    account.lose(100.0)
+    needed = -account.room / (shares * SHARE)
+    assert needed <= account.tokens_until(0.0) < needed + 1.0
 
 
 def test_what_was_saved_may_be_lost_again_but_not_all_of_it() -> None:
-    account = Account(0.02)
+    account = Account()
     account.lose(-100.0)
     assert account.room == START + 8.0
     account.lose(7.0)
-    account.allow(10)
+    account.allow(16)
     assert account.room == pytest.approx(START + 1.2)
     account.lose(1.0 + START)
     assert account.room == pytest.approx(0.2)
 
 
-def tries(tokens: int, lost: float) -> list[int]:
-    """Return before which tokens a drafter is tried that loses so many rounds each time."""
-    account, tried = account_of_model(), []
+def tries(tokens: int, lost: float, own: float = 0.0) -> tuple[list[int], float]:
+    """Return before which tokens a drafter is asked that loses so many rounds each time, and all
+    that it loses."""
+    account, tried, rest, asked = Account(), [], 0, 0
     for token in range(tokens):
-        if account.room > 0.0:
+        rest = rest or account.rest()
+        if rest:
+            rest -= 1
+        else:
             tried.append(token)
             account.lose(lost)
+            account.lose_to_asking(own, 1.0)
+            asked += 1
         account.allow(1)
-    return tried
+    # The first asking of all is not booked, and the account believes that it takes twice as much.
+    return tried, lost * len(tried) + 2.0 * own * max(0, asked - 1)
 
 
-def test_what_rests_is_tried_again_after_rests_that_double() -> None:
-    """Less what each token allows, which makes rests somewhat shorter."""
-    tried = tries(2_000, 1.5)
-    rests = [b - a for a, b in itertools.pairwise(tried) if b - a > 1]
-    assert rests[0] == 40
-    assert all(a < b <= 2 * a for a, b in itertools.pairwise(rests[:4]))
-    assert 1.5 * sum(token < 200 for token in tried) <= 0.03 * 200 + 1.5
-    assert 1.5 * len(tried) < 0.01 * 2_000
+@pytest.mark.parametrize(("lost", "own"), [(1.5, 0.0), (0.0, 0.1), (0.5, 0.02), (0.0, 3.0)])
+def test_what_is_lost_is_asked_again_as_often_as_tokens_allow(lost: float, own: float) -> None:
+    for tokens in (200, 2_000):
+        tried, all_lost = tries(tokens, lost, own)
+        assert all_lost <= START + SHARE * tokens + lost + 2.0 * own
+        assert len(tried) > 1
+        assert all_lost >= 0.6 * (START + SHARE * tokens)  # it is not asleep all the time
 
 
-def test_what_saved_something_rests_shortly_again() -> None:
-    account = account_of_model()
-    for _ in range(2):
-        tokens = 0
-        account.lose(account.room + 1.0)
-        while account.room <= 0.0:
-            account.allow(1)
-            tokens += 1
-        assert tokens == 40
-        account.lose(-20.0)  # without this the second rest is twice as long
-    account.lose(account.room + 1.0)
-    for _ in range(40):
-        account.allow(1)
-    account.lose(account.room + 1.0)
-    for _ in range(41):
-        account.allow(1)
-    assert account.room <= 0.0
+def test_a_single_pause_of_the_machine_does_not_silence_it_for_long() -> None:
+    account = Account()
+    for seconds in (0.001, 0.001, 1_000.0):
+        account.lose_to_asking(seconds, 1.0)
+    assert account.room > 0.0
 
 
 # -- what drafts take ------------------------------------------------------------------------------

@@ -169,12 +169,12 @@ def test_a_head_that_is_asked_in_vain_rests_before_it_loses_much() -> None:
 
 def test_a_head_that_may_lose_anything_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: asked as often as its certainty lets hope."""
-    monkeypatch.setattr(draft_plan, "account_of_model", lambda: Endless(0.0))
+    monkeypatch.setattr(draft_plan, "Account", Endless)
     assert speed_of_head(HEAD_STEP) < 0.94
 
 
 def test_a_head_that_pays_is_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a cheaper head the same drafts gain, and resting would lose that."""
     rests = speed_of_head(0.3)
-    monkeypatch.setattr(draft_plan, "account_of_model", lambda: Endless(0.0))
+    monkeypatch.setattr(draft_plan, "Account", Endless)
     assert rests > 0.99 * speed_of_head(0.3) > 1.0

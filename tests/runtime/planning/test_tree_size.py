@@ -229,7 +229,7 @@ def test_a_drafter_that_may_lose_anything_does(
     draft: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Negative control: asked as often as its certainties let hope."""
-    monkeypatch.setattr(draft_plan, "account_of_model", lambda: Endless(0.0))
+    monkeypatch.setattr(draft_plan, "Account", Endless)
     assert lost(draft, 0.4) > 0.07
 
 

@@ -13,6 +13,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import ContextFullError, OptionError, PairError
 from specrun.bindings.files import cache_folder
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.planning import measured_acceptance, profile, profile_file, tuned_plan
 from specrun.runtime.tuning import Candidate, ShapeTrial, TuneOptions, TuneResult, keep_plans, tune
 
@@ -42,7 +43,7 @@ def options_for(target: Path, draft: Path, **changes: object) -> TuneOptions:
         "params": (GREEDY, WARM),
         "n_tokens": 24,
         "seconds": 0.1,
-        "context": CONTEXT,
+        "loading": LoadOptions(CONTEXT),
         **changes,
     }
     return TuneOptions(target, draft, **values)  # type: ignore[arg-type]
@@ -62,7 +63,7 @@ def ask(
     target: Path, draft: Path, params: SamplingParams = GREEDY, **changes: object
 ) -> tuple[str | None, list[str]]:
     warnings: list[str] = []
-    values = {"context": CONTEXT, "warn": warnings.append, **changes}
+    values = {"options": LoadOptions(CONTEXT), "warn": warnings.append, **changes}
     plan = tuned_plan(target, draft, params, **values)  # type: ignore[arg-type]
     return None if plan is None else plan.expression(draft), warnings
 
@@ -254,12 +255,12 @@ def test_a_fixed_shape_is_stored_where_it_is_no_slower(
         for setting in result.settings
     )
     path = keep_plans(options, dataclasses.replace(result, settings=settings))
-    plan = tuned_plan(options.target, options.draft, GREEDY, context=CONTEXT)
+    plan = tuned_plan(options.target, options.draft, GREEDY, LoadOptions(CONTEXT))
     assert plan is not None
     assert plan.width == width
     # Plans from before there were fixed shapes go on to be used.
     path.write_text(path.read_text().replace('"width"', '"not known"'))
-    plan = tuned_plan(options.target, options.draft, GREEDY, context=CONTEXT)
+    plan = tuned_plan(options.target, options.draft, GREEDY, LoadOptions(CONTEXT))
     assert plan is not None
     assert plan.width is None
 
@@ -302,9 +303,12 @@ def test_a_plan_for_another_model_of_that_name_is_ignored_with_a_warning(
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"context": ContextOptions(n_ctx=256, n_threads=3)}, "threads 1, not 3"),
-        ({"context": ContextOptions(n_threads=1, cache_type_k="q8_0")}, "key cache f16, not q8_0"),
-        ({"n_gpu_layers": 0}, "GPU layers auto, not 0"),
+        ({"options": LoadOptions(ContextOptions(n_ctx=256, n_threads=3))}, "threads 1, not 3"),
+        (
+            {"options": LoadOptions(ContextOptions(n_threads=1, cache_type_k="q8_0"))},
+            "key cache f16, not q8_0",
+        ),
+        ({"options": LoadOptions(CONTEXT, n_gpu_layers=0)}, "GPU layers auto, not 0"),
     ],
 )
 def test_a_plan_with_other_settings_is_ignored_with_a_warning(

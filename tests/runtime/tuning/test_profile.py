@@ -12,6 +12,7 @@ import pytest
 
 from specrun.bindings import files as files_module
 from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.planning import (
     ANY,
     Choice,
@@ -27,7 +28,7 @@ from specrun.runtime.tuning import drafter_for, workload_of
 from specrun.runtime.tuning.default_drafter import ChosenDrafter
 
 CONTEXT = ContextOptions(n_ctx=256, n_threads=1)
-SETTINGS = describe_settings(CONTEXT, "auto", "auto")
+SETTINGS = describe_settings(LoadOptions(CONTEXT))
 CHOICES = (
     Choice(0.0, "questions", "none", 1.0, "the curve is steep"),
     Choice(0.0, "edited", "prompt-lookup", 1.5),
@@ -54,7 +55,7 @@ def keep(target: Path, **changes: Any) -> Path:
 def chosen(target: Path, temperature: float, workload: str = ANY, **options: Any) -> ChosenDrafter:
     warned: list[str] = []
     found = drafter_for(
-        target, temperature, workload, context=CONTEXT, warn=warned.append, **options
+        target, temperature, workload, options=LoadOptions(CONTEXT), warn=warned.append, **options
     )
     assert warned == []
     return found
@@ -156,7 +157,7 @@ def test_a_profile_that_does_not_apply_is_ignored_with_one_sentence(
     change(content)
     path.write_text(json.dumps(content))
     warned: list[str] = []
-    found = drafter_for(target, 0.0, context=CONTEXT, warn=warned.append)
+    found = drafter_for(target, 0.0, options=LoadOptions(CONTEXT), warn=warned.append)
     assert found == ChosenDrafter("auto")
     assert len(warned) == 1
     assert reason in warned[0]

@@ -16,8 +16,14 @@ import numpy as np
 import pytest
 
 from specrun.runtime.drafters.combinators import Arm, ArmChooser, ArmForecast, bandit
-from specrun.runtime.drafters.combinators.bandit import SHARE
-from specrun.runtime.planning import START, TYPICAL_CPU, TYPICAL_GPU, CostCurve
+from specrun.runtime.planning import (
+    SHARE,
+    SHARES_OF_AUTO,
+    START,
+    TYPICAL_CPU,
+    TYPICAL_GPU,
+    CostCurve,
+)
 
 SEEDS = range(8)
 At = Callable[[int], float]
@@ -304,7 +310,7 @@ def test_the_account_holds_whatever_drafters_do(curve: CostCurve) -> None:
             asleep = [0 if arm == index else gap + new for arm, gap in enumerate(asleep)]
             chooser.record(index, new, seconds, drafted)
             elapsed, tokens = elapsed + seconds, tokens + new
-            assert elapsed <= (1.0 + SHARE) * tokens + START + 1e-9
+            assert elapsed <= (1.0 + SHARES_OF_AUTO * SHARE) * tokens + START + 1e-9
 
 
 def test_a_drafter_that_is_slower_than_its_size_is_given_up_after_one_round() -> None:

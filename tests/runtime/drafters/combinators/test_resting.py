@@ -10,8 +10,8 @@ import pytest
 from support.scripted import PLAIN, TableRows
 
 from specrun.runtime.drafters.combinators import ArmForecast, AutoDrafter, ChoiceLog
-from specrun.runtime.drafters.combinators.bandit import AutoAccounts
 from specrun.runtime.laws import SeededNoise
+from specrun.runtime.planning import SHARE, SHARES_OF_AUTO, START, Account
 from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.round.drafter import NOTHING, RoundOutcome
 from specrun.runtime.trees import DraftTree
@@ -106,7 +106,7 @@ AWAKE = 2  # rounds: the first of all, which is not booked, and the last before 
 def test_where_choosing_takes_more_than_a_token_allows_it_rests(
     own: float, length: int, heeds: bool
 ) -> None:
-    """Whatever it takes, and however short the texts are: a hundredth of a token, and half a round
+    """Whatever it takes, and however short the texts are: a share of a token, and what may be lost
     at first."""
     auto, machine = pondering(own)
     for _ in range(1200 // length):
@@ -116,7 +116,7 @@ def test_where_choosing_takes_more_than_a_token_allows_it_rests(
         assert sum(arm["tokens"] for arm in report["arms"]) == length
         assert sum(rounds for _, rounds in report["choices"]) == length
         assert report["arms"][1]["tokens_per_second"] == pytest.approx(1.0, rel=0.2 + own)
-    assert machine.now <= 1200 * 1.01 + 0.5 + AWAKE * own
+    assert machine.now <= 1200 * (1.0 + SHARES_OF_AUTO * SHARE) + START + AWAKE * own
     if own >= 0.2:  # rests are long
         assert machine.n_called < 1200 / 3 if heeds else machine.n_called == 1200
 
@@ -129,12 +129,12 @@ def test_probes_that_find_nothing_take_no_more_than_choosing_may(own: float) -> 
         assert not any(ponder(auto, machine, 40))
     assert machine.member.n_heard > 4  # it was tried
     # Of a probe, which is not broken off by a rest, four rounds may come on top.
-    assert machine.now <= 1200 * 1.01 + 0.5 + (AWAKE + 4) * own
+    assert machine.now <= 1200 * (1.0 + SHARES_OF_AUTO * SHARE) + START + (AWAKE + 4) * own
 
 
-def test_without_rests_short_texts_lose_a_fifth(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: an `auto` that never rests breaks that bound."""
-    monkeypatch.setattr(AutoAccounts, "rounds_without_choice", lambda _self: 0)
+def test_without_booking_it_short_texts_lose_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: an `auto` that does not count what choosing takes breaks that bound."""
+    monkeypatch.setattr(Account, "lose_to_asking", lambda _self, _seconds, _plain: None)
     auto, machine = pondering(0.2)
     for _ in range(100):
         ponder(auto, machine, 12)
@@ -166,7 +166,7 @@ def test_choosing_loses_no_more_than_drafting_had_saved() -> None:
     for _ in range(100):
         assert not any(ponder(auto, machine, 12))
     # The tokens of that text allow something, too: what may be saved up so are 2 rounds.
-    assert machine.now - began <= 1200 * 1.01 + 2.0 + 8.0 + AWAKE * 0.2
+    assert machine.now - began <= 1200 * (1.0 + SHARES_OF_AUTO * SHARE) + START + 8.0 + AWAKE * 0.2
     assert machine.member.n_asked - n_asked >= 30  # it was not asleep all the time
 
 

@@ -1,0 +1,169 @@
+"""The model for text in a checkpoint, as families expect it.
+
+Training programs put prefixes before the names of tensors, models for pictures wrap a model for
+text, and some configs call a model tied whose output matrix has numbers of its own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from specrun.convert.checkpoint import PIECE_BYTES, Checkpoint, JsonObject, SourceTensor
+from specrun.convert.checkpoint.source_tensor import widened
+
+# torch.compile and data-parallel training put these before every name, or a part of it.
+_COMPILED, _PARALLEL = "_orig_mod.", "module."
+# The tensors of the model for text begin so, in wrappers of transformers 5 and of 4.
+_TEXT = {
+    "model.language_model.": "model.",
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+}
+# A wrapper's config leaves out what transformers would fill in.
+_LLAMA = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
+_LLAMA |= {"rms_norm_eps": 1e-6, "vocab_size": 32000}
+_FILLED_IN: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "llama": (
+        "LlamaForCausalLM",
+        {**_LLAMA, "intermediate_size": 11008, "max_position_embeddings": 2048},
+    ),
+    "mistral": (
+        "MistralForCausalLM",
+        {
+            **_LLAMA,
+            "intermediate_size": 14336,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "qwen2": ("Qwen2ForCausalLM", {}),
+    "qwen3": ("Qwen3ForCausalLM", {}),
+    "phi3": ("Phi3ForCausalLM", {}),
+    "gemma2": ("Gemma2ForCausalLM", {}),
+    "gemma3_text": (
+        "Gemma3ForCausalLM",
+        {
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 4096,
+        },
+    ),
+}
+_METHODS = {
+    "gptq": "GPTQ",
+    "awq": "AWQ",
+    "fp8": "FP8",
+    "bitsandbytes": "bitsandbytes",
+    "compressed-tensors": "compressed-tensors",
+    "mxfp4": "MXFP4",
+}
+
+
+def text_part(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint of the model for text alone, with the names that families expect.
+
+    Raises UnsupportedModelError for weights that are quantized already.
+    """
+    _refuse_quantized(checkpoint)
+    checkpoint = dataclasses.replace(checkpoint, tensors=without_prefixes(checkpoint.tensors))
+    return _untied(_unwrapped(checkpoint))
+
+
+def _refuse_quantized(checkpoint: Checkpoint) -> None:
+    settings = checkpoint.config.any("quantization_config")
+    if isinstance(settings, dict) and settings:
+        method = str(settings.get("quant_method") or "in a way that config.json does not name")
+        raise checkpoint.unsupported(
+            f"is quantized already ({_METHODS.get(method, method[:40])}): convert the model that "
+            "it was made from, which its model card names, and quantize that"
+        )
+
+
+def without_prefixes(tensors: Mapping[str, SourceTensor]) -> Mapping[str, SourceTensor]:
+    """Return tensors by their names without the prefixes of torch.compile and of parallel runs."""
+    if any(_COMPILED in name for name in tensors):
+        tensors = {name.replace(_COMPILED, ""): tensor for name, tensor in tensors.items()}
+    if tensors and all(name.startswith(_PARALLEL) for name in tensors):
+        tensors = {name.removeprefix(_PARALLEL): tensor for name, tensor in tensors.items()}
+    return tensors
+
+
+def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the text part of a wrapper for pictures or sound, other checkpoints as they are."""
+    config = checkpoint.config
+    inner = config.any("text_config")
+    names = {name: _text_name(name) for name in checkpoint.tensors}
+    if not isinstance(inner, dict) or not any(map(_is_of_text, checkpoint.tensors)):
+        return checkpoint
+    kind = str(inner.get("model_type"))
+    known = _FILLED_IN.get(kind)
+    if known is None:
+        whole = next(iter(config.items("architectures")), "")
+        raise checkpoint.unsupported(
+            f"is a {str(whole)[:80]!r} around a model of type {kind[:40]!r}, whose text part is "
+            f"not known here (known: {', '.join(_FILLED_IN)}): make the GGUF file with llama.cpp's "
+            "convert_hf_to_gguf.py"
+        )
+    architecture, usual = known
+    shared = ("tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
+    given = {key: config.any(key) for key in shared if key in config}
+    stated = {key: value for key, value in inner.items() if value is not None}
+    values = {**usual, **given, **stated, "architectures": [architecture]}
+    kept = {new: checkpoint.tensors[name] for name, new in names.items() if new is not None}
+    return dataclasses.replace(
+        checkpoint,
+        config=JsonObject(values, f"text_config in {config.shown}"),
+        tensors=kept,
+    )
+
+
+def _is_of_text(name: str) -> bool:
+    return name.startswith(tuple(_TEXT))
+
+
+def _text_name(name: str) -> str | None:
+    """Return the name of a wrapper's tensor in the model for text; None for the other parts."""
+    for theirs, ours in _TEXT.items():
+        if name.startswith(theirs):
+            return ours + name.removeprefix(theirs)
+    return name if name.startswith("lm_head.") else None
+
+
+def _untied(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint whose config does not call an output matrix tied that is another one."""
+    head = checkpoint.tensors.get("lm_head.weight")
+    embeddings = checkpoint.tensors.get("model.embed_tokens.weight")
+    if head is None or embeddings is None or _same_numbers(head, embeddings):
+        return checkpoint
+    config = checkpoint.config
+    if config.any("tie_word_embeddings") is False:
+        return checkpoint
+    values = {**config.values, "tie_word_embeddings": False}
+    return dataclasses.replace(checkpoint, config=JsonObject(values, config.shown))
+
+
+def _same_numbers(first: SourceTensor, second: SourceTensor) -> bool:
+    if first.shape != second.shape:
+        return False
+    step = PIECE_BYTES // 8
+    for start in range(0, first.n_elements, step):
+        count = min(step, first.n_elements - start)
+        if not np.array_equal(_numbers(first, start, count), _numbers(second, start, count)):
+            return False
+    return True
+
+
+def _numbers(tensor: SourceTensor, start: int, count: int) -> np.ndarray[Any, Any]:
+    raw = tensor.raw(start, count)
+    return widened(raw) if tensor.type_name == "BF16" else raw
