@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from specrun.runtime.grammar.gbnf import Rule
-    from specrun.runtime.grammar.pushdown import TokenTree
+    from specrun.runtime.grammar.token_tree import TokenTree
 
 _UNFORCED = {"no_forcing": True}
 _OPTIONS = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*%llguidance\s*")
@@ -72,7 +72,7 @@ class _Words:
     @cached_property
     def tree(self) -> TokenTree:
         """The bytes of the tokens as a tree, for GBNF alone."""
-        from specrun.runtime.grammar.pushdown import TokenTree
+        from specrun.runtime.grammar.token_tree import TokenTree
 
         return TokenTree(self.spelled, self.special)
 
