@@ -10,7 +10,7 @@ from typing import Any
 from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.lanes import GRAMMARS
+from specrun.cli.serve.lanes import GRAMMARS, REQUESTS
 from specrun.cli.serve.tools import ReplyPlan
 from specrun.runtime.grammar import Grammar, GrammarError, warn_once
 from specrun.runtime.grammar.compiled import compiled
@@ -34,10 +34,16 @@ class GrammarReader:
         of their calls or of a text by the requested schema. Raises `RequestError` if another
         grammar and calls both bind the text, or if one cannot be compiled.
         """
+        if asked is None and not (plan.must_call or plan.strict):
+            return None
         schema = None if asked is None else asked.schema
         may_be_more = plan.think is not None or (plan.syntax is not None and bool(plan.schemas))
         answer = schema if may_be_more else None
-        reply = plan.grammar(self._vocabulary, prompt_end, answer)
+
+        def of(plan: ReplyPlan) -> Grammar | None:
+            return plan.grammar(self._vocabulary, prompt_end, answer)
+
+        reply = await REQUESTS.run(lambda: of(plan))
         if asked is not None and (reply is None or schema is None):
             if reply is not None:
                 problem = "tool_choice or strict tools bind the text, and so does the grammar"
@@ -53,7 +59,7 @@ class GrammarReader:
             if asked is not None and not plan.must_call:
                 await self._requested(asked)  # the fault may be its own
             loosened = await self._without_faults(plan, error)
-        again = loosened.grammar(self._vocabulary, prompt_end, answer)
+        again = await REQUESTS.run(lambda: of(loosened))
         assert again is not None
         try:
             return await self._compiled(again)
