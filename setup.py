@@ -17,6 +17,7 @@ COMPILED = (
     "runtime/laws/noise.py",
     "runtime/acceptance/rule.py",
     "runtime/acceptance/exact.py",
+    "runtime/trees/growth.py",
 )
 
 # Vectors, also where Python itself was built with -O2; products are rounded before they are added.

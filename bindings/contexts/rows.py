@@ -139,7 +139,6 @@ class OutputBuffers:
         # The generation of the rows of logits that were read last, their address, and views.
         self.whole_rows: tuple[int, int, list[FloatRows]] = (-1, 0, [])
         self._states: tuple[int, int | None, list[FloatRows]] = (-1, None, [])  # hidden ones, alike
-        self.matrix: memoryview | None = None  # all of them, as they were read last
         pointer = ctypes.c_void_p
         self._addresses: dict[str, Any] = {
             name: address_function(name) for name in (_LOGITS, _HIDDEN)
@@ -163,8 +162,7 @@ class OutputBuffers:
         # The buffer only moves when it grows, so views are made once and are good for all rounds.
         found = self._addresses[_LOGITS](self._handle or self._open())
         if found != address or len(rows) < count:
-            whole = self.rows_of(_LOGITS, count)
-            rows, self.matrix = list(whole), whole.data
+            rows = list(self.rows_of(_LOGITS, count))
             address = self._addresses[_LOGITS](self._open())  # a signal may close it on any line
         self.whole_rows = generation, address, rows
         return rows
@@ -217,7 +215,6 @@ class OutputBuffers:
         self._handle = None
         self.renew()
         self._views, self.whole_rows, self._states = {}, (-1, 0, []), (-1, None, [])
-        self.matrix = None
 
     def require_fresh(self, generation: int) -> None:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
@@ -327,14 +324,6 @@ class Rows:
         if self._are_plain and count <= self.count and self._generation == self._buffers.generation:
             return self._buffers.logits(self._native_count)[:count]
         return [self.logits(row) for row in range(count)]
-
-    def matrix(self) -> memoryview | None:
-        """Return the logits of all rows, [count or more, n_vocab]; None if they lie apart."""
-        buffers = self._buffers
-        if not self._are_plain or self._generation != buffers.generation:
-            return None
-        buffers.logits(self._native_count)
-        return buffers.matrix
 
     def candidates(self, row: int) -> Candidates | None:
         """Return the best tokens of one row, views; None if its logits are whole."""

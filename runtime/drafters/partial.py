@@ -197,8 +197,6 @@ class PartialState(DraftModelState):
     cache holds. The window moves only where a round begins (`feed`), never within a draft.
     """
 
-    feeds_plainly = False
-
     def __init__(self, context: Context, kept: KeptTokens) -> None:
         super().__init__(context, target_vocab_size=context.model.vocabulary.size)
         self.kept = kept

@@ -20,6 +20,7 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
+from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Engine, Runtime, SamplingParams
 from specrun.runtime.drafters.dflash.drafter import SharedBlocks
@@ -220,3 +221,17 @@ def test_a_drafter_apart_from_its_targets_matrices_is_refused(folder: Path) -> N
             target(folder), drafted(folder, own.name, ", n=3"), **settings, **apart
         ) as one:
             assert one.generate(PROMPT, GREEDY, max_tokens=8).token_ids
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_quantized_drafters_draft(folder: Path, tmp_path: Path, generation: Generation) -> None:
+    """llama.cpp drops the dimension of 1 of a confidence head, and may repack the matrices."""
+    tiny = TinyDFlash(generation, rank=32, ffn=64)
+    source = tiny.write(tmp_path / "whole.gguf", target(folder))
+    quantize_model(source, tmp_path / "q8.gguf", "Q8_0")
+    with Runtime(target(folder), "none", **F32) as plain:
+        wanted = plain.generate(PROMPT, WARM, max_tokens=16).token_ids
+    with Runtime(target(folder), drafted(tmp_path, "q8.gguf", ", tree=2x2x1"), **F32) as runtime:
+        found = runtime.generate(PROMPT, WARM, max_tokens=16)
+        assert found.token_ids == wanted
+        assert found.stats.drafted > 0
