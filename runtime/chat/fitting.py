@@ -13,7 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import TemplateError
 
@@ -229,11 +229,8 @@ _WAYS: Sequence[Sequence[str]] = (
 # -- Texts that a template leaves out --------------------------------------------------------------
 
 
-class Writer(Protocol):
-    """A rendering of messages by one template, with all else as it is."""
-
-    def __call__(self, messages: Messages) -> str:
-        """Return the text; raises `RefusedError`."""
+Writer = Callable[[Messages], str]
+"""A rendering of messages by one template; raises `RefusedError`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,10 +218,11 @@ def chat_text(
     is_apart = any(text in joined for text in special)
 
     def written(given: _Given) -> ChatText:
-        ending = _Ending(template, *given[1:], add_generation_prompt, begun_mark)
+        talk, tools, variables = given
+        ending = _Ending(template, tools, variables, add_generation_prompt, begun_mark)
         write = ending.begun if is_begun else ending.whole
-        text = template.fitting.rendered(given[0], write, probe)
-        begun = _begun_text(given[0][-1]).lstrip() if is_begun else ""
+        text = template.fitting.rendered(talk, write, probe)
+        begun = _begun_text(talk[-1]).lstrip() if is_begun else ""
         end = text.removesuffix(begun)[-_LONGEST_END:].replace(marker, "")
         return ChatText(text.split(marker) if is_apart else [text], template.memory, end)
 

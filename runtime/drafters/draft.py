@@ -166,8 +166,8 @@ class Draft:
             return rows.highest.laws(without_penalties(params))
         whole = whole_rows(rows)
         if not self._favourites and not params.has_penalties:
-            if len(whole) == 1:
-                return [transformed_law(whole[0], params, (), state)]
+            if all(row is whole[0] for row in whole):  # as of a block's slot: one law serves all
+                return [transformed_law(whole[0], params, (), state)] * len(whole)
             return transformed_laws([*whole], params, state)
         windows = [self._window(node) for node in range(first, first + len(whole))]
         pairs = list(zip(whole, windows, strict=True))

@@ -13,8 +13,11 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from specrun.bindings.contexts import BLOCK_ARCHITECTURE, check_layer_inputs, layer_inputs
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.ggml.weights import read_numbers
 from specrun.bindings.models import Model
 from specrun.runtime.heads import HeadFile
 
@@ -86,7 +89,9 @@ class BlockFile:
         """
         file = HeadFile(path, BLOCK_ARCHITECTURE)
         generation = _generation(file)
-        block_size = file.size("block_size", default=_USUAL_BLOCK)
+        # DSpark's graph asserts that it is there.
+        usual = None if generation == "DSpark" else _USUAL_BLOCK
+        block_size = file.size("block_size", default=usual)
         in_place = generation == "DSpark" and file.flag("sample_from_anchor", default=True)
         if not 2 <= block_size <= _MOST_SLOTS:
             drafts = f"has a block of {block_size} tokens: give 2 to {_MOST_SLOTS}"
@@ -103,6 +108,7 @@ class BlockFile:
             CONFIDENCE in file,
             target.vocabulary.size,
         )
+        _check_map(file, target)
         file.check_target(target)
         return read
 
@@ -120,6 +126,20 @@ def _generation(file: HeadFile) -> Generation:
     if _SELECTOR in file:
         return "DFlash2"
     return "DSpark" if MARKOV in file else "DFlash"
+
+
+def _check_map(file: HeadFile, target: Model) -> None:
+    """Raise `MalformedFileError` for a draft vocabulary that names tokens the target lacks."""
+    if VOCABULARY_MAP not in file:
+        return
+    if file.type_name(VOCABULARY_MAP) != "I64":
+        kind = file.type_name(VOCABULARY_MAP)
+        raise MalformedFileError(f"{file.path} has {VOCABULARY_MAP} in {kind}, and not in I64")
+    tokens = read_numbers(file.path, VOCABULARY_MAP, np.int64)
+    size = target.vocabulary.size
+    if tokens.min() < 0 or tokens.max() >= size or len(np.unique(tokens)) < len(tokens):
+        problem = f"has tokens twice, or outside the {size} of the target"
+        raise MalformedFileError(f"{file.path}: its draft vocabulary ({VOCABULARY_MAP}) {problem}")
 
 
 def _mask(file: HeadFile, target: Model) -> int:

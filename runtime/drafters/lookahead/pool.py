@@ -221,7 +221,7 @@ def _read(path: Path) -> bytes:
             problem = "is larger than any pool of n-grams; name another file"
             raise MalformedFileError(f"{path} {problem}")
         return read_regular(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FileMissingError(f"there is no file {path}") from None
     except IsADirectoryError:
         raise OptionError(f"{path} is a folder; name a file") from None
