@@ -18,6 +18,7 @@ from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
 from specrun.bindings.models import Model, Vocabulary
+from specrun.runtime.chat.effort import Effort
 from specrun.runtime.chat.families import think_tags_of
 from specrun.runtime.chat.fitting import THOUGHTS, Fitting, Messages, RefusedError
 from specrun.runtime.chat.parts import content_text
@@ -190,12 +191,15 @@ def chat_text(
     is_begun: bool = False,
     tools: Sequence[Tool] = (),
     variables: Mapping[str, Any] | None = None,
+    no_thoughts: bool = False,
     n_ctx: int | None = None,
 ) -> ChatText:
     """Return the prompt of a conversation, with its tools and further variables.
 
     Messages that the template refuses, or leaves out, are put in another form that it takes
     (`Fitting`). `is_begun`: the last message is not whole, and the prompt ends behind its text.
+    `no_thoughts`: the answer begins behind a reasoning that is empty, where the template opens one
+    or has no variable for it.
 
     The template's own texts may name control tokens; the same texts inside a message, a tool or a
     variable are taken apart, so that `<|end|>` typed by a user stays seven characters. Raises as
@@ -219,7 +223,14 @@ def chat_text(
 
     def written(given: _Given) -> ChatText:
         talk, tools, variables = given
-        ending = _Ending(template, tools, variables, add_generation_prompt, begun_mark)
+        ending = _Ending(
+            template,
+            tools,
+            variables,
+            add_generation_prompt,
+            begun_mark,
+            no_thoughts=no_thoughts,
+        )
         write = ending.begun if is_begun else ending.whole
         text = template.fitting.rendered(talk, write, probe)
         begun = _begun_text(talk[-1]).lstrip() if is_begun else ""
@@ -278,16 +289,31 @@ class _Ending:
         variables: Mapping[str, Any],
         add_generation_prompt: bool,
         mark: str,
+        *,
+        no_thoughts: bool,
     ) -> None:
         self._template = template
         self._rest: dict[str, Any] = {"tools": tools, "variables": variables}
         self._add_generation_prompt = add_generation_prompt
         self._mark = mark
+        self._no_thoughts = no_thoughts
 
     def whole(self, messages: Messages) -> str:
         """Return the text of messages that are whole."""
         prompt = self._add_generation_prompt
-        return self._template.render(messages, add_generation_prompt=prompt, **self._rest)
+        text = self._template.render(messages, add_generation_prompt=prompt, **self._rest)
+        return self._without_thoughts(text) if prompt and self._no_thoughts else text
+
+    def _without_thoughts(self, text: str) -> str:
+        """Return the begin of an answer with an empty reasoning."""
+        tags, written = think_tags_of(self._template.source), text.rstrip()
+        if tags is None or tags.follow or written.endswith(tags.last):
+            return text
+        if written.endswith(tags.first):
+            return f"{written}\n\n{tags.last}\n\n"
+        if tags.first not in self._template.source or Effort(is_on=False).variables(self._template):
+            return text  # its model thinks without marks, or the template took care of it
+        return f"{text}{tags.first}\n\n{tags.last}\n\n"
 
     def begun(self, messages: Messages) -> str:
         """Return the text of messages up to the end of the last one's, which goes on.

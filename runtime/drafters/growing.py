@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.adaptive_exit import AdaptiveExit
 from specrun.runtime.drafters.draft import (
     RANKED_TOKENS,
     Draft,
@@ -22,12 +21,12 @@ from specrun.runtime.drafters.draft import (
     ranking_params,
 )
 from specrun.runtime.drafters.kept_rows import DepthNodes, KeptRows, RowMemory
-from specrun.runtime.drafters.source import Asked, Source
+from specrun.runtime.drafters.source import Asked, Source, whole_rows
 from specrun.runtime.heads import NamedChildren, ShapePlans, TreePlan
 from specrun.runtime.laws.law import RowLaws
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import log_probability, row_cuts
-from specrun.runtime.planning import DraftPlan
+from specrun.runtime.planning import Plan
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.eagle2 import (
@@ -51,9 +50,6 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 
 _MOST_HIGHEST = 128  # logits that a graph ranks for draws: more are looked for in whole rows
 
-Plan = DraftPlan | AdaptiveExit
-"""How much is drafted: nodes that pay, or a chain as long as its threshold allows."""
-
 
 class _Fallback:
     """Ends a chain if the model's largest raw probability is below `least` (BiLD's fallback).
@@ -63,7 +59,7 @@ class _Fallback:
 
     def __init__(self, least: float, plan: Plan | None) -> None:
         self._least, self._is_sure = least, True
-        self._exit = plan if isinstance(plan, AdaptiveExit) else None
+        self._exit = plan if plan is not None and plan.is_threshold else None
 
     def watching(self, steps: RowSteps[GrownT]) -> RowSteps[GrownT]:
         """Read each row before a token is drawn from it."""
@@ -188,7 +184,12 @@ class GrowingDrafter(Drafter):
         next(steps)
         try:
             while rows is not None:
-                rows = source.below(*steps.send(rows.laws(laws)))
+                if rows.highest is None:
+                    drawn = [laws.law(row) for row in whole_rows(rows)]
+                else:
+                    drawn = [*map(laws.law, rows.highest.logits, rows.highest.tokens)]
+                parents, named = steps.send(drawn)
+                rows = source.below(parents, named)
         except StopIteration as ended:
             tree: DraftTree = ended.value
             return tree
@@ -243,10 +244,12 @@ class GrowingDrafter(Drafter):
         plan = self._plan
         if request.max_depth < 1 or request.max_nodes < 1:
             return 0, None
-        if not isinstance(plan, DraftPlan) or not (names or isinstance(self._shape, DynamicShape)):
+        if plan is None or not (names or isinstance(self._shape, DynamicShape)):
             return self._depth, None
         depth = plan.depth_to_ask()
-        return (self._depth if depth and self.source.names_all_depths else depth), plan
+        if depth is None or (depth and self.source.names_all_depths):
+            depth = self._depth
+        return depth, plan
 
     def _keeps(self, request: DraftRequest) -> bool:
         """Return whether a rule reads the rows of the draft."""
@@ -318,11 +321,10 @@ class GrowingDrafter(Drafter):
     ) -> RowSteps[DraftTree | None]:
         """Grow a chain, which the plan or a rule's fallback may end."""
         plan, params, start = self._plan, request.params, len(request.tokens)
-        if isinstance(plan, AdaptiveExit):
-            plan.start(greedy=params.is_greedy)
-        elif plan is not None:
+        if plan is not None:
             # How much is drafted must not change a text from answer to answer.
-            plan.start(points=points and request.keep == "nothing")
+            points = points and request.keep == "nothing"
+            plan.start(points=points, greedy=params.is_greedy)
         fallback = _Fallback(request.fallback, plan) if request.fallback else None
         stop: Stop | None = fallback or plan
         if self._p_min > 0.0:
@@ -344,7 +346,7 @@ class GrowingDrafter(Drafter):
         if not points:
             return params, False
         if self._is_chain:
-            reads = reads or isinstance(plan, AdaptiveExit)
+            reads = reads or (plan is not None and plan.is_threshold)
             favourites = not (reads or self.source.few_tokens)
             if favourites and (params.is_greedy or plan is None):
                 return params if params.is_greedy else params.favourites(), True

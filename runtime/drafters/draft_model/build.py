@@ -11,7 +11,6 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.adaptive_exit import AdaptiveExitOptions
 from specrun.runtime.drafters.batching import MOST_SEQUENCES, SharedDraftContext
 from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size
 from specrun.runtime.drafters.draft_model.state import DraftModelState
@@ -23,7 +22,12 @@ from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions, tre
 from specrun.runtime.language import TREE_OPTIONS, Expression, ExpressionOptions, options_of
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.models.pairing import check_pair
-from specrun.runtime.planning import best_tree, measured_acceptance, typical_acceptance
+from specrun.runtime.planning import (
+    AdaptiveExitOptions,
+    best_tree,
+    measured_acceptance,
+    typical_acceptance,
+)
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, Pace
 from specrun.runtime.trees import DynamicShape, Topology
 

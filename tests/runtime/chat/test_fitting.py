@@ -188,6 +188,7 @@ _CALLS = (
     "{% for c in m.tool_calls %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}"
     "{% endfor %}{{ '\n' }}"
 )
+GENERIC_CALL = '{"tool_calls": [{"name": "get_weather", "arguments": {"city": "Paris"}}]}'
 WITH_CALLS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + _CALLS + "{% endfor %}"
 EITHER = (
     "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}" + _CALLS + "{% else %}"
@@ -213,12 +214,11 @@ TOLD = {
     ),
     "by a template that knows none": (
         PLAIN,
-        '<assistant>I look.\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n<tool>dry\n',
+        f"<assistant>I look.\n{GENERIC_CALL}\n<tool>dry\n",
     ),
     "by one that refuses them": (
         NO_SYSTEM.replace("if m.role != 'tool' and not m.tool_calls ", ""),
-        '<assistant>I look.\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
-        "<user>[get_weather returned]\ndry\n",
+        f"<assistant>I look.\n{GENERIC_CALL}\n<user>[get_weather returned]\ndry\n",
     ),
 }
 

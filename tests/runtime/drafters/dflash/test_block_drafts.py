@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.tiny_dflash import Generation, TinyDFlash, variant
 from support.tiny_models import CHAT, F32
@@ -141,6 +142,7 @@ REFUSED: list[tuple[TinyDFlash, dict[str, Any], type[SpecrunError], str]] = [
     (SMALL, {"tokenizer__ggml__mask_token_id": None}, MalformedFileError, "no mask token"),
     (SMALL, {"dflash__target_layers": None}, MalformedFileError, "which layers it reads"),
     (variant(SMALL, block_size=1), {}, MalformedFileError, "a block of 1 tokens"),
+    (TinyDFlash("dspark"), {"dflash__block_size": None}, MalformedFileError, "block_size"),
     (SMALL, {"without": ["fc.weight"]}, MalformedFileError, "no tensor fc.weight"),
     (variant(SMALL, taps=(0,)), {"dflash__target_layers": [0, 1]}, MalformedFileError, "fc.weight"),
 ]
@@ -169,6 +171,19 @@ def test_a_file_for_other_tokens_is_refused(folder: Path, tmp_path: Path) -> Non
     variant(SMALL, vocab_size=300).write(tmp_path / "wrong.gguf", other)
     with pytest.raises(PairError, match="300 tokens, and the target has 320"):
         Runtime(target(folder), drafted(tmp_path, "wrong.gguf"), **F32)
+
+
+def test_a_draft_vocabulary_of_other_tokens_is_refused(folder: Path, tmp_path: Path) -> None:
+    """llama.cpp would write behind its rows."""
+    for wrong in ([5, 900], [5, 5], [-1, 5]):
+
+        class Elsewhere(TinyDFlash):
+            def tensors(self) -> Any:
+                return super().tensors() | {"d2t": np.array(wrong, np.int64)}  # noqa: B023
+
+        path = Elsewhere(draft_tokens=2).write(tmp_path / f"{wrong}.gguf", target(folder))
+        with pytest.raises(MalformedFileError, match="draft vocabulary"):
+            Runtime(target(folder), drafted(tmp_path, path.name), **F32)
 
 
 def test_an_unknown_generation_is_refused(folder: Path, tmp_path: Path) -> None:
