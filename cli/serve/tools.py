@@ -247,17 +247,32 @@ class ReplyPlan:
         """Whether a prompt ends with the tag that opens the reasoning."""
         return self.think is not None and prompt_end.rstrip().endswith(self.think.first)
 
-    def grammar(self, vocabulary: Vocabulary, prompt_end: str) -> Grammar | None:
-        """Return the grammar of calls that have to come, or to follow schemas; None for neither."""
-        if self.syntax is None or not (self.must_call or self.strict):
+    def grammar(
+        self,
+        vocabulary: Vocabulary,
+        prompt_end: str,
+        answer: Any = None,  # noqa: ANN401 - a JSON schema
+    ) -> Grammar | None:
+        """Return the grammar of calls that have to come, or to follow schemas; None for neither.
+
+        `answer` is the schema of a text, which comes instead of calls unless they have to come.
+        """
+        answer = None if self.must_call else answer
+        if answer is None and (self.syntax is None or not (self.must_call or self.strict)):
             return None
         schemas = {
-            name: schema if self.must_call or name in self.strict else {}
+            name: schema if self.must_call or answer is not None or name in self.strict else {}
             for name, schema in self.schemas.items()
         }
         control = {mark: token for token, mark in self.control_tokens(vocabulary).items()}
-        several, may_talk = self.most_calls != 1, not self.must_call
-        forced = ForcedCalls(self.syntax.form, schemas, control, several=several, may_talk=may_talk)
+        forced = ForcedCalls(
+            None if self.syntax is None else self.syntax.form,
+            schemas,
+            control,
+            several=self.most_calls != 1,
+            may_talk=not self.must_call,
+            answer=answer,
+        )
         thinking = self.thinks_already(prompt_end)
         return Grammar.lark(forced.grammar(self.think, thinking=thinking))
 

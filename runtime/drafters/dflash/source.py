@@ -65,6 +65,7 @@ class BlockSource(StatesSource[BlockState]):
     ) -> None:
         file = drafter.file
         super().__init__(BlockState(cells), cells, drafter.n_params, drafter.multiplied)
+        self._window = file.window
         self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
         self._most_slots = self._n_slots = cells.n_slots
         self._keeps_leaf, self._chooses = keeps_rows, chooses
@@ -143,6 +144,15 @@ class BlockSource(StatesSource[BlockState]):
             self._rows = rows
             found = self._after(0, [self._last])
         return found
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Take the prompt's features, as far back as the drafter sees."""
+        unseen = len(self._prompt) - 1 - self._window - start if self._window else 0
+        if unseen <= 0:
+            super().learn_prompt(start, rows, count)
+        elif unseen < count:
+            states = self.read_states(rows, range(unseen, count))
+            self.state.learn(start + unseen, states, self._prompt)
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
