@@ -13,7 +13,8 @@ KIND := $(if $(WHEEL),wheel,$(if $(CUDA),cuda$(CUDA_ARCH),cpu)$(if $(VULKAN),-vu
 FOR_GPUS := $(if $(CUDA),--cuda) $(if $(CUDA_ARCH),--cuda-arch "$(CUDA_ARCH)") $(if $(VULKAN),--vulkan)
 FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel.py $(FOR_GPUS))
 # What Cython compiles: files with C types beside them, and the rules.
-COMPILED := $(wildcard runtime/laws/*.pxd) $(patsubst %.pxd,%.py,$(wildcard runtime/laws/*.pxd)) runtime/acceptance/rule.py runtime/acceptance/exact.py
+TYPES := $(wildcard runtime/*/*.pxd)
+COMPILED := $(TYPES) $(TYPES:.pxd=.py) runtime/acceptance/rule.py runtime/acceptance/exact.py
 INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/compiled/*.[ch] runtime/laws/*.c bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/cuda_toolkit.py
 
 .PHONY: chat test test-real check env dev clean

@@ -17,6 +17,8 @@ COMPILED = (
     "runtime/laws/noise.py",
     "runtime/acceptance/rule.py",
     "runtime/acceptance/exact.py",
+    "runtime/trees/growth.py",
+    "runtime/heads/places.py",
 )
 
 # Vectors, also where Python itself was built with -O2; products are rounded before they are added.

@@ -301,7 +301,7 @@ def read_kept(
     """
     try:
         return parse(_bytes_of(path, most))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (NotForThisError, FileMissingError, MalformedFileError) as error:
         problem = str(error)

@@ -246,14 +246,6 @@ def cpp_names(name: str, result: str, *arguments: str) -> tuple[str, str, str]:
 
 
 @functools.cache
-def step_functions(*, synchronizes: bool) -> tuple[int, int, int]:
-    """Return the addresses of the functions that evaluate, wait (0: not needed), give logits."""
-    names = "llama_decode", "llama_synchronize", "llama_get_logits"
-    decode, synchronize, logits = map(address_of, names)
-    return decode, synchronize if synchronizes else 0, logits
-
-
-@functools.cache
 def memory_functions() -> tuple[int, int]:
     """Return the addresses of the functions that drop and share positions."""
     return address_of("llama_memory_seq_rm"), address_of("llama_memory_seq_cp")

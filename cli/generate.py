@@ -111,6 +111,7 @@ def generate(
         )
         drafter = open_learning(closed_last, runtime, learning, terminal)
         check_sampling(answer.params, runtime)
+        answer = answer.of(runtime.vocabulary)
         writer = None if as_json else PlainWriter(terminal, show_draft=display.show_draft)
         with kept_session(lambda: runtime, session, terminal):
             stream = _start(

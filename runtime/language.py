@@ -489,7 +489,7 @@ METHODS: Mapping[str, Method] = {
         Method(
             "prompt-lookup",
             "Prompt lookup and LLMA: what followed the last n-gram earlier in the text.",
-            "specrun.runtime.drafters.retrieval.rest",
+            "specrun.runtime.drafters.retrieval.prompt_lookup",
             options=("n", "nodes", "branches", "max_ngram", "min_ngram", "reference", "always"),
             counted_by_n=True,
             spec_types=("ngram-simple", "prompt-lookup"),

@@ -290,7 +290,7 @@ def load_rejections(path: Path, key: BufferKey | None, buffer: RejectionBuffer) 
         if path.stat().st_size > MOST_FILE_BYTES:
             raise MalformedFileError(f"{path} is too large for rejected drafts; name another file")
         content = read_regular(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FileMissingError(f"there is no file {path}") from None
     except OSError as error:
         raise FileMissingError(f"{path} cannot be read: {error.strerror}") from error

@@ -113,7 +113,8 @@ class Candidates:
         self._target.check_memory(f"{found.method}({file})")
         if found.method == "draft":
             return [*self._tuned(found.path), f"draft({file})"]
-        chain = [f"{found.method}({file}, n=auto)"] if found.method in _EAGLE else []
+        has_chain = found.method in (*_EAGLE, "dflash")
+        chain = [f"{found.method}({file}, n=auto)"] if has_chain else []
         return [f"{found.method}({file})", *chain]
 
     def _tuned(self, draft: Path) -> list[str]:

@@ -427,7 +427,7 @@ def largest_error(
         ]
         if cuts is None:
             return lambda node: target.after(texts[node + 1])
-        return RowLaws([target.of(text)[0] for text in texts].__getitem__, cuts)
+        return RowLaws(cuts, [target.of(text)[0] for text in texts].__getitem__)
 
     def program(noise: BranchingNoise) -> tuple[int, ...]:
         tree = _draft(shape, drafts, params, noise)

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
         Context,
         MtpContext,
         StateBatch,
-        StepLoop,
         TextEmbedder,
         Vector,
         can_draft_nextn,

@@ -216,14 +216,6 @@ class Batch:
         self.struct.n_tokens = self.n_tokens = n_tokens
         self.n_outputs = n_outputs
 
-    def note_size(self) -> None:
-        """Note how many tokens compiled code left in it, each of one sequence and with a row."""
-        self._set_size(self.struct.n_tokens, self.struct.n_tokens)
-
-    def fill_rows(self, n: int) -> None:
-        """Make n tokens of one sequence each, with rows: compiled code fills in the rest."""
-        self.fill([0] * n, [0] * n, None, [0] * n, [1] * n)
-
     def _fill_rest(
         self, n: int, id_counts: Ints | None, ids: Ints, outputs: Sequence[int] | FlagArray
     ) -> None:

@@ -16,6 +16,7 @@ from specrun.bindings.contexts.context_options import CACHE_TYPES, FLASH_ATTENTI
 from specrun.bindings.contexts.input_observer import InputObserver
 from specrun.bindings.contexts.memory import Memory
 from specrun.bindings.contexts.rows import BackendSamplers, OutputBuffers, Rows, check_layer_inputs
+from specrun.bindings.direct_calls import step_function
 from specrun.bindings.errors import (
     ClosedError,
     ContextFullError,
@@ -24,7 +25,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
     decode_error,
 )
-from specrun.bindings.library import NativeHandle, last_native_errors, llama, step_functions
+from specrun.bindings.library import NativeHandle, last_native_errors, llama
 from specrun.bindings.machine.workers import freed_while_there
 from specrun.bindings.models.nextn import (
     NEXTN_ARCHITECTURES,
@@ -38,12 +39,6 @@ if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
 
 # == Contexts of a model ===========================================================================
-
-
-StepLoop = Callable[[tuple[int, ...]], tuple[int, float, list[int]]]
-"""Compiled code that evaluates a batch again and again. It takes the addresses of llama_decode,
-llama_synchronize (0: not to be called) and llama_get_logits, of a context and of a batch; it
-returns llama.cpp's last code, the seconds in its evaluation, and a token for each row it read."""
 
 
 class Context:
@@ -93,7 +88,6 @@ class Context:
         self.waits_for_device = bool(model.placed.offload)
         # Called while a device computes: it must not call llama.cpp.
         self.while_computing: Callable[[], None] | None = None
-        self._step_functions: tuple[int, int, int] | None = None
         self._n_vocab = model.vocabulary.size
         self._has_hidden_states = self.options.hidden_states
         try:
@@ -293,42 +287,38 @@ class Context:
         # A stand-in for the library evaluates itself.
         return is_plain and not self.memory.n_rollback and self._native is llama()
 
-    def repeat(self, batch: Batch, loop: StepLoop) -> list[int] | None:
-        """Let compiled code evaluate a batch again and again, each time with other tokens.
+    def stepper(self, batch: Batch) -> Callable[[int, int], npt.NDArray[np.float32]] | None:
+        """Return a call that evaluates a batch of one token again, with a token and its position.
 
-        Each token has one sequence, and gives a row; a batch may get smaller. Returns the loop's
-        tokens; `rows_of` the batch are then those of the last evaluation. Returns None, and
-        evaluates nothing, if it cannot (`can_repeat`). Raises as `decode` does, for the evaluation
-        that failed; those before it stay in the memory.
+        It returns the row of logits, a view that dies with the next evaluation. The batch names one
+        sequence, and the token is of the vocabulary. None if an evaluation must pass by `decode`
+        (`can_repeat`), or nothing was compiled. Raises as `decode` does.
         """
-        handle = self._handle or self.handle
-        if not self.can_repeat:
+        waits = self.waits_for_device
+        call = step_function(batch.address, batch.n_bytes, synchronizes=waits)
+        if call is None or not self.can_repeat:
             return None
         if batch.checked_by is not self:
             self._check_batch(batch)
-        if FORK.lost:
-            FORK.check()
         if self._has_threads_to_note:
             FORK.note_work()
             self._has_threads_to_note = False
-        self._buffers.generation += 1
-        self._buffers.n_candidates = None
-        functions = self._step_functions
-        if functions is None or bool(functions[1]) is not self.waits_for_device:
-            functions = step_functions(synchronizes=self.waits_for_device)
-            self._step_functions = functions
-        code, seconds, tokens = loop((*functions, int(handle), batch.address))
-        self.native_seconds += seconds
-        if code != 0:
-            batch.note_size()
-            self._drop_failed(batch)
-            raise decode_error(code, batch.n_tokens)
-        return tokens
+        buffers = self._buffers
 
-    def rows_of(self, batch: Batch) -> Rows:
-        """Return the rows of a batch that was evaluated last (`repeat`)."""
-        batch.note_size()
-        return Rows(self._buffers, batch, batch.n_tokens, every_token=self._has_hidden_states)
+        def step(token: int, position: int) -> npt.NDArray[np.float32]:
+            handle = self._handle or self.handle  # read once: another thread may close it
+            if FORK.lost:
+                FORK.check()
+            buffers.generation += 1
+            code, seconds, address = call(handle, token, position)
+            self.native_seconds += seconds
+            if code != 0:
+                self._drop_failed(batch)
+                raise decode_error(code, 1)
+            _, known, rows = buffers.whole_rows
+            return rows[0] if known == address else buffers.logits(1)[0]
+
+        return step
 
     def _check_batch(self, batch: Batch) -> None:
         """Refuse batches for which an assertion of llama.cpp would end the process."""

@@ -139,7 +139,6 @@ class OutputBuffers:
         # The generation of the rows of logits that were read last, their address, and views.
         self.whole_rows: tuple[int, int, list[FloatRows]] = (-1, 0, [])
         self._states: tuple[int, int | None, list[FloatRows]] = (-1, None, [])  # hidden ones, alike
-        self.matrix: memoryview | None = None  # all of them, as they were read last
         pointer = ctypes.c_void_p
         self._addresses: dict[str, Any] = {
             name: address_function(name) for name in (_LOGITS, _HIDDEN)
@@ -163,8 +162,7 @@ class OutputBuffers:
         # The buffer only moves when it grows, so views are made once and are good for all rounds.
         found = self._addresses[_LOGITS](self._handle or self._open())
         if found != address or len(rows) < count:
-            whole = self.rows_of(_LOGITS, count)
-            rows, self.matrix = list(whole), whole.data
+            rows = list(self.rows_of(_LOGITS, count))
             address = self._addresses[_LOGITS](self._open())  # a signal may close it on any line
         self.whole_rows = generation, address, rows
         return rows
@@ -217,7 +215,6 @@ class OutputBuffers:
         self._handle = None
         self.renew()
         self._views, self.whole_rows, self._states = {}, (-1, 0, []), (-1, None, [])
-        self.matrix = None
 
     def require_fresh(self, generation: int) -> None:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
@@ -285,7 +282,7 @@ class Rows:
 
     __slots__ = (
         *("_are_plain", "_buffers", "_generation", "_indices", "_n_candidates"),
-        *("_n_states", "_n_tokens", "_native_count", "count"),
+        *("_n_states", "_n_tokens", "_native_count", "_whole", "count"),
     )
 
     def __init__(
@@ -298,6 +295,7 @@ class Rows:
         self.count = self._native_count = count
         self._n_states = n_states
         self._n_tokens = n_tokens
+        self._whole: list[FloatRows] = []  # once one of them was read
         self._indices: npt.NDArray[np.intp] | None = None
         # Whether row i lies at place i, whole.
         self._are_plain = self._n_candidates is None
@@ -308,12 +306,12 @@ class Rows:
 
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
-        buffers = self._buffers
-        if self._are_plain and 0 <= row < self.count and self._generation == buffers.generation:
-            generation, _, known = buffers.whole_rows
-            if generation != self._generation or row >= len(known):
-                known = buffers.logits(self._native_count)
-            return known[row]
+        if self._generation == self._buffers.generation and 0 <= row < len(self._whole):
+            return self._whole[row]
+        if self._are_plain and 0 <= row < self.count and not self._whole:
+            self._buffers.require_fresh(self._generation)
+            self._whole = self._buffers.logits(self._native_count)[: self.count]
+            return self._whole[row]
         index = self._index_of(row)
         if self._n_candidates is not None:
             if self.candidates(row) is not None:
@@ -327,14 +325,6 @@ class Rows:
         if self._are_plain and count <= self.count and self._generation == self._buffers.generation:
             return self._buffers.logits(self._native_count)[:count]
         return [self.logits(row) for row in range(count)]
-
-    def matrix(self) -> memoryview | None:
-        """Return the logits of all rows, [count or more, n_vocab]; None if they lie apart."""
-        buffers = self._buffers
-        if not self._are_plain or self._generation != buffers.generation:
-            return None
-        buffers.logits(self._native_count)
-        return buffers.matrix
 
     def candidates(self, row: int) -> Candidates | None:
         """Return the best tokens of one row, views; None if its logits are whole."""

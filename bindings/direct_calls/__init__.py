@@ -21,6 +21,9 @@ from specrun.bindings.library import address_of, native_function
 
 IntArray = npt.NDArray[np.int32]
 
+Step = Callable[[int, int, int], tuple[int, float, int]]
+"""Of a context, a token and a position: llama.cpp's code, seconds, the address of the logits."""
+
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
 _PIECE_SIZE = 64  # longer ones are rare
 
@@ -39,6 +42,21 @@ class DirectCalls(Protocol):
 
     def piece(self, function: int, vocabulary: int, token: int, special: bool) -> bytes:
         """Return the bytes of a token."""
+
+    BATCH_BYTES: int
+    """Bytes of llama.cpp's batch, as `step` knows it."""
+
+    def step(
+        self,
+        decode: int,
+        logits: int,
+        synchronize: int,
+        batch: int,
+        context: int,
+        token: int,
+        position: int,
+    ) -> tuple[int, float, int]:
+        """Evaluate a batch of one token; return code, seconds and the address of its logits."""
 
     def fill(
         self,
@@ -59,6 +77,7 @@ def _load() -> DirectCalls | None:
         return None
     # Of a checkout that was compiled before it was brought up to date.
     wanted = [name for name in vars(DirectCalls) if not name.startswith("_")]
+    wanted += DirectCalls.__annotations__
     return cast(DirectCalls, found) if all(hasattr(found, name) for name in wanted) else None
 
 
@@ -115,6 +134,18 @@ def _function(name: str, call: str, *types: Any) -> Any:  # noqa: ANN401 - ctype
     if CALLS is None:
         return native_function(name, *types)
     return functools.partial(getattr(CALLS, call), address_of(name))
+
+
+def step_function(batch: int, n_bytes: int, *, synchronizes: bool) -> Step | None:
+    """Return a call that evaluates a batch of one token of a context, given with its position.
+
+    None if it was not compiled, or for batches of another size than llama.cpp's.
+    """
+    if CALLS is None or n_bytes != CALLS.BATCH_BYTES:
+        return None
+    decode, logits = address_of("llama_decode"), address_of("llama_get_logits")
+    synchronize = address_of("llama_synchronize") if synchronizes else 0
+    return functools.partial(CALLS.step, decode, logits, synchronize, batch)
 
 
 def piece_function() -> Callable[[int, int, bool], bytes]:

@@ -6,6 +6,7 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
+#include <time.h>
 
 #define PIECE_SIZE 64 /* longer ones are rare */
 
@@ -117,6 +118,55 @@ static PyObject *piece(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
     return longer;
 }
 
+static double now(void)
+{
+    struct timespec time;
+#ifdef CLOCK_MONOTONIC
+    clock_gettime(CLOCK_MONOTONIC, &time);
+#else
+    timespec_get(&time, TIME_UTC);
+#endif
+    return (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
+}
+
+/* llama.cpp's llama_batch. Its size is compared with the library's before any of this is used. */
+typedef struct {
+    int32_t n_tokens, *token;
+    float *embd;
+    int32_t *pos, *n_seq_id, **seq_id;
+    int8_t *logits;
+} Batch;
+
+PyDoc_STRVAR(step_doc,
+"step(decode, logits, synchronize, batch, context, token, position): evaluate a batch of one token.\n\n"
+"Returns the code of llama_decode, the seconds in it and in llama_synchronize (0: not called), and\n"
+"the address of the logits.");
+
+static PyObject *step(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
+{
+    void *decode, *logits, *batch, *context;
+    int32_t given[2], code;
+    if (check_count(n_args, 7) || read_addresses(args, &decode, &logits)
+        || read_addresses(args + 3, &batch, &context) || read_numbers(args + 5, given, 2))
+        return NULL;
+    void *synchronize = PyLong_AsVoidPtr(args[2]), *found;
+    if (PyErr_Occurred())
+        return NULL;
+    Batch *one = batch;
+    one->token[0] = given[0];
+    one->pos[0] = given[1];
+    double seconds;
+    Py_BEGIN_ALLOW_THREADS
+    double started = now();
+    code = ((int32_t (*)(void *, Batch))(uintptr_t)decode)(context, *one);
+    if (synchronize != NULL)
+        ((void (*)(void *))(uintptr_t)synchronize)(context);
+    seconds = now() - started;
+    found = ((void *(*)(void *))(uintptr_t)logits)(context);
+    Py_END_ALLOW_THREADS
+    return Py_BuildValue("idN", (int)code, seconds, PyLong_FromVoidPtr(found));
+}
+
 /* Open a writable array of 32-bit integers; -1 is an error. */
 static int open_integers(PyObject *given, Py_buffer *view)
 {
@@ -190,12 +240,16 @@ static PyObject *fill(PyObject *self, PyObject *const *args, Py_ssize_t n_args)
 
 static PyMethodDef functions[] = {
     FUNCTION(address, address), FUNCTION(remove, remove_positions), FUNCTION(share, share),
-    FUNCTION(piece, piece), FUNCTION(fill, fill), {NULL}};
+    FUNCTION(piece, piece), FUNCTION(step, step),
+    FUNCTION(fill, fill), {NULL}};
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_calls", "Calls of llama.cpp by address; see DirectCalls.", -1, functions};
 
 PyMODINIT_FUNC PyInit__calls(void)
 {
-    return PyModule_Create(&module);
+    PyObject *calls = PyModule_Create(&module);
+    if (calls != NULL && PyModule_AddIntConstant(calls, "BATCH_BYTES", sizeof(Batch)))
+        Py_CLEAR(calls);
+    return calls;
 }

@@ -209,6 +209,7 @@ class TargetTensors:
         self._device = device
         self._loaded: list[TensorStore] = []
         self._named: dict[str, Tensor] = {}
+        self._tables: dict[str, Tensor] = {}
         names = {tensor.name for tensor in model.header.tensors}
         # Tied models use the embedding for both.
         self._output_name = _OUTPUT if _OUTPUT in names else _EMBEDDING
@@ -231,7 +232,9 @@ class TargetTensors:
 
     def table(self, name: str) -> Tensor:
         """Return a matrix whose rows are looked up, by its name in the file."""
-        return self._reachable(name, rows=True)
+        if name not in self._tables:
+            self._tables[name] = self._reachable(name, rows=True)
+        return self._tables[name]
 
     def named(self, name: str) -> Tensor:
         """Return a matrix to multiply by, or a vector of a norm, by its name in the file."""
@@ -242,6 +245,7 @@ class TargetTensors:
     def close(self) -> None:
         """Free the matrices that were loaded again."""
         self._named.clear()
+        self._tables.clear()
         while self._loaded:
             self._loaded.pop().close()
 

@@ -83,6 +83,7 @@ def chat(
         require_training("--learn")
     with closing(ChatModels(load, draft, template, terminal, lora, learning)) as models:
         runtime = models.open(answer.params)
+        answer = answer.of(runtime.vocabulary)
         _print_banner(runtime, answer, terminal, demo=load.demo)
         conversation = Conversation(answer.params, answer.max_tokens, system)
         with kept_session(lambda: models.runtime, session, terminal):

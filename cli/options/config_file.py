@@ -39,7 +39,7 @@ def read_config(path: Path) -> Settings:
     """Return the content of a file, {} without one; raises OptionError if it is not TOML."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionError(f"{path} is not TOML: {one_line(str(error))}") from error

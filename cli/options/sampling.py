@@ -6,12 +6,14 @@ several temperatures.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
@@ -29,6 +31,9 @@ from specrun.runtime.laws import (
     read_sampler_letters,
     read_samplers,
 )
+
+if TYPE_CHECKING:
+    from specrun.bindings.models.vocabulary import Vocabulary
 
 # == Grammars: --json-schema, --grammar, --regex, --grammar-after ==================================
 
@@ -208,6 +213,14 @@ class AnswerSettings:
 
     params: SamplingParams
     max_tokens: int | None
+    ignore_eos: bool = False
+
+    def of(self, vocabulary: Vocabulary) -> AnswerSettings:
+        """Return the settings for a model: without its end tokens, if they are to be ignored."""
+        if not self.ignore_eos:
+            return self
+        bias = {**self.params.logit_bias, **dict.fromkeys(vocabulary.end_of_generation, -inf)}
+        return dataclasses.replace(self, params=self.params.replace(logit_bias=bias))
 
 
 def _build(
@@ -216,11 +229,12 @@ def _build(
     grammar: str | None,
     regex: str | None,
     grammar_after: str | None,
+    ignore_eos: bool,
     **values: Any,  # noqa: ANN401 - of the settings' options
 ) -> AnswerSettings:
     chosen = chosen_grammar(json_schema, grammar, regex, grammar_after)
     params = SamplingParams(grammar=chosen, **read_settings(values))
-    return AnswerSettings(params, None if predict < 0 else predict)
+    return AnswerSettings(params, None if predict < 0 else predict, ignore_eos)
 
 
 LENGTH_FLAGS = "-n, --predict, --n-predict, --max-tokens N"
@@ -233,6 +247,9 @@ answer_options = option_group(
         "The most tokens of an answer; -1: until the model ends.",
         click.IntRange(-1, MAX_COUNT),
         default=-1,
+    ),
+    SAMPLING.option(
+        "--ignore-eos", "Go on behind the model's end: it never says an end token.", is_flag=True
     ),
     *map(_setting_option, ("stop", "seed", *USUAL)),
     *GRAMMAR_OPTIONS,

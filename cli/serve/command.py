@@ -8,7 +8,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -296,6 +296,7 @@ def serve(
             serve_learning(closed_last, engine, learning, terminal) as observers,
         ):
             check_sampling(answer.params, engine)
+            settings = replace(settings, params=answer.of(engine.vocabulary).params)
             url = url_of(server.host, listener)
             app = create_app(engine, settings)
             app.state.service.observers += observers

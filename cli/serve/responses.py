@@ -291,13 +291,11 @@ class ResponseForm(ItemForm):
 
     def _begin_item(self, part: Part) -> bytes:
         if isinstance(part, CallBegun):
-            plan = self._answer.request.turn.plan
-            is_custom = part.name in plan.custom
-            kind, prefix, text = _CALLS[is_custom]
-            space = self._namespaces.get(part.name)
-            more = {} if space is None else {"namespace": space}
-            fields = {"call_id": plan.new_id(), "name": part.name, text: "", **more}
-            return self._add_item(kind, prefix, **fields)
+            plan, space = self._answer.request.turn.plan, self._namespaces.get(part.name)
+            kind, prefix, given = _CALLS[part.name in plan.custom]
+            fields: Item = {"call_id": plan.new_id(), "name": part.name, given: ""}
+            more: Item = {} if space is None else {"namespace": space}
+            return self._add_item(kind, prefix, **fields, **more)
         if isinstance(part, Reasoning):
             added = self._add_item("reasoning", "rs", summary=[], content=[])
             text: Item = {"type": "reasoning_text", "text": ""}

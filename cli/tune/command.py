@@ -310,10 +310,13 @@ def _refuse_heads(draft: Path) -> None:
     from specrun.runtime.language import method_of_head
 
     kind = read_header(draft).architecture
-    if method_of_head(kind) is not None:
-        raise click.UsageError(
-            f"{draft.name} holds {kind} heads, not a model: specrun calibrate measures those"
-        )
+    method = method_of_head(kind)
+    if method is None:
+        return
+    has = f"{draft.name} holds {kind} heads, not a model"
+    if not method.made_here:
+        raise click.UsageError(f"{has}: leave out -md, they plan by the target's costs alone")
+    raise click.UsageError(f"{has}: specrun calibrate measures those")
 
 
 def _show(options: TuneOptions, result: TuneResult, output: TuneOutput, terminal: Terminal) -> None:

@@ -363,12 +363,22 @@ def _write(
                 "limit on its size?"
             ) from error
         raise
-    promised = {planned.tensor.name: (planned.tensor.shape, planned.type_name) for planned in plan}
-    if {tensor.name: (tensor.shape, tensor.type_name) for tensor in written.tensors} != promised:
+    promised = {
+        planned.tensor.name: (_sizes(planned.tensor), planned.type_name) for planned in plan
+    }
+    if {tensor.name: (_sizes(tensor), tensor.type_name) for tensor in written.tensors} != promised:
         raise SpecrunError(
             f"llama.cpp wrote other tensors than it planned for {aside.name}: quantize again"
         )
     return written
+
+
+def _sizes(tensor: TensorInfo) -> tuple[int, ...]:
+    """Return a tensor's shape without the dimensions of 1 at its end, which llama.cpp drops."""
+    sizes = [*tensor.shape]
+    while len(sizes) > 1 and sizes[-1] == 1:
+        sizes.pop()
+    return tuple(sizes)
 
 
 def _follow(log: Iterable[str], header: GGUFHeader, progress: Progress | None) -> None:

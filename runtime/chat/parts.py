@@ -10,7 +10,7 @@ import base64
 import binascii
 import json
 import mimetypes
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from specrun.bindings.errors import OptionError
@@ -44,11 +44,11 @@ def content_text(content: object) -> str:
     if isinstance(content, str):
         return content
     if isinstance(content, list | tuple) and all(isinstance(part, Mapping) for part in content):
-        return joined(list(content))
+        return joined(content)
     raise OptionError(f"the content of a message must be text, not {content!r}")
 
 
-def joined(parts: list[Mapping[str, Any]]) -> str:
+def joined(parts: Sequence[Mapping[str, Any]]) -> str:
     """Return the text of parts: texts follow each other, words about others have own lines."""
     told, before = "", False
     for part in parts:

@@ -1,28 +1,21 @@
-/* Loops that evaluate drafts and move cells: what runs between two evaluations of llama.cpp. */
+/* Moves of cells between two evaluations of llama.cpp. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "chain.h"
 #include "moves.h"
-#include "places.h"
-#include "tree.h"
 
 /* -- the module -------------------------------------------------------------------------------- */
 
 #define FUNCTION(name) {#name, (PyCFunction)(void (*)(void))name, METH_FASTCALL, name##_doc}
 
 static PyMethodDef functions[] = {
-    FUNCTION(greedy_chain), FUNCTION(drawn_chain), FUNCTION(drawn_tree), FUNCTION(keep_path),
-    FUNCTION(follow), FUNCTION(places), FUNCTION(chain_places), {NULL}};
+    FUNCTION(keep_path), FUNCTION(follow), {NULL}};
 
 static struct PyModuleDef module = {
     PyModuleDef_HEAD_INIT, "_loops", "Loops between evaluations; see Loops.", -1, functions};
 
 PyMODINIT_FUNC PyInit__loops(void)
 {
-    PyObject *made = PyModule_Create(&module);
-    if (made != NULL && PyModule_AddIntConstant(made, "BATCH_BYTES", (long)batch_bytes()))
-        Py_CLEAR(made);
-    return made;
+    return PyModule_Create(&module);
 }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 import numpy as np
 
 from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context, StepLoop
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.memory import ALL_SEQUENCES, Memory, MoveLoop, Moves
 from specrun.bindings.contexts.rows import Rows
@@ -262,19 +262,8 @@ class ContextPart(Context):
         self.native_seconds += seconds
         return cast("Rows", _CopiedRows(rows, batch.n_outputs)) if self._copies else rows
 
-    def repeat(self, batch: Batch, loop: StepLoop) -> list[int] | None:
-        """Let compiled code evaluate a batch of one token again and again: see `Context`."""
-        token, position = int(batch.tokens[0]), int(batch.positions[0])
-        self._single.fill_one(token, position, self.first + int(batch.ids[0]))
-        context = self._shared.context
-        before = context.native_seconds
-        done = context.repeat(self._single, loop)
-        self.native_seconds += context.native_seconds - before
-        return done
-
-    def rows_of(self, batch: Batch) -> Rows:
-        """Return the rows of what was evaluated last: see `Context`."""
-        return self._shared.context.rows_of(self._single)
+    def stepper(self, batch: Batch) -> None:
+        """Return None: evaluations of several conversations are made at once."""
 
     def close(self) -> None:
         """Give it back: its text is dropped. Again does nothing."""

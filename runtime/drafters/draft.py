@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
-from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.kept_rows import KeptRows
-from specrun.runtime.drafters.source import Asked, NodeRows, Source
+from specrun.runtime.drafters.source import Asked, NodeRows, Source, whole_rows
 from specrun.runtime.laws.law import Law, RankedLaw
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import (
@@ -149,7 +148,7 @@ class Draft:
         self._parents += parents
         self._tokens += tokens
         if self.kept is not None:
-            self.kept.take(first, _whole(rows))
+            self.kept.take(first, whole_rows(rows))
         return first
 
     def laws(self, first: int, rows: NodeRows) -> list[Law]:
@@ -165,10 +164,10 @@ class Draft:
         params, state = self._params, self._request.state
         if rows.highest is not None:
             return rows.highest.laws(without_penalties(params))
-        whole = _whole(rows)
+        whole = whole_rows(rows)
         if not self._favourites and not params.has_penalties:
-            if len(whole) == 1:
-                return [transformed_law(whole[0], params, (), state)]
+            if all(row is whole[0] for row in whole):  # as of a block's slot: one law serves all
+                return [transformed_law(whole[0], params, (), state)] * len(whole)
             return transformed_laws([*whole], params, state)
         windows = [self._window(node) for node in range(first, first + len(whole))]
         pairs = list(zip(whole, windows, strict=True))
@@ -204,7 +203,7 @@ class Draft:
             return None
         self._parents.append(parent)
         self._tokens.append(token)
-        return len(self._tokens) - 1, _whole(rows)[0]
+        return len(self._tokens) - 1, whole_rows(rows)[0]
 
     def root(self) -> Logits | None:
         """Evaluate the text of the draft, which may have grown since."""
@@ -212,11 +211,4 @@ class Draft:
             return None
         text = self._request.tokens[: self._start]
         rows = self._source.root(dataclasses.replace(self._request, tokens=text), 0)
-        return None if rows is None else _whole(rows)[0]
-
-
-def _whole(rows: NodeRows) -> Sequence[Logits]:
-    """Return whole rows; raises `OptionError` of a head that was not opened for them."""
-    if rows.whole is None:
-        raise OptionError("heads that are drawn from must be opened with whole rows")
-    return rows.whole
+        return None if rows is None else whole_rows(rows)[0]

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.adaptive_exit import AdaptiveExit
 from specrun.runtime.drafters.draft import (
     RANKED_TOKENS,
     Draft,
@@ -22,13 +21,12 @@ from specrun.runtime.drafters.draft import (
     ranking_params,
 )
 from specrun.runtime.drafters.kept_rows import DepthNodes, KeptRows, RowMemory
-from specrun.runtime.drafters.source import Asked, Source
+from specrun.runtime.drafters.source import Asked, Source, whole_rows
 from specrun.runtime.heads import NamedChildren, ShapePlans, TreePlan
+from specrun.runtime.laws.law import RowLaws
 from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.laws.transform import (
-    log_probability,
-)
-from specrun.runtime.planning import DraftPlan
+from specrun.runtime.laws.transform import log_probability, row_cuts
+from specrun.runtime.planning import Plan
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.eagle2 import (
@@ -52,9 +50,6 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 
 _MOST_HIGHEST = 128  # logits that a graph ranks for draws: more are looked for in whole rows
 
-Plan = DraftPlan | AdaptiveExit
-"""How much is drafted: nodes that pay, or a chain as long as its threshold allows."""
-
 
 class _Fallback:
     """Ends a chain if the model's largest raw probability is below `least` (BiLD's fallback).
@@ -64,7 +59,7 @@ class _Fallback:
 
     def __init__(self, least: float, plan: Plan | None) -> None:
         self._least, self._is_sure = least, True
-        self._exit = plan if isinstance(plan, AdaptiveExit) else None
+        self._exit = plan if plan is not None and plan.is_threshold else None
 
     def watching(self, steps: RowSteps[GrownT]) -> RowSteps[GrownT]:
         """Read each row before a token is drawn from it."""
@@ -125,8 +120,9 @@ class GrowingDrafter(Drafter):
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
         self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
         self._plans: ShapePlans | None = None
-        # Whether compiled code may draw all of it: no stop reads its distributions.
-        self._whole_shape = p_min == 0.0 and plan is None
+        # Whether no stop reads the distributions; those of an answer's rows, if nothing else does.
+        self._is_plain = p_min == 0.0 and plan is None and isinstance(shape, Topology)
+        self._laws: tuple[SamplingParams, RowLaws | None, int] | None = None
         if source.names_trees and self._depth and p_min == 0.0:
             self._plans = ShapePlans(shape, has_values=plan is not None)
         self._highest = 0
@@ -146,18 +142,58 @@ class GrowingDrafter(Drafter):
             prepared = self._take_prepared(request)
             if prepared is not None:
                 return prepared
-        whole = self._whole_draft(request)
-        return self._alone(self._drafting(request), request) if whole is None else whole
+        laws, highest = self._plain_laws(request) if self._is_plain else (None, 0)
+        if laws is None:
+            return self._alone(self._drafting(request), request)
+        return self._plain_draft(request, laws, highest)
 
-    def _whole_draft(self, request: DraftRequest) -> DraftTree | None:
-        """Return a draft of compiled code; None if stops or rules look at rows."""
-        shape, source = self._shape, self.source
-        if not self._whole_shape or isinstance(shape, DynamicShape):
-            return None
-        if request.keep != "nothing" or request.fallback or source.waits:
-            return None
-        topology = shape.limited(request.max_depth, request.max_nodes)
-        return source.whole(request, topology, self._sampling) if topology.parents else None
+    def _plain_laws(self, request: DraftRequest) -> tuple[RowLaws | None, int]:
+        """Return the distributions of rows if the draft depends on nothing else.
+
+        And of how many highest logits of a row they are; 0: of whole rows.
+        """
+        if request.keep != "nothing" or request.fallback or self.source.waits:
+            return None, 0
+        if request.state.grammar is not None:
+            return None, 0
+        params = request.params
+        # One SamplingParams serves a whole answer: identity tells whether it is still the same.
+        if self._laws is None or self._laws[0] is not params:
+            cuts, ranks = row_cuts(params), self._sampling == "argmax"
+            if params.is_greedy:  # a chain of favourites ranks nothing
+                few = self.source.few_tokens or self._plans is not None
+                ranks = few or not self._is_chain
+            laws = None if cuts is None or ranks else RowLaws(cuts)
+            self._laws = params, laws, 0 if params.is_greedy else self._most_highest(params)
+        return self._laws[1:]
+
+    def _plain_draft(self, request: DraftRequest, laws: RowLaws, highest: int) -> DraftTree:
+        """Grow a draft depth by depth, as `_drafting` does, from the rows alone."""
+        source, tokens, shape = self.source, request.tokens, self._shape
+        assert isinstance(shape, Topology)
+        # The last node is not evaluated.
+        shape = shape.limited(request.max_depth, min(request.max_nodes, source.room(tokens) + 1))
+        source.expect(shape.max_depth)
+        rows = source.root(request, highest) if shape.parents else None
+        if rows is None:
+            return DraftTree()
+        scheme = proposal_scheme("argmax" if request.params.is_greedy else self._sampling)
+        if self._is_chain:
+            scheme = ending_at(request.end_tokens, scheme)
+        steps = tree_steps(shape, scheme, request.noise, len(tokens))
+        next(steps)
+        try:
+            while rows is not None:
+                if rows.highest is None:
+                    drawn = [laws.law(row) for row in whole_rows(rows)]
+                else:
+                    drawn = [*map(laws.law, rows.highest.logits, rows.highest.tokens)]
+                parents, named = steps.send(drawn)
+                rows = source.below(parents, named)
+        except StopIteration as ended:
+            tree: DraftTree = ended.value
+            return tree
+        return DraftTree()
 
     def _alone(self, steps: RowSteps[GrownT], request: DraftRequest) -> GrownT:
         """Take all steps, each evaluated at once."""
@@ -208,10 +244,12 @@ class GrowingDrafter(Drafter):
         plan = self._plan
         if request.max_depth < 1 or request.max_nodes < 1:
             return 0, None
-        if not isinstance(plan, DraftPlan) or not (names or isinstance(self._shape, DynamicShape)):
+        if plan is None or not (names or isinstance(self._shape, DynamicShape)):
             return self._depth, None
         depth = plan.depth_to_ask()
-        return (self._depth if depth and self.source.names_all_depths else depth), plan
+        if depth is None or (depth and self.source.names_all_depths):
+            depth = self._depth
+        return depth, plan
 
     def _keeps(self, request: DraftRequest) -> bool:
         """Return whether a rule reads the rows of the draft."""
@@ -283,11 +321,10 @@ class GrowingDrafter(Drafter):
     ) -> RowSteps[DraftTree | None]:
         """Grow a chain, which the plan or a rule's fallback may end."""
         plan, params, start = self._plan, request.params, len(request.tokens)
-        if isinstance(plan, AdaptiveExit):
-            plan.start(greedy=params.is_greedy)
-        elif plan is not None:
+        if plan is not None:
             # How much is drafted must not change a text from answer to answer.
-            plan.start(points=points and request.keep == "nothing")
+            points = points and request.keep == "nothing"
+            plan.start(points=points, greedy=params.is_greedy)
         fallback = _Fallback(request.fallback, plan) if request.fallback else None
         stop: Stop | None = fallback or plan
         if self._p_min > 0.0:
@@ -309,7 +346,7 @@ class GrowingDrafter(Drafter):
         if not points:
             return params, False
         if self._is_chain:
-            reads = reads or isinstance(plan, AdaptiveExit)
+            reads = reads or (plan is not None and plan.is_threshold)
             favourites = not (reads or self.source.few_tokens)
             if favourites and (params.is_greedy or plan is None):
                 return params if params.is_greedy else params.favourites(), True

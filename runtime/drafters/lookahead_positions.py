@@ -24,7 +24,8 @@ from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.trees import Topology
-from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.trees.growth import TreeBuilder
+from specrun.runtime.trees.tree import ROOT, DraftTree
 
 # == Files of look-ahead embeddings: one a position (PaSS), or a mask token's (SPACE) ==============
 #

@@ -14,15 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
+from specrun.bindings.errors import OptionError
 from specrun.runtime.heads import NamedChildren, RankedTokens, TreePlan
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, transformed_laws
 from specrun.runtime.round.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
-from specrun.runtime.trees.growth import TreeSampling
-from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree import DraftTree
 
 
 @dataclass(slots=True)
@@ -39,7 +37,10 @@ class HighestLogits:
     def laws(self, params: SamplingParams) -> list[Law]:
         """Return the distributions that `params` make of the rows: no bias, no penalties."""
         # In the order of their ids, as in a whole row, so that ties within the top k fall alike.
-        return transformed_laws(list(self.logits), params, names=self.tokens)
+        pairs = zip(
+            transformed_laws([*self.logits], params), self.tokens.astype(np.intp), strict=True
+        )
+        return [Law(law.probs, own if law.ids is None else own[law.ids]) for law, own in pairs]
 
 
 @dataclass(slots=True)
@@ -56,6 +57,13 @@ class NodeRows:
     ranked: RankedTokens | None = None
     highest: HighestLogits | None = None
     certainties: Sequence[float] | None = None
+
+
+def whole_rows(rows: NodeRows) -> Sequence[Logits]:
+    """Return whole rows; raises `OptionError` of a head that was not opened for them."""
+    if rows.whole is None:
+        raise OptionError("heads that are drawn from must be opened with whole rows")
+    return rows.whole
 
 
 Depth = tuple[Sequence[int], Sequence[int]]
@@ -139,15 +147,6 @@ class Source(ABC):
     def depth_rows(self, request: DraftRequest) -> Sequence[Logits]:
         """Return the rows of all depths, from the root on, if `rows_by_depth`."""
         return ()
-
-    def whole(
-        self, request: DraftRequest, shape: Topology, sampling: TreeSampling
-    ) -> DraftTree | None:
-        """Return a whole draft of compiled code, the one that grows step by step; None: it cannot.
-
-        No stop and no rule looks at its rows.
-        """
-        return None
 
     # -- evaluations with other conversations ------------------------------------------------------
 

@@ -23,13 +23,19 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.growing import GrowingDrafter, Plan, check_p_min
+from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.source import Source
 from specrun.runtime.heads import Accuracy, read_accuracy_csv
 from specrun.runtime.language import Expression, ExpressionOptions, find_method, options_of
-from specrun.runtime.planning import TYPICAL_ACCURACY, DraftPlan, plan_medusa_tree
+from specrun.runtime.planning import (
+    TYPICAL_ACCURACY,
+    AdaptiveExit,
+    AdaptiveExitOptions,
+    DraftPlan,
+    Plan,
+    plan_medusa_tree,
+)
 from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.round.drafter import Pace
 from specrun.runtime.trees.eagle2 import DynamicShape

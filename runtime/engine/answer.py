@@ -167,6 +167,7 @@ class AnswerStatistics:
     def __init__(self) -> None:
         self.first_token_s: float | None = None
         self.left: float | None = None
+        self.unsaid = 0  # accepted tokens behind the end of the answer
         self._started = self._elsewhere = self._prompt_s = 0.0
         self._native_before = (0.0, 0.0)
         self._n_read = 0  # tokens of the prompt that were evaluated before the first round
@@ -241,14 +242,15 @@ class AnswerStatistics:
             target_s, drafter_s = (now - before for now, before in times)
         reused, before = session.target.graphs_reused, self._graphs_before
         guided = answer.guided
+        accepted, drafted = counter.accepted - self.unsaid, counter.drafted
         return SpecStats(
             drafter=answer.drafter.name,
             rule=answer.rule.name,
             exact=answer.rule.exact,
             rounds=counter.rounds,
-            drafted=counter.drafted,
-            accepted=counter.accepted,
-            acceptance_rate=counter.acceptance_rate,
+            drafted=drafted,
+            accepted=accepted,
+            acceptance_rate=accepted / drafted if drafted else None,
             mean_accepted_length=counter.mean_accepted_length,
             acceptance_by_position=tuple(counter.acceptance_by_position),
             tokens_per_second=_rate(n_tokens, wall - self._prompt_s),
@@ -378,7 +380,9 @@ class Answer(Mailbox):
             self._conclude()
 
     def _conclude(self) -> None:
-        self.spoken = None  # tokens that were not handed out are no part of the answer
+        if self.spoken is not None:  # tokens that were not handed out are no part of the answer
+            this_round, _, _, base = self.spoken
+            self._leave_out(this_round, len(self._said) - base)
         if self._finish == "cancelled":
             # Text that waited for the rest of a character or a stop string is part of it.
             self._said.append(((), self._assembler.finish()))
@@ -532,7 +536,7 @@ class Answer(Mailbox):
         index = len(self._said) - base
         left = len(pieces) - index
         if not left or (self._stops and self._assembler.stopped_by is not None):
-            self.spoken = None
+            self._leave_out(this_round, index)
             return None
         text = self._assembler.push(pieces[index])
         if left == 1 and this_round.is_last:
@@ -567,8 +571,15 @@ class Answer(Mailbox):
         if this_round.is_last:
             text += self._held_back()
         self._said.append((this_round.new[start : start + count], text))
+        self._leave_out(this_round, start + count)
         self.statistics.note_token(time.perf_counter())
         self.statistics.left = None
+
+    def _leave_out(self, this_round: Round, n_said: int) -> None:
+        """Forget the tokens of a round but so many: accepted ones among them are not counted."""
+        self.spoken = None
+        accepted = this_round.new if this_round.rows is NOT_EVALUATED else this_round.path
+        self.statistics.unsaid = max(0, len(accepted) - n_said)
 
     def _held_back(self) -> str:
         """Return the text that was held back until the answer's last token."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
@@ -31,9 +31,6 @@ from specrun.runtime.round.drafter import Drafter, DrafterWeights, Owned, close_
 from specrun.runtime.round.loop import require_laws, require_rule
 from specrun.runtime.round.padding import Shape, open_target
 from specrun.runtime.round.target import TargetModel, target_context_options
-
-if TYPE_CHECKING:
-    from specrun.runtime.engine.opening import OpenModels
 
 
 class RuleKind(NamedTuple):
@@ -88,25 +85,30 @@ class Choices:
     """The drafters and rules of an engine, and the choice that each request makes of them.
 
     The drafters of the first slot are made at once: the context's size and the rules that fit
-    depend on them. It owns the weights of all but the default drafter: close it before those.
+    depend on them. It owns the weights of all drafters, those of the default one, too.
     """
 
     def __init__(
-        self, opened: OpenModels, slots: int, others: Sequence[str], rules: Sequence[str]
+        self,
+        own: DrafterWeights,
+        rule: Rule | SequentialCascade,
+        environment: DraftEnvironment,
+        slots: int,
+        others: Sequence[str] = (),
+        rules: Sequence[str] = (),
     ) -> None:
         self._single = slots == 1
-        self._own_rule, self.environment = self._allowed(opened.rule), opened.environment
-        self._given = opened.weights
+        self._own_rule, self.environment = self._allowed(rule), environment
         self._perhaps_unused: list[Owned] = []
         self._named = rules
         kinds = [RuleKind.of(rule) for rule in (self._own_rule, *map(self._rule_of, rules))]
         self._kinds = (*dict.fromkeys(kinds),)
-        self.own = DrafterKey(opened.weights.name, self._kinds[0])
+        self.own = DrafterKey(own.name, self._kinds[0])
         self.own_drafter = self.own.expression
         """The expression of the default drafter now: requests name it as it was opened."""
         names = [str(parse_expression(text)) for text in others]
         self.names = (*dict.fromkeys([self.own.expression, "none", *names]),)
-        self.weights: dict[DrafterKey, DrafterWeights] = {self.own: opened.weights}
+        self.weights: dict[DrafterKey, DrafterWeights] = {self.own: own}
         self.slots = [SlotDrafters(self.weights, self.own) for _ in range(slots)]
         try:
             for kind in self._kinds:
@@ -114,8 +116,7 @@ class Choices:
                     self._open(DrafterKey(name, kind))
             for each in self.slots:
                 each.get(self.own)
-            own = self.slots[0].get(self.own)
-            require_fitting(self._own_rule, own, self.environment.shape)
+            require_fitting(self._own_rule, self.slots[0].get(self.own), self.environment.shape)
             self.find(SamplingParams(temperature=0.0), AnswerOptions())
         except BaseException:
             self.close()
@@ -140,8 +141,7 @@ class Choices:
 
     def close(self) -> None:
         """Close all drafters, then the weights of those that were opened here."""
-        weights = [each for each in self.weights.values() if each is not self._given]
-        close_all([*self._unused(), *self.slots, *weights])
+        close_all([*self._unused(), *self.slots, *self.weights.values()])
 
     # -- swapping ----------------------------------------------------------------------------------
 

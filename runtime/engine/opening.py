@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
@@ -42,7 +41,7 @@ from specrun.runtime.memory import (
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.online import LearnFrom, RejectionStore, open_rejections
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
-from specrun.runtime.round.drafter import DrafterWeights, Owned
+from specrun.runtime.round.drafter import Owned
 from specrun.runtime.round.padding import Shape
 
 
@@ -89,87 +88,12 @@ class RuntimeOptions(LoadOptions):
     rules: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class OpenModels:
-    """A target and its drafter's weights, opened.
-
-    The drafter was built with `environment`; `fitted` is the memory plan that was chosen.
-    `memory_note` describes the memory in use.
-    """
-
-    model: Model
-    weights: DrafterWeights
-    rule: Rule | SequentialCascade
-    environment: DraftEnvironment
-    fitted: Fitted | None
-    memory_note: Callable[[], str]
-
-
 @contextmanager
 def loading_with(options: RuntimeOptions) -> Iterator[None]:
     """Load models where the options place them, tried before or trusted."""
     trust = trusting_files() if options.trust else nullcontext()
     with trust, placing(options.placement):
         yield
-
-
-@contextmanager
-def opening(
-    target: Path,
-    drafter: str,
-    options: RuntimeOptions,
-    files: Mapping[str, Path],
-    clock: Callable[[], float] = time.perf_counter,
-    meeting: DraftMeeting | None = None,
-) -> Iterator[OpenModels]:
-    """Open a target and a drafter's weights, which the caller owns afterwards.
-
-    Closes them again if the `with` block fails: the last opened first. Drafters measure their
-    rounds by `clock`; at a `meeting` several conversations draft.
-    """
-    rule = build_rule(options.accept)
-    if options.reference is not None:
-        drafter = with_reference(drafter, Path(options.reference))
-    with loading_with(options):
-        n_texts = 1 if meeting is None else meeting.n_texts
-        loading = Loading(target, drafter, options, dict(files), n_texts)
-        fitted = fit_here(loading)
-        if fitted is not None:
-            loading = fitted.applied_to(loading)
-        with noting_plan(loading), ExitStack() as opened:
-            model = Model(
-                loading.target,
-                n_gpu_layers=layers_of(loading.target, loading.options),
-                use_mmap=options.use_mmap,
-                use_mlock=options.use_mlock,
-                load_nextn=reads_own_blocks(parse_expression(loading.drafter)),
-            )
-            opened.callback(model.close)
-            for text in options.lora:
-                model.add_lora(LoraFile.parse(text))
-            is_wanted(options.backend_sampling, model)  # raises for a wrong value
-            context = loading.options.context
-            sized = dataclasses.replace(context, n_ctx=context.size_for(model))
-            environment = DraftEnvironment.of(
-                model,
-                sized,
-                loading.options,
-                default_files=loading.files,
-                clock=clock,
-                by_clock=rule.exact,
-                keeps_rows=isinstance(rule, PairRule),
-                shape=options.shape,
-                meeting=meeting,
-            )
-            weights = build_drafter(loading.drafter, environment)
-            opened.callback(weights.close)
-
-            def memory_note() -> str:
-                with placing(options.placement):
-                    return plan_in_use(loading)
-
-            yield OpenModels(model, weights, rule, environment, fitted, memory_note)
-            opened.pop_all()  # the caller's from here on
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,54 +126,104 @@ def open_slots(
     options = parse_options(values)
     _require_slots(n_slots, options)
     path, files = (demo_target(), demo_drafters()) if target is None else (locate_model(target), {})
-    sharing = (SlotClock(), DraftMeeting(n_slots)) if n_slots > 1 else ()
-    with (
-        opening(path, drafter or "none", options, files, *sharing) as opened,
-        ExitStack() as owned,
-    ):
-        model = opened.model
-        choices = Choices(opened, n_slots, options.others, options.rules)
-        owned.callback(choices.close)
-        rejections = open_rejections(options.learn, model)
-        shared = _share(opened, choices, options, n_slots, *sharing) if sharing else None
-        targets = [choices.open_target(model)] if shared is None else shared.slots
-        context = targets[0].context
-        owned.callback(context.close)
-        kept = () if rejections is None else (rejections,)
-        parts: Sequence[Owned] = (choices, context, opened.weights, model, *kept)
-        sessions = []
-        for each, drafters in zip(targets, choices.slots, strict=True):
-            own = drafters.get(drafters.own)
-            session = Session(each, own, opened.rule, model.vocabulary, parts, drafters)
-            session.memory_note = opened.memory_note
-            if shared is None or session.slot is None:
-                session.backend_sampling = is_wanted(options.backend_sampling, model)
-                session.cost_of = _cost_alone(opened.environment)
-            else:
-                session.slot.text = session.conversation
-                session.clock, session.cost_of = shared.clock, shared.last_cost
-            if rejections is not None:
-                session.rejections = rejections.buffer.notes()
-            sessions.append(session)
-        owned.pop_all()
-    return OpenSlots(options, model, opened.fitted, rejections, choices, parts, sessions, shared)
+    drafter, rule = drafter or "none", build_rule(options.accept)
+    if options.reference is not None:
+        drafter = with_reference(drafter, Path(options.reference))
+    with loading_with(options):
+        loading = Loading(path, drafter, options, files, n_slots)
+        fitted = fit_here(loading)
+        if fitted is not None:
+            loading = fitted.applied_to(loading)
+        # What was opened is closed again if the rest fails: the last opened first.
+        with noting_plan(loading), ExitStack() as opened:
+            model = _open_model(loading, options)
+            opened.callback(model.close)
+            environment = _environment(loading, options, model, rule)
+            weights = build_drafter(loading.drafter, environment)
+            opened.callback(weights.close)
+            choices = Choices(weights, rule, environment, n_slots, options.others, options.rules)
+            opened.callback(choices.close)
+            rejections = open_rejections(options.learn, model)
+            shared = None if n_slots == 1 else _share(choices, model, options, n_slots)
+            targets = [choices.open_target(model)] if shared is None else shared.slots
+            context = targets[0].context
+            opened.callback(context.close)
+            kept = () if rejections is None else (rejections,)
+            owned: Sequence[Owned] = (choices, context, model, *kept)
+            sessions = []
+            for each, drafters in zip(targets, choices.slots, strict=True):
+                own = drafters.get(drafters.own)
+                session = Session(each, own, rule, model.vocabulary, owned, drafters)
+                session.memory_note = functools.partial(_memory_note, loading)
+                if shared is None or session.slot is None:
+                    session.backend_sampling = is_wanted(options.backend_sampling, model)
+                    session.cost_of = _cost_alone(environment)
+                else:
+                    session.slot.text = session.conversation
+                    session.clock, session.cost_of = shared.clock, shared.last_cost
+                if rejections is not None:
+                    session.rejections = rejections.buffer.notes()
+                sessions.append(session)
+            opened.pop_all()  # the caller's from here on
+    return OpenSlots(options, model, fitted, rejections, choices, owned, sessions, shared)
+
+
+def _open_model(loading: Loading, options: RuntimeOptions) -> Model:
+    """Open the target with its adapters."""
+    model = Model(
+        loading.target,
+        n_gpu_layers=layers_of(loading.target, loading.options),
+        use_mmap=options.use_mmap,
+        use_mlock=options.use_mlock,
+        load_nextn=reads_own_blocks(parse_expression(loading.drafter)),
+    )
+    try:
+        for text in options.lora:
+            model.add_lora(LoraFile.parse(text))
+        is_wanted(options.backend_sampling, model)  # raises for a wrong value
+    except BaseException:  # Ctrl-C as well: it owns native memory
+        model.close()
+        raise
+    return model
+
+
+def _environment(
+    loading: Loading, options: RuntimeOptions, model: Model, rule: Rule | SequentialCascade
+) -> DraftEnvironment:
+    """Return the environment of drafters; those of several slots meet, and share a clock."""
+    context = loading.options.context
+    sharing: dict[str, Any] = {}
+    if loading.n_texts > 1:
+        sharing = {"clock": SlotClock(), "meeting": DraftMeeting(loading.n_texts)}
+    return DraftEnvironment.of(
+        model,
+        dataclasses.replace(context, n_ctx=context.size_for(model)),
+        loading.options,
+        default_files=loading.files,
+        by_clock=rule.exact,
+        keeps_rows=isinstance(rule, PairRule),
+        shape=options.shape,
+        **sharing,
+    )
 
 
 def _share(
-    opened: OpenModels,
-    choices: Choices,
-    options: RuntimeOptions,
-    n_slots: int,
-    clock: SlotClock,
-    meeting: DraftMeeting,
+    choices: Choices, model: Model, options: RuntimeOptions, n_slots: int
 ) -> SharedEvaluation:
     """Return the evaluation that several slots share, in one context."""
-    environment = opened.environment
+    environment = choices.environment
     longest = environment.context.n_ctx
     n_ctx = options.context.n_ctx or longest * n_slots
-    context = Context(opened.model, choices.context_options(opened.model, n_slots, n_ctx))
+    context = Context(model, choices.context_options(model, n_slots, n_ctx))
+    clock, meeting = cast("SlotClock", environment.clock), environment.meeting
     longest = min(n_ctx, longest)
     return SharedEvaluation(context, n_slots, longest, environment.known, clock, meeting)
+
+
+def _memory_note(loading: Loading) -> str:
+    """Describe the memory in use, for errors of memory."""
+    with placing(loading.options.placement):
+        return plan_in_use(loading)
 
 
 def _require_slots(slots: int, options: RuntimeOptions) -> None:

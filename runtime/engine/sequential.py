@@ -56,15 +56,15 @@ def sequential_rounds(
     A round whose rows are `NOT_EVALUATED` is the small model's. State is consistent at
     each yield: a consumer may stop there.
     """
-    answer, rule = _Answer(target, conversation, small, settings), settings.rule
+    models, rule = _TwoModels(target, conversation, small, settings), settings.rule
     if isinstance(rule, TokenCascade):
-        return answer.token_by_token(rule)
+        return models.token_by_token(rule)
     assert isinstance(rule, SequenceCascade)
-    return answer.as_a_whole(rule)
+    return models.as_a_whole(rule)
 
 
-class _Answer:
-    """One answer of two models."""
+class _TwoModels:
+    """The rounds of one answer, each of the small model or of the target."""
 
     def __init__(
         self,

@@ -75,18 +75,27 @@ cdef class Truncation:
     cdef double _share, _lowest, _temperature
 
     @cython.locals(k=Py_ssize_t, start=Py_ssize_t, end=Py_ssize_t)
-    cpdef law(self, row)
+    cpdef law(self, row, names=*)
 
     cdef _make_room(self, Py_ssize_t k)
 
     @cython.locals(ids="Py_ssize_t[::1]", values="double[::1]", ordered="double[::1]", last=double,
         value=double, n_last=Py_ssize_t, kept=Py_ssize_t, i=Py_ssize_t, count=Py_ssize_t)
-    cdef Py_ssize_t _cut(self, Py_ssize_t start) except -1
+    cdef Py_ssize_t _cut(self, Py_ssize_t start, const int[:] names) except -1
 
 @cython.locals(count=Py_ssize_t, i=Py_ssize_t, total=double, reached=double, wanted=double)
 cdef Py_ssize_t _count_left(
     const double[:] ordered, Py_ssize_t size, double share, double lowest) noexcept
 
+cdef class _Point(Law):
+    cdef Py_ssize_t _token
+
+    cpdef _fill(self)
+    cpdef double probability(self, Py_ssize_t token) except? -1.0
+    cpdef token_at(self, double uniform)
+
 cdef class RowLaws:
-    cdef object _logits
+    cdef public object logits
     cdef Truncation _truncation
+
+    cpdef Law law(self, row, names=*)

@@ -105,7 +105,7 @@ class Law:
     @staticmethod
     def point(token: int) -> Law:
         """Return the distribution that is sure of `token`."""
-        return _point(token)
+        return _Point(token)
 
     @staticmethod
     def normalised(weights: FloatArray, ids: IdArray | None = None) -> Law:
@@ -438,10 +438,35 @@ def _counters(size: int) -> npt.NDArray[np.uint64]:
     return counters
 
 
-# Greedy rounds make several of these for every token, mostly of the same tokens.
-@functools.lru_cache(maxsize=4096)
-def _point(token: int) -> Law:
-    return Law(_CERTAIN, np.array([token], np.intp))
+class _Point(Law):
+    """The distribution that is sure of a token. Greedy rounds read no arrays of it."""
+
+    __slots__ = ("_token",)
+
+    def __init__(self, token: int) -> None:
+        self._token, self._size = token, 0  # until its arrays are made
+
+    def _fill(self) -> None:
+        if not self._size:
+            self._hold(_CERTAIN, np.array([self._token], np.intp))
+
+    @property
+    def size(self) -> int:
+        """One token."""
+        return 1
+
+    def probability(self, token: int) -> float:
+        """Return 1.0 for its token, 0.0 for others."""
+        return 1.0 if token == self._token else 0.0
+
+    def token_at(self, uniform: float) -> int:
+        """Return its token."""
+        return self._token
+
+    @property
+    def most_likely(self) -> tuple[int, float]:
+        """Its token, of probability 1."""
+        return self._token, 1.0
 
 
 # == Truncation: what top-k, top-p and min-p leave of a row, and its probabilities by temperature ==
@@ -475,12 +500,17 @@ class Truncation:
         self._k, self._share, self._lowest, self._temperature = cuts
         self._room, self._used, self._width = room, room, 0
 
-    def law(self, row: Logits) -> Law | None:
-        """Return the distribution of a row; None if its highest is not finite or one is a NaN."""
+    def law(self, row: Logits, names: npt.NDArray[np.int32] | None = None) -> Law | None:
+        """Return the distribution of a row; None if its highest is not finite or one is a NaN.
+
+        `names`, ascending, are the tokens that its entries are of.
+        """
         is_usual = row.itemsize == 4  # tests bring rows of 64 bits
         if self._k == 1:
             token = favourite(row) if is_usual else favourite_in_numpy(row)
-            return None if token < 0 else _point(token)
+            if token < 0:
+                return None
+            return _Point(token if names is None else int(names[token]))
         k = min(self._k, len(row))
         if self._used == self._room or k != self._width:
             self._make_room(k)
@@ -489,7 +519,7 @@ class Truncation:
         if not find(row, self._id_array, self._value_array, self._ordered_array, start):
             return None
         self._used += 1
-        end = start + self._cut(start)
+        end = start + self._cut(start, names)
         if not _IS_COMPILED:
             return Law(self._value_array[start:end], self._id_array[start:end])
         return _law_over(self._values[start:end], self._ids[start:end], end - start)
@@ -502,7 +532,7 @@ class Truncation:
         self._ordered = self._ordered_array
         self._used, self._width = 0, k
 
-    def _cut(self, start: int) -> int:
+    def _cut(self, start: int, names: npt.NDArray[np.int32] | None) -> int:
         """Keep and normalise what the cuts leave of ranked entries; return how many these are."""
         ids, values, ordered = self._ids, self._values, self._ordered
         count = _count_left(ordered, self._width, self._share, self._lowest)
@@ -514,7 +544,7 @@ class Truncation:
             value = values[i]
             if value > last or (value == last and n_last > 0):
                 n_last -= value == last
-                ids[kept] = ids[i]
+                ids[kept] = ids[i] if names is None else names[ids[i]]
                 values[kept] = math.exp(value / self._temperature)
                 kept += 1
         if count > SHORT:
@@ -543,18 +573,25 @@ def _count_left(ordered: FloatArray, size: int, share: float, lowest: float) -> 
 
 
 class RowLaws:
-    """The distribution after each node of an evaluated tree, by the cuts of `Truncation`.
+    """The distributions of an answer's rows by the cuts of `Truncation`.
 
-    `logits(0)` is the root's row, `logits(i + 1)` that of node i.
+    `logits` returns the rows of the tree that was evaluated last: 0 is the root's, i + 1 that of
+    node i.
     """
 
-    def __init__(self, logits: Callable[[int], Logits], cuts: Cuts) -> None:
-        self._logits, self._truncation = logits, Truncation(cuts, _ROOM)
+    __slots__ = ("_truncation", "logits")
+
+    def __init__(self, cuts: Cuts, logits: Callable[[int], Logits] | None = None) -> None:
+        self._truncation, self.logits = Truncation(cuts, _ROOM), logits
 
     def __call__(self, node: int) -> Law:
-        """Return the distribution after a node."""
-        row = self._logits(node + 1)
-        law = self._truncation.law(row)
+        """Return the distribution after a node of the tree."""
+        assert self.logits is not None
+        return self.law(self.logits(node + 1))
+
+    def law(self, row: Logits, names: npt.NDArray[np.int32] | None = None) -> Law:
+        """Return `Truncation.law` of a row; raises `DecodeFailedError` for a broken one."""
+        law = self._truncation.law(row, names)
         if law is None:
             require_finite(float(row.max()))
             raise AssertionError("a finite row that is not ranked")

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, overload
 
 import numpy as np
-import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.laws import samplers as steps
@@ -26,6 +25,7 @@ from specrun.runtime.laws.law import (
     FloatArray,
     IdArray,
     Law,
+    RowLaws,
     Truncation,
     require_finite,
     scale_to_one,
@@ -93,17 +93,12 @@ def transformed_laws(
     rows: list[Logits],
     params: SamplingParams,
     state: SamplerState = FRESH,
-    names: npt.NDArray[np.int32] | None = None,
 ) -> list[Law]:
-    """Return the laws of several rows of one length, without penalties, as `transformed_law`.
-
-    `names`, of the rows' shape and ascending in each, are the tokens that the logits are of.
-    """
-    laws = [transformed_law(row, params, (), state) for row in rows]
-    if names is None:
-        return laws
-    pairs = zip(laws, names.astype(np.intp), strict=True)
-    return [Law(law.probs, own if law.ids is None else own[law.ids]) for law, own in pairs]
+    """Return the laws of several rows, without penalties, as `transformed_law`."""
+    cuts = row_cuts(params)
+    if cuts is not None and state.grammar is None:
+        return [*map(RowLaws(cuts).law, rows)]
+    return [transformed_law(row, params, (), state) for row in rows]
 
 
 def greedy_token(

@@ -2,6 +2,7 @@
 
 from specrun.runtime.planning.acceptance import MatchAcceptance
 from specrun.runtime.planning.account import SHARE, SHARES_OF_AUTO, START, TRUST, Account
+from specrun.runtime.planning.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.planning.curves import (
     STALL,
     TYPICAL_CPU,
@@ -13,7 +14,7 @@ from specrun.runtime.planning.curves import (
     lower_median,
     typical_curve,
 )
-from specrun.runtime.planning.draft_plan import MOST_DRAFTED, DraftPlan
+from specrun.runtime.planning.draft_plan import MOST_DRAFTED, DraftPlan, Plan
 from specrun.runtime.planning.measure import (
     MEASURED_SIZES,
     EvaluationTimes,

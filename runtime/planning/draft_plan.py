@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -178,8 +179,50 @@ class _Thresholds:
         return least
 
 
-class DraftPlan:
-    """Chooses how much of a draft is computed and verified. `seconds` is T, `draft` D.
+class Plan(ABC):
+    """How much of a draft is computed and verified.
+
+    It is told of rounds and reads certainties before tokens are drawn, so that drafts stay exact.
+    """
+
+    is_threshold: bool = False
+    """Whether each token's certainty decides alone, however little another token costs."""
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Start an answer."""
+
+    def depth_to_ask(self) -> int | None:
+        """Start a round of chosen tokens; return how many depths to compute at once, None: all."""
+        return None
+
+    def best(self, values: Sequence[float], parents: Sequence[int], most: int) -> list[int]:
+        """Return the nodes to keep, rising, at most `most`; parents come before their children."""
+        return list(range(min(most, len(values))))
+
+    @abstractmethod
+    def start(self, *, points: bool, greedy: bool = False) -> None:
+        """Start a round that drafts chosen tokens (`points`) or drawn ones in turn."""
+
+    def goes_on(self) -> bool:
+        """Return whether the drafter computes another distribution."""
+        return True
+
+    @abstractmethod
+    def takes(self, certainty: float) -> bool:
+        """Return whether a token is drafted whose distribution has this greatest probability."""
+
+    @abstractmethod
+    def drafted(self, tree: DraftTree) -> DraftTree:
+        """Note the tree of the nodes that were kept or taken, in their order; return it."""
+
+    @abstractmethod
+    def observe(self, outcome: RoundOutcome) -> None:
+        """End the round: learn which nodes were accepted."""
+
+
+class DraftPlan(Plan):
+    """Chooses by costs how much of a draft is computed and verified. `seconds` is T, `draft` D.
 
     A draft has at most `most` nodes. It is a chain, or a tree of at most `depth` depths (1: all of
     them cost as much as one). `drawn` are T and D of drawn tokens, where those of chosen ones are
@@ -310,7 +353,7 @@ class DraftPlan:
 
     # -- one token after the other -----------------------------------------------------------------
 
-    def start(self, *, points: bool) -> None:
+    def start(self, *, points: bool, greedy: bool = False) -> None:
         """Start a round that drafts chosen tokens (`points`) or drawn ones in turn."""
         self._thresholds = self._known_thresholds(self._start(points=points))
 

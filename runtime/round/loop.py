@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import (
@@ -173,6 +173,8 @@ class DecodeSettings:
     token_rule: AcceptanceRule | None = field(init=False)
     pair_rule: PairRule | None = field(init=False)
     """The rule: one of these, the second if it weighs the drafter's laws, too."""
+    laws: RowLaws | None = field(init=False)
+    """The distributions of all rows of the answer, if cuts alone make them."""
     keep: Keep = field(init=False)
     """The part of the drafter's own distributions that the rule reads."""
 
@@ -183,6 +185,8 @@ class DecodeSettings:
         for name, value in zip(("token_rule", "pair_rule"), kinds, strict=True):
             object.__setattr__(self, name, value)
         object.__setattr__(self, "keep", _kept_for(kinds[1], self.params))
+        cuts = row_cuts(self.params)
+        object.__setattr__(self, "laws", None if cuts is None else RowLaws(cuts))
 
 
 def _kept_for(rule: PairRule | None, params: SamplingParams) -> Keep:
@@ -319,7 +323,11 @@ def _accept(
         if settings.witness is not None:
             settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
         return accepted, state
-    laws = target_laws(tokens, tree, rows, params, state)
+    row_laws, laws = settings.laws, cast("LawAt", settings.laws)
+    if row_laws is None or isinstance(rows, CutRows):
+        laws = target_laws(tokens, tree, rows, params, state)
+    else:
+        row_laws.logits = rows.logits
     accepted = rule.accept(tree, laws, noise, start)
     if settings.witness is not None:
         settings.witness(tree, rows, laws, accepted)
@@ -376,7 +384,7 @@ def target_laws(
         return AdaptiveLaws(tokens, tree, rows.logits, params, state)
     cuts = row_cuts(params)
     if cuts is not None:
-        return RowLaws(rows.logits, cuts)
+        return RowLaws(cuts, rows.logits)
     if not params.has_penalties:
         logits = rows.logits
         return lambda node: transformed_law(logits(node + 1), params)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         Propose,
         Stop,
         Threshold,
+        TreeBuilder,
         TreeSampling,
         grow_tree,
         most_likely,
@@ -27,6 +28,6 @@ if TYPE_CHECKING:
         tree_steps,
     )
     from specrun.runtime.trees.topology import MAX_NODES, Topology, check_leaves, parse_topology
-    from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
+    from specrun.runtime.trees.tree import ROOT, DraftTree
 
 __getattr__, __dir__ = lazy_face(__name__)

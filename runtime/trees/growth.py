@@ -1,3 +1,4 @@
+# cython: annotation_typing=False
 """Growing static trees and chains from draft laws: SpecInfer's and Sequoia's draws, Medusa's top k.
 
 No model is evaluated here, so that the same functions serve every drafter and the tests. Whether a
@@ -15,20 +16,21 @@ The children of a node are proposed from its draft law by one of three schemes:
 - most likely: the top k as point masses (Medusa, EAGLE-2, greedy trees).
 
 Every draw is stored with the law that it was really drawn from: that law is what acceptance
-divides by.
+divides by. This file is compiled by Cython where there is a compiler (`growth.pxd` has the types).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
 
+from specrun.bindings.errors import OptionError
 from specrun.runtime.laws.law import Law, RankedLaw
 from specrun.runtime.laws.noise import DraftNoise, NoiseSource, choose_in_turn
 from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.trees.tree import ROOT, DraftTree, Draw, Siblings, depths_below
 
 _NONE: list[int] = []  # the root's parents and tokens; never changed
 TreeSampling = Literal["with", "without", "argmax"]
@@ -36,6 +38,88 @@ Child = tuple[int, int]
 """A child's node and its token."""
 
 DrawnT = TypeVar("DrawnT")
+
+
+class TreeBuilder:
+    """Grows a draft tree node by node, parents before children."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._hidden: set[int] = set()  # nodes that are no candidates
+        self._draws: dict[int, list[Draw]] = {}
+        self._children: dict[tuple[int, int], int] = {}
+        self._siblings: dict[int, Siblings] = {}
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def add(self, parent: int, token: int, law: Law | None = None) -> int:
+        """Record a draw of `token` below `parent`; return its node, that of an equal sibling."""
+        if parent in self._siblings:
+            self._part(parent)
+        # Equal siblings stand for one text: one row of the target decides below both.
+        node = self._children.get((parent, token))
+        if node is None:
+            node = self._children[parent, token] = self._append(parent, token, True)
+        draws = self._draws.get(parent)
+        if draws is None:
+            draws = self._draws[parent] = []
+        draws.append(Draw(node, law))
+        return node
+
+    def add_siblings(self, parent: int, tokens: Sequence[int], law: Law) -> range:
+        """Record draws without replacement (see `Siblings`) below a parent; return their nodes.
+
+        It has no children yet.
+        """
+        first, n = len(self._tokens), len(tokens)
+        if not ROOT <= parent < first or parent in self._hidden:
+            self._require_parent(parent, first, True)
+        self._tokens.extend(tokens)
+        self._parents.extend([parent] * n)
+        self._siblings[parent] = Siblings(first, tokens, law)
+        return range(first, first + n)
+
+    def _part(self, parent: int) -> None:
+        """Let siblings be single draws, to which others are added."""
+        siblings = self._siblings.pop(parent)
+        self._draws[parent] = list(siblings)
+        for node, token in enumerate(siblings.tokens, siblings.first):
+            self._children[parent, token] = node
+
+    def add_hidden(self, parent: int, token: int) -> int:
+        """Add a node that is evaluated and reported back, but never accepted."""
+        # Not among the children: a drafted sibling with the same token needs a node of its own.
+        return self._append(parent, token, False)
+
+    def build(self) -> DraftTree:
+        """Return the finished tree."""
+        parents, depths, candidates = depths_below((*self._parents,))
+        if self._hidden:
+            candidates = tuple([node not in self._hidden for node in range(len(parents))])
+        return DraftTree(tuple(self._tokens), parents, depths, candidates, self._all_draws())
+
+    def _all_draws(self) -> Mapping[int, Sequence[Draw]]:
+        return self._siblings | {parent: tuple(draws) for parent, draws in self._draws.items()}
+
+    def _append(self, parent: int, token: int, candidate: bool) -> int:
+        node = len(self._tokens)
+        if parent != ROOT:
+            self._require_parent(parent, node, candidate)
+        if not candidate:
+            self._hidden.add(node)
+        self._tokens.append(token)
+        self._parents.append(parent)
+        return node
+
+    def _require_parent(self, parent: int, node: int, candidate: bool) -> None:
+        if not ROOT < parent < node:
+            raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
+        if candidate and parent in self._hidden:
+            problem = f"node {parent} cannot be accepted"
+            raise OptionError(f"{problem}, so nothing below it can be a candidate")
+
 
 Propose = Callable[[TreeBuilder, int, Law, int, NoiseSource], list[Child]]
 """Adds up to so many draws from a law below a parent; returns the distinct children in order."""
@@ -111,6 +195,8 @@ def most_likely(law: Law, count: int) -> list[tuple[int, float]]:
     """
     if isinstance(law, RankedLaw):
         return law.best(count)
+    if count == 1:
+        return [law.most_likely]
     probs = law.probs
     if len(probs) > 8 * count + 64:
         # Sorting a whole vocabulary costs more than the rest of a round: sort only the best, and

@@ -12,7 +12,6 @@ from typing import NamedTuple, Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import OptionError
 from specrun.runtime.laws.law import Law
 
 ROOT = -1
@@ -114,7 +113,7 @@ class DraftTree:
         tokens: tuple[int, ...], parents: tuple[int, ...], siblings: Mapping[int, Siblings]
     ) -> DraftTree:
         """Return a tree all of which was drawn without replacement: siblings by their parents."""
-        return DraftTree(tokens, *_depths_below(parents), siblings)
+        return DraftTree(tokens, *depths_below(parents), siblings)
 
 
 @functools.lru_cache(maxsize=256)
@@ -134,12 +133,12 @@ def _structure(parents: tuple[int, ...]) -> _Structure:
     for node, parent in enumerate(parents):
         draws.setdefault(parent, []).append(Draw(node))
     shared = MappingProxyType({parent: tuple(drawn) for parent, drawn in draws.items()})
-    _, depths, candidates = _depths_below(parents)
+    _, depths, candidates = depths_below(parents)
     return depths, candidates, shared
 
 
 @functools.lru_cache(maxsize=256)
-def _depths_below(
+def depths_below(
     parents: tuple[int, ...],
 ) -> tuple[tuple[int, ...], tuple[int, ...], tuple[bool, ...]]:
     """Return the shape, one tuple for all that are equal, its depths, and all as candidates."""
@@ -186,84 +185,3 @@ class Siblings(Sequence[Draw]):
     def __getitem__(self, index: slice) -> tuple[Draw, ...]: ...
     def __getitem__(self, index: int | slice) -> Draw | tuple[Draw, ...]:
         return (*self,)[index]
-
-
-class TreeBuilder:
-    """Grows a draft tree node by node, parents before children."""
-
-    def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._parents: list[int] = []
-        self._hidden: set[int] = set()  # nodes that are no candidates
-        self._draws: dict[int, list[Draw]] = {}
-        self._children: dict[tuple[int, int], int] = {}
-        self._siblings: dict[int, Siblings] = {}
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def add(self, parent: int, token: int, law: Law | None = None) -> int:
-        """Record a draw of `token` below `parent`; return its node, that of an equal sibling."""
-        if parent in self._siblings:
-            self._part(parent)
-        # Equal siblings stand for one text: one row of the target decides below both.
-        node = self._children.get((parent, token))
-        if node is None:
-            node = self._children[parent, token] = self._append(parent, token)
-        draws = self._draws.get(parent)
-        if draws is None:
-            draws = self._draws[parent] = []
-        draws.append(Draw(node, law))
-        return node
-
-    def add_siblings(self, parent: int, tokens: Sequence[int], law: Law) -> range:
-        """Record draws without replacement (see `Siblings`) below a parent; return their nodes.
-
-        It has no children yet.
-        """
-        first, n = len(self._tokens), len(tokens)
-        if not ROOT <= parent < first or parent in self._hidden:
-            self._require_parent(parent, first, True)
-        self._tokens.extend(tokens)
-        self._parents.extend([parent] * n)
-        self._siblings[parent] = Siblings(first, tokens, law)
-        return range(first, first + n)
-
-    def _part(self, parent: int) -> None:
-        """Let siblings be single draws, to which others are added."""
-        siblings = self._siblings.pop(parent)
-        self._draws[parent] = list(siblings)
-        for node, token in enumerate(siblings.tokens, siblings.first):
-            self._children[parent, token] = node
-
-    def add_hidden(self, parent: int, token: int) -> int:
-        """Add a node that is evaluated and reported back, but never accepted."""
-        # Not among the children: a drafted sibling with the same token needs a node of its own.
-        return self._append(parent, token, candidate=False)
-
-    def build(self) -> DraftTree:
-        """Return the finished tree."""
-        parents, depths, candidates = _depths_below((*self._parents,))
-        if self._hidden:
-            candidates = tuple([node not in self._hidden for node in range(len(parents))])
-        return DraftTree(tuple(self._tokens), parents, depths, candidates, self._all_draws())
-
-    def _all_draws(self) -> Mapping[int, Sequence[Draw]]:
-        return self._siblings | {parent: tuple(draws) for parent, draws in self._draws.items()}
-
-    def _append(self, parent: int, token: int, *, candidate: bool = True) -> int:
-        node = len(self._tokens)
-        if parent != ROOT:
-            self._require_parent(parent, node, candidate)
-        if not candidate:
-            self._hidden.add(node)
-        self._tokens.append(token)
-        self._parents.append(parent)
-        return node
-
-    def _require_parent(self, parent: int, node: int, candidate: bool) -> None:
-        if not ROOT < parent < node:
-            raise OptionError(f"a tree of {node} nodes has no node {parent} to grow from")
-        if candidate and parent in self._hidden:
-            problem = f"node {parent} cannot be accepted"
-            raise OptionError(f"{problem}, so nothing below it can be a candidate")

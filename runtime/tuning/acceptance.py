@@ -37,7 +37,8 @@ from specrun.runtime.trees import (
     most_likely,
     proposal_scheme,
 )
-from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.trees.growth import TreeBuilder
+from specrun.runtime.trees.tree import ROOT, DraftTree
 from specrun.runtime.tuning.results import DrafterAlpha
 
 # == Acceptance by rank ============================================================================

@@ -103,10 +103,21 @@ def test_what_is_no_address_or_no_number_of_32_bits_is_refused():
         CALLS.share(function, 1, 0, 1, 0)
     with pytest.raises(TypeError, match="3 arguments where 4"):
         CALLS.piece(function, 1, 0)
+    right = (function, function, 0, 1, 1, 1, 1)
+    for place, wrong, error in (
+        *[(place, 0, ValueError) for place in (0, 1, 3, 4)],
+        *[(place, 2**31, OverflowError) for place in (5, 6)],
+        *[(place, "1", TypeError) for place in range(7)],
+    ):
+        with pytest.raises(error):
+            CALLS.step(*right[:place], wrong, *right[place + 1 :])
+    with pytest.raises(TypeError):
+        CALLS.step(*right[:-1])
 
 
 def test_calls_that_were_compiled_before_a_change_are_not_used(monkeypatch):
-    names = [name for name in vars(direct_calls.DirectCalls) if not name.startswith("_")]
+    calls = direct_calls.DirectCalls
+    names = [*calls.__annotations__, *(name for name in vars(calls) if not name.startswith("_"))]
     whole = SimpleNamespace(**dict.fromkeys(names, len))
     older = SimpleNamespace(address=len)
     for found, used in ((whole, True), (older, False)):

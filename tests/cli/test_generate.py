@@ -357,3 +357,20 @@ def test_a_sequential_cascade_says_that_it_is_not_exact(
     refused = run("generate", "-m", models.target, "-p", "hello", "--accept", rule)
     assert (refused.exit_code, refused.stdout) == (2, "")
     assert "and the drafter is none: name one: -md SMALL" in refused.stderr
+
+
+def test_the_end_may_be_ignored(run: Run) -> None:
+    ask = ("generate", "--demo", "-p", "What does shutil.copytree do?", "--temp", 0, "-n", 40)
+    ended, on = (json.loads(run(*ask, "--json", *more).stdout) for more in ([], ["--ignore-eos"]))
+    assert ended["finish_reason"] == "stop"
+    assert (on["finish_reason"], on["usage"]["completion_tokens"]) == ("length", 40)
+    assert on["text"].startswith(ended["text"])
+
+
+def test_a_home_that_is_no_folder_is_no_obstacle(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/dev/null")
+    for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "SPECRUN_CACHE"):
+        monkeypatch.delenv(name, raising=False)
+    result = run("generate", "--demo", "-p", "hi", "-n", 2)
+    assert result.exit_code == 0, result.stderr
+    assert "Warning" not in result.stderr

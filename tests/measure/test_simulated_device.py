@@ -136,7 +136,7 @@ def test_the_library_is_as_it_was_afterwards() -> None:
 
     def places() -> list[object]:
         reads = [getattr(module.Graph, name) for name in ("peek", "floats", "numbers")]
-        return [native.llama_decode, native.llama_synchronize, module.Context.repeat, *reads]
+        return [native.llama_decode, native.llama_synchronize, module.Context.stepper, *reads]
 
     before = places()
     with pytest.raises(KeyboardInterrupt), simulated_device() as device:

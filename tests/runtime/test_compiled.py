@@ -198,14 +198,14 @@ GREEDY = SamplingParams(temperature=0.0)
 
 def random_tree_of_points(generator: np.random.Generator, rows: list[np.ndarray]) -> DraftTree:
     """A tree whose children often are what the rows say, some of them drafted twice or hidden."""
-    builder = TreeBuilder()
+    builder, hidden = TreeBuilder(), set[int]()
     for _ in range(len(rows) - 1):
-        parents = [ROOT, *(place for place in range(len(builder)) if place not in builder._hidden)]
+        parents = [ROOT, *(place for place in range(len(builder)) if place not in hidden)]
         parent = int(generator.choice(parents))
         likely = int(rows[parent + 1].argmax())
         token = likely if generator.random() < 0.6 else int(generator.integers(len(rows[0])))
         if generator.random() < 0.1:
-            builder.add_hidden(parent, token)
+            hidden.add(builder.add_hidden(parent, token))
         else:
             builder.add(parent, token)
     return builder.build()
@@ -234,7 +234,7 @@ def test_the_walk_at_temperature_0_is_that_of_laws_one_by_one():
         if size > 1 and seed % 5 == 0:
             rows[0][generator.integers(size - 1)] = -math.inf
         tree = random_tree_of_points(generator, rows)
-        laws = RowLaws(rows.__getitem__, FAVOURITE)
+        laws = RowLaws(FAVOURITE, rows.__getitem__)
         kept = BlockRule().accept(tree, laws, SeededNoise(0), 5)
         assert kept == python_walk(tree, rows, last_of_equals=False), seed
         depths.add(len(kept.path))
@@ -249,7 +249,7 @@ def test_broken_rows_below_others_are_refused(cuts):
     for broken in (math.nan, math.inf):
         rows = [row * 100, row.copy()]
         rows[1][2] = broken
-        laws = RowLaws(rows.__getitem__, cuts)
+        laws = RowLaws(cuts, rows.__getitem__)
         with pytest.raises(DecodeFailedError, match="logits of"):
             ExactRule().accept(DraftTree.chain([4]), laws, SeededNoise(0), 0)
         assert ExactRule().accept(DraftTree.chain([3]), laws, SeededNoise(0), 0).path == ()

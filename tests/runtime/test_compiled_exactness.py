@@ -23,11 +23,8 @@ from support.enumeration import (
     mixed_tree,
     proposals,
 )
-from support.mutated_loops import Mutant as LoopsMutant
-from support.mutated_loops import MutantBuilder
 from support.mutated_source import IS_COMPILED, Mutant, mutated
 from support.row_tables import CUT, DEFAULT, RowTable, on_supports, row_bias
-from support.row_tables import WatchedLoops as Watched
 from support.scripted import LawTable, law_of
 from support.tree_laws import fixed
 from support.wrong_drafts import WRONG_DRAFTERS, DropsDuplicates, falsely_stated
@@ -39,14 +36,14 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import BlockRule, ExactRule, exact
-from specrun.runtime.compiled import LOOPS
+from specrun.runtime.drafters import growing
 from specrun.runtime.drafters.draft_model import model_drafter, state
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.source import HighestLogits, NodeRows
 from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.laws import law as law_module
 from specrun.runtime.round import Drafter, DraftRequest
-from specrun.runtime.trees import ROOT, DraftTree, Topology, TreeBuilder, parse_topology
+from specrun.runtime.trees import ROOT, DraftTree, Topology, TreeBuilder, growth, parse_topology
 from specrun.runtime.trees import tree as tree_module
 
 RULES = {"exact": BlockRule(), "token": ExactRule()}
@@ -391,69 +388,97 @@ def drafter_of_model(context: Context, shape: str) -> Drafter:
     return model_drafter(tree_cache, parse_topology(shape), sampling="without")
 
 
-def model_bias(
-    monkeypatch: pytest.MonkeyPatch, contexts: tuple[Context, Context], shape: str, loops: object
-) -> float:
+def model_bias(contexts: tuple[Context, Context], shape: str) -> float:
     """Return the largest error of texts that a model's chains or trees draft."""
-    watched = Watched(loops)
-    for module in (state, state):
-        monkeypatch.setattr(module, "LOOPS", watched)
+    drafts: list[DraftTree] = []
+    draft = GrowingDrafter._plain_draft
     drafter, table = drafter_of_model(contexts[0], shape), ModelTable(contexts[1], 5)
-    emitted = law_with_drafter(ExactRule(), lambda: drafter, table, 3, params=FEW)
-    drawn = "drawn_chain" if shape == "chain" else "drawn_tree"
-    assert watched.answered[drawn] > 20
+    with pytest.MonkeyPatch.context() as patch:
+        noted = lambda *args: drafts.append(draft(*args)) or drafts[-1]  # noqa: E731
+        patch.setattr(GrowingDrafter, "_plain_draft", noted)
+        emitted = law_with_drafter(ExactRule(), lambda: drafter, table, 3, params=FEW)
+    assert len(drafts) > 20
     return largest_error(emitted, table, 3)
 
 
-@pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 @pytest.mark.parametrize("shape", ["chain", "2x1", "1x2", "2x2"])
 def test_drafts_that_a_model_draws_give_the_targets_law(
-    monkeypatch: pytest.MonkeyPatch, contexts: tuple[Context, Context], shape: str
+    contexts: tuple[Context, Context], shape: str
 ) -> None:
-    assert model_bias(monkeypatch, contexts, shape, LOOPS) < TOLERANCE
+    assert model_bias(contexts, shape) < TOLERANCE
 
 
-ANOTHER = LoopsMutant(
-    "law-of-another-node", "law_room.h", "room->count - 1, room->k", "(Py_ssize_t)0, room->k"
-)
 DRAWS = [
-    (LoopsMutant("drawn-twice", "noise.h", "left[place] = 0.0;", ";"), "2x2"),
-    (ANOTHER, "2x2"),
-    (ANOTHER, "chain"),
     (
-        LoopsMutant(
-            "first-for-drawn", "tree.c", "tokens[i] = ids[places[i]];", "tokens[i] = ids[i];"
+        Mutant(
+            "drawn-from-the-whole-law-again",
+            growth,
+            "tokens = choose_in_turn(noise, law, count)",
+            "tokens = [noise.choose(law) for _ in range(count)]",
         ),
         "2x2",
     ),
     (
-        LoopsMutant(
-            "first-for-drawn-in-chains", "chain.c", "place : ids[place];", "place : ids[0];"
+        Mutant(
+            "law-of-other-draws",
+            growth,
+            "builder.add_siblings(parent, tokens, law)",
+            "builder.add_siblings(parent, tokens, Law.normalised(law.probs**2, law.ids))",
+        ),
+        "2x2",
+    ),
+    (
+        Mutant(
+            "law-of-other-draws-in-chains",
+            growth,
+            "return [(builder.add(parent, token, law), token)]",
+            "return [(builder.add(parent, token, Law.normalised(law.probs**2, law.ids)), token)]",
+        ),
+        "chain",
+    ),
+    (
+        Mutant(
+            "first-for-drawn",
+            growth,
+            "list(zip(builder.add_siblings(parent, tokens, law), tokens, strict=True))",
+            "list(zip(builder.add_siblings(parent, law.ids[: len(tokens)].tolist(), law), tokens))",
+        ),
+        "2x2",
+    ),
+    (
+        Mutant(
+            "first-for-drawn-in-chains",
+            growth,
+            "return [(builder.add(parent, token, law), token)]",
+            "return [(builder.add(parent, int(law.ids[0]), law), int(law.ids[0]))]",
         ),
         "chain",
     ),
 ]
 
 
-needs_loops = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
-
-
-@pytest.fixture(scope="module")
-def builder(tmp_path_factory: pytest.TempPathFactory) -> MutantBuilder:
-    return MutantBuilder(tmp_path_factory.mktemp("mutants"))
-
-
-@needs_loops
 @pytest.mark.parametrize(("mutant", "shape"), DRAWS, ids=lambda value: str(value))
-def test_wrong_compiled_draws_are_caught(
+def test_wrong_draws_of_a_model_are_caught(
     monkeypatch: pytest.MonkeyPatch,
-    builder: MutantBuilder,
     contexts: tuple[Context, Context],
-    mutant: LoopsMutant,
+    mutant: Mutant,
     shape: str,
 ) -> None:
-    wrong = builder.build(mutant)
-    assert wrongness(lambda: model_bias(monkeypatch, contexts, shape, wrong)) > 1e-3
+    wrong = mutated(mutant)
+    for name in ("tree_steps", "proposal_scheme", "ending_at"):
+        monkeypatch.setattr(growing, name, getattr(wrong, name))
+    assert wrongness(lambda: model_bias(contexts, shape)) > 1e-3
+
+
+def test_an_unchanged_copy_of_growth_passes(
+    monkeypatch: pytest.MonkeyPatch, contexts: tuple[Context, Context]
+) -> None:
+    same = mutated(
+        Mutant("same", growth, "made = propose(builder, node", "made = propose(builder, node")
+    )
+    for name in ("tree_steps", "proposal_scheme", "ending_at"):
+        monkeypatch.setattr(growing, name, getattr(same, name))
+    assert model_bias(contexts, "2x2") < TOLERANCE
 
 
 def wrongness(bias: Callable[[], float]) -> float:

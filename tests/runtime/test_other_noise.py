@@ -17,7 +17,6 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import BlockRule, ExactRule
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafters.draft_model import model_drafter, state
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.laws import Law, NoiseSource, SamplingParams, SeededNoise
@@ -26,7 +25,6 @@ from specrun.runtime.laws.transform import row_cuts
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree, Topology, parse_topology
 
-needs_loops = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 RULES = {"exact": BlockRule(), "token": ExactRule()}
 
 
@@ -64,7 +62,7 @@ class Recorded:
 def laws_of(rows: list[np.ndarray], params: SamplingParams) -> RowLaws:
     cuts = row_cuts(params)
     assert cuts is not None
-    return RowLaws(rows.__getitem__, cuts)
+    return RowLaws(cuts, rows.__getitem__)
 
 
 @pytest.mark.parametrize("name", list(RULES))
@@ -106,7 +104,8 @@ def test_nothing_is_held_after_errors_and_walks() -> None:
     tree, rows, params = random_round(11)
     laws = laws_of(rows, params)
     calls = len(walked(tree, laws, -1))
-    held = [tree.tokens, *rows, *(draw.law for draws in tree.draws.values() for draw in draws)]
+    laws_of_draws = (draw.law for draws in tree.draws.values() for draw in draws)
+    held = [tree.tokens, *rows, *(each for each in laws_of_draws if each is not None)]
 
     def counts() -> list[int]:
         return [sys.getrefcount(each) for each in held]
@@ -164,23 +163,17 @@ def drafted(drafter: GrowingDrafter, noise: NoiseSource) -> list[object]:
     return drafted_bits(drafter.propose(DraftRequest(PROMPT, PARAMS, noise, 100, 100)))
 
 
-@needs_loops
 @pytest.mark.parametrize("make", [chain_of, tree_of])
-def test_drafts_call_what_pythons_own_way_calls(
-    context: Context,
-    monkeypatch: pytest.MonkeyPatch,
-    make: Callable[[Context], GrowingDrafter],
+def test_plain_drafts_call_what_other_drafts_call(
+    context: Context, make: Callable[[Context], GrowingDrafter]
 ) -> None:
     for seed in range(12):
         source = SeededNoise(seed).for_drafting(5)
-        compiled, python = Recorded(source), Recorded(source)
-        with monkeypatch.context() as without:
-            for module in (state, state):
-                without.setattr(module, "LOOPS", None)
-            expected = drafted(make(context), python)
-        assert drafted(make(context), compiled) == expected
-        # Python's tree draws a node's children by a call each, from what is left: as C does.
-        assert compiled.calls == python.calls
+        plain, in_steps, drafter = Recorded(source), Recorded(source), make(context)
+        drafter._is_plain = False
+        expected = drafted(drafter, in_steps)
+        assert drafted(make(context), plain) == expected
+        assert plain.calls == in_steps.calls
         assert drafted(make(context), source)[:2] == expected[:2]
 
 

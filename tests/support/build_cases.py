@@ -9,7 +9,7 @@ import hashlib
 import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 if sys.argv[1:] == ["interpreted"]:  # before anything of specrun is imported
     importlib.import_module("support.interpreted")
@@ -20,6 +20,13 @@ from specrun.runtime.acceptance import BlockRule, ExactRule
 from specrun.runtime.laws import Law, SamplingParams, SeededNoise, transformed_law
 from specrun.runtime.laws import law as law_module
 from specrun.runtime.laws.law import side_by_side
+from specrun.runtime.trees import (
+    Threshold,
+    TreeSampling,
+    grow_tree,
+    parse_topology,
+    proposal_scheme,
+)
 from support.random_rounds import random_round, row_of
 
 
@@ -79,11 +86,44 @@ def walks() -> Iterator[object]:
             yield [kept.path, kept.next_token, kept.rejected]
 
 
+class RandomLaws:
+    """Distributions of a growing tree, one after the other."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = np.random.default_rng(seed)
+
+    def root(self) -> Law:
+        """The first distribution."""
+        return law_of(self._generator)
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Law]:
+        """A distribution for each token."""
+        return [law_of(self._generator) for _ in tokens]
+
+
+def growths() -> Iterator[object]:
+    """Trees of every scheme, drawn by numbers and by another source's decisions."""
+    names: tuple[TreeSampling, ...] = ("with", "without", "argmax")
+    for seed in range(180):
+        noise = SeededNoise(seed)
+        source = noise.for_drafting(seed) if seed % 2 else noise
+        topology = parse_topology(("3x2x2", "1x1x1x1", "5x1", "2x3")[seed % 4])
+        stop = Threshold(0.3) if seed % 5 == 0 else None
+        scheme = proposal_scheme(names[seed % 3])
+        tree = grow_tree(topology, RandomLaws(seed), scheme, source, seed, stop)
+        laws = [
+            (parent, draw.node, None if draw.law is None else draw.law.probs.tobytes())
+            for parent, drawn in tree.draws.items()
+            for draw in drawn
+        ]
+        yield [tree.tokens, tree.parents, tree.depths, laws]
+
+
 def digests() -> dict[str, list[str]]:
     """The digests of all cases, by their kind, and which build they are of."""
     found = {
         kind.__name__: [hashlib.sha256(repr(case).encode()).hexdigest()[:16] for case in kind()]
-        for kind in (draws, truncations, walks)
+        for kind in (draws, truncations, walks, growths)
     }
     return {"files": [str(law_module.__file__)], **found}
 

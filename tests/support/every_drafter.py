@@ -37,6 +37,7 @@ HEADS = [
     ("shallow", "dflash(FILE:dflash2, tree=2x2x1, sampling=without)"),
     ("shallow", "dflash(FILE:dspark, depth=4, topk=2, nodes=6)"),
     ("shallow", "dflash(FILE:dspark, n=3, sampling=with)"),
+    ("shallow", "dflash(FILE:dspark of few tokens, tree=2x2)"),
     ("shallow", "medusa(FILE:medusa, tree=3x2x1)"),
     ("shallow", "medusa(FILE:medusa, nodes=auto)"),
     ("nextn", "mtp(n=4)"),
@@ -129,6 +130,9 @@ def write_all(folder: Path) -> dict[str, Path]:
             name: TinyDFlash(name).write(folder / f"{name}.gguf", files["shallow"])
             for name in ("dflash", "dflash2", "dspark")
         },
+        "dspark of few tokens": TinyDFlash("dspark", draft_tokens=90).write(
+            folder / "dspark90.gguf", files["shallow"]
+        ),
         "medusa": random_medusa(_HIDDEN, _VOCAB).write(folder / "medusa.gguf", _VOCAB),
         "pass": write_lookahead(folder / "pass.gguf", random_embeddings(_HIDDEN, 3), _VOCAB),
         "space": write_lookahead(

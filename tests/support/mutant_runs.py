@@ -25,7 +25,8 @@ from typing import Any
 
 from support.gguf_mutants import Parts, mutant, take_apart
 
-HEADS = ("medusa", "hydra", "eagle", "eagle3")
+BLOCKS = ("dflash", "dflash2", "dspark")
+HEADS = ("medusa", "hydra", "eagle", "eagle3", *BLOCKS)
 MODELS = ("llama", "qwen2", "qwen3", "gemma", "qwen35", "glm4moe")
 SPARE_BYTES = 300 << 20  # what opening may take above the size of the file
 _PATIENCE_S = 150.0  # a trial is given 120 s
@@ -64,6 +65,7 @@ def write_bases(folder: Path) -> None:
     """Write the files that mutants are made of: `MODELS`, and `HEADS` for the first of them."""
     from specrun.convert.random_model import RandomLlama, write_random_llama
     from support.renamed_models import as_architecture, qwen3_norms
+    from support.tiny_dflash import TinyDFlash
     from support.tiny_eagle import random_eagle
     from support.tiny_eagle3 import random_eagle3
     from support.tiny_heads import random_medusa
@@ -76,6 +78,10 @@ def write_bases(folder: Path) -> None:
     for name, more in {"qwen2": {}, "qwen3": qwen3_norms(spec.layers, 8), "gemma": {}}.items():
         as_architecture(llama, folder / f"{name}.gguf", name, more)
     write_tiny_glm4moe(folder / "glm4moe.gguf")
+    for name in BLOCKS:
+        TinyDFlash(name, draft_tokens=80 if name == "dspark" else 0).write(
+            folder / f"{name}.gguf", llama
+        )
     write_tiny_qwen35(folder / "qwen35.gguf")
     width, vocab = spec.width, spec.vocab_size
     random_medusa(width, vocab).write(folder / "medusa.gguf", vocab)
@@ -136,7 +142,8 @@ class _Opener:
         head = base in HEADS
         opened = self._target if head else self._path
         own = "mtp" if base in ("qwen35", "glm4moe") and seed // 10 % 2 else "prompt-lookup"
-        drafter = f'{base}("{self._path}")' if head else own
+        method = "dflash" if base in BLOCKS else base
+        drafter = f'{method}("{self._path}")' if head else own
         with Runtime(opened, drafter, n_ctx=256, n_gpu_layers=0) as runtime:
             runtime.generate("ab ab ab", max_tokens=4)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -94,24 +93,3 @@ def on_supports(propose: Propose | None) -> Propose | None:
 def every_draw(tree: DraftTree) -> list[Draw]:
     """All draws of a tree."""
     return [draw for drawn in tree.draws.values() for draw in drawn]
-
-
-class WatchedLoops:
-    """Compiled loops; `answered` counts by name the calls that gave something, `refused` others."""
-
-    def __init__(self, loops: object) -> None:
-        self._loops = loops
-        self.answered: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
-
-    def __getattr__(self, name: str) -> object:
-        found = getattr(self._loops, name)
-        if not callable(found):
-            return found
-
-        def call(*args: object) -> object:
-            result = found(*args)
-            (self.refused if result is None else self.answered)[name] += 1
-            return result
-
-        return call

@@ -363,7 +363,7 @@ def read_choice_logs(path: Path) -> list[ChoiceLog]:
     """
     try:
         text = read_regular(path).decode()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         problem = "does not exist: give a file that generate --json wrote"
         raise FileMissingError(f"{path} {problem}") from None
     except (OSError, UnicodeDecodeError) as error:

@@ -19,7 +19,8 @@ from specrun.runtime.drafters.combinators.members import (
     outcome_for,
 )
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, TreeBuilder
+from specrun.runtime.trees.growth import TreeBuilder
+from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree
 
 
 class EnsembleDrafter(MembersDrafter):

@@ -26,7 +26,8 @@ from specrun.runtime.drafters.lookahead import NgramPool, NgramStore, WindowGuar
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows, PlacedRows
 from specrun.runtime.round.text import common_prefix
-from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.trees.growth import TreeBuilder
+from specrun.runtime.trees.tree import ROOT, DraftTree
 
 
 def phrase_tree(

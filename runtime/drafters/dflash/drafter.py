@@ -10,11 +10,11 @@ from itertools import takewhile
 from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 
 from specrun.bindings.contexts import (
     Batch,
     BlockContext,
+    Context,
     ContextOptions,
     Lender,
     Rows,
@@ -24,10 +24,16 @@ from specrun.bindings.contexts import (
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder
 from specrun.bindings.ggml.tensor import I32
 from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, read_numbers
-from specrun.bindings.models import Model
+from specrun.bindings.models import Model, trusting_files
 from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
 from specrun.runtime.drafters.dflash.file import MARKOV, VOCABULARY_MAP, BlockFile
-from specrun.runtime.drafters.dflash.rows import BlockRows, LatticeRows, MarginalRows, MarkovRows
+from specrun.runtime.drafters.dflash.rows import (
+    BlockRows,
+    IdRows,
+    LatticeRows,
+    MarginalRows,
+    MarkovRows,
+)
 from specrun.runtime.heads import FloatRows, NativeShare, RowPiece, filled_width
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import close_all
@@ -56,7 +62,8 @@ class BlockDrafter:
         self._lender: Lender | None = None
         self.markov: MarkovHead | None = None
         self._shared: SharedBlocks | None = None
-        self.model = Model(path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, drafts=True)
+        with trusting_files():  # it was tried just now, if it had to be, with the target
+            self.model = Model(path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, drafts=True)
         try:
             if needs_lender(self.model):
                 self._lender = Lender(target)
@@ -137,7 +144,8 @@ class BlockCells:
         self._share = None if drafter.markov is None else NativeShare(drafter.markov.device)
         self.n_slots, width = n_slots, file.first + n_slots
         self._context, self._part = context, part
-        self._owned, self._sequence = (context, 0) if part is None else (part, part.first)
+        self._owned: Context = context if part is None else part
+        self._sequence = 0 if part is None else part.first
         self._seconds = 0.0
         self.n_cells = self._owned.n_ctx - width
         self._features = self._context.feature_batch(len(file.taps) * drafter.target.n_embd)
@@ -221,13 +229,13 @@ class BlockCells:
         confidences = None
         if file.has_confidence:  # the same number in all places of a state
             confidences = [float(rows.nextn_state(slot)[0]) for slot in slots]
-        return MarkovRows(logits, last, self._biases, self._markov.drafted, confidences)
+        return MarkovRows(logits, last, self._shifts, self._markov.drafted, confidences)
 
-    def _biases(self, tokens: Sequence[int]) -> FloatRows:
+    def _shifts(self, tokens: Sequence[int], before: int, numbers: IdRows | None) -> FloatRows:
         assert self._markov is not None
         assert self._share is not None
         with self._share:
-            return self._markov.biases(tokens)
+            return self._markov.shifts(tokens, before, numbers)
 
     def close(self) -> None:
         """Free the context, or give the part back; again does nothing."""
@@ -241,10 +249,10 @@ class MarkovHead:
     """
 
     def __init__(self, model: Model, *, n_threads: int = 0) -> None:
-        self._graphs: dict[int, Graph] = {}
+        self._graphs: dict[tuple[int, int], Graph] = {}
         self.device = ComputeDevice(device_for_heads(model), n_threads=n_threads)
         self._tensors = TargetTensors(model, self.device)
-        self.drafted: npt.NDArray[np.int64] | None = None
+        self.drafted: IdRows | None = None
         names = {tensor.name for tensor in model.header.tensors}
         try:
             if VOCABULARY_MAP in names:
@@ -254,22 +262,32 @@ class MarkovHead:
             self.close()
             raise
 
-    def biases(self, tokens: Sequence[int]) -> FloatRows:
-        """Return what it adds to the logits of drafted tokens after each of these, [n, drafted]."""
+    def shifts(self, tokens: Sequence[int], before: int, numbers: IdRows | None) -> FloatRows:
+        """Return the biases after each of n tokens less those after another, [n, drafted].
+
+        With `numbers` of the drafted tokens of these numbers alone, [n, numbers].
+        """
         width = filled_width(len(tokens))
-        filled = np.array([*tokens, *[tokens[0]] * (width - len(tokens))], np.int32)
-        rows = self._graph(width).run({"tokens": filled})["biases"]
+        filled = np.array([*tokens, *[before] * (width - len(tokens))], np.int32)
+        given = {"tokens": filled, "before": np.array([before], np.int32)}
+        if numbers is not None:
+            given["numbers"] = numbers.astype(np.int32)
+        rows = self._graph(width, 0 if numbers is None else len(numbers)).run(given)["shifts"]
         return rows[: len(tokens)].astype(np.float32, copy=False)
 
-    def _graph(self, width: int) -> Graph:
-        graph = self._graphs.get(width)
+    def _graph(self, width: int, n_numbers: int = 0) -> Graph:
+        graph = self._graphs.get((width, n_numbers))
         if graph is None:
-            with closing(GraphBuilder(self.device, max_operations=4)) as builder:
-                tokens = builder.input("tokens", I32, width)
-                states = builder.get_rows(self._tensors.table(MARKOV), tokens)
-                biases = builder.mul_mat(self._tensors.named(_MARKOV_OUT), states)
-                builder.output("biases", biases)
-                graph = self._graphs[width] = builder.build()
+            with closing(GraphBuilder(self.device, max_operations=8)) as builder:
+                first, second = self._tensors.table(MARKOV), self._tensors.named(_MARKOV_OUT)
+                states = builder.get_rows(first, builder.input("tokens", I32, width))
+                # Both matrices are linear: what is subtracted need not be multiplied.
+                own = builder.get_rows(first, builder.input("before", I32, 1))
+                if n_numbers:
+                    numbers = builder.input("numbers", I32, n_numbers)
+                    second = builder.get_rows(self._tensors.table(_MARKOV_OUT), numbers)
+                builder.output("shifts", builder.mul_mat(second, builder.sub(states, own)))
+                graph = self._graphs[width, n_numbers] = builder.build()
         return graph
 
     def close(self) -> None:

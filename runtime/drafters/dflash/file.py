@@ -13,8 +13,12 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 from specrun.bindings.contexts import BLOCK_ARCHITECTURE, check_layer_inputs, layer_inputs
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
+from specrun.bindings.ggml.weights import read_numbers
+from specrun.bindings.gguf import ArrayValue
 from specrun.bindings.models import Model
 from specrun.runtime.heads import HeadFile
 
@@ -43,7 +47,7 @@ class BlockFile:
 
     A block has `block_size` tokens, the last one of the text and masks (the token `mask`); `first`
     is the number of the first that predicts one. `taps` are the target's layers whose inputs it
-    reads, in its own order.
+    reads, in its own order. `window` is how far back it sees, 0 if a layer sees the whole text.
     """
 
     path: str
@@ -56,6 +60,7 @@ class BlockFile:
     top_k: int
     has_confidence: bool
     vocab_size: int
+    window: int = 0
 
     @property
     def n_slots(self) -> int:
@@ -86,7 +91,9 @@ class BlockFile:
         """
         file = HeadFile(path, BLOCK_ARCHITECTURE)
         generation = _generation(file)
-        block_size = file.size("block_size", default=_USUAL_BLOCK)
+        # DSpark's graph asserts that it is there.
+        usual = None if generation == "DSpark" else _USUAL_BLOCK
+        block_size = file.size("block_size", default=usual)
         in_place = generation == "DSpark" and file.flag("sample_from_anchor", default=True)
         if not 2 <= block_size <= _MOST_SLOTS:
             drafts = f"has a block of {block_size} tokens: give 2 to {_MOST_SLOTS}"
@@ -102,7 +109,9 @@ class BlockFile:
             file.size("selector_top_k", 64) if generation == "DFlash2" else 0,
             CONFIDENCE in file,
             target.vocabulary.size,
+            _window(file),
         )
+        _check_map(file, target)
         file.check_target(target)
         return read
 
@@ -114,12 +123,40 @@ def _generation(file: HeadFile) -> Generation:
         known = "DFlash, DFlash2 and DSpark have none of that name"
         problem = f"is a block drafter of an unknown generation: it has {unknown[0]}"
         raise UnsupportedModelError(f"{file.path} {problem}, and {known}")
+    for tensor in file.header.tensors:
+        # They are added number by number, which ggml does not do of blocks.
+        if tensor.name.endswith("_conv_base") and tensor.type_name not in ("F32", "F16"):
+            has = f"{file.path} has {tensor.name} in {tensor.type_name}"
+            raise MalformedFileError(f"{has}, and llama.cpp needs it in F32: convert it again")
     if MARKOV in file and _SELECTOR in file:
         both = f"both a Markov head ({MARKOV}) and a selector ({_SELECTOR})"
         raise UnsupportedModelError(f"{file.path} has {both}: such a generation is not known")
     if _SELECTOR in file:
         return "DFlash2"
     return "DSpark" if MARKOV in file else "DFlash"
+
+
+def _window(file: HeadFile) -> int:
+    """Return how many tokens back all layers see, 0 if one of them sees the whole text."""
+    metadata, prefix = file.header.metadata, f"{file.kind}.attention.sliding_window"
+    pattern = metadata.get(f"{prefix}_pattern")
+    if not isinstance(pattern, ArrayValue) or not all(pattern) or prefix not in metadata:
+        return 0
+    return file.size("attention.sliding_window", 1 << 30)
+
+
+def _check_map(file: HeadFile, target: Model) -> None:
+    """Raise `MalformedFileError` for a draft vocabulary that names tokens the target lacks."""
+    if VOCABULARY_MAP not in file:
+        return
+    if file.type_name(VOCABULARY_MAP) != "I64":
+        kind = file.type_name(VOCABULARY_MAP)
+        raise MalformedFileError(f"{file.path} has {VOCABULARY_MAP} in {kind}, and not in I64")
+    tokens = read_numbers(file.path, VOCABULARY_MAP, np.int64)
+    size = target.vocabulary.size
+    if tokens.min() < 0 or tokens.max() >= size or len(np.unique(tokens)) < len(tokens):
+        problem = f"has tokens twice, or outside the {size} of the target"
+        raise MalformedFileError(f"{file.path}: its draft vocabulary ({VOCABULARY_MAP}) {problem}")
 
 
 def _mask(file: HeadFile, target: Model) -> int:

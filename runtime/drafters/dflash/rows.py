@@ -6,7 +6,8 @@ the distribution after a node is one of its slot and, but for DFlash, of the nod
 - DFlash: each slot's row, whatever was drafted before. Trees are products of these rows.
 - DSpark: the slot's row plus a bias of the token before it, w2 w1[token]. llama.cpp's graph adds
   the bias of its own chain, each token the most likely one after that before. Rows along this chain
-  are taken as they are, bit by bit; for another token the difference of two biases is added.
+  are taken as they are, bit by bit; for another token the difference of two biases is added. Where
+  tokens are chosen, not drawn, that is worked out for the slot's best tokens alone.
 - DFlash2: the slot's best k tokens alone, with scores for each pair of neighbouring slots' tokens.
 """
 
@@ -14,17 +15,24 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafters.source import HighestLogits, NodeRows
 from specrun.runtime.heads import FloatRows
+from specrun.runtime.laws.samplers import not_below_highest
 from specrun.runtime.laws.transform import Logits
 
-Biases = Callable[[Sequence[int]], FloatRows]
-"""The Markov head: what it adds to the logits of drafted tokens after each token, [n, drafted]."""
+IdRows = npt.NDArray[np.int64]
+Shifts = Callable[[Sequence[int], int, IdRows | None], FloatRows]
+"""The Markov head: its biases after each of n tokens less those after another one, [n, drafted].
+
+Of the drafted tokens with these numbers, or None: of all."""
+
+_CHOSEN_AMONG = 256
+"""A slot's best tokens, among which its children are chosen: the bias moves others less far."""
 
 
 class BlockRows(ABC):
@@ -37,8 +45,11 @@ class BlockRows(ABC):
     confidences: Sequence[float] | None = None
 
     @abstractmethod
-    def after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
-        """Return the rows of a slot after nodes with these tokens; of slot 0 after the text."""
+    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
+        """Return the rows of a slot after nodes with these tokens; of slot 0 after the text.
+
+        `points`: children are chosen, so that only the likeliest tokens of a row count.
+        """
 
 
 class MarginalRows(BlockRows):
@@ -47,7 +58,7 @@ class MarginalRows(BlockRows):
     def __init__(self, logits: Sequence[Logits]) -> None:
         self._logits = logits
 
-    def after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
+    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
         """Return the slot's row for each node."""
         return NodeRows([self._logits[slot]] * len(tokens))
 
@@ -62,40 +73,57 @@ class MarkovRows(BlockRows):
         self,
         logits: Sequence[Logits],
         last: int,
-        biases: Biases,
-        drafted: npt.NDArray[np.integer[Any]] | None = None,
+        shifts: Shifts,
+        drafted: IdRows | None = None,
         confidences: Sequence[float] | None = None,
     ) -> None:
         self.confidences = confidences
-        self._logits, self._biases, self._drafted = logits, biases, drafted
+        self._logits, self._shifts, self._drafted = logits, shifts, drafted
         # The token before each slot on llama.cpp's own chain, as far as it was asked for.
         self._chain = [last]
 
-    def after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
+    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
         """Return the slot's row for each node, with the bias of its token."""
-        row, before = self._logits[slot], self._before(slot)
+        row, before, sure = self._logits[slot], self._before(slot), self.confidences
+        certainties = sure and [sure[slot]] * len(tokens)
         others = [*dict.fromkeys(token for token in tokens if token != before)]
+        if others and points:
+            return NodeRows(highest=self._best(row, before, tokens), certainties=certainties)
         known = {before: row}
         if others:
-            own, *biases = self._biases([before, *others])
-            known |= {
-                token: self._plus(row, bias - own)
-                for token, bias in zip(others, biases, strict=True)
-            }
-        whole, sure = [known[token] for token in tokens], self.confidences
-        return NodeRows(whole, certainties=sure and [sure[slot]] * len(tokens))
+            shifts = self._shifts(others, before, None)
+            known |= zip(others, (self._plus(row, shift) for shift in shifts), strict=True)
+        return NodeRows([known[token] for token in tokens], certainties=certainties)
+
+    def _best(self, row: Logits, before: int, tokens: Sequence[int]) -> HighestLogits:
+        """Return the logits of the row's best tokens after each of these."""
+        drafted = row if self._drafted is None else row[self._drafted]
+        numbers = _highest(drafted, min(_CHOSEN_AMONG, len(drafted)))
+        logits = drafted[numbers] + self._shifts(tokens, before, numbers)
+        names = numbers if self._drafted is None else self._drafted[numbers]
+        order = names.argsort()  # a map need not ascend
+        ids = np.ascontiguousarray(np.broadcast_to(names[order].astype(np.int32), logits.shape))
+        return HighestLogits(ids, np.ascontiguousarray(logits[:, order]))
 
     def _before(self, slot: int) -> int:
         while len(self._chain) <= slot:
             self._chain.append(int(self._logits[len(self._chain) - 1].argmax()))
         return self._chain[slot]
 
-    def _plus(self, row: Logits, bias: FloatRows) -> Logits:
+    def _plus(self, row: Logits, shift: FloatRows) -> Logits:
         if self._drafted is None:
-            return row + bias
+            return row + shift
         biased = row.copy()
-        biased[self._drafted] += bias
+        biased[self._drafted] += shift
         return biased
+
+
+def _highest(row: Logits, count: int) -> IdRows:
+    """Return the places of the `count` highest logits, ascending."""
+    near = not_below_highest(row, count)  # few more, found faster than by a partition
+    places = np.arange(len(row)) if near is None else near
+    kept = np.argpartition(row[places], len(places) - count)[len(places) - count :]
+    return np.sort(places[kept])
 
 
 class LatticeRows(BlockRows):
@@ -110,7 +138,7 @@ class LatticeRows(BlockRows):
     ) -> None:
         self._candidates, self._scores, self._vocab_size = candidates, scores, vocab_size
 
-    def after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
+    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
         """Return the scores of the slot's candidates after each node, by ascending tokens."""
         named = self._candidates[slot]
         order = named.argsort()

@@ -24,6 +24,7 @@ from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.heads import FloatRows, TextRows
 from specrun.runtime.language import Expression, options_of
+from specrun.runtime.laws.transform import Logits
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.planning import best_tree, typical_acceptance
 from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
@@ -48,21 +49,31 @@ class BlockState(TextRows[bool]):
         return self._cells.block(tokens[-1], len(tokens) - 1, n_slots)
 
 
+_FAR = np.float32(30.0)  # logits below the least one that a drafter names
+
+
 class BlockSource(StatesSource[BlockState]):
     """A block drafter in one conversation: rows of all nodes come from one evaluation."""
 
     def __init__(
-        self, drafter: BlockDrafter, cells: BlockCells, *, keeps_rows: bool = False
+        self,
+        drafter: BlockDrafter,
+        cells: BlockCells,
+        *,
+        chooses: bool = False,
+        keeps_rows: bool = False,
     ) -> None:
         file = drafter.file
         super().__init__(BlockState(cells), cells, drafter.n_params, drafter.multiplied)
+        self._window = file.window
         self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
         self._most_slots = self._n_slots = cells.n_slots
-        self._keeps_leaf = keeps_rows
+        self._keeps_leaf, self._chooses = keeps_rows, chooses
         # Rows that a rule reads would be overwritten by the blocks of others.
         self.shares = cells.is_shared and not keeps_rows
         self.few_tokens = file.generation == "DFlash2"
         self._cells, self._last = cells, 0
+        self._points = self._whole = self._under_grammar = False
         self._rows: BlockRows | None = None
         self._found: NodeRows | None = None  # of a request that needed no evaluation
         self._depths: list[int] = []  # of the nodes, from 1 on
@@ -75,14 +86,34 @@ class BlockSource(StatesSource[BlockState]):
         """Evaluate the block; None if the state before the last token is unknown."""
         self._depths = []
         self._rows = self.state.block(request.tokens, self._n_slots)
-        return None if self._rows is None else self._rows.after(0, request.tokens[-1:])
+        self._note(request)
+        return None if self._rows is None else self._after(0, request.tokens[-1:])
+
+    def _note(self, request: DraftRequest) -> None:
+        """Note whether tokens are chosen, and whether something reads whole rows."""
+        params = request.params
+        self._points = self._chooses or params.is_greedy
+        # Penalties, biases and grammars name tokens, and see the path of a node.
+        self._under_grammar = request.state.grammar is not None
+        names = params.has_penalties or params.logit_bias or self._under_grammar
+        self._whole = bool(names) or self._keeps_leaf
+
+    def _after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
+        assert self._rows is not None
+        rows = self._rows.after(slot, tokens, points=self._points and not self._whole)
+        if self._under_grammar and self.few_tokens:
+            return rows  # it names few tokens, and nothing follows any other
+        if self._whole:
+            rows.highest = None
+        if self._under_grammar and rows.whole is not None:
+            rows.whole = [_floored(row) for row in rows.whole]
+        return rows
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Return the rows of the next slot after nodes of one depth; None below the last slot."""
-        assert self._rows is not None
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         self._depths += [depth] * len(tokens)
-        return self._rows.after(depth, tokens) if depth < self._n_slots else None
+        return self._after(depth, tokens) if depth < self._n_slots else None
 
     # -- evaluations with other conversations ------------------------------------------------------
 
@@ -102,6 +133,7 @@ class BlockSource(StatesSource[BlockState]):
         if self.state.said(text) is None:
             return False
         self._depths, self._found, self._last = [], None, text[-1]
+        self._note(request)
         self._cells.ask(text[-1], len(text) - 1, self._n_slots)
         return True
 
@@ -110,14 +142,29 @@ class BlockSource(StatesSource[BlockState]):
         found, self._found = self._found, None
         if found is None and (rows := self._cells.answer()) is not None:
             self._rows = rows
-            found = rows.after(0, [self._last])
+            found = self._after(0, [self._last])
         return found
+
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Take the prompt's features, as far back as the drafter sees."""
+        unseen = len(self._prompt) - 1 - self._window - start if self._window else 0
+        if unseen <= 0:
+            super().learn_prompt(start, rows, count)
+        elif unseen < count:
+            states = self.read_states(rows, range(unseen, count))
+            self.state.learn(start + unseen, states, self._prompt)
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
         return np.stack(
             [np.concatenate([rows.layer_input(row, tap) for tap in self._taps]) for row in wanted]
         )
+
+
+def _floored(row: Logits) -> Logits:
+    """Return a row without minus infinity: a grammar may allow only tokens that have it."""
+    finite = np.isfinite(row)
+    return row if finite.all() else np.where(finite, row, row[finite].min() - _FAR)
 
 
 # == The builder of `dflash(FILE, ...)` ============================================================
@@ -161,7 +208,8 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
 
     def start() -> GrowingDrafter:
         cells = drafter.cells(context, n_slots, env.meeting)
-        source = BlockSource(drafter, cells, keeps_rows=env.keeps_rows)
+        chosen = sampling == "argmax"
+        source = BlockSource(drafter, cells, chooses=chosen, keeps_rows=env.keeps_rows)
         cost = rounds if planned > 1 else lambda _: rounds(n_slots)
         plan = env.draft_plan(0.0, depth=planned, rounds=cost) if chooses else None
         return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
@@ -183,6 +231,20 @@ def _rounds(drafter: BlockDrafter, env: DraftEnvironment) -> Callable[[int], flo
     return lambda n: share * curve.seconds(first + n) / curve.seconds(1)
 
 
+def _completed(tree: TreeOptions, slots: int, largest: int) -> TreeOptions:
+    """Return the options of a tree with depth, width and size where they were left out."""
+    if tree.tree not in (None, "sequoia"):
+        return tree
+    if tree.depth is None:
+        most = tree.nodes if isinstance(tree.nodes, int) else largest
+        tree = dataclasses.replace(tree, depth=max(1, min(slots, largest, most)))
+    if tree.tree is None:
+        tree = dataclasses.replace(tree, topk=_TOPK if tree.topk is None else tree.topk)
+        nodes = max(largest, tree.depth or 1) if tree.nodes is None else tree.nodes
+        tree = dataclasses.replace(tree, nodes=nodes)
+    return tree
+
+
 def _shape(
     expression: Expression,
     tree: TreeOptions,
@@ -193,10 +255,7 @@ def _shape(
     """Return the shape of drafts, no deeper than the block."""
     slots, largest = file.n_slots, env.most_drafted
     if tree.asks_for_tree:
-        if tree.depth is None and tree.tree in (None, "sequoia"):
-            tree = dataclasses.replace(tree, depth=min(slots, largest))
-        if tree.tree is None and tree.nodes is None:
-            tree = dataclasses.replace(tree, nodes=max(largest, tree.depth or 1))
+        tree = _completed(tree, slots, largest)
         shape = tree.shape(
             env.context.n_batch,
             lambda nodes, depth: best_tree(typical_acceptance(sampling), nodes, depth),
@@ -205,7 +264,8 @@ def _shape(
     elif isinstance(tree.n, int):
         if tree.n < 1:
             raise OptionError(f"{expression}: n is {tree.n}: give 1 to {slots}")
-        shape = Topology.chain(min(tree.n, slots))  # llama.cpp, too, drafts no more than a block
+        # llama.cpp, too, drafts no more than a block.
+        shape = Topology.chain(min(tree.n, slots, env.context.n_batch - 1))
     else:
         most = min(slots, largest)
         if not env.target.can_branch:

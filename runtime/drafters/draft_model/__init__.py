@@ -1,6 +1,5 @@
 """A smaller model drafts chains (Leviathan et al. 2023) and trees, also of another vocabulary."""
 
-from specrun.runtime.drafters.adaptive_exit import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.drafters.draft_model.build import (
     USUAL_LENGTH,
     chain_options,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specrun.runtime.compiled import draws_of
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.growing import GrowingDrafter, Plan
 from specrun.runtime.drafters.source import Asked, NodeRows, Source
-from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.laws.transform import Logits, greedy_token
+from specrun.runtime.laws.transform import Logits
 from specrun.runtime.planning.theory import multiplications
 from specrun.runtime.round.drafter import DraftRequest, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
@@ -17,7 +15,6 @@ from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.eagle2 import DynamicShape
 from specrun.runtime.trees.growth import TreeSampling
 from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree import DraftTree
 
 
 class DraftModelSource(Source):
@@ -36,8 +33,6 @@ class DraftModelSource(Source):
         self._shape, self._is_chain = shape, isinstance(shape, Topology) and shape.n_leaves == 1
         n_sequences = draft_size(shape)[0]
         self.keeps_rows = self._is_chain or self.context.options.n_sequences > n_sequences
-        # Whether compiled code draws trees by these settings, and these: by their identity.
-        self._drawing: tuple[SamplingParams, bool] | None = None
 
     # -- the text ----------------------------------------------------------------------------------
 
@@ -123,59 +118,6 @@ class DraftModelSource(Source):
         if depth is None:
             return None
         return NodeRows(state.first(depth, state.depth_batch.n_tokens))
-
-    # -- whole drafts in compiled code -------------------------------------------------------------
-
-    def whole(
-        self, request: DraftRequest, shape: Topology, sampling: TreeSampling
-    ) -> DraftTree | None:
-        """Return the most likely chain, or a drawn chain or tree."""
-        state, params = self.state, request.params
-        most = self.room(request.tokens) + 1  # the last node is not evaluated
-        if most < len(shape):
-            shape = shape.limited(request.max_depth, most)
-        if params.is_greedy:
-            plain = params.is_plain and not (params.has_penalties or params.logit_bias)
-            if not self._is_chain or not plain or len(shape) < 2:
-                return None
-            return DraftTree.chain(self._likeliest(request, len(shape)))
-        if request.state.grammar is not None or not shape.parents:
-            return None
-        if self._is_chain:
-            if sampling != "with" or len(shape) < 2 or not state.can_draw_on(params):
-                return None
-            return self._drawn_chain(request, len(shape))
-        if self._drawing is None or self._drawing[0] is not params:
-            assert isinstance(self._shape, Topology)
-            self._drawing = params, sampling == "without" and state.can_grow(self._shape, params)
-        if not self._drawing[1]:
-            return None
-        draws = draws_of(request.noise, len(request.tokens), shape.max_depth)
-        return state.grow_drawn(self._uncached(request.tokens), shape, draws, params)
-
-    def _likeliest(self, request: DraftRequest, count: int) -> list[int]:
-        """Return the most likely tokens in turn, from a single token on in compiled code."""
-        state, params, ends = self.state, request.params, request.end_tokens
-        uncached, tokens = self._uncached(request.tokens), None
-        if len(uncached) == 1 and state.feeds_plainly:
-            tokens = state.feed_likeliest(uncached[0], count, ends)
-        if tokens is None:
-            tokens = [greedy_token(state.feed(uncached), params)]
-            if tokens[0] not in ends:
-                tokens += state.feed_likeliest(tokens[0], count - 1, ends) or ()
-        while len(tokens) < count and tokens[-1] not in ends:  # compiled code cannot
-            tokens.append(greedy_token(state.feed_one(tokens[-1]), params))
-        return tokens
-
-    def _drawn_chain(self, request: DraftRequest, count: int) -> DraftTree:
-        """Draw tokens in turn, as `tree_steps` does."""
-        state, token, uncached = self.state, None, self._uncached(request.tokens)
-        if len(uncached) == 1 and state.feeds_plainly and state.known(uncached[0]) == uncached[0]:
-            token = uncached[0]
-        else:
-            state.feed(uncached)
-        draws = draws_of(request.noise, len(request.tokens), count)
-        return state.feed_drawn(token, draws, request.params, request.end_tokens)
 
     # -- costs -------------------------------------------------------------------------------------
 

@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.compiled import LOOPS, DrawnSiblings, Draws, UnmadeLaw, made_law
+from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafters.batching import ContextPart
-from specrun.runtime.laws.law import SHORT, FloatArray
-from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.laws.transform import Logits, greedy_token, transformed_law
+from specrun.runtime.laws.transform import Logits
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.round.text import common_prefix
-from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree import ROOT, DraftTree, Siblings
-
-_LIKELIEST = SamplingParams(temperature=0.0)
-
-_DrawnTree = tuple[tuple[int, ...], tuple[int, ...], DrawnSiblings, int]
-"""Tokens, parents and siblings of a tree, and which row of the last evaluation is no law, or -1."""
+from specrun.runtime.trees.tree import ROOT
 
 
 class DraftModelState:
@@ -44,9 +34,6 @@ class DraftModelState:
     `_synced[s]` cells of the text. Nodes are numbered from 0 in the order of their evaluation.
     """
 
-    feeds_plainly = True
-    """Whether to feed tokens is to evaluate them, and nothing else happens before."""
-
     def __init__(self, context: Context, *, target_vocab_size: int) -> None:
         self.context = context
         self.cached: list[int] = []
@@ -64,11 +51,11 @@ class DraftModelState:
         self._part = context if isinstance(context, ContextPart) else None
         self.shares_context = self._part is not None  # with other conversations
         self._unread: list[int] = []
-        self._scratch = np.empty(0)  # where compiled code makes a law
+        # The call that evaluates a token in a sequence, if there is one, and the sequence.
+        self._step: tuple[int, Callable[[int, int], Logits] | None] = (-1, None)
         self._n_sequences = context.options.n_sequences
         # Depths have a batch of their own: theirs is laid out alike, round by round.
         self.depth_batch = Batch(context.n_batch, 1)
-        self._drawn_batch: Batch | None = None  # that of compiled code, which fills it
         self._synced = [0] * self._n_sequences
         self._forget_nodes()
 
@@ -119,12 +106,20 @@ class DraftModelState:
     def feed_one(self, token: int) -> Logits:
         """Evaluate a token after the cached ones; return its logits, a view [shared vocab]."""
         known = token if token < self._own_size else self._stand_in
-        self._single.fill_one(known, self.cells(len(self.cached)), self.main)
+        position, (sequence, step) = self.cells(len(self.cached)), self._step
+        if sequence != self.main:
+            self._single.fill_one(known, position, self.main)
+            step = self.context.stepper(self._single)
+            self._step = self.main, step
         self._changing = True
-        rows = self.context.decode(self._single)
+        if step is None:
+            self._single.fill_one(known, position, self.main)
+            row = self.context.decode(self._single).logits(0)
+        else:
+            row = step(known, position)
         self.cached.append(token)
         self._changing = False
-        return self.shared(rows.logits(0))
+        return row[: self._shared_size] if self._cuts_rows else row
 
     @property
     def waits(self) -> bool:
@@ -164,85 +159,9 @@ class DraftModelState:
             return None
         return self.shared(rows.logits(0))
 
-    def feed_likeliest(self, token: int, most: int, ends: frozenset[int]) -> list[int] | None:
-        """Evaluate a token after the cached ones, then the most likely one after it, and so on.
-
-        Returns the most likely token after each of up to `most` that were evaluated, fewer where
-        one is among `ends`: the tokens that `feed_one` and `greedy_token` give in turn. None where
-        compiled code cannot. Raises `DecodeFailedError` for a broken row.
-        """
-        loops, cached, batch, known = LOOPS, self.cached, self._single, self._shared_size
-        if loops is None or batch.n_bytes != loops.BATCH_BYTES or token >= self._own_size:
-            return None
-        start = self.cells(len(cached))
-        batch.fill_one(token, start, self.main)
-        self._changing = True
-        tokens = self.context.repeat(
-            batch, lambda addresses: loops.greedy_chain(addresses, token, start, most, known, ends)
-        )
-        if tokens is None:
-            self._changing = False
-            return None
-        cached += [token, *tokens[:-1]]
-        self._changing = False
-        if tokens[-1] < 0:
-            row = self.context.rows_of(batch).logits(0)
-            greedy_token(self.shared(row), _LIKELIEST)  # says what is wrong
-        return tokens
-
-    def can_draw_on(self, params: SamplingParams) -> bool:
-        """Whether compiled code draws from laws of these settings: `feed_drawn`."""
-        loops, part = LOOPS, self._part
-        if loops is None or part is not None or self.batch.n_bytes != loops.BATCH_BYTES:
-            return False
-        few = params.is_cut and params.top_k <= SHORT and params.top_k < self._shared_size
-        return few and self.context.can_repeat
-
-    def feed_drawn(
-        self,
-        token: int | None,
-        draws: Draws,
-        params: SamplingParams,
-        ends: frozenset[int],
-    ) -> DraftTree:
-        """Evaluate a token after the cached ones, draw the next one from its law, and so on.
-
-        Without a token the first draw is from the row of what was fed last. Returns the chain of
-        the tokens drawn, as many as there are `draws` or fewer where one is among `ends`, with the
-        laws they were drawn from: those that `feed_one`, `transformed_law` and the
-        noise's `choose` give in turn. Only where it `can_draw_on` the settings. Raises
-        `DecodeFailedError` for a broken row.
-        """
-        loops, cached, batch, known = LOOPS, self.cached, self._single, self._shared_size
-        assert loops is not None
-        start, scratch = self.cells(len(cached)), self._room_for(params)
-        laws: list[UnmadeLaw] = []  # not list[...](), which makes the type anew each time
-        first, cuts = -1 if token is None else token, params.cuts[1:]
-
-        def draw(addresses: tuple[int, ...]) -> tuple[int, float, list[int]]:
-            place = addresses, first, (start, known), ends
-            return loops.drawn_chain(*place, draws, laws, scratch, cuts)
-
-        batch.fill_one(max(first, 0), start, self.main)
-        self._changing = True
-        tokens = self.context.repeat(batch, draw)
-        assert tokens is not None
-        cached += tokens[:-1] if token is None else [token, *tokens[:-1]]
-        self._changing = False
-        if tokens[-1] < 0:
-            row = self.context.rows_of(batch).logits(0)
-            transformed_law(self.shared(row), params)  # says what is wrong
-        return DraftTree.chain(tokens, [*map(made_law, laws)])
-
-    def _room_for(self, params: SamplingParams) -> FloatArray:
-        """Return where compiled code makes the probabilities of a law."""
-        k = params.cuts[0]
-        if len(self._scratch) != k:
-            self._scratch = np.empty(k)
-        return self._scratch
-
     def begin(self, tokens: Sequence[int]) -> None:
         """Keep the cache of what a text shares with the last one."""
+        self._step = -1, None  # rows of another answer may be cut
         self.rewind(common_prefix(self.cached, tokens))
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
@@ -356,70 +275,6 @@ class DraftModelState:
         # branch shares the rest up to `end` at once.
         self.context.memory.branch(source, sequence, self._synced[sequence], end)
         return sequence
-
-    def can_grow(self, topology: Topology, params: SamplingParams) -> bool:
-        """Whether compiled code draws trees of this shape, cut or not, and these settings."""
-        context = self.context
-        return (
-            self.can_draw_on(params)
-            and context.memory.addresses is not None
-            and topology.n_inner_leaves <= self._n_sequences
-            and max(topology.inner_widths, default=0) <= min(context.n_outputs, context.n_batch)
-        )
-
-    def grow_drawn(
-        self,
-        tokens: Sequence[int],
-        topology: Topology,
-        draws: Draws,
-        params: SamplingParams,
-    ) -> DraftTree:
-        """Evaluate tokens after the cached ones, draw what follows, evaluate it, and so on.
-
-        The tree has as many depths as there are `draws`. It is that which `tree_steps` makes of
-        `feed`, `evaluate`, `transformed_laws` and `propose_without_replacement`. Only where it
-        `can_grow`. Raises `DecodeFailedError` for a broken row.
-        """
-        loops, context = LOOPS, self.context
-        memory, batch = context.memory.addresses, self._drawn_batch
-        assert loops is not None
-        assert memory is not None
-        if batch is None:
-            batch = self._drawn_batch = Batch(min(context.n_batch, context.n_outputs), 1)
-            batch.fill_rows(batch.capacity)
-        fed = len(tokens)
-        if fed > batch.capacity or not self.feeds_plainly:
-            self.feed(tokens)
-            fed = 0
-        scratch = self._room_for(params)
-        drawn: list[_DrawnTree] = []  # not list[...](), which makes the type anew each time
-        start, known = self.cells(len(self.cached)), (*self.all_known(tokens)[:fed],)
-
-        def draw(addresses: tuple[int, ...]) -> tuple[int, float, list[int]]:
-            place = known, start, self._shared_size, self._own_size
-            code, seconds, tree = loops.drawn_tree(
-                *(addresses, memory, place, topology.children, draws, scratch),
-                params.cuts[1:],
-                (self.main, self._synced),
-                (self._parents, self._tokens, self._ids),
-            )
-            drawn.append(tree)
-            return code, seconds, [tokens[-1], *self._tokens]
-
-        self._grows = self._changing = True
-        context.repeat(batch, draw)
-        self.cached += tokens[:fed]
-        self._changing = False
-        self._grows = bool(self._parents)
-        [(drafted, parents, siblings, broken)] = drawn
-        if broken >= 0:
-            row = context.rows_of(batch).logits(broken)
-            transformed_law(self.shared(row), params)  # says what is wrong
-        drawn_below = {
-            parent: Siblings(first, named, made_law(law))
-            for parent, (first, named, law) in siblings.items()
-        }
-        return DraftTree.of_siblings(drafted, parents, drawn_below)
 
     def keep(self, tokens: Sequence[int]) -> None:
         """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""

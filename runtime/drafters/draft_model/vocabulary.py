@@ -183,14 +183,6 @@ class SpelledModelState(DraftModelState):
         """Evaluate a token after the cached ones; return its logits [target vocab]."""
         return self.feed((token,))
 
-    def can_draw_on(self, params: SamplingParams) -> bool:
-        """Return False: laws are drawn from by other numbers than the rows'."""
-        return False
-
-    def feed_likeliest(self, token: int, most: int, ends: frozenset[int]) -> list[int] | None:
-        """Return None: compiled code reads the drafter's own ids."""
-        return None
-
     def keep(self, tokens: Sequence[int]) -> None:
         """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""
         del self._ends[len(self.cached) :]  # of tokens that were cut: the new ones have one cell

@@ -25,7 +25,8 @@ from specrun.runtime.planning import CostCurve
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees import check_leaves
-from specrun.runtime.trees.tree import ROOT, DraftTree, TreeBuilder
+from specrun.runtime.trees.growth import TreeBuilder
+from specrun.runtime.trees.tree import ROOT, DraftTree
 
 # == The window's width as planned, and when it is closed ==========================================
 #

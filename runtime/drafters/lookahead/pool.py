@@ -17,7 +17,8 @@ from specrun.bindings.files import atomic_path, check_target, read_regular
 from specrun.runtime.drafters.likely_trees import grow_likely, most_worthwhile
 from specrun.runtime.planning import CostCurve, MatchAcceptance
 from specrun.runtime.round.drafter import DraftRequest
-from specrun.runtime.trees.tree import ROOT, TreeBuilder
+from specrun.runtime.trees.growth import TreeBuilder
+from specrun.runtime.trees.tree import ROOT
 
 # == The pool ======================================================================================
 #
@@ -220,7 +221,7 @@ def _read(path: Path) -> bytes:
             problem = "is larger than any pool of n-grams; name another file"
             raise MalformedFileError(f"{path} {problem}")
         return read_regular(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise FileMissingError(f"there is no file {path}") from None
     except IsADirectoryError:
         raise OptionError(f"{path} is a folder; name a file") from None

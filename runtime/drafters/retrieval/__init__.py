@@ -30,5 +30,5 @@ from specrun.runtime.drafters.retrieval.datastore import (
     write_store_header,
 )
 from specrun.runtime.drafters.retrieval.ngram_index import NgramIndex, Realignment
-from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter
-from specrun.runtime.drafters.retrieval.rest import RestDrafter, with_reference
+from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter, with_reference
+from specrun.runtime.drafters.retrieval.rest import RestDrafter

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.likely_trees import Guess, grow_likely, most_worthwhile
@@ -321,6 +321,15 @@ class ContinuationDrafter(Drafter):
         self._trust = MatchAcceptance(MATCH_PRIORS)
         self._retrieved: Sequence[Continuation] = ()
         self._retrieved_at = -1
+
+    def fitting(self, n_batch: int) -> Self:
+        """Return the drafter; raises OptionError if its trees do not fit a batch of so many."""
+        if self.max_nodes + 1 > n_batch:
+            raise OptionError(
+                f"{self.name}: a tree of {self.max_nodes} nodes and its root do not fit a batch "
+                f"of {n_batch}: lower nodes, or raise the batch size (-b)"
+            )
+        return self
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: what was retrieved for an earlier one teaches nothing."""

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from pathlib import Path
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.break_even import pace_of
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.retrieval.continuation import Continuation, ContinuationDrafter
-from specrun.runtime.drafters.retrieval.datastore import ContextIndex
+from specrun.runtime.drafters.retrieval.datastore import ContextIndex, read_reference
 from specrun.runtime.drafters.retrieval.ngram_index import FOUND_AGAIN, NgramIndex, Realignment
-from specrun.runtime.planning import TYPICAL_CPU, CostCurve
+from specrun.runtime.language import Expression, options_of, parse_expression
+from specrun.runtime.planning import MOST_DRAFTED, TYPICAL_CPU, CostCurve
+from specrun.runtime.round.drafter import DrafterWeights
 from specrun.runtime.round.text import common_prefix
 
 _RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
@@ -97,3 +103,61 @@ class PromptLookupDrafter(ContinuationDrafter):
         same text again.
         """
         return min(match, self._index.since_fork(match) + 2 * max(0, match - _FORMULA))
+
+
+_PROMPT_LOOKUP = "prompt-lookup"
+
+
+def build_prompt_lookup(
+    expression: Expression, env: DraftEnvironment, build: BuildPart
+) -> DrafterWeights:
+    """Build `prompt-lookup(n=auto, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F,
+    always=no)`.
+
+    Of n tokens as many are drafted as pay: n=auto is the usual bound.
+    """
+    options = options_of(expression)
+    path, vocabulary = options.optional("reference"), env.target.vocabulary
+    n = options.length("n")
+    make = functools.partial(
+        PromptLookupDrafter,
+        num_draft_tokens=MOST_DRAFTED if n is None else n,
+        nodes=options.optional_integer("nodes"),
+        branches=options.integer("branches", 4),
+        max_ngram=options.integer("max_ngram", 16),
+        min_ngram=options.integer("min_ngram", 2),
+        reference=None if path is None else read_reference(Path(path).expanduser(), vocabulary),
+        costs=env.curve,
+        name=str(expression),
+    )
+    n_batch, pace = env.context.n_batch, pace_of(options)
+    return DrafterWeights(str(expression), lambda: make().fitting(n_batch), pace=pace)
+
+
+def with_reference(text: str, reference: Path) -> str:
+    """Return a drafter expression whose prompt lookups also read `reference`.
+
+    Raises `OptionError` where there is no prompt lookup to read it, or it already has a reference.
+    """
+    found = 0
+
+    def read(expression: Expression) -> Expression:
+        nonlocal found
+        options = tuple((name, read(value)) for name, value in expression.options)
+        is_call = expression.is_call
+        if expression.atom == _PROMPT_LOOKUP:
+            found += 1
+            if any(name == "reference" for name, _ in options):
+                raise OptionError(f"{text} already names a reference: leave out {reference}")
+            options, is_call = (*options, ("reference", Expression(str(reference)))), True
+        arguments = tuple(map(read, expression.arguments))
+        return Expression(expression.atom, arguments, options, expression.count, is_call)
+
+    expression = str(read(parse_expression(text)))
+    if not found:
+        other = "leave out the reference" if text == "none" else f"ensemble({text}, prompt-lookup)"
+        raise OptionError(
+            f"a reference is read by prompt-lookup, which is not part of {text}: use "
+            f"prompt-lookup, or {other}"
+        )
+    return expression

@@ -1,11 +1,10 @@
-"""REST (He et al. 2023), and the builders of prompt lookup and REST."""
+"""REST (He et al. 2023): the continuations of a datastore's best matches."""
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.break_even import pace_of
@@ -15,16 +14,11 @@ from specrun.runtime.drafters.retrieval.datastore import (
     DEPTH,
     ContextIndex,
     open_store,
-    read_reference,
 )
-from specrun.runtime.drafters.retrieval.prompt_lookup import PromptLookupDrafter
-from specrun.runtime.language import Expression, options_of, parse_expression
-from specrun.runtime.planning import MOST_DRAFTED, TYPICAL_CPU, CostCurve
-from specrun.runtime.round.drafter import Drafter, DrafterWeights
+from specrun.runtime.language import Expression, options_of
+from specrun.runtime.planning import TYPICAL_CPU, CostCurve
+from specrun.runtime.round.drafter import DrafterWeights
 from specrun.runtime.round.text import common_prefix
-
-# == REST ==========================================================================================
-
 
 _MOST_PLACES = 4096
 
@@ -76,37 +70,6 @@ class RestDrafter(ContinuationDrafter):
         return [Continuation(known, match, count) for (match, known), count in alike.items()]
 
 
-# == The builders of prompt lookup and REST ========================================================
-
-
-_PROMPT_LOOKUP = "prompt-lookup"
-
-
-def build_prompt_lookup(
-    expression: Expression, env: DraftEnvironment, build: BuildPart
-) -> DrafterWeights:
-    """Build `prompt-lookup(n=auto, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F,
-    always=no)`.
-
-    Of n tokens as many are drafted as pay: n=auto is the usual bound.
-    """
-    options = options_of(expression)
-    path, vocabulary = options.optional("reference"), env.target.vocabulary
-    n = options.length("n")
-    make = functools.partial(
-        PromptLookupDrafter,
-        num_draft_tokens=MOST_DRAFTED if n is None else n,
-        nodes=options.optional_integer("nodes"),
-        branches=options.integer("branches", 4),
-        max_ngram=options.integer("max_ngram", 16),
-        min_ngram=options.integer("min_ngram", 2),
-        reference=None if path is None else read_reference(Path(path).expanduser(), vocabulary),
-        costs=env.curve,
-        name=str(expression),
-    )
-    return DrafterWeights(str(expression), lambda: _sized(make(), env), pace=pace_of(options))
-
-
 def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `rest(STORE, n=auto, nodes=10, branches=2, places=32, min_match=2, always=no)`."""
     options = options_of(expression)
@@ -123,42 +86,5 @@ def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) 
         costs=env.curve,
         name=str(expression),
     )
-    return DrafterWeights(str(expression), lambda: _sized(make(), env), pace=pace_of(options))
-
-
-def with_reference(text: str, reference: Path) -> str:
-    """Return a drafter expression whose prompt lookups also read `reference`.
-
-    Raises `OptionError` where there is no prompt lookup to read it, or it already has a reference.
-    """
-    found = 0
-
-    def read(expression: Expression) -> Expression:
-        nonlocal found
-        options = tuple((name, read(value)) for name, value in expression.options)
-        is_call = expression.is_call
-        if expression.atom == _PROMPT_LOOKUP:
-            found += 1
-            if any(name == "reference" for name, _ in options):
-                raise OptionError(f"{text} already names a reference: leave out {reference}")
-            options, is_call = (*options, ("reference", Expression(str(reference)))), True
-        arguments = tuple(map(read, expression.arguments))
-        return Expression(expression.atom, arguments, options, expression.count, is_call)
-
-    expression = str(read(parse_expression(text)))
-    if not found:
-        other = "leave out the reference" if text == "none" else f"ensemble({text}, prompt-lookup)"
-        raise OptionError(
-            f"a reference is read by prompt-lookup, which is not part of {text}: use "
-            f"prompt-lookup, or {other}"
-        )
-    return expression
-
-
-def _sized(drafter: Drafter, env: DraftEnvironment) -> Drafter:
-    if drafter.max_nodes + 1 > env.context.n_batch:
-        raise OptionError(
-            f"{drafter.name}: a tree of {drafter.max_nodes} nodes and its root do not fit a batch "
-            f"of {env.context.n_batch}: lower nodes, or raise the batch size (-b)"
-        )
-    return drafter
+    n_batch, pace = env.context.n_batch, pace_of(options)
+    return DrafterWeights(str(expression), lambda: make().fitting(n_batch), pace=pace)

@@ -19,15 +19,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch
-from specrun.bindings.contexts.context import Context, StepLoop
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.ggml.graph import Graph
 from specrun.bindings.library import llama
 
 _Array = TypeVar("_Array", bound=npt.NDArray[Any])
-_Repeat = Callable[[Context, Batch, StepLoop], list[int] | None]
+_Step = Callable[[int, int], npt.NDArray[np.float32]]
+_Stepper = Callable[[Context, Batch], _Step | None]
 
 _FLOAT = 4  # bytes of a logit, a state's number, a token id
 _LAST_S = 20e-6  # of a wait, which are spent without another look at the clock
@@ -171,7 +173,7 @@ def simulated_device() -> Iterator[SimulatedDevice]:
         (Graph, "peek", _noted(Graph.peek, device)),
         (Graph, "floats", _noted(Graph.floats, device)),
         (Graph, "numbers", _numbers_noted(Graph.numbers, device)),
-        (Context, "repeat", _counted(Context.repeat, device)),
+        (Context, "stepper", _counted(Context.stepper, device)),
     ]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
     try:
@@ -183,17 +185,21 @@ def simulated_device() -> Iterator[SimulatedDevice]:
             setattr(*original)
 
 
-def _counted(repeat: _Repeat, device: SimulatedDevice) -> _Repeat:
-    """Return what evaluates a drafter's batch again and again, and counts the bytes of its rows."""
+def _counted(stepper: _Stepper, device: SimulatedDevice) -> _Stepper:
+    """Return what makes the evaluations of a drafter's tokens, and counts the bytes of its rows."""
 
-    def repeating(context: Context, batch: Batch, loop: StepLoop) -> list[int] | None:
-        tokens = repeat(context, batch, loop)
-        if tokens is not None and device.wait_s is not None:
-            n_bytes = _FLOAT * len(tokens) * context.model.vocabulary.size
-            device.counts.drafter_bytes += n_bytes
-        return tokens
+    def counting(context: Context, batch: Batch) -> _Step | None:
+        step = stepper(context, batch)
+        if step is None or device.wait_s is None:
+            return step
 
-    return repeating
+        def counted(token: int, position: int) -> npt.NDArray[np.float32]:
+            device.counts.drafter_bytes += _FLOAT * context.model.vocabulary.size
+            return step(token, position)
+
+        return counted
+
+    return counting
 
 
 def _noted(

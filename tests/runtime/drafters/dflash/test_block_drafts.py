@@ -6,6 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.tiny_dflash import Generation, TinyDFlash, variant
 from support.tiny_models import CHAT, F32
@@ -20,6 +21,7 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
+from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Engine, Runtime, SamplingParams
 from specrun.runtime.drafters.dflash.drafter import SharedBlocks
@@ -31,6 +33,9 @@ END = {319: float("-inf"), 318: float("-inf"), 317: float("-inf")}
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=END, seed=7)
 GREEDY = WARM.replace(temperature=0.0)
 POINTS = [
+    ", nodes=4",
+    ", topk=1",
+    ", tree=sequoia, nodes=5",
     "",
     ", n=3",
     ", n=auto",
@@ -140,6 +145,7 @@ REFUSED: list[tuple[TinyDFlash, dict[str, Any], type[SpecrunError], str]] = [
     (SMALL, {"tokenizer__ggml__mask_token_id": None}, MalformedFileError, "no mask token"),
     (SMALL, {"dflash__target_layers": None}, MalformedFileError, "which layers it reads"),
     (variant(SMALL, block_size=1), {}, MalformedFileError, "a block of 1 tokens"),
+    (TinyDFlash("dspark"), {"dflash__block_size": None}, MalformedFileError, "block_size"),
     (SMALL, {"without": ["fc.weight"]}, MalformedFileError, "no tensor fc.weight"),
     (variant(SMALL, taps=(0,)), {"dflash__target_layers": [0, 1]}, MalformedFileError, "fc.weight"),
 ]
@@ -168,6 +174,19 @@ def test_a_file_for_other_tokens_is_refused(folder: Path, tmp_path: Path) -> Non
     variant(SMALL, vocab_size=300).write(tmp_path / "wrong.gguf", other)
     with pytest.raises(PairError, match="300 tokens, and the target has 320"):
         Runtime(target(folder), drafted(tmp_path, "wrong.gguf"), **F32)
+
+
+def test_a_draft_vocabulary_of_other_tokens_is_refused(folder: Path, tmp_path: Path) -> None:
+    """llama.cpp would write behind its rows."""
+    for wrong in ([5, 900], [5, 5], [-1, 5]):
+
+        class Elsewhere(TinyDFlash):
+            def tensors(self) -> Any:
+                return super().tensors() | {"d2t": np.array(wrong, np.int64)}  # noqa: B023
+
+        path = Elsewhere(draft_tokens=2).write(tmp_path / f"{wrong}.gguf", target(folder))
+        with pytest.raises(MalformedFileError, match="draft vocabulary"):
+            Runtime(target(folder), drafted(tmp_path, path.name), **F32)
 
 
 def test_an_unknown_generation_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -220,3 +239,17 @@ def test_a_drafter_apart_from_its_targets_matrices_is_refused(folder: Path) -> N
             target(folder), drafted(folder, own.name, ", n=3"), **settings, **apart
         ) as one:
             assert one.generate(PROMPT, GREEDY, max_tokens=8).token_ids
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_quantized_drafters_draft(folder: Path, tmp_path: Path, generation: Generation) -> None:
+    """llama.cpp drops the dimension of 1 of a confidence head, and may repack the matrices."""
+    tiny = TinyDFlash(generation, rank=32, ffn=64)
+    source = tiny.write(tmp_path / "whole.gguf", target(folder))
+    quantize_model(source, tmp_path / "q8.gguf", "Q8_0")
+    with Runtime(target(folder), "none", **F32) as plain:
+        wanted = plain.generate(PROMPT, WARM, max_tokens=16).token_ids
+    with Runtime(target(folder), drafted(tmp_path, "q8.gguf", ", tree=2x2x1"), **F32) as runtime:
+        found = runtime.generate(PROMPT, WARM, max_tokens=16)
+        assert found.token_ids == wanted
+        assert found.stats.drafted > 0

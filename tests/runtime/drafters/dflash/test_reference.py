@@ -34,6 +34,7 @@ VARIANTS = [
     TinyDFlash(draft_tokens=70),
     TinyDFlash(causal=True),
     TinyDFlash(window=3),
+    TinyDFlash(window=5, whole_window=True),
     TinyDFlash(mrope=True),
     TinyDFlash("dspark"),
     TinyDFlash("dspark", from_anchor=False, seed=3),
@@ -96,6 +97,7 @@ def test_rows_are_those_of_the_reference(tiny: TinyDFlash, target: Path, tmp_pat
                 found = rows.after(slot, above)
                 row = logits[slot + tiny.first]
                 assert found.whole is not None
+                chosen = rows.after(slot, above, points=True).highest
                 for place, token in enumerate(above):
                     expected = row
                     if tiny.generation == "dspark":
@@ -106,6 +108,10 @@ def test_rows_are_those_of_the_reference(tiny: TinyDFlash, target: Path, tmp_pat
                         expected = np.full(tiny.vocab_size, -np.inf)
                         expected[names] = scores[before]
                     about(found.whole[place], expected)
+                    if chosen is not None:  # the best tokens alone
+                        names = chosen.tokens[place]
+                        assert expected.argmax() in names
+                        about(chosen.logits[place], expected[names])
                 if lattice:
                     above = lattice[slot][0].tolist()
                 else:

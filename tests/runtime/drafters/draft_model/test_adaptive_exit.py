@@ -13,8 +13,8 @@ from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.bindings.errors import OptionError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafters.draft_model import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.language import quoted
+from specrun.runtime.planning import AdaptiveExit, AdaptiveExitOptions
 from specrun.runtime.round import Drafter, DraftRequest
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
@@ -37,7 +37,7 @@ class ChainDrafter(Drafter):
     def propose(self, request: DraftRequest) -> DraftTree:
         threshold = self.exit.threshold(greedy=False)
         self.thresholds.append(threshold)
-        self.exit.start(greedy=False)
+        self.exit.start(points=True, greedy=False)
         tree = drawn_chain(
             lambda drafted: law_of(self._table([*request.tokens, *drafted])),
             request,

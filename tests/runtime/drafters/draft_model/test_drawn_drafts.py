@@ -1,10 +1,10 @@
-"""Drafts drawn by compiled code: tokens, laws, cache and errors are those of step after step."""
+"""Drafts grown from rows alone: tokens, laws, cache and errors are those of all other drafts."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -17,12 +17,13 @@ from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafters.draft_model import model_drafter, state
+from specrun.runtime.drafters.draft_model.source import DraftModelSource
 from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.source import NodeRows
 from specrun.runtime.laws import SamplingParams, SeededNoise
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import Topology, parse_topology
 
-pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 VOCAB = 300
 SETTINGS = [
@@ -53,6 +54,12 @@ def drafter_of(context: Context, known: int = VOCAB) -> GrowingDrafter:
     return model_drafter(cache, Topology.chain(6))
 
 
+def in_steps(drafter: GrowingDrafter) -> GrowingDrafter:
+    """Let a drafter grow as it does if stops, rules or other conversations look at rows."""
+    drafter._is_plain = False
+    return drafter
+
+
 def request(
     tokens: list[int], params: SamplingParams, seed: int, ends: frozenset[int] = frozenset()
 ) -> DraftRequest:
@@ -62,15 +69,15 @@ def request(
 
 @pytest.mark.parametrize("known", [VOCAB, 200])
 @pytest.mark.parametrize("params", SETTINGS)
-def test_draws_and_laws_are_those_of_single_steps(context, monkeypatch, params, known):
-    asked: list[object] = []
-    repeat = Context.repeat
-    monkeypatch.setattr(Context, "repeat", lambda *args: asked.append(args) or repeat(*args))
-    drafted: dict[str, list[object]] = {"compiled": [], "python": []}
+def test_draws_and_laws_are_those_of_other_drafts(context, monkeypatch, params, known):
+    drafted: dict[str, list[object]] = {"plain": [], "in steps": [], "uncompiled": []}
     for way, trees in drafted.items():
-        monkeypatch.setattr(state, "LOOPS", LOOPS if way == "compiled" else None)
         context.memory.clear()
         drafter, text = drafter_of(context, known), list(PROMPT)
+        if way == "in steps":
+            in_steps(drafter)
+        elif way == "uncompiled":
+            monkeypatch.setattr(Context, "stepper", lambda *_: None)
         for seed in range(12):
             # Some rounds begin with several tokens that are not cached, others with one.
             tree = drafter.propose(request(text, params, seed, frozenset({17, 40})))
@@ -78,9 +85,8 @@ def test_draws_and_laws_are_those_of_single_steps(context, monkeypatch, params, 
             assert context.memory.last_position() == len(drafter.source.state.cached) - 1
             text += [*tree.tokens[: seed % 3], seed]
             drafter.rewind(len(text) - 1)
-    assert drafted["compiled"] == drafted["python"]
-    assert len(asked) >= 10
-    assert len({str(tokens) for tokens, _ in drafted["compiled"]}) > 6
+    assert drafted["plain"] == drafted["in steps"] == drafted["uncompiled"]
+    assert len({str(tokens) for tokens, _ in drafted["plain"]}) > 6
 
 
 def test_a_chain_ends_behind_an_end_token(context):
@@ -93,36 +99,27 @@ def test_a_chain_ends_behind_an_end_token(context):
         assert tree.tokens == whole[: whole.index(end) + 1]
 
 
-def test_a_row_that_is_no_law_is_refused(context, monkeypatch):
+def break_rows(monkeypatch: pytest.MonkeyPatch, number: int, row: int = 0) -> None:
+    """Write a NaN into a row of the evaluation that is read as the `number`-th from now."""
+    read: list[int] = []
+    rows_of = DraftModelSource.below
+
+    def below(self: DraftModelSource, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows:
+        found = rows_of(self, parents, tokens)
+        read.append(len(tokens))
+        if len(read) == number:
+            found.whole[row][17] = math.nan
+        return found
+
+    monkeypatch.setattr(DraftModelSource, "below", below)
+
+
+@pytest.mark.parametrize("number", [1, 5])
+def test_a_row_that_is_no_law_is_refused(context, monkeypatch, number):
     drafter = drafter_of(context)
-
-    def broken(addresses: tuple[int, ...], *rest: object) -> tuple[int, float, list[int]]:
-        code, seconds, tokens = LOOPS.drawn_chain(addresses, *rest)
-        context._buffers.logits(1)[0][17] = math.nan
-        return code, seconds, [*tokens[:-1], -1]
-
-    class Broken:
-        BATCH_BYTES = LOOPS.BATCH_BYTES
-        drawn_chain = staticmethod(broken)
-
-    monkeypatch.setattr(state, "LOOPS", Broken)
+    break_rows(monkeypatch, number)
     with pytest.raises(DecodeFailedError, match="logits of nan"):
         drafter.propose(request(PROMPT, SETTINGS[0], 1))
-
-
-def test_wrong_arguments_are_refused():
-    noise, scratch, cuts = (1, 2, 3, 0), np.zeros(4), (1.0, -math.inf, 1.0)
-    right = [(0,) * 5, 1, (0, 9), frozenset(), noise, [], scratch, cuts]
-    assert LOOPS.drawn_chain(*right) == (0, 0.0, [])
-    wrong: list[tuple[int, object]] = [
-        *[(0, (0,) * 4), (1, "1"), (2, (0,)), (2, [0, 9]), (4, noise[:3]), (4, [*noise])],
-        *[(5, ()), (6, np.zeros(4, np.intp)), (6, None), (7, cuts[:2]), (7, [*cuts])],
-    ]
-    for place, value in wrong:
-        with pytest.raises(TypeError):
-            LOOPS.drawn_chain(*right[:place], value, *right[place + 1 :])
-    with pytest.raises(ValueError, match="the 4 highest of 3 entries"):
-        LOOPS.drawn_chain((0,) * 5, 1, (0, 3), frozenset(), noise, [], scratch, cuts)
 
 
 # -- trees -----------------------------------------------------------------------------------------
@@ -146,16 +143,15 @@ def check_memory(context: Context, cache: state.DraftModelState) -> None:
 @pytest.mark.parametrize("known", [VOCAB, 200])
 @pytest.mark.parametrize("params", SETTINGS)
 @pytest.mark.parametrize("shape", TREES)
-def test_trees_are_those_of_single_steps(context, monkeypatch, shape, params, known):
-    asked: list[object] = []
-    repeat = Context.repeat
-    monkeypatch.setattr(Context, "repeat", lambda *args: asked.append(args) or repeat(*args))
-    drafted: dict[str, list[object]] = {"compiled": [], "python": []}
+def test_trees_are_those_of_other_drafts(context, monkeypatch, shape, params, known):
+    drafted: dict[str, list[object]] = {"plain": [], "in steps": [], "uncompiled": []}
     for way, rounds in drafted.items():
-        for module in (state, state):
-            monkeypatch.setattr(module, "LOOPS", LOOPS if way == "compiled" else None)
+        if way == "uncompiled":
+            monkeypatch.setattr(state, "LOOPS", None)
         context.memory.clear()
         drafter, text = tree_drafter(context, shape, known), list(PROMPT)
+        if way == "in steps":
+            in_steps(drafter)
         cache, generator = drafter.source.state, np.random.default_rng(7)
         for seed in range(16):
             start = len(text)
@@ -173,34 +169,18 @@ def test_trees_are_those_of_single_steps(context, monkeypatch, shape, params, kn
             assert cache.cached == text[: len(cache.cached)]
             check_memory(context, cache)
             rounds.append((drafted_bits(tree), list(cache.cached), cache.main, list(cache._synced)))
-    assert drafted["compiled"] == drafted["python"]
-    assert len(asked) == 16
-    assert len({str(made[0][0]) for made in drafted["compiled"]}) > 10
+    assert drafted["plain"] == drafted["in steps"] == drafted["uncompiled"]
+    assert len({str(made[0][0]) for made in drafted["plain"]}) > 10
 
 
-def test_a_tree_of_fewer_sequences_than_paths_is_left_to_python(context):
+def test_a_tree_of_more_paths_than_sequences_is_refused(context):
     with pytest.raises(OptionError, match="more paths than the draft context's 8 sequences"):
         tree_drafter(context, "9x2").propose(request(PROMPT, SETTINGS[1], 1))
 
 
-class _Loops:
-    """The compiled loops, but for a tree's."""
-
-    BATCH_BYTES = 0 if LOOPS is None else LOOPS.BATCH_BYTES
-
-    def __init__(self, drawn_tree: Callable[..., object]) -> None:
-        self.drawn_tree, self.keep_path = drawn_tree, LOOPS.keep_path
-
-
 def test_a_tree_of_rows_that_are_no_laws_is_refused(context, monkeypatch):
     drafter = tree_drafter(context, "3x2x2")
-
-    def broken(*args: object) -> object:
-        code, seconds, (tokens, parents, siblings, _) = LOOPS.drawn_tree(*args)
-        context._buffers.rows_of("llama_get_logits", 3)[2][17] = math.nan
-        return code, seconds, (tokens, parents, siblings, 2)
-
-    monkeypatch.setattr(state, "LOOPS", _Loops(broken))
+    break_rows(monkeypatch, 1, row=2)
     with pytest.raises(DecodeFailedError, match="logits of nan"):
         drafter.propose(request(PROMPT, SETTINGS[0], 1))
 
@@ -210,12 +190,17 @@ def test_an_interrupted_tree_leaves_nothing_behind(context, monkeypatch, begun):
     drafter = tree_drafter(context, "3x2x2")
     drafter.source.state.feed(begun[:-1])
 
-    def interrupted(*args: object) -> object:
-        LOOPS.drawn_tree(*args)
-        raise KeyboardInterrupt
+    below, depths = DraftModelSource.below, list[int]()
+
+    def interrupted(self: DraftModelSource, *depth: Sequence[int]) -> NodeRows:
+        rows = below(self, *depth)
+        depths.append(len(depth[1]))
+        if len(depths) == 2:  # the last one that is evaluated
+            raise KeyboardInterrupt
+        return rows
 
     with monkeypatch.context() as patched:
-        patched.setattr(state, "LOOPS", _Loops(interrupted))
+        patched.setattr(DraftModelSource, "below", interrupted)
         with pytest.raises(KeyboardInterrupt):
             drafter.propose(request(PROMPT, SETTINGS[0], 1))
     drafter.rewind(len(PROMPT) - 1)
@@ -232,8 +217,10 @@ def test_an_evaluation_that_fails_within_a_tree_is_named(context):
     cache = drafter.source.state
     text = [token % VOCAB for token in range(250)]
     cache.feed(text)
-    with pytest.raises(DecodeError, match="llama_decode returned 1"):
-        cache.grow_drawn([7], parse_topology("4x2x2"), (1, 2, 250, 3), SETTINGS[1])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DraftModelSource, "room", lambda *_: 100)  # more than there is
+        with pytest.raises(DecodeError, match="llama_decode returned 1"):
+            drafter.propose(request([*text, 7], SETTINGS[1], 1))
     cache.rewind(len(text) - 100)
     check_memory(context, cache)
     del text[-100:]
@@ -243,41 +230,8 @@ def test_an_evaluation_that_fails_within_a_tree_is_named(context):
     assert again.tokens == tree.tokens
 
 
-def test_wrong_arguments_of_trees_are_refused():
-    right = {
-        "addresses": (0,) * 5,
-        "memory": (0,) * 3,
-        "place": ((), 0, 9, 9),
-        "shape": {-1: (0, 1)},
-        "noise": (1, 2, 3, 0),
-        "scratch": np.zeros(4),
-        "cuts": (1.0, -math.inf, 1.0),
-        "sequences": (0, [0, 0]),
-        "nodes": ([], [], []),
-    }
-    assert LOOPS.drawn_tree(*right.values()) == (0, 0.0, ((), (), {}, -1))
-    wrong: list[tuple[str, object, type[Exception]]] = [
-        ("addresses", (0,) * 4, TypeError),
-        ("memory", (0,) * 2, TypeError),
-        ("memory", None, TypeError),
-        ("place", ((), 0, 9), TypeError),
-        ("place", (-1, 0, 9, 9), TypeError),
-        ("place", ((), 0, 3, 9), ValueError),
-        ("shape", [(0, 1)], TypeError),
-        ("shape", {0: (1,)}, ValueError),
-        ("noise", [1, 2, 3, 0], TypeError),
-        ("noise", (1, 2, 3), TypeError),
-        ("scratch", np.zeros(4, np.intp), TypeError),
-        ("scratch", np.zeros(129), ValueError),
-        ("cuts", (1.0, 1.0), TypeError),
-        ("sequences", (2, [0, 0]), ValueError),
-        ("sequences", (0, (0, 0)), TypeError),
-        ("nodes", ([], []), TypeError),
-        ("nodes", ((), (), ()), TypeError),
-    ]
-    for name, value, kind in wrong:
-        with pytest.raises(kind):
-            LOOPS.drawn_tree(*(right | {name: value}).values())
+@pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
+def test_wrong_arguments_of_kept_paths_are_refused():
     kept = (0,) * 3, ([], [], []), [], 0, 0, [0]
     assert LOOPS.keep_path(*kept) == (0, 0)
     bad: list[tuple[int, object, type[Exception]]] = [

@@ -1,19 +1,21 @@
-"""Greedy chains by compiled code: tokens, cache and errors are those of one step after another."""
+"""Greedy chains: tokens, cache and errors are those of one evaluation after another."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.direct_calls import CALLS
 from specrun.bindings.errors import DecodeError, DecodeFailedError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafters.draft_model import model_drafter, state
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.laws import SamplingParams, SeededNoise
@@ -21,7 +23,6 @@ from specrun.runtime.laws.transform import greedy_token
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree, Topology
 
-pytestmark = pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
 VOCAB = 300
@@ -79,19 +80,17 @@ def test_chains_are_those_of_single_steps(context, known):
     assert drafted[7] != step_by_step(context, [*PROMPT[:-1], 7], 7, known)
 
 
-def test_compiled_code_is_asked_and_python_says_the_same(context, monkeypatch):
-    asked = []
-    repeat = Context.repeat
-    monkeypatch.setattr(Context, "repeat", lambda *args: asked.append(args) or repeat(*args))
-    trees = []
-    for loops in (LOOPS, None):
-        monkeypatch.setattr(state, "LOOPS", loops)
+def test_uncompiled_steps_give_the_same(context, monkeypatch):
+    trees, steppers = [], list[object]()
+    stepper = Context.stepper
+    for makes in (lambda *args: steppers.append(stepper(*args)) or steppers[-1], lambda *_: None):
+        monkeypatch.setattr(Context, "stepper", makes)
         drafter = drafter_of(context, VOCAB, 6)
-        trees.append((drafter.propose(request(PROMPT)), drafter.source.state.cached, len(asked)))
+        trees.append((drafter.propose(request(PROMPT)), drafter.source.state.cached))
         context.memory.clear()
-    compiled, python = trees
-    assert compiled[:2] == python[:2]
-    assert (compiled[2], python[2]) == (1, 1)
+    assert trees[0] == trees[1]
+    # One serves a whole chain, if there was a compiler.
+    assert [step is None for step in steppers] == [CALLS is None]
 
 
 def test_a_chain_ends_behind_an_end_token(context):
@@ -105,19 +104,10 @@ def test_a_chain_ends_behind_an_end_token(context):
 
 def test_time_in_evaluations_is_counted(context):
     drafter = drafter_of(context, VOCAB, 6)
-    seconds: list[float] = []
-    repeat = Context.repeat
-
-    def repeating(self: Context, *args: object) -> object:
-        before = self.native_seconds
-        done = repeat(self, *args)
-        seconds.append(self.native_seconds - before)
-        return done
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Context, "repeat", repeating)
-        drafter.propose(request(PROMPT))
-    assert 0.0 < seconds[0] < math.inf
+    drafter.propose(request(PROMPT[:-1]))
+    before, started = context.native_seconds, time.perf_counter()
+    drafter.propose(request(PROMPT))
+    assert 0.0 < context.native_seconds - before < time.perf_counter() - started
 
 
 def test_a_failed_evaluation_leaves_a_state_that_drafts_as_a_new_one(context):
@@ -126,7 +116,8 @@ def test_a_failed_evaluation_leaves_a_state_that_drafts_as_a_new_one(context):
     kept = own.source.state
     # More than there are cells: llama.cpp finds no slot in the midst of the chain.
     with pytest.raises(DecodeError, match="no room for 1 more tokens"):
-        kept.feed_likeliest(5, 2 * context.n_ctx, frozenset())
+        for _ in range(2 * context.n_ctx):
+            kept.feed_one(5)
     own.begin(PROMPT)
     assert own.propose(request(PROMPT)) == wanted
     assert context.memory.last_position() == len(PROMPT) + 2
@@ -136,17 +127,14 @@ def test_a_row_that_is_no_law_is_refused(model, context, monkeypatch):
     drafter = drafter_of(context, VOCAB, 4)
     drafter.propose(request(PROMPT))
 
-    def broken(addresses: tuple[int, ...], *rest: object) -> tuple[int, float, list[int]]:
-        code, seconds, tokens = LOOPS.greedy_chain(addresses, *rest)
-        rows = context._buffers.logits(1)
-        rows[0][17] = math.nan
-        return code, seconds, [*tokens[:-1], -1]
+    feed_one = state.DraftModelState.feed_one
 
-    class Broken:
-        BATCH_BYTES = LOOPS.BATCH_BYTES
-        greedy_chain = staticmethod(broken)
+    def broken(self: state.DraftModelState, token: int) -> np.ndarray:
+        row = feed_one(self, token)
+        row[17] = math.nan
+        return row
 
-    monkeypatch.setattr(state, "LOOPS", Broken)
+    monkeypatch.setattr(state.DraftModelState, "feed_one", broken)
     drafter.begin(PROMPT)
     with pytest.raises(DecodeFailedError, match="logits of nan"):
         drafter.propose(request(PROMPT))

@@ -31,12 +31,9 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.combinators import CascadeDrafter
 from specrun.runtime.drafters.combinators.cascade import BoundedTarget
-from specrun.runtime.drafters.draft_model import state
-from specrun.runtime.drafters.draft_model import state as state_module
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.partial import (
@@ -154,19 +151,17 @@ def test_after_any_rounds_the_logits_are_those_of_the_kept_tokens(
     assert different == moved  # the control: a window off by a token
 
 
-def test_compiled_chains_go_on_from_the_kept_tokens(target: Model) -> None:
-    """The most likely tokens in one call, beyond the window and where it moves."""
+def test_chains_go_on_from_the_kept_tokens(target: Model) -> None:
+    """The most likely tokens in turn, beyond the window and where it moves."""
     window, text = Window(2, 6), [number * 7 % 400 for number in range(40)]
     with Context(target, ContextOptions(**{**F32, "n_ctx": window.most_cells + 8})) as context:
         state = PartialState(context, KeptTokens(window))
         for root in range(20, 34):
             state.rewind(min(len(state.cached), root - 1))
             token = int(state.feed(text[len(state.cached) : root]).argmax())
-            said = state.feed_likeliest(token, 3, frozenset())
-            if said is None:
-                pytest.skip("the loops were not compiled")
             known = [*kept_tokens(window, text[:root], root), token]
-            for found in said:
+            for _ in range(3):
+                found = int(state.feed_one(known[-1]).argmax())
                 assert found == int(fresh_logits(target, known)[-1].argmax())
                 known.append(found)
             state.rewind(root)
@@ -214,14 +209,14 @@ def test_a_cascades_bounded_cache_stays_true(models: Path, target: Model, drafte
 
 
 @pytest.mark.parametrize("drafter", DRAWN)
-def test_compiled_drafts_beside_a_moving_window_are_those_of_single_steps(
+def test_drafts_beside_a_moving_window_are_those_of_other_drafts(
     models: Path, monkeypatch: pytest.MonkeyPatch, drafter: str
 ) -> None:
     said: list[object] = []
-    for loops in (LOOPS, None):
-        monkeypatch.setattr(state, "LOOPS", loops)
-        monkeypatch.setattr(state_module, "LOOPS", loops)
-        with open_pair(models, drafter) as runtime:
+    for is_plain in (True, False):
+        with open_pair(models, drafter) as runtime, monkeypatch.context() as patch:
+            if not is_plain:
+                patch.setattr(GrowingDrafter, "_plain_laws", lambda *_: (None, 0))
             result = runtime.generate(PROMPT, SamplingParams(seed=3), max_tokens=80)
             stats = result.stats
             said.append((result.token_ids, stats.rounds, stats.drafted, stats.accepted))

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.planning.draft_plan import Plan
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.tree import DraftTree
@@ -39,14 +40,16 @@ class AdaptiveExitOptions:
                 raise OptionError(f"p_min=adaptive: {name} is {value}: it must be between 0 and 1")
 
 
-class AdaptiveExit:
-    """The threshold of one answer, which ends chains (`trees.growth.Stop`).
+class AdaptiveExit(Plan):
+    """The plan of Draft & Verify: a threshold of one answer ends chains.
 
     It depends on finished rounds alone, so that drafts stay exact. The authors look at the drawn
     token's own probability and keep the token; here the greatest probability of the distribution is
     read before anything is drawn from it. The first token of a round is always drafted, as theirs
     is: a round without a draft would teach nothing, and a threshold that is too high would stay.
     """
+
+    is_threshold = True
 
     def __init__(self, options: AdaptiveExitOptions | None = None) -> None:
         self._options = options or AdaptiveExitOptions()
@@ -61,14 +64,10 @@ class AdaptiveExit:
         self._acceptance = 0.0
         self._drafted = ()
 
-    def start(self, *, greedy: bool) -> None:
+    def start(self, *, points: bool, greedy: bool = False) -> None:
         """Start a round."""
         self.threshold(greedy=greedy)
         self._is_first, self._stopped = True, False
-
-    def goes_on(self) -> bool:
-        """Return True: only distributions end a chain."""
-        return True
 
     def takes(self, certainty: float) -> bool:
         """Return whether the drafter is sure enough to draft a token."""

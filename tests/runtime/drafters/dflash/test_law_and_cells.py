@@ -1,0 +1,148 @@
+"""Block drafters on real evaluations: the law of texts, and what their cells hold after rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from support.joint_law import ALPHA, WHOLE, model_joint_law, p_value, sampled_texts
+from support.tiny_dflash import Generation, TinyDFlash
+from support.tiny_models import CHAT, F32
+
+from specrun.bindings.contexts import Context, ContextOptions
+from specrun.bindings.models import Model
+from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.dflash.source import BlockSource
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.language import quoted
+from specrun.runtime.laws import SeededNoise
+from specrun.runtime.round import (
+    Conversation,
+    DraftRequest,
+    TargetModel,
+    target_context_options,
+)
+from specrun.runtime.round.drafter import DrafterWeights, RoundOutcome
+from specrun.runtime.trees import ROOT, DraftTree
+
+VOCABULARY, PROMPT, LENGTH, SAMPLES = 12, [3, 1, 4], 3, 2500
+
+
+@pytest.mark.parametrize(
+    ("generation", "options"),
+    [
+        ("dflash", "n=3, sampling=with"),
+        ("dflash2", "tree=2x1, sampling=without"),
+        ("dspark", "tree=2x2, sampling=with"),
+    ],
+)
+def test_texts_follow_the_targets_joint_law(
+    tmp_path: Path, generation: Generation, options: str
+) -> None:
+    target = tmp_path / "target.gguf"
+    write_random_llama(target, RandomLlama(vocab_size=VOCABULARY, seed=1, scale=0.6))
+    tiny = TinyDFlash(generation, VOCABULARY, spread=0.3)
+    path = tiny.write(tmp_path / "drafter.gguf", target)
+    law = model_joint_law(target, PROMPT, LENGTH, least_entropy=2.0)
+    drafter = f"dflash({quoted(str(path))}, {options})"
+    with Runtime(target, drafter, n_ctx=256, n_threads=1) as runtime:
+        texts = sampled_texts(runtime, PROMPT, LENGTH, SAMPLES, WHOLE)
+        assert p_value(texts, law) > ALPHA
+
+
+# -- cells -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def opened(
+    folder: Path, generation: Generation, window: int = 0
+) -> Iterator[tuple[Model, DrafterWeights]]:
+    target = folder / "target.gguf"
+    write_random_llama(target, RandomLlama(**CHAT))
+    tiny = TinyDFlash(generation, taps=(1, 0), window=window, whole_window=True)
+    path = tiny.write(folder / "drafter.gguf", target)
+    with Model(target) as model:
+        environment = DraftEnvironment(model, ContextOptions(**F32))
+        expression = f"dflash({quoted(str(path))}, tree=2x2x1)"
+        with closing(build_drafter(expression, environment)) as weights:
+            yield model, weights
+
+
+class Talk:
+    """A conversation in a context of its own."""
+
+    def __init__(self, model: Model, weights: DrafterWeights) -> None:
+        self.drafter = weights.start()
+        options = target_context_options(ContextOptions(**F32), self.drafter)
+        self.target = TargetModel(Context(model, options))
+        self.text = Conversation(self.drafter)
+
+    def draft(self) -> DraftTree:
+        tokens, noise = self.text.tokens, SeededNoise(3).for_drafting(len(self.text.tokens))
+        params = SamplingParams(temperature=1.0, seed=1)
+        return self.drafter.propose(DraftRequest(tokens, params, noise, 8, 16))
+
+    def close(self) -> None:
+        self.drafter.close()
+        self.target.context.close()
+
+
+@pytest.mark.parametrize("generation", ["dflash", "dflash2", "dspark"])
+def test_drafts_are_those_of_a_fresh_drafter_after_any_rounds(
+    tmp_path: Path, generation: Generation
+) -> None:
+    """Each accepted token's features are in the cells once, and nothing else is."""
+    random = np.random.default_rng(5)
+    with opened(tmp_path, generation) as (model, weights), closing(Talk(model, weights)) as live:
+        live.text.begin(live.target, random.integers(6, 250, 90).tolist())
+        drafts = set()
+        for number in range(12):
+            if number == 6:  # another answer, which keeps a part of the text
+                kept = live.text.tokens[: len(live.text.tokens) - 9]
+                live.text.begin(live.target, [*kept, *random.integers(6, 250, 4).tolist()])
+            tree = live.draft()
+            with closing(Talk(model, weights)) as fresh:
+                fresh.text.begin(fresh.target, [*live.text.tokens])
+                again = fresh.draft()
+            assert (again.tokens, again.parents) == (tree.tokens, tree.parents)
+            drafts.add(tree.tokens)
+            rows = live.target.evaluate(live.text, tree)
+            path = tuple(tree.path_to(int(random.integers(ROOT, len(tree)))))
+            live.target.commit(live.text, tree, path)
+            following = int(random.integers(6, 250))
+            live.text.tokens.append(following)
+            outcome = RoundOutcome(live.text.tokens, tree, path, following, rows)
+            live.drafter.observe(outcome)
+        assert len(drafts) > 3
+
+
+def test_features_out_of_every_layers_sight_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long prompt; the drafts are those of a drafter that was given all of them."""
+    prompt, read = np.random.default_rng(7).integers(6, 250, 150).tolist(), list[int]()
+    states = BlockSource.read_states
+
+    def counted(self: BlockSource, rows: Any, wanted: Any) -> Any:
+        read.append(len(wanted))
+        return states(self, rows, wanted)
+
+    monkeypatch.setattr(BlockSource, "read_states", counted)
+    with opened(tmp_path, "dspark", window=12) as (model, weights):
+        drafts = []
+        for window in (12, 0):
+            with closing(Talk(model, weights)) as talk:
+                source = cast("BlockSource", cast("GrowingDrafter", talk.drafter).source)
+                source._window = window
+                talk.text.begin(talk.target, prompt)
+                drafts.append(talk.draft())
+        assert drafts[0].tokens == drafts[1].tokens
+        assert read[0] == 12
+        assert sum(read[1:]) == len(prompt) - 1
