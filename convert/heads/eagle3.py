@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from specrun.bindings.errors import PairError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families import steps
@@ -31,11 +29,11 @@ from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import (
     HeadKind,
     HeadPlan,
+    absolute_ids,
     as_stored,
-    check_token_ids,
+    draft_ids,
     matrix_shape,
     require_one_layer,
-    stored_ids,
 )
 from specrun.convert.heads.target_facts import TargetFacts
 
@@ -71,7 +69,8 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     if joined != len(layers) * reads:
         read = f"{len(layers)} layers of {reads} are read"
         raise checkpoint.malformed(f"has fc.weight for {joined} numbers, and {read}")
-    vocab_size, ids = config.count("vocab_size", target.vocab_size), _target_ids(checkpoint, target)
+    vocab_size = config.count("vocab_size", target.vocab_size)
+    ids = draft_ids(checkpoint, target, _vocabulary_map(checkpoint))
     metadata = Metadata()
     steps.describe_decoder(config, metadata, "eagle3", key_length=True)
     describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
@@ -158,28 +157,6 @@ def _vocabulary_map(checkpoint: Checkpoint) -> str:
     return _VOCABULARY_MAP if _VOCABULARY_MAP in checkpoint.tensors else f"model.{_VOCABULARY_MAP}"
 
 
-def _target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
-    """Return the target's token of each draft token, None if the vocabularies are the same.
-
-    Raises PairError for a token that the target lacks, MalformedFileError for one that is there
-    twice.
-    """
-    name = _vocabulary_map(checkpoint)
-    if name not in checkpoint.tensors:
-        return None
-    offsets = stored_ids(checkpoint, name)
-    ids = _absolute_ids(offsets)
-    if len(ids) == target.vocab_size and not offsets.any():
-        return None
-    check_token_ids(checkpoint, target, f"vocabulary map ({name})", ids)
-    return ids
-
-
-def _absolute_ids(offsets: Array) -> Array:
-    """Return target tokens: token i of the draft vocabulary is token i + offset of the target."""
-    return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
-
-
 def _ends(
     checkpoint: Checkpoint, names: _TensorNames, hidden: int, vocab_size: int, ids: Array | None
 ) -> Iterator[TensorRule]:
@@ -193,7 +170,7 @@ def _ends(
         yield TensorRule("output.weight", ("lm_head.weight",), (rows, hidden))
     if ids is not None:
         source = _vocabulary_map(checkpoint)
-        yield TensorRule("d2t", (source,), ids.shape, _absolute_ids, token_ids=True)
+        yield TensorRule("d2t", (source,), ids.shape, absolute_ids, token_ids=True)
 
 
 def _fusion(

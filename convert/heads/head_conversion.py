@@ -45,7 +45,7 @@ from specrun.convert.gguf import (
     safe_file_name,
     write_gguf,
 )
-from specrun.convert.heads import eagle, eagle3, hydra, lookahead, medusa
+from specrun.convert.heads import dflash, eagle, eagle3, hydra, lookahead, medusa
 from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.heads.target_facts import TargetFacts, target_facts
 from specrun.convert.names import nearest
@@ -60,7 +60,7 @@ from specrun.runtime.heads import DEPTHS_KEY, KEY, Accuracy
 # The more particular ones first: the first that recognises a checkpoint has it.
 HEAD_KINDS: tuple[HeadKind, ...] = (
     *(lookahead.PASS, lookahead.SPACE),
-    *(medusa.KIND, hydra.KIND, eagle3.KIND, eagle.KIND),
+    *(medusa.KIND, hydra.KIND, dflash.KIND, eagle3.KIND, eagle.KIND),
 )
 """All kinds of heads that can be converted."""
 

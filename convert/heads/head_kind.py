@@ -137,6 +137,27 @@ def stored_ids(checkpoint: Checkpoint, name: str) -> Array:
     return stored.read()
 
 
+def draft_ids(checkpoint: Checkpoint, target: TargetFacts, name: str) -> Array | None:
+    """Return the target's token of each draft token, None if the vocabularies are the same.
+
+    `name` is the tensor of offsets. Raises PairError for a token that the target lacks,
+    MalformedFileError for one that is there twice.
+    """
+    if name not in checkpoint.tensors:
+        return None
+    offsets = stored_ids(checkpoint, name)
+    ids = absolute_ids(offsets)
+    if len(ids) == target.vocab_size and not offsets.any():
+        return None
+    check_token_ids(checkpoint, target, f"vocabulary map ({name})", ids)
+    return ids
+
+
+def absolute_ids(offsets: Array) -> Array:
+    """Return target tokens: token i of the draft vocabulary is token i + offset of the target."""
+    return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
+
+
 def llama_layer(
     checkpoint: Checkpoint,
     ours: str,

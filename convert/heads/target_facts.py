@@ -39,9 +39,10 @@ class TargetFacts:
 
     `settings` are the architecture's keys without its name in front, as llama.cpp names them
     ("rope.freq_base", "context_length", "attention.layer_norm_rms_epsilon"): those that hold one
-    value. `fingerprint` is `Vocabulary.fingerprint` of the loaded model. `load_tokenizer` returns
-    the `tokenizer.*` keys to copy, and `load_rope_factors` the numbers that divide the rope
-    frequencies ([head width / 2], None for none).
+    value. `has_sections`: its rope has sections (M-RoPE). `fingerprint` is `Vocabulary.fingerprint`
+    of the loaded model. `load_tokenizer` returns the `tokenizer.*` keys to copy, and
+    `load_rope_factors` the numbers that divide the rope frequencies ([head width / 2], None for
+    none).
     """
 
     path: Path
@@ -52,6 +53,7 @@ class TargetFacts:
     n_layers: int
     fingerprint: bytes
     settings: Mapping[str, Setting]
+    has_sections: bool
     load_tokenizer: Callable[[], Metadata]
     load_rope_factors: Callable[[], Array | None]
 
@@ -181,6 +183,7 @@ def _facts(
         n_layers=_count(settings, "block_count", path),
         fingerprint=tokens[1],
         settings=settings,
+        has_sections="rope.dimension_sections" in found,
         load_tokenizer=tokenizer,
         load_rope_factors=rope_factors,
     )
