@@ -32,17 +32,20 @@ from specrun.convert.heads.head_kind import (
     HeadKind,
     HeadPlan,
     absolute_ids,
+    architectures,
     draft_ids,
+    known_as,
     matrix_shape,
+    whole_numbers,
 )
 from specrun.convert.heads.target_facts import TargetFacts
 
 _DFLASH = frozenset({"DFlashDraftModel", "DFlashSpeculator", "DFlash2DraftModel"})
 _DSPARK = frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"})
 _DSPARK |= {"Lfm2DSparkDraftModel", "LingDSparkModel"}
-_GEMMA4 = "Gemma4DSparkModel"
 # Those whose graph neither llama.cpp nor the runtime has, by what their checkpoints say or hold.
 _REFUSED_ARCHITECTURES = {
+    "Gemma4DSparkModel": "DSpark for Gemma 4, whose layers are that model's own",
     "DeepseekV4DSparkModel": "DSpark of DeepSeek-V4, whose layers are that model's own",
     "DominoDraftModel": "a Domino drafter, whose GRU reads the tokens before in the block",
     "MuseGlimmerAssistantForCausalLM": "an assistant of Muse Glimmer, in a layout of its own",
@@ -139,30 +142,17 @@ def _flat_config(checkpoint: Checkpoint) -> JsonObject:
     return JsonObject(values, config.shown)
 
 
-def _architectures(config: JsonObject) -> list[str]:
-    named = config.any("architectures")
-    return [str(name) for name in named] if isinstance(named, list) else []
-
-
 def _require_known(checkpoint: Checkpoint, config: JsonObject) -> None:
     """Raise for a checkpoint of which something could not be computed as it means it."""
-    architectures = _architectures(checkpoint.config)
-    known = {*_DFLASH, *_DSPARK}
-    refused = next((_REFUSED_ARCHITECTURES.get(name) for name in architectures), None)
-    if refused is None:
-        beginnings = _REFUSED_TENSORS.items()
-        names = checkpoint.tensors
-        found = (what for start, what in beginnings if any(n.startswith(start) for n in names))
-        refused = next(found, None)
+    named, known = architectures(checkpoint.config), {*_DFLASH, *_DSPARK}
+    refused = known_as(checkpoint, _REFUSED_ARCHITECTURES, _REFUSED_TENSORS)
     head = config.text("markov_head_type", "vanilla")
     if refused is None and head != "vanilla" and _is_dspark(checkpoint, config):
         refused = f"DSpark with a Markov head of type {head!r}"
     if refused is None and config.text("projector_type", "") == "domino":
         refused = _REFUSED_TENSORS["prefix_gru"]
-    if refused is None and _GEMMA4 in architectures:
-        refused = "DSpark for Gemma 4, whose layers are Gemma's"
-    if refused is None and architectures and known.isdisjoint(architectures):
-        refused = f"a block drafter of an unknown architecture, {architectures[0]}"
+    if refused is None and named and known.isdisjoint(named):
+        refused = f"a block drafter of an unknown architecture, {named[0]}"
     if refused is not None:
         raise checkpoint.unsupported(f"is {refused}: {_RUNS}")
     if (checkpoint.folder / _MASK_VECTOR).exists():
@@ -185,7 +175,7 @@ def _is_dspark(checkpoint: Checkpoint, config: JsonObject) -> bool:
 
 
 def _is_dflash2(checkpoint: Checkpoint, config: JsonObject) -> bool:
-    named = "DFlash2DraftModel" in _architectures(checkpoint.config) or "selector_rank" in config
+    named = "DFlash2DraftModel" in architectures(checkpoint.config) or "selector_rank" in config
     return named or any(name.startswith(_SELECTOR) for name in checkpoint.tensors)
 
 
@@ -198,7 +188,7 @@ def _from_anchor(checkpoint: Checkpoint, config: JsonObject) -> bool:
         return config.flag("sample_from_anchor")
     if "transformer_layer_config" in config or "aux_hidden_state_layer_ids" in config:
         return False
-    listed = _architectures(checkpoint.config)
+    listed = architectures(checkpoint.config)
     return not _DSPARK.isdisjoint(listed) or (not listed and _W1 in checkpoint.tensors)
 
 
@@ -222,10 +212,10 @@ def _taps(checkpoint: Checkpoint, config: JsonObject, target: TargetFacts) -> Se
     """Return the layers whose inputs are read, in order; raises PairError for one out of range."""
     outputs, inputs = "target_layer_ids", "aux_hidden_state_layer_ids"
     if config.items(inputs):
-        taps = _whole(config, inputs)
+        taps = whole_numbers(config, inputs)
     elif config.items(outputs):
-        taps = [output + 1 for output in _whole(config, outputs)]
-    elif not _DFLASH.isdisjoint(_architectures(checkpoint.config)):
+        taps = [output + 1 for output in whole_numbers(config, outputs)]
+    elif not _DFLASH.isdisjoint(architectures(checkpoint.config)):
         taps = [output + 1 for output in _usual_outputs(config)]
     else:
         raise config.malformed(f"does not say which layers are read ({outputs})")
@@ -240,13 +230,6 @@ def _taps(checkpoint: Checkpoint, config: JsonObject, target: TargetFacts) -> Se
         read = f"{len(taps)} layers of {hidden} are read"
         raise checkpoint.malformed(f"has fc.weight for {joined} numbers, and {read}")
     return taps
-
-
-def _whole(config: JsonObject, key: str) -> list[int]:
-    values = config.items(key)
-    if not all(type(value) is int for value in values):
-        raise config.malformed(f"has {key} that are no whole numbers")
-    return [value for value in values if isinstance(value, int)]
 
 
 def _usual_outputs(config: JsonObject) -> list[int]:
@@ -474,8 +457,8 @@ def _dflash2(config: JsonObject, vocab_size: int) -> Iterator[TensorRule]:
 def _in_config(config: JsonObject) -> bool:
     if config.any("speculators_model_type") in ("dflash", "dspark"):
         return True
-    named = {*_DFLASH, *_DSPARK, *_REFUSED_ARCHITECTURES, _GEMMA4}
-    return "dflash_config" in config or not named.isdisjoint(_architectures(config))
+    named = {*_DFLASH, *_DSPARK, *_REFUSED_ARCHITECTURES}
+    return "dflash_config" in config or not named.isdisjoint(architectures(config))
 
 
 def _in_tensors(names: Collection[str]) -> bool:
