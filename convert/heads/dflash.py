@@ -25,7 +25,7 @@ from specrun.bindings.errors import PairError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families import steps
 from specrun.convert.families.family import Array, TensorRule, unchanged
-from specrun.convert.families.rope import describe_rope, llama3_factors, rope_settings
+from specrun.convert.families.rope import describe_rope, llama3_factors, rope_base, rope_settings
 from specrun.convert.families.steps import require
 from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import (
@@ -42,10 +42,10 @@ from specrun.convert.heads.target_facts import TargetFacts
 
 _DFLASH = frozenset({"DFlashDraftModel", "DFlashSpeculator", "DFlash2DraftModel"})
 _DSPARK = frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"})
-_DSPARK |= {"Lfm2DSparkDraftModel", "LingDSparkModel"}
+_GEMMA4 = "Gemma4DSparkModel"
+_DSPARK |= {"Lfm2DSparkDraftModel", "LingDSparkModel", _GEMMA4}
 # Those whose graph neither llama.cpp nor the runtime has, by what their checkpoints say or hold.
 _REFUSED_ARCHITECTURES = {
-    "Gemma4DSparkModel": "DSpark for Gemma 4, whose layers are that model's own",
     "DeepseekV4DSparkModel": "DSpark of DeepSeek-V4, whose layers are that model's own",
     "DominoDraftModel": "a Domino drafter, whose GRU reads the tokens before in the block",
     "MuseGlimmerAssistantForCausalLM": "an assistant of Muse Glimmer, in a layout of its own",
@@ -79,10 +79,15 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     _require_known(checkpoint, config)
     _check_target(config, target)
     hidden, vocab_size = config.count("hidden_size"), config.count("vocab_size", target.vocab_size)
-    taps = _taps(checkpoint, config, target)
+    taps, is_gemma4 = _taps(checkpoint, config, target), _GEMMA4 in architectures(config)
     metadata, rules = Metadata(), list[TensorRule]()
     steps.describe_decoder(config, metadata, "dflash", key_length=True)
-    _describe_rope(checkpoint.config, config, target, metadata)
+    if is_gemma4:
+        metadata.number("dflash.attention.scale", 1.0)
+        rules += _gemma4_rope(config, metadata)
+    else:
+        _describe_rope(checkpoint.config, config, target, metadata)
+        rules += llama3_factors(config)
     _describe_block(checkpoint, config, target, metadata)
     _describe_windows(config, metadata)
     metadata.integers("dflash.target_layers", taps)
@@ -105,9 +110,9 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     drafted = vocab_size if ids is None else len(ids)
     if _is_dspark(checkpoint, config):
         rules += _markov(checkpoint, hidden, vocab_size, drafted, metadata)
-    rules += llama3_factors(config)
     for layer in range(config.count("num_hidden_layers")):
         rules += _layer(checkpoint, config, layer)
+        rules += _gemma4_layer(config, layer) if is_gemma4 else ()
     if _is_dflash2(checkpoint, config):
         _describe_dflash2(config, metadata)
         rules += _dflash2(config, vocab_size)
@@ -138,13 +143,33 @@ def _flat_config(checkpoint: Checkpoint) -> JsonObject:
         values = {**_QWEN3, "rms_norm_eps": 1e-6, **values}
     for part in inside:
         values |= {key: value for key, value in part.values.items() if value is not None}
-    values.pop("architectures", None)
+    if _GEMMA4 in architectures(config):
+        values |= _gemma4_values(JsonObject(values, config.shown))
     return JsonObject(values, config.shown)
+
+
+def _gemma4_values(config: JsonObject) -> dict[str, object]:
+    """Return the settings of Gemma 4's layers, all of full attention, under their usual names."""
+    kinds = {*_layer_types(config)}
+    if kinds != {"full_attention"} or not config.flag("attention_k_eq_v", False):
+        has = "layers of full attention whose values are their keys"
+        raise config.unsupported(f"is DSpark for Gemma 4: llama.cpp has only {has}")
+    require(config, "enable_moe_block", False)
+    require(config, "final_logit_softcapping", None)
+    if config.any("hidden_size_per_layer_input"):
+        raise config.unsupported("has inputs of each layer: llama.cpp has none for block drafters")
+    return {
+        "head_dim": config.count("global_head_dim"),
+        "num_key_value_heads": config.count("num_global_key_value_heads"),
+        "hidden_act": config.text("hidden_activation", "gelu_pytorch_tanh"),
+        "input_embedding_scale": config.count("hidden_size") ** 0.5,
+        "use_sliding_window": False,
+    }
 
 
 def _require_known(checkpoint: Checkpoint, config: JsonObject) -> None:
     """Raise for a checkpoint of which something could not be computed as it means it."""
-    named, known = architectures(checkpoint.config), {*_DFLASH, *_DSPARK}
+    named, known = architectures(config), {*_DFLASH, *_DSPARK}
     refused = known_as(checkpoint, _REFUSED_ARCHITECTURES, _REFUSED_TENSORS)
     head = config.text("markov_head_type", "vanilla")
     if refused is None and head != "vanilla" and _is_dspark(checkpoint, config):
@@ -175,7 +200,7 @@ def _is_dspark(checkpoint: Checkpoint, config: JsonObject) -> bool:
 
 
 def _is_dflash2(checkpoint: Checkpoint, config: JsonObject) -> bool:
-    named = "DFlash2DraftModel" in architectures(checkpoint.config) or "selector_rank" in config
+    named = "DFlash2DraftModel" in architectures(config) or "selector_rank" in config
     return named or any(name.startswith(_SELECTOR) for name in checkpoint.tensors)
 
 
@@ -188,7 +213,7 @@ def _from_anchor(checkpoint: Checkpoint, config: JsonObject) -> bool:
         return config.flag("sample_from_anchor")
     if "transformer_layer_config" in config or "aux_hidden_state_layer_ids" in config:
         return False
-    listed = architectures(checkpoint.config)
+    listed = architectures(config)
     return not _DSPARK.isdisjoint(listed) or (not listed and _W1 in checkpoint.tensors)
 
 
@@ -215,7 +240,7 @@ def _taps(checkpoint: Checkpoint, config: JsonObject, target: TargetFacts) -> Se
         taps = whole_numbers(config, inputs)
     elif config.items(outputs):
         taps = [output + 1 for output in whole_numbers(config, outputs)]
-    elif not _DFLASH.isdisjoint(architectures(checkpoint.config)):
+    elif not _DFLASH.isdisjoint(architectures(config)):
         taps = [output + 1 for output in _usual_outputs(config)]
     else:
         raise config.malformed(f"does not say which layers are read ({outputs})")
@@ -296,6 +321,21 @@ def _describe_rope(
     if target.has_sections:
         # A text's tokens turn by one section alone, as those of a target that sees pictures.
         metadata.integers("dflash.rope.dimension_sections", [width // 2, 0, 0, 0])
+
+
+def _gemma4_rope(config: JsonObject, metadata: Metadata) -> Iterator[TensorRule]:
+    """Write Gemma 4's rotary embedding; yield the divisors that keep most pairs of a head still."""
+    settings, kind = rope_settings(config, "full_attention")
+    if kind not in ("default", "proportional"):
+        raise settings.unsupported(f"is {kind!r}: default and proportional are run")
+    width = steps.head_width(config)
+    metadata.count("dflash.rope.dimension_count", width)
+    metadata.number("dflash.rope.freq_base", rope_base(config, settings, 1e6))
+    if kind == "proportional":
+        turned = int(width * settings.number("partial_rotary_factor", 0.25) / 2)
+        factors = np.full(width // 2, 1e30, np.float32)
+        factors[:turned] = 1.0
+        yield TensorRule("rope_freqs.weight", (), factors.shape, factors.copy)
 
 
 def _layer_types(config: JsonObject) -> list[str]:
@@ -392,6 +432,8 @@ def _layer(checkpoint: Checkpoint, config: JsonObject, layer: int) -> Iterator[T
     ours, theirs = f"blk.{layer}.", f"layers.{layer}."
     pairs = not config.flag("rope_is_neox_style", True)
     turned = partial(_halves, width=width) if pairs else unchanged
+    gemma4 = _GEMMA4 in architectures(config)
+    norm = "pre_feedforward_layernorm" if gemma4 else "post_attention_layernorm"
     for name, source, shape, change in (
         ("attn_norm", "input_layernorm", (hidden,), unchanged),
         ("attn_q", "self_attn.q_proj", (heads * width, hidden), turned),
@@ -400,16 +442,29 @@ def _layer(checkpoint: Checkpoint, config: JsonObject, layer: int) -> Iterator[T
         ("attn_output", "self_attn.o_proj", (hidden, heads * width), unchanged),
         ("attn_q_norm", "self_attn.q_norm", (width,), turned),
         ("attn_k_norm", "self_attn.k_norm", (width,), turned),
-        ("ffn_norm", "post_attention_layernorm", (hidden,), unchanged),
+        ("ffn_norm", norm, (hidden,), unchanged),
         ("ffn_gate", "mlp.gate_proj", (wide, hidden), unchanged),
         ("ffn_up", "mlp.up_proj", (wide, hidden), unchanged),
         ("ffn_down", "mlp.down_proj", (hidden, wide), unchanged),
     ):
+        if name == "attn_v" and gemma4:
+            continue  # values are the keys
         sources = (f"{theirs}{source}.weight",)
         yield TensorRule(f"{ours}{name}.weight", sources, shape, change, moves_only=True)
     for sinks in (f"{theirs}self_attn.sinks", f"{theirs}self_attn.sinks.weight"):
         if sinks in checkpoint.tensors:
             yield TensorRule(f"{ours}attn_sinks.weight", (sinks,), (heads,))
+
+
+def _gemma4_layer(config: JsonObject, layer: int) -> Iterator[TensorRule]:
+    """Yield what a layer of Gemma 4 has in addition: norms behind its parts, and a factor."""
+    hidden, ours, theirs = (config.count("hidden_size"),), f"blk.{layer}.", f"layers.{layer}."
+    for name, source in (
+        ("post_attention_norm", "post_attention_layernorm"),
+        ("post_ffw_norm", "post_feedforward_layernorm"),
+    ):
+        yield TensorRule(f"{ours}{name}.weight", (f"{theirs}{source}.weight",), hidden)
+    yield TensorRule(f"{ours}layer_output_scale.weight", (f"{theirs}layer_scalar",), (1,))
 
 
 def _halves(array: Array, width: int) -> Array:

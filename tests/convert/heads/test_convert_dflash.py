@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from support.saved_dflash import Layout, published_config, published_tensors, sa
 from support.tiny_dflash import TinyDFlash, variant
 from support.tiny_models import CHAT, F32
 
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import (
     MalformedFileError,
     PairError,
@@ -24,6 +26,8 @@ from specrun.convert import convert_head, plan_head
 from specrun.convert.heads.head_conversion import detect_kind
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.drafters.dflash.drafter import BlockDrafter
+from specrun.runtime.drafters.dflash.source import BlockState
 from specrun.runtime.language import quoted
 
 DFLASH = TinyDFlash(taps=(1, 3), spread=0.2)
@@ -193,6 +197,166 @@ def test_settings_of_the_logits_and_the_rope(target: Path, tmp_path: Path) -> No
     assert found["dflash.rope.dimension_count"] == 4
     assert found["dflash.hidden_activation"] == "gelu_pytorch_tanh"
     assert drafts(target, tmp_path / "a.gguf")
+
+
+# -- layers of Gemma 4 -----------------------------------------------------------------------------
+
+
+WIDE, HEADS, HEAD = 48, 4, 16
+GEMMA4 = {
+    "architectures": ["Gemma4DSparkModel"],
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": 2,
+    "num_global_key_value_heads": 1,
+    "head_dim": 8,
+    "global_head_dim": HEAD,
+    "attention_k_eq_v": True,
+    "intermediate_size": WIDE,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "vocab_size": 320,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 1024,
+    "layer_types": ["full_attention"] * 2,
+    "sliding_window": 512,
+    "rope_parameters": {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1000000.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    },
+    "block_size": 6,
+    "mask_token_id": 5,
+    "target_layer_ids": [0, 2],
+    "markov_rank": 0,
+    "enable_confidence_head": False,
+}
+
+
+def gemma4_weights() -> dict[str, np.ndarray[Any, Any]]:
+    """Random weights of such a drafter, by the names of DeepSpec's program."""
+    random = np.random.default_rng(3)
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (32, 64)}
+    shapes |= {"embed_tokens.weight": (320, 32), "lm_head.weight": (320, 32)}
+    shapes |= {"norm.weight": (32,), "hidden_norm.weight": (32,)}
+    for layer in range(2):
+        own: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj": (HEADS * HEAD, 32),
+            "self_attn.k_proj": (HEAD, 32),
+            "self_attn.o_proj": (32, HEADS * HEAD),
+            "mlp.gate_proj": (WIDE, 32),
+            "mlp.up_proj": (WIDE, 32),
+            "mlp.down_proj": (32, WIDE),
+        }
+        own |= {f"self_attn.{part}_norm": (HEAD,) for part in "qk"}
+        parts = ("input", "post_attention", "pre_feedforward", "post_feedforward")
+        own |= {f"{part}_layernorm": (32,) for part in parts}
+        shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in own.items()}
+        shapes[f"layers.{layer}.layer_scalar"] = (1,)
+    return {
+        name: (
+            random.standard_normal(shape) * shape[-1] ** -0.5
+            if len(shape) > 1
+            else 1.0 + 0.2 * random.standard_normal(shape)
+        ).astype(np.float32)
+        for name, shape in shapes.items()
+    }
+
+
+def gemma4_logits(features: np.ndarray[Any, Any], last: int) -> np.ndarray[Any, Any]:
+    """The block's logits by deepseek-ai/DeepSpec, modeling/dspark/gemma4/modeling.py."""
+    w = {name: array.astype(np.float64) for name, array in gemma4_weights().items()}
+
+    def rms(x: Any, weight: Any = 1.0) -> Any:
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * weight
+
+    def turned(x: Any) -> Any:
+        frequencies = np.zeros(HEAD // 2)
+        frequencies[: HEAD // 8] = 1e6 ** (-2 * np.arange(HEAD // 8) / HEAD)
+        angles = np.arange(start, start + len(x))[:, None, None] * frequencies
+        one, other = x[..., : HEAD // 2], x[..., HEAD // 2 :]
+        cos, sin = np.cos(angles), np.sin(angles)
+        return np.concatenate([one * cos - other * sin, one * sin + other * cos], -1)
+
+    text = rms(features @ w["fc.weight"].T, w["hidden_norm.weight"])
+    x = w["embed_tokens.weight"][[last] + [5] * 5] * 32**0.5
+    for layer in range(2):
+        own = {k.split(".", 2)[2]: v for k, v in w.items() if k.startswith(f"layers.{layer}.")}
+        normed = rms(x, own["input_layernorm.weight"])
+        start = len(text)
+        query = (normed @ own["self_attn.q_proj.weight"].T).reshape(6, HEADS, HEAD)
+        query = turned(rms(query, own["self_attn.q_norm.weight"]))
+        plain = np.concatenate([text, normed]) @ own["self_attn.k_proj.weight"].T
+        start = 0
+        key = turned(rms(plain[:, None], own["self_attn.k_norm.weight"]))[:, 0]
+        scores = np.einsum("qhd,kd->hqk", query, key)
+        shares = np.exp(scores - scores.max(-1, keepdims=True))
+        shares /= shares.sum(-1, keepdims=True)
+        mixed = np.einsum("hqk,kd->qhd", shares, rms(plain)).reshape(6, -1)
+        mixed = mixed @ own["self_attn.o_proj.weight"].T
+        x = x + rms(mixed, own["post_attention_layernorm.weight"])
+        normed = rms(x, own["pre_feedforward_layernorm.weight"])
+        # ggml takes this function from a table in F16.
+        gate = (normed @ own["mlp.gate_proj.weight"].T).astype(np.float16).astype(np.float64)
+        gate = 0.5 * gate * (1 + np.tanh(0.7978845608028654 * (gate + 0.044715 * gate**3)))
+        gate = gate.astype(np.float16)
+        wide = (gate * (normed @ own["mlp.up_proj.weight"].T)) @ own["mlp.down_proj.weight"].T
+        x = (x + rms(wide, own["post_feedforward_layernorm.weight"])) * own["layer_scalar"]
+    return np.asarray(rms(x, w["norm.weight"]) @ w["lm_head.weight"].T)
+
+
+def save_gemma4(folder: Path, **changes: Any) -> Path:
+    from safetensors.numpy import save_file
+
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({**GEMMA4, **changes}))
+    save_file(gemma4_weights(), folder / "model.safetensors")
+    return folder
+
+
+def test_gemma4s_layers_compute_what_the_reference_does(target: Path, tmp_path: Path) -> None:
+    output = tmp_path / "a.gguf"
+    convert_head(save_gemma4(tmp_path / "drafter"), output, target=target, outtype="f32")
+    features = np.random.default_rng(1).standard_normal((9, 64)).astype(np.float32)
+    text = [*range(20, 29), 7]
+    with Model(target) as model:
+        drafter = BlockDrafter(output, model, n_threads=1)
+        assert drafter.file.generation == "DSpark"
+        assert drafter.file.taps == (1, 3)
+        cells = drafter.cells(ContextOptions(**{**F32, "n_ctx": 64}), 6)
+        state = BlockState(cells)
+        state.begin(text)
+        state.learn(0, features, text)
+        rows = state.block(text, 6)
+        assert rows is not None
+        wanted = gemma4_logits(features.astype(np.float64), 7)
+        for slot in range(6):
+            whole = rows.after(slot, [11]).whole
+            assert whole is not None
+            np.testing.assert_allclose(whole[0], wanted[slot], rtol=1e-4, atol=1e-4)
+        cells.close()
+        drafter.close()
+    assert drafts(target, output)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"attention_k_eq_v": False}, "whose values are their keys"),
+        ({"layer_types": ["full_attention", "sliding_attention"]}, "full attention"),
+        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping = 30.0"),
+        ({"enable_moe_block": True}, "enable_moe_block = True"),
+        ({"hidden_size_per_layer_input": 8}, "inputs of each layer"),
+    ],
+)
+def test_what_gemma4s_graph_lacks_is_refused(
+    target: Path, tmp_path: Path, changes: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(UnsupportedModelError, match=problem):
+        plan_head(save_gemma4(tmp_path / "drafter", **changes), target=target)
 
 
 # -- what does not fit -----------------------------------------------------------------------------
