@@ -39,10 +39,9 @@ class TargetFacts:
 
     `settings` are the architecture's keys without its name in front, as llama.cpp names them
     ("rope.freq_base", "context_length", "attention.layer_norm_rms_epsilon"): those that hold one
-    value. `has_sections`: its rope has sections (M-RoPE). `fingerprint` is `Vocabulary.fingerprint`
-    of the loaded model. `load_tokenizer` returns the `tokenizer.*` keys to copy, and
-    `load_rope_factors` the numbers that divide the rope frequencies ([head width / 2], None for
-    none).
+    value. `fingerprint` is `Vocabulary.fingerprint` of the loaded model. `load_tokenizer` returns
+    the `tokenizer.*` keys to copy, and `load_rope_factors` the numbers that divide the rope
+    frequencies ([head width / 2], None for none). `has_sections`: its rope has some (M-RoPE).
     """
 
     path: Path
@@ -53,9 +52,9 @@ class TargetFacts:
     n_layers: int
     fingerprint: bytes
     settings: Mapping[str, Setting]
-    has_sections: bool
     load_tokenizer: Callable[[], Metadata]
     load_rope_factors: Callable[[], Array | None]
+    has_sections: bool = False
 
     def describe(self, metadata: Metadata) -> None:
         """Add the keys that name the target a head was made for."""
