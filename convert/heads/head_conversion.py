@@ -64,6 +64,8 @@ HEAD_KINDS: tuple[HeadKind, ...] = (
 )
 """All kinds of heads that can be converted."""
 
+_MTP = ("mtp.", "model.mtp.", "mtp_layers.")  # names of MTP blocks begin so
+
 _WEIGHTS = tuple(name for kind in HEAD_KINDS for name in kind.weights)
 
 
@@ -86,6 +88,11 @@ def kind_of(checkpoint: Checkpoint) -> HeadKind:
     """Return the kind of an opened head; raises UnsupportedModelError for an unknown one."""
     found = _by_files_or_config(checkpoint.folder) or _by_tensors(checkpoint)
     if found is None:
+        if any(name.startswith(_MTP) for name in checkpoint.tensors):
+            raise checkpoint.unsupported(
+                "holds MTP blocks, which are not converted here: llama.cpp's "
+                "convert_hf_to_gguf.py --mtp makes the file that mtp(FILE) drafts with"
+            )
         known = ", ".join(kind.name for kind in HEAD_KINDS)
         first = ", ".join(list(checkpoint.tensors)[:3])
         raise checkpoint.unsupported(f"is no head of a known layout ({known}): it has {first}, ...")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.gguf import ArrayValue, read_header
 from specrun.bindings.models import Model
-from specrun.convert import convert_head, plan_head
+from specrun.convert import convert_head, plan_head, target_facts
 from specrun.convert.heads.head_conversion import detect_kind
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
@@ -156,6 +157,24 @@ def test_neighbours_that_turn_together_become_halves(target: Path, tmp_path: Pat
     theirs = tensors_of(DFLASH.write(tmp_path / "b.gguf", target))
     for name, array in tensors_of(tmp_path / "a.gguf").items():
         np.testing.assert_array_equal(array, theirs[name], err_msg=name)
+
+
+def test_positions_of_a_target_with_sections_turn_by_one(target: Path, tmp_path: Path) -> None:
+    facts = dataclasses.replace(target_facts(target), has_sections=True)
+    folder = save_published(tmp_path / "drafter", DFLASH, "z-lab")
+    convert_head(folder, tmp_path / "a.gguf", target=facts, outtype="f32")
+    theirs = variant(DFLASH, mrope=True).write(tmp_path / "b.gguf", target)
+    assert metadata_of(tmp_path / "a.gguf") == metadata_of(theirs)
+    assert drafts(target, tmp_path / "a.gguf")
+
+
+@pytest.mark.parametrize("name", ["mtp.fc.weight", "mtp_layers.0.input_proj.weight"])
+def test_mtp_blocks_are_refused_by_name(target: Path, tmp_path: Path, name: str) -> None:
+    moved = dict.fromkeys(published_tensors(DFLASH)) | {name: np.ones((4, 4), np.float32)}
+    config = {"architectures": ["MTPDraftModel"], "dflash_config": None}
+    folder = save_published(tmp_path / "drafter", DFLASH, "z-lab", weights=moved, **config)
+    with pytest.raises(UnsupportedModelError, match=r"holds MTP blocks.*--mtp makes the file"):
+        plan_head(folder, target=target)
 
 
 def test_names_may_begin_with_model(target: Path, tmp_path: Path) -> None:
