@@ -21,14 +21,13 @@ from specrun.cli.serve.errors import RequestError
 from specrun.runtime.chat import (
     GENERIC,
     ChatTemplate,
-    Content,
     Effort,
     ForcedCalls,
-    Part,
-    Reasoning,
     ReplyParser,
     ThinkTags,
+    TokenReader,
     ToolSyntax,
+    control_names,
     is_malformed,
     is_unreadable,
     joined,
@@ -37,7 +36,6 @@ from specrun.runtime.chat import (
 )
 from specrun.runtime.engine import Engine
 from specrun.runtime.grammar import Grammar
-from specrun.runtime.round import TokenEvent
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -243,12 +241,7 @@ class ReplyPlan:
         marks = [] if think is None else [think.first, think.last, *think.around]
         if syntax is not None:
             marks += syntax.marks if self.schemas or syntax.read is not None else syntax.around
-        found: dict[int, str] = {}
-        for mark in marks:
-            for token in vocabulary.tokenize(mark, add_special=False, parse_special=True):
-                if not vocabulary.piece(token):
-                    found[token] = vocabulary.text(token)
-        return found
+        return control_names(vocabulary, marks)
 
     def thinks_already(self, prompt_end: str) -> bool:
         """Whether a prompt ends with the tag that opens the reasoning."""
@@ -289,53 +282,23 @@ class ReplyPlan:
         return self.syntax.new_id()
 
 
-class PartReader:
+class PartReader(TokenReader):
     """Takes one choice's text as it comes and returns its parts.
 
-    Control tokens stand for no text; those that mark calls or reasoning are read by their names.
     `prompt_end` is how the prompt ends: a template may have opened the reasoning already.
     """
 
     def __init__(self, plan: ReplyPlan, vocabulary: Vocabulary, prompt_end: str) -> None:
-        self._marks = plan.control_tokens(vocabulary)
-        self._splits = plan.think is not None
-        self._parser: ReplyParser | None = None  # none if only content can come
+        parser: ReplyParser | None = None  # none if only content can come
         if plan.think is not None or plan.syntax is not None:
-            self._parser = ReplyParser(
+            parser = ReplyParser(
                 plan.syntax,
                 plan.schemas,
                 think=plan.think,
                 thinking=plan.thinks_already(prompt_end),
                 most_calls=plan.most_calls,
             )
-
-    @property
-    def done(self) -> bool:
-        """Whether the reply has all the calls that it may have: no more text is wanted."""
-        return self._parser is not None and self._parser.done
-
-    def read(self, events: Sequence[TokenEvent]) -> Sequence[Part]:
-        """Return the parts that became certain with these tokens."""
-        marks = self._marks
-        return self._push("".join([marks.get(each.token_id, "") + each.text for each in events]))
-
-    def finish(self, text: str, *, is_cut: bool = False) -> Sequence[Part]:
-        """Return the rest of the parts, with the last of the text, which may be cut."""
-        parts = self._push(text)
-        if self._parser is not None:
-            parts = [*parts, *self._split(self._parser.finish(is_cut=is_cut))]
-        return parts
-
-    def _push(self, text: str) -> Sequence[Part]:
-        if self._parser is not None:
-            return self._split(self._parser.push(text))
-        return (Content(text),) if text else ()
-
-    def _split(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return reasoning as content, where it is not to be split."""
-        if self._splits:
-            return parts
-        return [Content(part.text) if isinstance(part, Reasoning) else part for part in parts]
+        super().__init__(parser, plan.control_tokens(vocabulary), splits=plan.think is not None)
 
 
 @dataclass(frozen=True, slots=True)

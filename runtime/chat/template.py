@@ -211,7 +211,7 @@ def chat_text(
         raise OptionError("a conversation needs at least one message")
     if is_begun and len(talk) > 1 and not _begun_text(talk[-1]).strip():
         is_begun = talk.pop() is None  # an answer without a text is not begun
-    given: _Given = [talk, tools, variables or {}]
+    given: _Given = [talk, list(tools), variables or {}]
     joined = "".join(_texts_of([[{**each, "role": ""} for each in talk], *given[1:]]))
     used = joined + template.source
     marks = [mark for mark in _MARKERS if mark not in used][:3]
@@ -232,7 +232,12 @@ def chat_text(
             no_thoughts=no_thoughts,
         )
         write = ending.begun if is_begun else ending.whole
-        text = template.fitting.rendered(talk, write, probe)
+        try:
+            text = template.fitting.rendered(talk, write, probe)
+        except RefusedError:
+            if _described(tools) == tools:
+                raise
+            return written([talk, _described(tools), variables])
         begun = _begun_text(talk[-1]).lstrip() if is_begun else ""
         end = text.removesuffix(begun)[-_LONGEST_END:].replace(marker, "")
         return ChatText(text.split(marker) if is_apart else [text], template.memory, end)
@@ -247,6 +252,22 @@ def chat_text(
     if n_ctx is not None:
         require_room(vocabulary, text.pieces, n_ctx)
     return text
+
+
+def _described(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return tools with a description, an empty one, of every argument: some templates add it."""
+    if isinstance(value, list | tuple):
+        return [_described(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    made = {key: _described(part) for key, part in value.items()}
+    arguments = made.get("properties")
+    if isinstance(arguments, Mapping):
+        made["properties"] = {
+            name: {"description": "", **own} if isinstance(own, Mapping) else own
+            for name, own in arguments.items()
+        }
+    return made
 
 
 _Given = list[Any]

@@ -123,6 +123,11 @@ def _generation(file: HeadFile) -> Generation:
         known = "DFlash, DFlash2 and DSpark have none of that name"
         problem = f"is a block drafter of an unknown generation: it has {unknown[0]}"
         raise UnsupportedModelError(f"{file.path} {problem}, and {known}")
+    for tensor in file.header.tensors:
+        # They are added number by number, which ggml does not do of blocks.
+        if tensor.name.endswith("_conv_base") and tensor.type_name not in ("F32", "F16"):
+            has = f"{file.path} has {tensor.name} in {tensor.type_name}"
+            raise MalformedFileError(f"{has}, and llama.cpp needs it in F32: convert it again")
     if MARKOV in file and _SELECTOR in file:
         both = f"both a Markov head ({MARKOV}) and a selector ({_SELECTOR})"
         raise UnsupportedModelError(f"{file.path} has {both}: such a generation is not known")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specrun.bindings.contexts import FEATURES_AT_ONCE
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import ClosedError, OptionError
 from specrun.runtime.drafters.dflash.drafter import BlockCells, BlockDrafter
 from specrun.runtime.drafters.dflash.file import BlockFile
 from specrun.runtime.drafters.dflash.rows import BlockRows
@@ -99,8 +99,10 @@ class BlockSource(StatesSource[BlockState]):
         self._whole = bool(names) or self._keeps_leaf
 
     def _after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
-        assert self._rows is not None
-        rows = self._rows.after(slot, tokens, points=self._points and not self._whole)
+        block = self._rows  # read once: another thread may close it
+        if block is None:
+            raise ClosedError("the context is closed")
+        rows = block.after(slot, tokens, points=self._points and not self._whole)
         if self._under_grammar and self.few_tokens:
             return rows  # it names few tokens, and nothing follows any other
         if self._whole:
@@ -159,6 +161,11 @@ class BlockSource(StatesSource[BlockState]):
         return np.stack(
             [np.concatenate([rows.layer_input(row, tap) for tap in self._taps]) for row in wanted]
         )
+
+    def close(self) -> None:
+        """Free the cells, once no row of a block is held any more."""
+        self._rows = self._found = None
+        super().close()
 
 
 def _floored(row: Logits) -> Logits:
@@ -231,6 +238,20 @@ def _rounds(drafter: BlockDrafter, env: DraftEnvironment) -> Callable[[int], flo
     return lambda n: share * curve.seconds(first + n) / curve.seconds(1)
 
 
+def _completed(tree: TreeOptions, slots: int, largest: int) -> TreeOptions:
+    """Return the options of a tree with depth, width and size where they were left out."""
+    if tree.tree not in (None, "sequoia"):
+        return tree
+    if tree.depth is None:
+        most = tree.nodes if isinstance(tree.nodes, int) else largest
+        tree = dataclasses.replace(tree, depth=max(1, min(slots, largest, most)))
+    if tree.tree is None:
+        tree = dataclasses.replace(tree, topk=_TOPK if tree.topk is None else tree.topk)
+        nodes = max(largest, tree.depth or 1) if tree.nodes is None else tree.nodes
+        tree = dataclasses.replace(tree, nodes=nodes)
+    return tree
+
+
 def _shape(
     expression: Expression,
     tree: TreeOptions,
@@ -241,10 +262,7 @@ def _shape(
     """Return the shape of drafts, no deeper than the block."""
     slots, largest = file.n_slots, env.most_drafted
     if tree.asks_for_tree:
-        if tree.depth is None and tree.tree in (None, "sequoia"):
-            tree = dataclasses.replace(tree, depth=min(slots, largest))
-        if tree.tree is None and tree.nodes is None:
-            tree = dataclasses.replace(tree, nodes=max(largest, tree.depth or 1))
+        tree = _completed(tree, slots, largest)
         shape = tree.shape(
             env.context.n_batch,
             lambda nodes, depth: best_tree(typical_acceptance(sampling), nodes, depth),
@@ -253,7 +271,8 @@ def _shape(
     elif isinstance(tree.n, int):
         if tree.n < 1:
             raise OptionError(f"{expression}: n is {tree.n}: give 1 to {slots}")
-        shape = Topology.chain(min(tree.n, slots))  # llama.cpp, too, drafts no more than a block
+        # llama.cpp, too, drafts no more than a block.
+        shape = Topology.chain(min(tree.n, slots, env.context.n_batch - 1))
     else:
         most = min(slots, largest)
         if not env.target.can_branch:

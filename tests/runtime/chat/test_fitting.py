@@ -231,6 +231,39 @@ def test_calls_are_told(vocabulary, source, expected, tools):
     assert text.removesuffix("get_weather") == "<user>Rain?\n" + expected
 
 
+ALTERNATING = (
+    "{% if messages | selectattr('role', 'equalto', 'system') | list %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}" + _ROLES_ALTERNATE + EITHER
+)
+"""As Mistral's: calls and results count as no turns, and a text beside a call is not printed."""
+_ALONE = [{**CALLED[1], "content": ""}, CALLED[2]]
+_CALL_LINE, _RESULT_LINE = '<assistant><call>get_weather{"city": "Paris"}\n', "<tool>dry"
+BEHIND = {
+    "a question behind a result": (
+        [CALLED[0], *_ALONE, *said(("system", "It is late."), ("user", "And now?"))],
+        f"{_CALL_LINE}{_RESULT_LINE}\n\nIt is late.\n\nAnd now?\n",
+    ),
+    "a text beside a call, and an answer": (
+        [*CALLED, *said(("assistant", "It is dry."), ("user", "And now?"))],
+        f"{_CALL_LINE}{_RESULT_LINE}\n<assistant>I look.\n\nIt is dry.\n<user>And now?\n",
+    ),
+    "a text beside a call, and a question": (
+        [*CALLED, *said(("user", "And now?"))],
+        f"<assistant>I look.\n{_CALL_LINE}{_RESULT_LINE}\n<user>And now?\n",
+    ),
+    "a text beside a call that was answered just now": (
+        CALLED,
+        f"<assistant>I look.\n{_CALL_LINE}{_RESULT_LINE}\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("talk", "expected"), BEHIND.values(), ids=BEHIND)
+def test_calls_keep_their_form_where_turns_alternate(vocabulary, talk, expected):
+    text = chat_text(ChatTemplate(ALTERNATING), vocabulary, talk).text
+    assert text == "<user>Rain?\n" + expected
+
+
 def test_a_template_may_collect_in_lists_of_its_own(vocabulary):
     source = (
         "{% set ns = namespace(seen=[]) %}{% for m in messages %}"
@@ -239,3 +272,18 @@ def test_a_template_may_collect_in_lists_of_its_own(vocabulary):
     )
     text = chat_text(ChatTemplate(source), vocabulary, said(*TALK[1:3])).text
     assert text == "Hi.Hello.user,assistantuser"
+
+
+def test_arguments_without_a_description_have_an_empty_one_where_it_is_added(vocabulary):
+    source = (
+        "{% for tool in tools %}{% for name, own in tool.function.parameters.properties.items() %}"
+        "{{ name + ': ' + own.description }}.{% endfor %}{% endfor %}" + PLAIN
+    )
+    properties = {"city": {"type": "string"}, "day": {"type": "string", "description": "when"}}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    tool = {"type": "function", "function": function}
+    text = chat_text(ChatTemplate(source), vocabulary, said(TALK[1]), tools=[tool]).text
+    assert text == "city: .day: when." + lines(TALK[1])
+    refusing = ChatTemplate("{{ raise_exception('never') }}")
+    with pytest.raises(TemplateError, match="never"):
+        chat_text(refusing, vocabulary, said(TALK[1]), tools=[tool])
