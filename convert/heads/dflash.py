@@ -128,6 +128,7 @@ def _usual_names(checkpoint: Checkpoint) -> Checkpoint:
     tensors = {}
     for name, tensor in checkpoint.tensors.items():
         usual = name.removeprefix("model.").replace("confidence_proj.", "confidence_head.proj.")
+        usual = usual.replace("_codebook.weight", "_codebook")
         if usual in tensors:
             raise checkpoint.malformed(f"has {usual} twice, with and without a prefix")
         tensors[usual] = tensor
@@ -152,8 +153,8 @@ def _gemma4_values(config: JsonObject) -> dict[str, object]:
     """Return the settings of Gemma 4's layers, all of full attention, under their usual names."""
     kinds = {*_layer_types(config)}
     if kinds != {"full_attention"} or not config.flag("attention_k_eq_v", False):
-        has = "layers of full attention whose values are their keys"
-        raise config.unsupported(f"is DSpark for Gemma 4: llama.cpp has only {has}")
+        only = "layers of full attention whose values are their keys"
+        raise config.unsupported(f"is DSpark for Gemma 4: llama.cpp has only {only}")
     require(config, "enable_moe_block", False)
     require(config, "final_logit_softcapping", None)
     if config.any("hidden_size_per_layer_input"):
@@ -188,8 +189,8 @@ def _require_known(checkpoint: Checkpoint, config: JsonObject) -> None:
     require(config, "attention_bias", False)
     require(config, "mlp_bias", False)
     if config.text("hidden_act", "silu") not in _ACTIVATIONS:
-        known = " and ".join(_ACTIVATIONS)
-        raise config.unsupported(f"has hidden_act {config.any('hidden_act')!r}: {known} are run")
+        run = " and ".join(_ACTIVATIONS)
+        raise config.unsupported(f"has hidden_act {config.any('hidden_act')!r}: {run} are run")
 
 
 def _is_dspark(checkpoint: Checkpoint, config: JsonObject) -> bool:
@@ -497,13 +498,10 @@ def _dflash2(config: JsonObject, vocab_size: int) -> Iterator[TensorRule]:
     for layer in range(config.count("num_hidden_layers")):
         for ours, theirs in (("attn", "attention"), ("ffn", "mlp")):
             name, source = f"blk.{layer}.{ours}_conv", f"layers.{layer}.{theirs}_conv"
-            base, shape = (f"{source}.base_kernel",), (2, kernel, hidden)
-            yield TensorRule(f"{name}_base", base, shape, keep_f32=True)
-            projected, shape = (
-                (f"{source}.kernel_projection.weight",),
-                (2 * kernel * groups, hidden),
-            )
-            yield TensorRule(f"{name}_proj.weight", projected, shape)
+            base = (f"{source}.base_kernel",)
+            yield TensorRule(f"{name}_base", base, (2, kernel, hidden), keep_f32=True)
+            projected, rows = (f"{source}.kernel_projection.weight",), 2 * kernel * groups
+            yield TensorRule(f"{name}_proj.weight", projected, (rows, hidden))
 
 
 # == Detection =====================================================================================

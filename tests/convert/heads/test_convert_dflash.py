@@ -185,6 +185,15 @@ def test_names_may_begin_with_model(target: Path, tmp_path: Path) -> None:
     assert {tensor.name for tensor in plan.tensors} == OWN.tensors().keys()
 
 
+def test_codebooks_may_be_embeddings(target: Path, tmp_path: Path) -> None:
+    books = {n: a for n, a in published_tensors(DFLASH2).items() if n.endswith("_codebook")}
+    assert len(books) == 2
+    moved = dict.fromkeys(books) | {f"{name}.weight": array for name, array in books.items()}
+    folder = save_published(tmp_path / "drafter", DFLASH2, "z-lab", weights=moved)
+    plan = plan_head(folder, target=target)
+    assert {tensor.name for tensor in plan.tensors} == DFLASH2.tensors().keys()
+
+
 def test_z_labs_usual_layers_are_computed_as_its_program_does(target: Path, tmp_path: Path) -> None:
     config = published_config(DFLASH, "z-lab")
     inner = {**config["dflash_config"], "target_layer_ids": None}
