@@ -223,7 +223,7 @@ def _from_anchor(checkpoint: Checkpoint, config: JsonObject) -> bool:
 
 def _check_target(config: JsonObject, target: TargetFacts) -> None:
     """Raise PairError for a drafter whose config names another width or number of layers."""
-    layers = target.n_layers - int(target.settings.get("nextn_predict_layers", 0))
+    layers = _n_layers(target)
     stated = config.count("num_target_layers", layers)
     reads = config.count("target_hidden_size", config.count("hidden_size"))
     pair = f"{config.shown} does not fit the target {target.path}"
@@ -232,6 +232,11 @@ def _check_target(config: JsonObject, target: TargetFacts) -> None:
     if reads != config.count("hidden_size"):
         sizes = f"reads states of {reads} numbers into {config.count('hidden_size')}"
         raise config.unsupported(f"{sizes}: llama.cpp has only equal ones for block drafters")
+
+
+def _n_layers(target: TargetFacts) -> int:
+    """Return the number of the target's layers without its NextN blocks."""
+    return target.n_layers - int(target.settings.get("nextn_predict_layers", 0))
 
 
 def _taps(checkpoint: Checkpoint, config: JsonObject, target: TargetFacts) -> Sequence[int]:
@@ -245,11 +250,12 @@ def _taps(checkpoint: Checkpoint, config: JsonObject, target: TargetFacts) -> Se
         taps = [output + 1 for output in _usual_outputs(config)]
     else:
         raise config.malformed(f"does not say which layers are read ({outputs})")
-    outside = next((tap for tap in taps if not 0 <= tap <= target.n_layers), None)
+    n = _n_layers(target)
+    outside = next((tap for tap in taps if not 0 <= tap <= n), None)
     if outside is not None:
         raise PairError(
             f"{config.shown} does not fit the target {target.path}: it reads the input of layer "
-            f"{outside}, and the target has {target.n_layers} layers, the first of them layer 0"
+            f"{outside}, and the target has {n} layers, the first of them layer 0"
         )
     hidden, joined = matrix_shape(checkpoint, "fc.weight")
     if joined != len(taps) * hidden:

@@ -14,7 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from gguf.utility import size_label
 
-from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    OptionError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.files import atomic_path, check_target
 from specrun.bindings.quantizer import FILE_TYPES, quantize_rows
 from specrun.convert.checkpoint import (
@@ -51,7 +56,7 @@ from specrun.convert.heads.target_facts import TargetFacts, target_facts
 from specrun.convert.names import nearest
 from specrun.convert.quantize import HEAD_TYPE, fitting_type
 from specrun.convert.tensor_stream import MappedTensor, TensorStream, map_rules, usual_type
-from specrun.convert.text_part import without_prefixes
+from specrun.convert.text_part import refuse_quantized, without_prefixes
 from specrun.runtime.heads import DEPTHS_KEY, KEY, Accuracy
 
 # == Detection of the kind of head in a folder: by files, config, names of tensors =================
@@ -80,7 +85,12 @@ def _known_kind(name: str) -> HeadKind:
 
 def _open_head(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Open a head's folder, with weights of any known name; raises as `open_checkpoint`."""
-    opened = open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
+    try:
+        opened = open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
+    except (MalformedFileError, UnsupportedModelError):
+        # Configs of heads are often copies of the target's: only numbers of other types count.
+        refuse_quantized(Checkpoint(folder, read_json_object(folder / "config.json"), {}))
+        raise
     return dataclasses.replace(opened, tensors=without_prefixes(opened.tensors))
 
 

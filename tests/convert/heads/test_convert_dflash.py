@@ -486,6 +486,23 @@ def test_a_mask_embedding_beside_the_weights_is_refused(target: Path, tmp_path: 
         plan_head(folder, target=target)
 
 
+def test_a_drafter_that_is_quantized_already(target: Path, tmp_path: Path) -> None:
+    """As published ones in NVFP4, whose scales are numbers of one byte."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    method = {"quant_method": "fp8"}
+    folder = save_published(tmp_path / "drafter", DFLASH2, "z-lab", quantization_config=method)
+    plan_head(folder, target=target)  # such settings are often the target's
+    tensors = load_file(folder / "model.safetensors")
+    scale = "layers.0.self_attn.q_proj.weight_scale"
+    save_file(
+        tensors | {scale: torch.ones(4).to(torch.float8_e4m3fn)}, folder / "model.safetensors"
+    )
+    with pytest.raises(UnsupportedModelError, match="is quantized already"):
+        plan_head(folder, target=target)
+
+
 def test_another_width_of_the_target(tmp_path: Path) -> None:
     other = tmp_path / "wide.gguf"
     write_random_llama(other, RandomLlama(**{**CHAT, "layers": 6, "width": 64}))
