@@ -18,6 +18,7 @@ COMPILED = (
     "runtime/acceptance/rule.py",
     "runtime/acceptance/exact.py",
     "runtime/trees/growth.py",
+    "runtime/heads/places.py",
 )
 
 # Vectors, also where Python itself was built with -O2; products are rounded before they are added.

@@ -23,7 +23,8 @@ MADE = [
     "if a <= b and (not a):",
     "if a < b and a:",
     "if a < b or not a:",
-    "if not (a < b and (not a)):",
+    "if True:",
+    "if False:",
     "print('XXsaid')",
     "pass",  # in place of the call
     "pass",  # in place of `raise`

@@ -300,15 +300,15 @@ class Context:
             return None
         if batch.checked_by is not self:
             self._check_batch(batch)
+        if self._has_threads_to_note:
+            FORK.note_work()
+            self._has_threads_to_note = False
         buffers = self._buffers
 
         def step(token: int, position: int) -> npt.NDArray[np.float32]:
             handle = self._handle or self.handle  # read once: another thread may close it
             if FORK.lost:
                 FORK.check()
-            if self._has_threads_to_note:
-                FORK.note_work()
-                self._has_threads_to_note = False
             buffers.generation += 1
             code, seconds, address = call(handle, token, position)
             self.native_seconds += seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -23,12 +23,14 @@ from specrun.cli.options.types import located
 from specrun.cli.terminal.answer import (
     AnswerWriter,
     PlainWriter,
+    ReplyWriter,
     context_full,
     run_stream,
     statistics_line,
 )
 from specrun.cli.terminal.terminal import Terminal, noted
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
+from specrun.runtime.chat import answer_reader
 from specrun.runtime.language import METHODS, parse_expression
 
 if TYPE_CHECKING:
@@ -313,9 +315,11 @@ class Chat:
         """Answer the last message; if there is no text, take it back and return False."""
         conversation, terminal = self.conversation, self.terminal
         try:
-            writer = self._writer()
-            stream = self.runtime.stream_chat(
-                conversation.for_template(),
+            runtime = self.runtime
+            prompt = runtime.chat_prompt(conversation.for_template())
+            writer = self._writer(prompt)
+            stream = runtime.stream(
+                prompt,
                 params,
                 max_tokens=conversation.max_tokens,
                 # A random seed is new for every answer, and `-s SEED` alone then repeats it.
@@ -334,7 +338,8 @@ class Chat:
             conversation.messages.pop()
             terminal.say("stopped before the first token; the message was taken back", "dim")
             return False
-        conversation.reply(answer.result.text)
+        is_split = isinstance(writer, ReplyWriter)
+        conversation.reply(writer.content if is_split else answer.result.text)
         self.last = answer.result
         self.totals.add(answer.result)
         if self._display.show_timings:
@@ -350,8 +355,15 @@ class Chat:
             terminal.note("")
         return True
 
-    def _writer(self) -> AnswerWriter:
-        """Return the writer of an answer; explain the colours of drafts once."""
+    def _writer(self, prompt: Sequence[int]) -> AnswerWriter:
+        """Return the writer of an answer to a prompt, without the marks of the model's family."""
+        source, vocabulary = self.runtime.chat_template.source, self.runtime.vocabulary
+        reader = answer_reader(source, vocabulary, prompt)
+        writer = self._text_writer()
+        return writer if reader is None else ReplyWriter(self.terminal, reader, writer)
+
+    def _text_writer(self) -> AnswerWriter:
+        """Return the writer of a text; explain the colours of drafts once."""
         show_draft = self._display.show_draft
         if show_draft and self.terminal.color_answers and not self._told_colors:
             self._told_colors = True

@@ -67,7 +67,7 @@ def open_runtime(
                 f"{ours:,}): were they swapped? Drafting will cost more than it saves"
             )
         _warn_of_lossy_rule(draft.accept, terminal)
-        for note in (runtime.session.drafter.remark, runtime.memory_line):
+        for note in (runtime.remark, runtime.memory_line):
             if note:
                 terminal.note(note)
         yield runtime
@@ -106,6 +106,8 @@ def open_engine(
         learn=learn,
     ) as engine:
         _warn_of_lossy_rule(draft.accept, terminal)
+        if engine.remark:
+            terminal.note(engine.remark)
         yield engine
 
 

@@ -5,6 +5,7 @@ The log is silent by default, goes to stderr with -v, and to a file with --log-f
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from specrun.bindings.files import logger as kept_files
 from specrun.cli.options.group import OUTPUT, Decorator, option_group
 from specrun.cli.options.types import NEW_FILE
 from specrun.cli.terminal.terminal import ColorChoice, Terminal, one_line, set_verbosity
+from specrun.runtime.grammar.schema import logger as grammars
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -58,8 +60,8 @@ class _LogFile(logging.FileHandler):
             super().close()
 
 
-class _KeptFileWarnings(logging.Handler):
-    """Shows warnings about files that specrun keeps for itself, also without -v."""
+class _ShownWarnings(logging.Handler):
+    """Shows warnings about files that specrun keeps for itself, and schemas, also without -v."""
 
     def __init__(self, terminal: Terminal) -> None:
         super().__init__(logging.WARNING)
@@ -67,7 +69,7 @@ class _KeptFileWarnings(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write a warning."""
-        self._terminal.warn(record.getMessage())
+        self._terminal.warn(one_line(record.getMessage(), 2000))
 
 
 def start_logging(verbosity: int, log_file: Path | None) -> Callable[[], None]:
@@ -128,9 +130,10 @@ def _open_terminal(
     context.call_on_close(start_logging(verbose, log_file))
     terminal = Terminal(color, quiet=quiet, verbosity=verbose)
     if not verbose:  # with it they are in the log
-        handler = _KeptFileWarnings(terminal)
-        kept_files.addHandler(handler)
-        context.call_on_close(lambda: kept_files.removeHandler(handler))
+        handler = _ShownWarnings(terminal)
+        for logger in (kept_files, grammars):
+            logger.addHandler(handler)
+            context.call_on_close(functools.partial(logger.removeHandler, handler))
     return terminal
 
 

@@ -54,7 +54,7 @@ class Offer:
         Raises `RequestError` that names the field.
         """
         kind, inner = value.get("type"), value.get("custom")
-        if kind == "custom" and "input_schema" not in value:
+        if kind == "custom" and function is Function:
             given = (inner, f"{where}.custom") if isinstance(inner, dict) else (value, where)
             self._add_custom(checked(given[0], CustomTool, given[1]))
         elif kind in ("function", "custom", None):

@@ -7,10 +7,8 @@ by side, and the end of answers that nobody reads any more.
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import functools
 import secrets
-import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,14 +21,13 @@ from msgspec import Meta, Struct
 from specrun.bench.text_scores import TokenScore, score_text
 from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.lanes import GRAMMARS, REQUESTS
+from specrun.cli.serve.grammars import GrammarReader
+from specrun.cli.serve.lanes import REQUESTS
 from specrun.cli.serve.offers import CustomInputs
 from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools import ChatTurn, PartReader
 from specrun.runtime.chat import CallBegun, ChatText, Part, chat_text, require_room, too_long
 from specrun.runtime.engine import Engine, GenerationStream, RoundTrace
-from specrun.runtime.grammar import Grammar, GrammarError
-from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.laws import SamplingParams, random_if_unset
 from specrun.runtime.round import FinishReason, GenerationResult, TokenEvent
 
@@ -143,6 +140,7 @@ class PromptReader:
             request.turn.messages,
             tools=request.turn.tools,
             variables={**self._template_kwargs, **request.turn.template_kwargs},
+            no_thoughts=request.turn.no_thoughts,
             is_begun=request.turn.is_begun,
             add_generation_prompt=request.turn.is_asked,
             n_ctx=longest,
@@ -271,6 +269,7 @@ class AnswerService:
         self.engine = engine
         self.settings = settings
         self.prompts = PromptReader(engine, settings.template_kwargs)
+        self._grammars = GrammarReader(engine.vocabulary, lambda: self.is_closing)
         self.is_closing = False
         self.observers: list[Callable[[GenerationResult], None]] = []
         self.answers: WeakSet[ServedAnswer] = WeakSet()
@@ -288,7 +287,8 @@ class AnswerService:
         longest = max(map(len, prompts.tokens))
         if longest > self.engine.n_ctx:  # at once, not when its turn comes
             raise too_long(longest, self.engine.n_ctx)
-        grammar = await self._grammar(request, prompts.end)
+        asked, plan = request.params.grammar, request.turn.plan
+        grammar = await self._grammars.of_reply(plan, asked, prompts.end)
         scores = await self._scores(request, prompts)
         self._require_room(len(prompts.tokens) * request.n)  # others came meanwhile
         seed = random_if_unset(request.params.seed)
@@ -330,42 +330,6 @@ class AnswerService:
             )
             for tokens in prompts.tokens
         ]
-
-    async def _grammar(self, request: AnswerRequest, prompt_end: str) -> Grammar | None:
-        """Return the grammar of a reply, compiled beside the event loop.
-
-        It is the grammar of forced calls, or the requested one; it begins behind the reasoning if
-        the prompt has opened one. Raises `RequestError` if there are both, or one that cannot be
-        compiled.
-        """
-        plan, vocabulary = request.turn.plan, self.engine.vocabulary
-        asked, calls = request.params.grammar, plan.grammar(vocabulary, prompt_end)
-        if calls is not None and asked is not None:
-            problem = "tool_choice or strict tools bind the text, and so does the grammar or format"
-            raise RequestError(f"{problem}: give one of them", "tool_choice")
-        grammar = asked if calls is None else calls
-        if grammar is None:
-            return None
-        if calls is None and plan.think is not None and plan.thinks_already(prompt_end):
-            grammar = dataclasses.replace(grammar, after=plan.think[1])
-        gone = threading.Event()
-
-        def is_wanted() -> bool:
-            return not (gone.is_set() or self.is_closing)
-
-        try:
-            await GRAMMARS.run(lambda: compiled(grammar, vocabulary, is_wanted))
-        except ClosedError:
-            raise ClosedError("the server is shutting down") from None
-        except GrammarError as error:
-            if calls is not None:
-                problem = f"a call of these tools cannot be forced: {error}"
-                raise RequestError(problem, "tools") from None
-            field = "response_format" if grammar.kind == "json-schema" else "grammar"
-            raise RequestError(f"{field}: {error}", field) from None
-        finally:
-            gone.set()
-        return grammar
 
     def _require_room(self, n_more: int) -> None:
         if self.is_closing:

@@ -20,14 +20,14 @@ from specrun.cli.serve.body import shown, wanted
 from specrun.cli.serve.errors import RequestError
 from specrun.runtime.chat import (
     GENERIC,
-    Content,
+    ChatTemplate,
     Effort,
     ForcedCalls,
-    Part,
-    Reasoning,
     ReplyParser,
     ThinkTags,
+    TokenReader,
     ToolSyntax,
+    control_names,
     is_malformed,
     is_unreadable,
     joined,
@@ -36,7 +36,6 @@ from specrun.runtime.chat import (
 )
 from specrun.runtime.engine import Engine
 from specrun.runtime.grammar import Grammar
-from specrun.runtime.round import TokenEvent
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
@@ -94,24 +93,28 @@ def call_of(call_id: object, name: str, arguments: object, field: str) -> Messag
     }
 
 
-def for_template(messages: Sequence[Message], id_length: int | None = None) -> list[Message]:
+def for_template(messages: Sequence[Message], syntax: ToolSyntax) -> list[Message]:
     """Return the messages with results that have the names of their calls.
 
-    Ids that a template takes in one length only, as Mistral's do, are replaced by their digests.
+    Ids that a template takes in one length only, as Mistral's do, are replaced by their digests,
+    and those that its model writes itself by such ones.
     """
     names: dict[str, str] = {}
+    ids: dict[str, str] = {}
     made: list[Message] = []
     for message in messages:
         own, call_id = dict(message), message.get("tool_call_id")
         if own.get("tool_calls"):
-            names |= {call["id"]: call["function"]["name"] for call in own["tool_calls"]}
-            own["tool_calls"] = [
-                {**call, "id": _fitting(call["id"], id_length)} for call in own["tool_calls"]
-            ]
+            for call in own["tool_calls"]:
+                name = names[call["id"]] = call["function"]["name"]
+                numbered = f"functions.{name}:{len(ids)}"
+                fitting = _fitting(call["id"], syntax.id_length)
+                ids[call["id"]] = numbered if syntax.numbered_ids else fitting
+            own["tool_calls"] = [{**call, "id": ids[call["id"]]} for call in own["tool_calls"]]
         elif own.get("role") == "tool" and isinstance(call_id, str):
             if call_id in names:
                 own.setdefault("name", names[call_id])
-            own["tool_call_id"] = _fitting(call_id, id_length)
+            own["tool_call_id"] = ids.get(call_id, _fitting(call_id, syntax.id_length))
         made.append(own)
     return made
 
@@ -238,28 +241,38 @@ class ReplyPlan:
         marks = [] if think is None else [think.first, think.last, *think.around]
         if syntax is not None:
             marks += syntax.marks if self.schemas or syntax.read is not None else syntax.around
-        found: dict[int, str] = {}
-        for mark in marks:
-            for token in vocabulary.tokenize(mark, add_special=False, parse_special=True):
-                if not vocabulary.piece(token):
-                    found[token] = vocabulary.text(token)
-        return found
+        return control_names(vocabulary, marks)
 
     def thinks_already(self, prompt_end: str) -> bool:
         """Whether a prompt ends with the tag that opens the reasoning."""
         return self.think is not None and prompt_end.rstrip().endswith(self.think.first)
 
-    def grammar(self, vocabulary: Vocabulary, prompt_end: str) -> Grammar | None:
-        """Return the grammar of calls that have to come, or to follow schemas; None for neither."""
-        if self.syntax is None or not (self.must_call or self.strict):
+    def grammar(
+        self,
+        vocabulary: Vocabulary,
+        prompt_end: str,
+        answer: Any = None,  # noqa: ANN401 - a JSON schema
+    ) -> Grammar | None:
+        """Return the grammar of calls that have to come, or to follow schemas; None for neither.
+
+        `answer` is the schema of a text, which comes instead of calls unless they have to come.
+        """
+        answer = None if self.must_call else answer
+        if answer is None and (self.syntax is None or not (self.must_call or self.strict)):
             return None
         schemas = {
-            name: schema if self.must_call or name in self.strict else {}
+            name: schema if self.must_call or answer is not None or name in self.strict else {}
             for name, schema in self.schemas.items()
         }
         control = {mark: token for token, mark in self.control_tokens(vocabulary).items()}
-        several, may_talk = self.most_calls != 1, not self.must_call
-        forced = ForcedCalls(self.syntax.form, schemas, control, several=several, may_talk=may_talk)
+        forced = ForcedCalls(
+            None if self.syntax is None else self.syntax.form,
+            schemas,
+            control,
+            several=self.most_calls != 1,
+            may_talk=not self.must_call,
+            answer=answer,
+        )
         thinking = self.thinks_already(prompt_end)
         return Grammar.lark(forced.grammar(self.think, thinking=thinking))
 
@@ -269,53 +282,23 @@ class ReplyPlan:
         return self.syntax.new_id()
 
 
-class PartReader:
+class PartReader(TokenReader):
     """Takes one choice's text as it comes and returns its parts.
 
-    Control tokens stand for no text; those that mark calls or reasoning are read by their names.
     `prompt_end` is how the prompt ends: a template may have opened the reasoning already.
     """
 
     def __init__(self, plan: ReplyPlan, vocabulary: Vocabulary, prompt_end: str) -> None:
-        self._marks = plan.control_tokens(vocabulary)
-        self._splits = plan.think is not None
-        self._parser: ReplyParser | None = None  # none if only content can come
+        parser: ReplyParser | None = None  # none if only content can come
         if plan.think is not None or plan.syntax is not None:
-            self._parser = ReplyParser(
+            parser = ReplyParser(
                 plan.syntax,
                 plan.schemas,
                 think=plan.think,
                 thinking=plan.thinks_already(prompt_end),
                 most_calls=plan.most_calls,
             )
-
-    @property
-    def done(self) -> bool:
-        """Whether the reply has all the calls that it may have: no more text is wanted."""
-        return self._parser is not None and self._parser.done
-
-    def read(self, events: Sequence[TokenEvent]) -> Sequence[Part]:
-        """Return the parts that became certain with these tokens."""
-        marks = self._marks
-        return self._push("".join([marks.get(each.token_id, "") + each.text for each in events]))
-
-    def finish(self, text: str, *, is_cut: bool = False) -> Sequence[Part]:
-        """Return the rest of the parts, with the last of the text, which may be cut."""
-        parts = self._push(text)
-        if self._parser is not None:
-            parts = [*parts, *self._split(self._parser.finish(is_cut=is_cut))]
-        return parts
-
-    def _push(self, text: str) -> Sequence[Part]:
-        if self._parser is not None:
-            return self._split(self._parser.push(text))
-        return (Content(text),) if text else ()
-
-    def _split(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return reasoning as content, where it is not to be split."""
-        if self._splits:
-            return parts
-        return [Content(part.text) if isinstance(part, Reasoning) else part for part in parts]
+        super().__init__(parser, plan.control_tokens(vocabulary), splits=plan.think is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,7 +306,7 @@ class ChatTurn:
     """A conversation in the form for its template, and the plan of the reply.
 
     `is_begun`: the last message is an answer that goes on. `is_asked`: the prompt ends with the
-    begin of an answer, as the template has it.
+    begin of an answer, as the template has it. `no_thoughts`: the answer has no reasoning.
     """
 
     messages: Sequence[Message] = ()
@@ -332,6 +315,7 @@ class ChatTurn:
     plan: ReplyPlan = field(default_factory=ReplyPlan)
     is_begun: bool = False
     is_asked: bool = True
+    no_thoughts: bool = False
 
 
 # Claude Code writes one before the system's text, for its maker's bills; its hash changes with
@@ -347,6 +331,50 @@ def _constant(message: Message) -> Message:
     if message["role"] != "system" or not isinstance(content, str):
         return message
     return {**message, "content": _CHANGING_LINE.sub("", content)}
+
+
+_NAMES_OF_TOOLS = ("xml_tools", "functions", "available_tools", "custom_tools")
+"""What some templates call the tools."""
+_TOOLS_OF_MESSAGE = re.compile(r"""message(\.tools\b|\[['"]tools['"]\])""")
+"""How templates read tools that are a field of the system's message, as Phi-4-mini's does."""
+
+
+def _shown(
+    messages: Sequence[Message], tools: Sequence[Tool], template: ChatTemplate, syntax: ToolSyntax
+) -> tuple[Sequence[Message], dict[str, Any]]:
+    """Return messages and variables that show tools to a model whose template takes no `tools`."""
+    if _TOOLS_OF_MESSAGE.search(template.source):
+        first, *others = messages
+        if first["role"] != "system":
+            first, others = {"role": "system", "content": ""}, [*messages]
+        listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        return [{**first, "tools": listed}, *others], {}
+    other = next((name for name in _NAMES_OF_TOOLS if name in template.names), None)
+    if other is None:
+        return _with_tools(messages, tools, syntax), {}
+    return messages, {other: _lines(tools) if other == "functions" else [*tools]}
+
+
+def _with_tools(
+    messages: Sequence[Message], tools: Sequence[Tool], syntax: ToolSyntax
+) -> list[Message]:
+    """Return the messages with a text about the tools, for a template that knows none."""
+    example = syntax.form.written([("NAME", {"ARGUMENT": "VALUE"})])
+    text = (
+        "You may call functions. Each line describes one, its parameters by a JSON schema:\n"
+        f"{_lines(tools)}\n\nTo call a function, answer with its name and arguments in exactly "
+        f"this form, and nothing behind it:\n{example}\nThe results come in the next message. "
+        "If no function is needed, answer in plain text."
+    )
+    first = messages[0] if messages else {}
+    if first.get("role") != "system":
+        return [{"role": "system", "content": text}, *messages]
+    joined = "\n\n".join(each for each in (first["content"], text) if each)
+    return [{**first, "content": joined}, *messages[1:]]
+
+
+def _lines(tools: Sequence[Tool]) -> str:
+    return "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
 
 
 def plan_turn(
@@ -365,8 +393,7 @@ def plan_turn(
 ) -> ChatTurn:
     """Return how a conversation is rendered and its reply read; raises `RequestError`.
 
-    Tools are refused if the template does not render them, or if the syntax of the model's calls
-    is not known.
+    Where the template does not render tools, a text of the system's describes them.
     """
     messages = [_constant(message) for message in messages]
     if choice.mode == "required" and not tools:
@@ -380,11 +407,13 @@ def plan_turn(
             raise RequestError(problem, "tools") from None
         return ChatTurn(messages, (), template_kwargs, is_begun=is_begun, is_asked=is_asked)
     syntax = syntax_of(template.source) or GENERIC
-    if effort is not None:
-        template_kwargs = {**effort.variables(template), **template_kwargs}
+    wished = {} if effort is None else effort.variables(template)
+    no_thoughts = effort is not None and effort.thinks is False
+    no_thoughts = no_thoughts and not wished.keys() & template_kwargs.keys()
+    template_kwargs = {**wished, **template_kwargs}
     if used and "tools" not in template.names:
-        problem = "this model's chat template knows no tools: leave them out, or give the server"
-        raise RequestError(f"{problem} one that does (--chat-template-file)", "tools")
+        messages, named = _shown(messages, used, template, syntax)
+        template_kwargs = {**named, **template_kwargs}
     functions = [tool["function"] for tool in used]
     schemas = {function["name"]: function["parameters"] for function in functions}
     for name in choice.names or ():
@@ -402,5 +431,5 @@ def plan_turn(
         strict=frozenset(each["name"] for each in functions if each.get("strict")),
         custom=frozenset(custom),
     )
-    talk = for_template(messages, syntax.id_length)
-    return ChatTurn(talk, used, template_kwargs, plan, is_begun, is_asked)
+    talk = for_template(messages, syntax)
+    return ChatTurn(talk, used, template_kwargs, plan, is_begun, is_asked, no_thoughts)

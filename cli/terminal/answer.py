@@ -7,6 +7,7 @@ from typing import Protocol
 
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime
+from specrun.runtime.chat import Content, Part, Reasoning, TokenReader
 from specrun.runtime.engine import GenerationStream
 from specrun.runtime.round import GenerationResult, TokenEvent
 
@@ -52,6 +53,48 @@ class PlainWriter:
         self._terminal.answer(rest)
         if (rest[-1:] or self._last) != "\n":
             self._terminal.answer("\n")
+
+
+class ReplyWriter:
+    """Shows an answer without its marks: the reasoning dim, then the content by another writer.
+
+    `content` is what the answer says to the user.
+    """
+
+    def __init__(self, terminal: Terminal, reader: TokenReader, content: AnswerWriter) -> None:
+        self.content = ""
+        self._terminal, self._reader, self._writer = terminal, reader, content
+        self._taken = 0
+        self._thought = ""
+
+    def write(self, event: TokenEvent) -> None:
+        """Show the parts that became certain with a token."""
+        self._taken += len(event.text)
+        for part in self._reader.read([event]):
+            self._show(part, event)
+
+    def finish(self, text: str) -> None:
+        """Show the rest of the whole `text`, and end the line."""
+        for part in self._reader.finish(text[self._taken :]):
+            self._show(part, None)
+        self._end_thought()
+        self._writer.finish(self.content)
+
+    def _show(self, part: Part, event: TokenEvent | None) -> None:
+        if isinstance(part, Reasoning):
+            self._thought += part.text
+            self._terminal.answer(part.text, "dim")
+        elif isinstance(part, Content):
+            self._end_thought()
+            self.content += part.text
+            if event is not None:
+                shown = TokenEvent(part.text, event.token_id, event.origin, event.round, None)
+                self._writer.write(shown)
+
+    def _end_thought(self) -> None:
+        if self._thought:
+            self._terminal.answer("\n\n" if not self._thought.endswith("\n") else "\n")
+            self._thought = ""
 
 
 def run_stream(stream: GenerationStream, writer: AnswerWriter | None = None) -> Answer:

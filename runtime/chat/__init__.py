@@ -10,7 +10,14 @@ if TYPE_CHECKING:
     from specrun.runtime.chat.forced import ForcedCalls
     from specrun.runtime.chat.parts import is_malformed, is_unreadable, joined, part_text
     from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
-    from specrun.runtime.chat.reply import Reply, ReplyParser, ToolCall
+    from specrun.runtime.chat.reply import (
+        Reply,
+        ReplyParser,
+        TokenReader,
+        ToolCall,
+        answer_reader,
+        control_names,
+    )
     from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
     from specrun.runtime.chat.template import (
         ChatTemplate,

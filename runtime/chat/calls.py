@@ -51,9 +51,14 @@ def read_call(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
         if not mark and syntax.kind != "object":
             yield from reader.next()
             raise NotACallError
-    if syntax.kind == "keywords":
-        yield from _keyword_calls(reader, syntax)
-        return
+    if mark.startswith("{"):  # it is the begin of an object
+        reader.back(mark)
+    if syntax.kind == "keywords" or syntax.at_start:
+        in_list, character = yield from _first_in_list(reader)
+        is_object = character == "{"
+        if not is_object and (syntax.kind == "keywords" or (in_list and character.isidentifier())):
+            yield from _keyword_calls(reader, syntax)
+            return
     yield from reader.follows_any(_FENCES if not mark or mark.endswith(":") else ())
     first = yield from reader.after_blank()
     if first in ("{", "["):
@@ -67,6 +72,16 @@ def read_call(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
             yield from _tagged(reader, syntax, mark)
         else:
             yield from _named(reader, syntax)
+
+
+def _first_in_list(reader: Reader) -> Reading[tuple[bool, str]]:
+    """Return whether a list comes, and the character that comes within it; all is read again."""
+    seen, character = "", (yield from reader.next())
+    while character and character in BLANK + "[":
+        seen += character
+        character = yield from reader.next()
+    reader.back(seen + character)
+    return "[" in seen, character
 
 
 def _known(reader: Reader, name: object) -> str:

@@ -66,13 +66,22 @@ LLAMA3 = ToolSyntax(
     "object",
     CallForm('{"name": "', '", "parameters": ', behind="}", tag="<|python_tag|>"),
     ("<|python_tag|>",),
+    closers=("```",),
     at_start=True,
 )
 GENERIC = ToolSyntax(
     "generic",
     (),
     "object",
-    CallForm('{"tool_call": {"name": "', '", "arguments": ', behind="}}"),
+    CallForm(
+        '{"name": "',
+        '", "arguments": ',
+        behind="}",
+        before_all='{"tool_calls": [',
+        behind_all="]}",
+        separator=", ",
+    ),
+    ('{"tool_calls"', '{"tool_call"'),
     closers=("```",),
     at_start=True,
     answer_key="response",
@@ -134,7 +143,12 @@ MINIMAX_M1 = _objects(
     ),
     known_by=(("<tool_calls>", "<beginning_of_sentence>"),),
 )
-PHI4 = _objects("<|tool_call|>", "<|/tool_call|>", name="phi-4", known_by=(("<|/tool_call|>",),))
+PHI4 = _objects(
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    name="phi-4",
+    known_by=(("<|/tool_call|>",), ("<|tool|>", "<|/tool|>")),
+)
 GRANITE = _objects("<|tool_call|>", name="granite")
 FIREFUNCTION = _objects("functools", name="firefunction", known_by=(("functools[",),))
 INTERNLM = _objects(
@@ -256,7 +270,7 @@ SOLAR = ToolSyntax(
 )
 GEMMA4 = ToolSyntax(
     "gemma4",
-    (("<|tool_call>call:",),),
+    (("<|tool_call>",),),
     "named",
     CallForm(
         "<|tool_call>call:",
@@ -268,12 +282,12 @@ GEMMA4 = ToolSyntax(
     ),
     ("<|tool_call>",),
     closers=("<tool_call|>", "<|tool_response>"),
-    others=('<|"|>', "<|turn>", "<turn|>"),
+    others=('<|"|>',),
     head=_head("(call:)?NAME"),
 )
 FUNCTIONARY_V31 = ToolSyntax(
     "functionary-v3.1",
-    (("<function=", "<|python_tag|>"),),
+    (("<function=",),),
     "named",
     CallForm("<function=", ">", behind="</function>", separator="", mark="<function="),
     ("<function=",),
@@ -285,7 +299,7 @@ FUNCTIONARY_V32 = ToolSyntax(
     "functionary-v3.2",
     ((">>>all",),),
     "named",
-    CallForm("", "\n", separator=">>>", mark=">>>"),
+    CallForm("", "\n", separator=">>>", mark=">>>", answer="all\n"),
     (">>>",),
     begins=("all\n",),
     around=(">>>all\n",),
@@ -366,6 +380,15 @@ MINIMAX_M2 = _tags(
     ('<invoke name="', '">\n', "</invoke>"),
     ArgumentForm('<parameter name="', '">', "</parameter>\n"),
     outer=("<minimax:tool_call>\n", "\n</minimax:tool_call>"),
+)
+STEP3 = _tags(
+    "step3",
+    ("<steptml:invoke",),
+    ('<steptml:invoke name="', '">', "</steptml:invoke>"),
+    ArgumentForm('<steptml:parameter name="', '">', "</steptml:parameter>"),
+    around=("<｜tool_call_begin｜>function<｜tool_sep｜>", "<｜tool_call_end｜>"),
+    outer=("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
+    separator="",
 )
 _MM = "]<]minimax[>["
 MINIMAX_M3 = _tags(
@@ -478,7 +501,7 @@ OLMO3 = replace(
 )
 LLAMA4 = ToolSyntax(
     "llama4",
-    (("<|python_start|>",), ("func_name1(", "params_name1="), ("<|header_start|>", "[func")),
+    (("func_name1(", "params_name1="), ("<|python_start|>",), ("<|header_start|>", "[func")),
     "keywords",
     CallForm("", "(", behind=")", before_all="[", behind_all="]", separator=", ", keywords=True),
     ("<|python_start|>", "<|python_tag|>"),
@@ -496,6 +519,7 @@ GPT_OSS = ToolSyntax(
         "<|channel|>commentary to=functions.",
         " <|constrain|>json<|message|>",
         mark="<|channel|>commentary to=",
+        answer="<|channel|>final<|message|>",
     ),
     closers=("<|end|>", "<|call|>", "<|return|>"),
     others=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"),
@@ -518,6 +542,15 @@ MUSE = replace(
     form=replace(MUSE.form, lead=" to=functions<|message|>"),
 )
 
+LLAMA4_JSON = replace(
+    LLAMA3,
+    name="llama4",
+    known_by=(("<|header_start|>", '"parameters"'),),
+    openers=("<|python_start|>", "<|python_tag|>"),
+    closers=("<|python_end|>", "```"),
+    form=replace(LLAMA3.form, tag="<|python_start|>"),
+)
+
 FAMILIES: tuple[ToolSyntax, ...] = (
     GPT_OSS,
     MUSE,
@@ -529,6 +562,7 @@ FAMILIES: tuple[ToolSyntax, ...] = (
     LFM2,
     MCP,
     MINIMAX_M3,
+    STEP3,
     DSML,
     DSML_V4,
     GEMMA4,
@@ -558,6 +592,7 @@ FAMILIES: tuple[ToolSyntax, ...] = (
     FIREFUNCTION,
     OLMO3,
     HERMES,
+    LLAMA4_JSON,
     LLAMA4,
     LLAMA3,
 )

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import TemplateError
+from specrun.runtime.chat.families import GENERIC, syntax_of
 
 if TYPE_CHECKING:
     from specrun.runtime.chat.template import ChatTemplate
@@ -144,17 +145,22 @@ def _calls_in_words(messages: Messages, source: str) -> Messages:
     told: Messages = []
     for message in messages:
         own = {key: part for key, part in message.items() if key != "tool_calls"}
-        calls = [_call_in_words(call, source) for call in message.get("tool_calls") or ()]
-        own["content"] = "\n".join(text for text in (own["content"], *calls) if text)
+        calls = [_name_and_arguments(call) for call in message.get("tool_calls") or ()]
+        text = (syntax_of(source) or GENERIC).form.written(calls) if calls else ""
+        own["content"] = "\n".join(each for each in (own["content"], text) if each)
         told.append(own)
     return told
 
 
-def _call_in_words(call: Mapping[str, Any], source: str) -> str:
-    text = json.dumps(
-        {key: _function(call).get(key) for key in ("name", "arguments")}, ensure_ascii=False
-    )
-    return f"<tool_call>\n{text}\n</tool_call>" if "<tool_call>" in source else text
+def _name_and_arguments(call: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
+    function = _function(call)
+    name, arguments = function.get("name"), function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments or "{}")
+        except (ValueError, RecursionError):
+            arguments = {"arguments": arguments}
+    return str(name), arguments if isinstance(arguments, Mapping) else {}
 
 
 def _results_as_user(messages: Messages) -> Messages:

@@ -14,10 +14,11 @@ from typing import Any
 
 from specrun.runtime.chat.syntax import ArgumentForm, CallForm, ThinkTags
 from specrun.runtime.chat.values import kinds_of, takes_text
-from specrun.runtime.grammar import followed
+from specrun.runtime.grammar import SPACES, any_of, followed
 
 _SPACES = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _BLANK = "/[ \\n]*/"
+_REPLY = "schema of a reply"
 _PLACEHOLDERS = {"{index}": "/[0-9]+/", "{number}": "/[1-9][0-9]*/", "{id}": "/[a-zA-Z0-9]{9}/"}
 
 
@@ -26,14 +27,16 @@ class ForcedCalls:
     """The calls that are required: one of these tools, or several if the form has a separator.
 
     With `may_talk` none is required: text may surround calls, but a text that begins as a call is
-    one. `control` are ids of marks that are control tokens, which a grammar names by id.
+    one. With `answer` a text by this schema may come instead, and without a form or schemas alone.
+    `control` are ids of marks that are control tokens, which a grammar names by id.
     """
 
-    form: CallForm
+    form: CallForm | None
     schemas: Mapping[str, Any]
     control: Mapping[str, int]
     several: bool = False
     may_talk: bool = False
+    answer: Any = None
 
     def grammar(self, think: ThinkTags | None = None, *, thinking: bool = False) -> str:
         """Return the grammar; before the calls the model may think, and must end its reasoning.
@@ -41,21 +44,40 @@ class ForcedCalls:
         `thinking`: the prompt opened the reasoning already.
         """
         rules = _Rules(self.control)
-        start = self._talk(rules) if self.may_talk else self._calls(rules, self.form.with_lead)
+        start = rules.add("reply", self._reply(rules))
         if think is not None:
             thought = f"{rules.until(think.last)} {_BLANK} {rules.text(think.follow)}"
             whole = f"{rules.text(think.first)} {thought}"
             start = f"{thought} {start}" if thinking else f"({whole})? {start}"
         return rules.source(start)
 
+    def _reply(self, rules: _Rules) -> str:
+        form = self.form
+        if self.answer is None:
+            assert form is not None
+            return self._talk(rules, form) if self.may_talk else self._calls(rules, form.with_lead)
+        if form is None:
+            return rules.json(self.answer, SPACES)
+        answer = f"{rules.text(form.answer)} {rules.json(self.answer, SPACES)}"
+        if not self.schemas:
+            return answer
+        if form.mark or form.answer or form.keywords:
+            return f"{self._calls(rules, form.with_lead)} | {answer}"
+        # Both begin with a bracket: one schema has them, so that they share what they begin with.
+        calls = [_call_schema(form, name, schema) for name, schema in self.schemas.items()]
+        texts = rules.json(any_of([followed(self.answer, _REPLY, {}), *calls]), SPACES)
+        if form.tag not in self.control:
+            return texts
+        return f"{rules.text(form.tag)} {rules.json(any_of(calls), SPACES)} | {texts}"
+
     def _calls(self, rules: _Rules, form: CallForm) -> str:
         heads: list[tuple[str, str]] = []
         for name, schema in self.schemas.items():
             fields = schema if isinstance(schema, dict) else {}
             if form.argument is not None:
-                arguments = _tags(rules, form.argument, fields)
+                arguments = _tags(rules, form.argument, _with_definitions(fields))
             elif form.keywords:
-                arguments = _pairs(rules, fields, (", ", "="), rules.json)
+                arguments = _pairs(rules, _with_definitions(fields), (", ", "="), rules.json)
             elif form.quote:
                 arguments = _quoted(rules, {"type": "object", **fields}, form.quote)
             else:
@@ -72,14 +94,37 @@ class ForcedCalls:
             many += f" ({rules.add('next_call', any_call(form.separator))})*"
         return f"{many} {rules.text(form.behind_all)}"
 
-    def _talk(self, rules: _Rules) -> str:
+    def _talk(self, rules: _Rules, form: CallForm) -> str:
         """Return text and calls: behind a mark, or instead of a text that begins with a bracket."""
-        calls = rules.add("calls", self._calls(rules, self.form.behind_mark))
-        if not self.form.mark:
-            tag = f"({rules.text(self.form.tag)})?" if self.form.tag in self.control else ""
+        calls = rules.add("calls", self._calls(rules, form.behind_mark))
+        if not form.mark:
+            tag = f"({rules.text(form.tag)})?" if form.tag in self.control else ""
             return f"/\\s*([^\\s{{](?s:.*))?/ | {tag} {calls}"
         times = "*" if self.several else "?"
-        return f"({rules.until(self.form.mark)} {calls}){times} /(?s:.*)/"
+        return f"({rules.until(form.mark)} {calls}){times} /(?s:.*)/"
+
+
+def _call_schema(form: CallForm, name: str, schema: object) -> Mapping[str, Any]:
+    """Return the schema of a call that is a JSON object: of its name, and then its arguments."""
+    frame = json.loads(f"{form.before_name}{name}{form.before_arguments}{{}}{form.behind}")
+    fields = schema if isinstance(schema, dict) else {}
+    arguments = followed({"type": "object", **fields}, _REPLY, {})
+    definitions = arguments.pop("$defs", {})
+
+    def fixed(value: object) -> dict[str, Any]:
+        if value == {}:
+            return arguments
+        if not isinstance(value, dict):
+            return {"const": value}
+        inner = {key: fixed(each) for key, each in value.items()}
+        return {
+            "type": "object",
+            "properties": inner,
+            "required": [*inner],
+            "additionalProperties": False,
+        }
+
+    return {**fixed(frame), "$defs": definitions}
 
 
 class _Rules:
@@ -112,11 +157,9 @@ class _Rules:
                 made.append(json.dumps(piece, ensure_ascii=False) if known is None else known)
         return " ".join(made)
 
-    def json(self, schema: Mapping[str, Any]) -> str:
+    def json(self, schema: Any, spaces: Mapping[str, Any] = _SPACES) -> str:  # noqa: ANN401
         """Return a rule of the JSON values of a schema."""
-        options = schema.get("x-guidance")
-        spaced = {**_SPACES, **options} if isinstance(options, dict) else _SPACES
-        source = json.dumps({**followed(schema, "schema of a tool"), "x-guidance": spaced})
+        source = json.dumps(followed(schema, _REPLY, spaces))
         return self.add(f"json_{len(self._rules)}", f"%json {source}")
 
     def until(self, mark: str) -> str:
@@ -142,6 +185,19 @@ def _tagged(rules: _Rules, schema: object, closing: str) -> str:
         return rules.until(closing)
     values = " | ".join(rules.text(str(value)) for value in fields["enum"])
     return f"({values}) {rules.text(closing)}"
+
+
+def _with_definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema whose properties have its definitions: each is a text of its own."""
+    properties = schema.get("properties")
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    if not (shared and isinstance(properties, dict)):
+        return schema
+    alone = {
+        name: {**value, **shared} if isinstance(value, dict) else value
+        for name, value in properties.items()
+    }
+    return {**schema, "properties": alone}
 
 
 def _tags(rules: _Rules, form: ArgumentForm, schema: Mapping[str, Any]) -> str:

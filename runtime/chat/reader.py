@@ -204,11 +204,15 @@ class Reader:
         White space before a marker is no content.
         """
         held = ""
+        may_begin = {marker[0] for marker in markers} | {*BLANK}
         while True:
             character = yield from self.next()
             if not character:
                 self._say_last(held, kind)
                 return ""
+            if not held and character not in may_begin:
+                self.parts.append(kind(character))
+                continue
             held += character
             start = held.lstrip(BLANK)
             while start and not any(marker.startswith(start) for marker in markers):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from specrun.runtime.chat.calls import end_calls, read_call, read_calls
-from specrun.runtime.chat.families import GENERIC
+from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
 from specrun.runtime.chat.reader import (
     BLANK,
     CallBegun,
@@ -22,6 +22,10 @@ from specrun.runtime.chat.reader import (
     merged,
 )
 from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
+
+if TYPE_CHECKING:
+    from specrun.bindings.models import Vocabulary
+    from specrun.runtime.round import TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,82 @@ class ReplyParser:
     def _taken(self) -> list[Part]:
         parts, self._reader.parts = self._reader.parts, []
         return merged(parts)
+
+
+def control_names(vocabulary: Vocabulary, marks: Iterable[str]) -> dict[int, str]:
+    """Return the names of control tokens that are in marks, by their ids: they have no text."""
+    found: dict[int, str] = {}
+    for mark in marks:
+        for token in vocabulary.tokenize(mark, add_special=False, parse_special=True):
+            if not vocabulary.piece(token):
+                found[token] = vocabulary.text(token)
+    return found
+
+
+class TokenReader:
+    """Takes the tokens of an answer as they come and returns its parts.
+
+    Control tokens stand for no text; those in `names` are read by their names. Unless `splits`,
+    reasoning is content. Without a parser all is content.
+    """
+
+    def __init__(
+        self, parser: ReplyParser | None, names: Mapping[int, str], *, splits: bool = True
+    ) -> None:
+        self._parser, self._names, self._splits = parser, names, splits
+
+    @property
+    def done(self) -> bool:
+        """Whether the reply has all the calls that it may have: no more text is wanted."""
+        return self._parser is not None and self._parser.done
+
+    def read(self, events: Sequence[TokenEvent]) -> Sequence[Part]:
+        """Return the parts that became certain with these tokens."""
+        names = self._names
+        return self._push("".join([names.get(each.token_id, "") + each.text for each in events]))
+
+    def finish(self, text: str, *, is_cut: bool = False) -> Sequence[Part]:
+        """Return the rest of the parts, with the last of the text, which may be cut."""
+        parts = self._push(text)
+        if self._parser is not None:
+            parts = [*parts, *self._split(self._parser.finish(is_cut=is_cut))]
+        return parts
+
+    def _push(self, text: str) -> Sequence[Part]:
+        if self._parser is not None:
+            return self._split(self._parser.push(text))
+        return (Content(text),) if text else ()
+
+    def _split(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return reasoning as content, where it is not to be split."""
+        if self._splits:
+            return parts
+        return [Content(part.text) if isinstance(part, Reasoning) else part for part in parts]
+
+
+_PROMPT_END = 32  # tokens: the marks that open the reasoning, and white space
+
+
+def answer_reader(source: str, vocabulary: Vocabulary, prompt: Sequence[int]) -> TokenReader | None:
+    """Return the reader of an answer without tools to a prompt of a template.
+
+    None if the template's model writes nothing but content.
+    """
+    syntax, think = syntax_of(source), think_tags_of(source)
+    if syntax is not None and syntax.read is None and not syntax.begins:
+        syntax = None
+    if syntax is None and think is None:
+        return None
+    pieces = [
+        vocabulary.piece(token).decode(errors="replace") or vocabulary.text(token)
+        for token in prompt[-_PROMPT_END:]
+    ]
+    end = "".join(pieces).rstrip()
+    thinking = think is not None and end.endswith(think.first)
+    marks = [] if syntax is None else [*syntax.marks]
+    marks += [] if think is None else [think.first, think.last, *think.around]
+    parser = ReplyParser(syntax, think=think, thinking=thinking)
+    return TokenReader(parser, control_names(vocabulary, marks))
 
 
 def _read_reply(

@@ -69,7 +69,7 @@ class CallForm:
     `tag`. `argument` is the form of arguments that are tags; `quote` stands around texts of
     arguments that are no JSON. Without a `separator` there is one call a turn. `{index}` and
     `{number}` stand for a call's number from 0 and from 1, `{id}` for nine letters and digits.
-    `lead` is before all if nothing else was written before.
+    `lead` is before all if nothing else was written before, `answer` before a text instead.
     """
 
     before_name: str
@@ -84,6 +84,7 @@ class CallForm:
     mark: str = ""
     tag: str = ""
     lead: str = ""
+    answer: str = ""
 
     @property
     def with_lead(self) -> CallForm:

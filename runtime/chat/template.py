@@ -18,6 +18,7 @@ from jinja2.exceptions import SecurityError
 
 from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
 from specrun.bindings.models import Model, Vocabulary
+from specrun.runtime.chat.effort import Effort
 from specrun.runtime.chat.families import think_tags_of
 from specrun.runtime.chat.fitting import THOUGHTS, Fitting, Messages, RefusedError
 from specrun.runtime.chat.parts import content_text
@@ -190,12 +191,15 @@ def chat_text(
     is_begun: bool = False,
     tools: Sequence[Tool] = (),
     variables: Mapping[str, Any] | None = None,
+    no_thoughts: bool = False,
     n_ctx: int | None = None,
 ) -> ChatText:
     """Return the prompt of a conversation, with its tools and further variables.
 
     Messages that the template refuses, or leaves out, are put in another form that it takes
     (`Fitting`). `is_begun`: the last message is not whole, and the prompt ends behind its text.
+    `no_thoughts`: the answer begins behind a reasoning that is empty, where the template opens one
+    or has no variable for it.
 
     The template's own texts may name control tokens; the same texts inside a message, a tool or a
     variable are taken apart, so that `<|end|>` typed by a user stays seven characters. Raises as
@@ -207,7 +211,7 @@ def chat_text(
         raise OptionError("a conversation needs at least one message")
     if is_begun and len(talk) > 1 and not _begun_text(talk[-1]).strip():
         is_begun = talk.pop() is None  # an answer without a text is not begun
-    given: _Given = [talk, tools, variables or {}]
+    given: _Given = [talk, list(tools), variables or {}]
     joined = "".join(_texts_of([[{**each, "role": ""} for each in talk], *given[1:]]))
     used = joined + template.source
     marks = [mark for mark in _MARKERS if mark not in used][:3]
@@ -219,9 +223,21 @@ def chat_text(
 
     def written(given: _Given) -> ChatText:
         talk, tools, variables = given
-        ending = _Ending(template, tools, variables, add_generation_prompt, begun_mark)
+        ending = _Ending(
+            template,
+            tools,
+            variables,
+            add_generation_prompt,
+            begun_mark,
+            no_thoughts=no_thoughts,
+        )
         write = ending.begun if is_begun else ending.whole
-        text = template.fitting.rendered(talk, write, probe)
+        try:
+            text = template.fitting.rendered(talk, write, probe)
+        except RefusedError:
+            if _described(tools) == tools:
+                raise
+            return written([talk, _described(tools), variables])
         begun = _begun_text(talk[-1]).lstrip() if is_begun else ""
         end = text.removesuffix(begun)[-_LONGEST_END:].replace(marker, "")
         return ChatText(text.split(marker) if is_apart else [text], template.memory, end)
@@ -236,6 +252,22 @@ def chat_text(
     if n_ctx is not None:
         require_room(vocabulary, text.pieces, n_ctx)
     return text
+
+
+def _described(value: Any) -> Any:  # noqa: ANN401 - any JSON value
+    """Return tools with a description, an empty one, of every argument: some templates add it."""
+    if isinstance(value, list | tuple):
+        return [_described(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    made = {key: _described(part) for key, part in value.items()}
+    arguments = made.get("properties")
+    if isinstance(arguments, Mapping):
+        made["properties"] = {
+            name: {"description": "", **own} if isinstance(own, Mapping) else own
+            for name, own in arguments.items()
+        }
+    return made
 
 
 _Given = list[Any]
@@ -278,16 +310,31 @@ class _Ending:
         variables: Mapping[str, Any],
         add_generation_prompt: bool,
         mark: str,
+        *,
+        no_thoughts: bool,
     ) -> None:
         self._template = template
         self._rest: dict[str, Any] = {"tools": tools, "variables": variables}
         self._add_generation_prompt = add_generation_prompt
         self._mark = mark
+        self._no_thoughts = no_thoughts
 
     def whole(self, messages: Messages) -> str:
         """Return the text of messages that are whole."""
         prompt = self._add_generation_prompt
-        return self._template.render(messages, add_generation_prompt=prompt, **self._rest)
+        text = self._template.render(messages, add_generation_prompt=prompt, **self._rest)
+        return self._without_thoughts(text) if prompt and self._no_thoughts else text
+
+    def _without_thoughts(self, text: str) -> str:
+        """Return the begin of an answer with an empty reasoning."""
+        tags, written = think_tags_of(self._template.source), text.rstrip()
+        if tags is None or tags.follow or written.endswith(tags.last):
+            return text
+        if written.endswith(tags.first):
+            return f"{written}\n\n{tags.last}\n\n"
+        if tags.first not in self._template.source or Effort(is_on=False).variables(self._template):
+            return text  # its model thinks without marks, or the template took care of it
+        return f"{text}{tags.first}\n\n{tags.last}\n\n"
 
     def begun(self, messages: Messages) -> str:
         """Return the text of messages up to the end of the last one's, which goes on.

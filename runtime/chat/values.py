@@ -170,8 +170,12 @@ class ValueReading:
         """Give the text whose quote was read; "" is the quote mark, which knows no escapes."""
         self._before(is_key=self._open != [")"])
         self._give('"')
+        give, following, special = self.give, self.reader.next, ('"', "\\", quote or self.quote[0])
         while True:
-            character = yield from self.reader.next()
+            character = yield from following()
+            if character >= " " and character not in special:
+                give(character)
+                continue
             if not character:
                 self.reader.require_more()
                 if not self.reader.is_cut:

@@ -1,4 +1,4 @@
-"""Loops that place head rows and move cells, in C where there was a compiler.
+"""Loops that move cells, in C where there was a compiler.
 
 Code that uses a loop has the same in Python beside it, with the same results.
 """
@@ -21,38 +21,6 @@ _logger = logging.getLogger(__name__)
 
 class Loops(Protocol):
     """The functions in C, over contiguous arrays; their docstrings say what they do."""
-
-    def chain_places(
-        self,
-        positions: memoryview,
-        cells: memoryview,
-        mask: memoryview,
-        into: memoryview,
-        given: npt.NDArray[np.float32],
-        position: int,
-        count: int,
-        below: int,
-        seen: int,
-        spare: int,
-    ) -> None:
-        """Write a head's rows, where they stand, and what they see."""
-
-    def places(
-        self,
-        positions: memoryview,
-        cells: memoryview,
-        mask: memoryview,
-        tokens: memoryview,
-        into: memoryview | None,
-        given: npt.NDArray[np.float32] | None,
-        at: Sequence[int],
-        own: Sequence[int],
-        named: Sequence[int],
-        seen: int,
-        sees: npt.NDArray[np.bool_],
-        spare: int,
-    ) -> None:
-        """Write a head's rows of tokens, wherever they stand, and what they see."""
 
     def follow(
         self,

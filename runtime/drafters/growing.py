@@ -21,7 +21,7 @@ from specrun.runtime.drafters.draft import (
     ranking_params,
 )
 from specrun.runtime.drafters.kept_rows import DepthNodes, KeptRows, RowMemory
-from specrun.runtime.drafters.source import Asked, Source
+from specrun.runtime.drafters.source import Asked, Source, whole_rows
 from specrun.runtime.heads import NamedChildren, ShapePlans, TreePlan
 from specrun.runtime.laws.law import RowLaws
 from specrun.runtime.laws.sampling import SamplingParams
@@ -184,7 +184,12 @@ class GrowingDrafter(Drafter):
         next(steps)
         try:
             while rows is not None:
-                rows = source.below(*steps.send(rows.laws(laws)))
+                if rows.highest is None:
+                    drawn = [laws.law(row) for row in whole_rows(rows)]
+                else:
+                    drawn = [*map(laws.law, rows.highest.logits, rows.highest.tokens)]
+                parents, named = steps.send(drawn)
+                rows = source.below(parents, named)
         except StopIteration as ended:
             tree: DraftTree = ended.value
             return tree

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError
 from specrun.runtime.heads import NamedChildren, RankedTokens, TreePlan
-from specrun.runtime.laws.law import Law, RowLaws
+from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, transformed_laws
 from specrun.runtime.round.drafter import DraftRequest, RoundOutcome
@@ -57,12 +57,6 @@ class NodeRows:
     ranked: RankedTokens | None = None
     highest: HighestLogits | None = None
     certainties: Sequence[float] | None = None
-
-    def laws(self, laws: RowLaws) -> list[Law]:
-        """Return the distributions that cuts make of whole rows, or of their highest logits."""
-        if self.highest is not None:
-            return [*map(laws.law, self.highest.logits, self.highest.tokens)]
-        return [*map(laws.law, whole_rows(self))]
 
 
 def whole_rows(rows: NodeRows) -> Sequence[Logits]:

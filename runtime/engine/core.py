@@ -382,6 +382,11 @@ class EngineCore(ABC):
         return self._choices.names
 
     @property
+    def remark(self) -> str:
+        """What the user is to know of how it drafts; "" if there is nothing."""
+        return self._sessions[0].drafter.remark
+
+    @property
     def rules(self) -> list[str]:
         """The acceptance rules that a request may name, the default first."""
         return [*dict.fromkeys([self.options.accept, *self._choices.rules])]

@@ -6,7 +6,7 @@ from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
     from specrun.runtime.grammar.grammar import Grammar, GrammarError
-    from specrun.runtime.grammar.schema import followed, loosened
+    from specrun.runtime.grammar.schema import SPACES, any_of, followed, loosened, warn_once
     from specrun.runtime.grammar.state import GrammarState
 
 __getattr__, __dir__ = lazy_face(__name__)

@@ -19,7 +19,7 @@ from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.grammar.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.process import MEMORY, STACK, GrammarProcess, ProcessEnded, start
-from specrun.runtime.grammar.schema import followed
+from specrun.runtime.grammar.schema import SPACES, followed
 from specrun.runtime.grammar.state import Cursor, GrammarState, Lexicon
 
 COMPILE_SECONDS = 10.0
@@ -179,7 +179,7 @@ def _source(grammar: Grammar) -> str:
     if grammar.kind != "json-schema":
         return grammar.source
     try:
-        return json.dumps(followed(json.loads(grammar.source), grammar.noun))
+        return json.dumps(followed(grammar.schema, grammar.noun, SPACES))
     except RecursionError:
         raise _refusal(grammar, "its values are nested too deep") from None
 

@@ -76,7 +76,7 @@ class _Reader:
         for name, number in self.names.items():
             if self.made[number] is None:
                 self.place = len(self.text)
-                raise NotationError(f"rule {name!r} not found")
+                raise NotationError(f"Rule {name!r} not found")
         return [rule for rule in self.made if rule is not None]
 
     def _rule(self) -> None:
@@ -376,7 +376,7 @@ def _turn_around(rules: list[Rule], group: list[int]) -> None:
     for number in group:
         for symbols in rules[number]:
             if symbols and symbols[0] in members:
-                longer.setdefault(symbols[0], []).append((number, symbols[1:]))  # type: ignore
+                longer.setdefault(symbols[0], []).append((number, symbols[1:]))
             else:
                 begun.append((number, symbols))
     for wanted in group:

@@ -94,6 +94,11 @@ class Grammar:
         return Grammar("regex", pattern, after)
 
     @property
+    def schema(self) -> Any:  # noqa: ANN401 - of JSON
+        """The JSON schema; None for a grammar of another kind."""
+        return json.loads(self.source) if self.kind == "json-schema" else None
+
+    @property
     def noun(self) -> str:
         """What messages call it."""
         return _NOUNS[self.kind]

@@ -16,44 +16,24 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.grammar.gbnf import Characters, OneToken, Ranges, Rule, nullable
+from specrun.runtime.grammar.token_tree import (
+    BETWEEN,
+    MOST_BITS,
+    OTHERS,
+    UTF8,
+    Ints,
+    Mask,
+    TokenTree,
+    TokenWalk,
+)
 
 _DEAD, _DONE = 0, 0
 _KEPT_MASKS = 512
-_UTF8 = ((0x80, 0), (0x800, 0xC0), (0x10000, 0xE0), (0x110000, 0xF0))
-_Ints = npt.NDArray[np.int32]
+_MANY_NODES = 64  # more than finding out where a state leads to costs
+_UNKNOWN = np.uint64(2**64 - 1)
+_LEADS = ((0x80, 0), (0x800, 0xC0), (0x10000, 0xE0), (0x110000, 0xF0))
 Tails = frozenset[int]
 """What may follow the top of a stack: frames, by number; frame 0 is the end of the text."""
-
-
-class TokenTree:
-    """The bytes of a vocabulary's tokens as a tree, in order of depth; node 0 is the root."""
-
-    def __init__(self, spelled: Sequence[bytes], without: Iterable[int]) -> None:
-        n_tokens = len(spelled)
-        lengths = np.fromiter(map(len, spelled), np.int64, n_tokens)
-        text = np.frombuffer(b"".join(spelled) + b"\0", np.uint8)
-        begins = lengths.cumsum() - lengths
-        self.has_text = (lengths > 0) & (text[begins] > 0)
-        """By token: whether it is a text for llama.cpp, where NUL ends one."""
-        lengths[list(without)] = 0
-        self.node_of = np.zeros(n_tokens, np.int32)
-        """By token: the node that its bytes lead to; the root for those without any."""
-        parents, bytes_, alive = [np.zeros(1, np.int64)], [np.zeros(1, np.uint8)], lengths > 0
-        n_nodes, depth = 1, 0
-        while alive.any():
-            tokens = alive.nonzero()[0]
-            keys = self.node_of[tokens].astype(np.int64) << 8 | text[begins[tokens] + depth]
-            found, places = np.unique(keys, return_inverse=True)
-            self.node_of[tokens] = n_nodes + places
-            parents.append(found >> 8)
-            bytes_.append((found & 255).astype(np.uint8))
-            n_nodes, depth = n_nodes + len(found), depth + 1
-            alive &= lengths > depth
-        self.bytes = np.concatenate(bytes_)
-        children = np.bincount(np.concatenate(parents)[1:], minlength=n_nodes)
-        self.n_children = children.astype(np.int64)
-        self.first_child = 1 + np.cumsum(children) - children
-        self.ids = {text: token for token, text in reversed(list(enumerate(spelled)))}
 
 
 @dataclass(slots=True)
@@ -90,7 +70,9 @@ class Pushdown:
         self._state_of: dict[object, int] = {}
         self._next = np.full((64, self._bytes.n_classes), -1, np.int32)
         self._next[_DEAD] = _DEAD
-        self._masks: dict[int, npt.NDArray[np.bool_]] = {}
+        self._passes = np.full(64, _UNKNOWN, np.uint64)
+        self._walk = TokenWalk(tree, self._bytes.class_of, self._advanced, self._passed)
+        self._masks: dict[int, Mask] = {}
         bottom = frozenset({0})
         self.start = self._closed([(start, bottom) for start in self._starts[0]], {}, {})
 
@@ -100,7 +82,7 @@ class Pushdown:
 
     # -- what may follow ---------------------------------------------------------------------------
 
-    def mask(self, state: int) -> npt.NDArray[np.bool_]:
+    def mask(self, state: int) -> Mask:
         """Return which tokens may follow a state; nothing is said of the end of the text."""
         known = self._masks.get(state)
         if known is None:
@@ -109,20 +91,8 @@ class Pushdown:
                 del self._masks[next(iter(self._masks))]
         return known
 
-    def _walked(self, state: int) -> npt.NDArray[np.bool_]:
-        tree, classes = self._tree, self._bytes.class_of
-        reached = np.zeros(len(tree.bytes), np.bool_)
-        nodes, states = np.zeros(1, np.int64), np.full(1, state, np.int32)
-        while len(nodes):
-            counts = tree.n_children[nodes]
-            ends = counts.cumsum()
-            below = np.repeat(tree.first_child[nodes] - ends + counts, counts)
-            below += np.arange(len(below))
-            states = self._advanced(np.repeat(states, counts), classes[tree.bytes[below]])
-            alive = states != _DEAD
-            nodes, states = below[alive], states[alive]
-            reached[nodes] = True
-        found: npt.NDArray[np.bool_] = reached[tree.node_of]
+    def _walked(self, state: int) -> Mask:
+        tree, found = self._tree, self._walk.mask(state)
         for place, _ in self._states[state].tokens:
             symbol = self._symbols[place]
             assert isinstance(symbol, OneToken)
@@ -134,9 +104,9 @@ class Pushdown:
                 found[symbol.token] = True
         return found
 
-    def _advanced(self, states: _Ints, classes: npt.NDArray[np.uint8]) -> _Ints:
+    def _advanced(self, states: Ints, classes: npt.NDArray[np.uint8]) -> Ints:
         """Return the states behind a byte of these classes each."""
-        found: _Ints = self._next[states, classes]
+        found: Ints = self._next[states, classes]
         unknown = found < 0
         if unknown.any():
             n = self._bytes.n_classes
@@ -144,6 +114,34 @@ class Pushdown:
                 self._step(*divmod(key, n))
             found = self._next[states, classes]
         return found
+
+    def _passed(self, states: Ints) -> npt.NDArray[np.uint64]:
+        """Return the bits of what leads each state back to itself; 0 for those of few nodes."""
+        found = self._passes[states]
+        unknown = found == _UNKNOWN
+        if unknown.any():
+            for state, number in zip(*np.unique(states[unknown], return_counts=True), strict=True):
+                if number >= _MANY_NODES:
+                    self._passes[state] = self._passed_by(int(state))
+            found = self._passes[states]
+            found[found == _UNKNOWN] = 0
+        return found
+
+    def _passed_by(self, state: int) -> np.uint64:
+        found = np.uint64(0)
+        for each in range(min(int(self._bytes.class_of[127]) + 1, MOST_BITS)):
+            if self._step(state, each) == state:
+                found |= np.uint64(1 << each)
+        ahead = [(state, BETWEEN)] if found else []
+        for at, place in ahead:  # it grows while it is read
+            for low, high, following in UTF8[place]:
+                classes = range(int(self._bytes.class_of[low]), int(self._bytes.class_of[high]) + 1)
+                for behind in {self._step(at, each) for each in classes if low > 127}:
+                    if not behind or (following == BETWEEN and behind != state):
+                        return found
+                    if following != BETWEEN and (behind, following) not in ahead:
+                        ahead.append((behind, following))
+        return found | OTHERS if found else found
 
     def after(self, state: int, token: int) -> int:
         """Return the state behind one more token; 0 if it may not follow."""
@@ -252,8 +250,9 @@ class Pushdown:
             number = self._state_of[key] = len(self._states)
             self._states.append(state)
             if number >= len(self._next):
-                more = np.full_like(self._next, -1)
-                self._next = np.concatenate([self._next, more])
+                self._next = np.concatenate([self._next, np.full_like(self._next, -1)])
+                more = np.full_like(self._passes, _UNKNOWN)
+                self._passes = np.concatenate([self._passes, more])
         return number
 
 
@@ -376,7 +375,7 @@ class _Bytes:
                     sequences = [s for low, high in symbol.ranges for s in _sequences(low, high)]
                     root = known[symbol.ranges] = self._node(sequences)
             self.roots.append(root)
-        bounds = {0, 256}
+        bounds = {0, 128, 256}
         bounds |= {
             bound for node in self._nodes for low, high, _ in node for bound in (low, high + 1)
         }
@@ -419,7 +418,7 @@ def _sequences(low: int, high: int) -> list[tuple[tuple[int, int], ...]]:
     """Return the sequences of ranges of bytes that spell a range of code points in UTF-8."""
     found: list[tuple[tuple[int, int], ...]] = []
     begin = 0
-    for more, (end, lead) in enumerate(_UTF8):
+    for more, (end, lead) in enumerate(_LEADS):
         first, last = max(low, begin), min(high, end - 1)
         if first <= last:
             found += _within(first, last, lead, more)

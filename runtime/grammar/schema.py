@@ -10,14 +10,14 @@ import itertools
 import json
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote, urldefrag, urljoin
 
 from specrun.runtime.grammar.patterns import literal_prefix, written
+from specrun.runtime.grammar.references import References
 
-_log = logging.getLogger("specrun.grammar")
+logger = logging.getLogger("specrun.grammar")
 
 Schema = Any  # an object or a bool; whatever else stands there is for the compiler to refuse
 _Node = dict[str, Any]
@@ -27,10 +27,14 @@ _FORMATS |= {"uuid", "uri"}
 _UNCHECKED_FORMATS = {"idn-email", "idn-hostname", "iri", "iri-reference", "uri-reference"}
 _UNCHECKED_FORMATS |= {"uri-template", "json-pointer", "relative-json-pointer", "regex"}
 _OLD_DRAFT = re.compile(r"draft-0?[3-7]\b")
+SPACES = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}
+"""Where spaces may stand in JSON, as in llama.cpp: small models would fill answers with them."""
 _SURE = 2**53  # the compiler reads numbers as doubles, and would round larger ones
 _TINY = 1e-10
 _LONG = 2**31 - 1  # no text, array or object comes near it
 _MOST_SAID = 1000
+_MOST_COPIES = 200
+_COMBINED = ("allOf", "anyOf", "oneOf")
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
@@ -49,17 +53,43 @@ def loosened(schema: Schema) -> tuple[Schema, list[str]]:
 _said: dict[str, None] = {}
 
 
-def followed(schema: Schema, whose: str) -> Schema:
-    """Return a loosened schema, and warn once of what it does not follow."""
+def warn_once(text: str) -> None:
+    """Write a warning to the log, unless it was written before."""
+    if text not in _said:
+        _said[text] = None
+        logger.warning("%s", text)
+    if len(_said) > _MOST_SAID:
+        del _said[next(iter(_said))]
+
+
+def any_of(schemas: Sequence[Schema]) -> _Node:
+    """Return the schema of the values of any of these, which may name their own definitions."""
+    definitions: _Node = {}
+    options: list[Schema] = []
+    for number, schema in enumerate(schemas):
+        found = _Loosening(schema, f"s{number}_").whole() if isinstance(schema, dict) else schema
+        if isinstance(found, dict):
+            definitions |= found.pop("$defs", {})
+            found.pop("x-guidance", None)
+        options.append(found)
+    return {"anyOf": options, "$defs": definitions}
+
+
+def followed(schema: Schema, whose: str, options: Mapping[str, Any]) -> _Node:
+    """Return a loosened schema that says where spaces may stand; warn once of what is lost.
+
+    The schema's own options (`x-guidance`) go before those given here.
+    """
     found, notes = loosened(schema)
     for note in notes:
-        text = f"the {whose}: {note}"
-        if text not in _said:
-            _said[text] = None
-            _log.warning("%s; answers may differ from the schema there", text)
-    while len(_said) > _MOST_SAID:
-        del _said[next(iter(_said))]
-    return found
+        warn_once(f"the {whose}: {note}; answers may differ from the schema there")
+    if not isinstance(found, dict):
+        found = {} if found else {"enum": []}
+    own = found.get("x-guidance")
+    own = own if isinstance(own, dict) else {}
+    if any(name.startswith("whitespace") for name in own):
+        options = {name: value for name, value in options.items() if "whitespace" not in name}
+    return {**found, "x-guidance": {**options, **own}}
 
 
 @dataclass(slots=True)
@@ -82,20 +112,25 @@ class _Task:
 class _Loosening:
     """The loosening of one schema. Nested ones wait in a list, so depth costs no stack."""
 
-    def __init__(self, root: _Node) -> None:
+    def __init__(self, root: _Node, prefix: str = "r") -> None:
+        self._prefix = prefix  # of the names of definitions
         self._root, self._root_out = root, _Node()
         self.notes: dict[str, None] = {}
         self._tasks = [_Task(root, "#", self._root_out)]
         self._targets: dict[int, str] = {}  # of references: their names, by the schemas' identity
         self._definitions: _Node = {}
         self._is_old = bool(_OLD_DRAFT.search(str(root.get("$schema", ""))))
-        self._anchors: dict[str, Schema] | None = None
-        self._base = root.get("$id") if isinstance(root.get("$id"), str) else ""
+        self._references = References(root)
+        self._kept_alive: list[_Node] = []
+        self._n_copies = 0
 
     def whole(self) -> Schema:
         """Return the loosened schema."""
         if _is_nothing(self._root):
             return False
+        if self._joins_itself(self._root, is_joined=False):
+            self._tasks.clear()
+            self._root_out["$ref"] = self._defined(self._root, "#", is_joined=False)
         while self._tasks:
             self._fill(self._tasks.pop())
         if "x-guidance" in self._root:
@@ -113,9 +148,46 @@ class _Loosening:
             return node
         if _is_nothing(node):
             return False
+        if self._joins_itself(node, is_joined=is_joined):
+            return {"$ref": self._defined(node, path, is_joined=is_joined)}
+        return self._copy(node, path, is_joined=is_joined)
+
+    def _copy(self, node: _Node, path: str, *, is_joined: bool) -> _Node:
         out: _Node = {}
         self._tasks.append(_Task(node, path, out, is_joined))
         return out
+
+    def _defined(self, target: Schema, path: str, *, is_joined: bool) -> str:
+        """Return the reference to a schema that is a definition of its own here."""
+        name = self._targets.get(id(target))
+        if name is None:
+            name = self._targets[id(target)] = f"{self._prefix}{len(self._targets)}"
+            is_schema = isinstance(target, dict) and not _is_nothing(target)
+            self._definitions[name] = (
+                self._copy(target, path, is_joined=is_joined)
+                if is_schema
+                else not _is_nothing(target)
+            )
+        return f"#/$defs/{name}"
+
+    def _joins_itself(self, node: _Node, *, is_joined: bool) -> bool:
+        """Whether a value has to fit a schema that leads back to itself, and others, too.
+
+        The compiler cannot join a reference to such a schema: a copy stands there instead. What is
+        joined is a definition, so that the copy leads back to it.
+        """
+        for name in ("$ref", "$dynamicRef", "$recursiveRef", *_COMBINED):
+            if name not in node or not (is_joined or _keywords(node) - {name} or name == "allOf"):
+                continue
+            options = node[name] if name in _COMBINED else [{"$ref": node[name]}]
+            if name == "allOf" and len(options) < 2 and not (_keywords(node) - {name}):
+                continue
+            for option in options if isinstance(options, list) else ():
+                reference = option.get("$ref") if isinstance(option, dict) else None
+                target = self._references.target(reference)
+                if target is not None and self._references.is_recursive(target[0]):
+                    return True
+        return False
 
     def _fill(self, task: _Task) -> None:
         """Write a schema, its keywords in their order, which is that of the answer's keys."""
@@ -125,8 +197,9 @@ class _Loosening:
         if node.get("nullable") is True and "null" not in _listed(node.get("type")):
             inner = {name: value for name, value in node.items() if name != "nullable"}
             if not _is_anything(inner):
-                joined = task.is_joined
-                out["anyOf"] = [self._below(inner, path, is_joined=joined), {"type": "null"}]
+                self._kept_alive.append(inner)  # known by its identity
+                below = self._below(inner, path, is_joined=task.is_joined)
+                out["anyOf"] = [below, {"type": "null"}]
             return
         task = _Task(node, path, out, task.is_joined)
         for name, value in node.items():
@@ -134,9 +207,6 @@ class _Loosening:
                 write(self, task, name, value)
 
     # -- keywords that stay ------------------------------------------------------------------------
-
-    def _kept(self, task: _Task, name: str, value: object) -> None:
-        task.out[name] = value
 
     def _required(self, task: _Task, name: str, value: object) -> None:
         if isinstance(value, list):  # a bool is of draft 3, and says it of the property itself
@@ -189,12 +259,12 @@ class _Loosening:
     def _can_count(self, task: _Task, name: str) -> bool:
         """Whether the compiler counts the properties of an object."""
         node = task.node
-        combined = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "$recursiveRef")
+        combined = (*_COMBINED, "$ref", "$dynamicRef", "$recursiveRef")
         if task.is_joined or any(key in node for key in combined):
             return False
         properties, required = node.get("properties"), node.get("required")
         names = set(properties) if isinstance(properties, dict) else set()
-        if names <= set(required if isinstance(required, list) else ()):
+        if names <= set(_names_in(required)):
             return True
         least, most = node.get("minProperties", 0), node.get("maxProperties", 1)
         is_single = node.get(name) == 1 or (name == "minProperties" and least == 0)
@@ -303,7 +373,7 @@ class _Loosening:
 
     def _names_pattern(self, names: Schema, node: _Node) -> str | None:
         """Return a pattern of the names that are allowed beside the listed ones."""
-        names = self._resolved(names)
+        names = self._references.resolved(names)
         if node.get("properties") or not isinstance(names, dict):  # those may have other schemas
             return None
         if _keywords(names) - {"type", "enum", "const", "pattern"}:
@@ -346,11 +416,11 @@ class _Loosening:
         """Write it as `additionalProperties` or `items` if nothing else evaluates any."""
         node = task.node
         plain = "additionalProperties" if name.endswith("Properties") else "items"
-        others = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "not")
-        others = (*others, "contains") if plain == "items" else others
+        others = {"allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "if", "dependentSchemas", "not"}
+        others |= {"contains"} if plain == "items" else set()
         if plain in node or _is_anything(value):
             return
-        if any(key in node for key in others):
+        if others & node.keys():
             self._say(name, task.path, "other schemas beside it evaluate some, too")
         elif plain == "items":
             self._items(task, plain, value)
@@ -362,7 +432,7 @@ class _Loosening:
             return
         if isinstance(value, dict) and _keywords(value) == {"type"}:
             own = _listed(task.node.get("type", [*_TYPES])) or [*_TYPES]
-            forbidden = set(_listed(value["type"]))
+            forbidden = set(map(str, _listed(value["type"])))
             if "number" in forbidden:
                 forbidden.add("integer")
             if "integer" not in forbidden or "number" not in own or "number" in forbidden:
@@ -387,81 +457,26 @@ class _Loosening:
     # -- references --------------------------------------------------------------------------------
 
     def _reference(self, task: _Task, name: str, value: object) -> None:
-        target = self._target(value)
+        target = self._references.target(value)
         if target is None:
             self._say(name, task.path, f"{str(value)[:80]!r} is not in the schema")
             return
-        found = self._targets.get(id(target[0]))
-        if found is None:
-            found = self._targets[id(target[0])] = f"r{len(self._targets)}"
-            joined = task.with_others(name)
-            self._definitions[found] = self._below(*target, is_joined=joined)
-        reference = f"#/$defs/{found}"
-        if _keywords(task.node) - {name} and self._is_recursive(target[0]):
-            self._say(name, task.path, "it leads back to itself, with other keywords beside it")
-        elif "$ref" in task.out:
-            task.out["allOf"] = [*task.out.get("allOf", ()), {"$ref": reference}]
+        if task.with_others(name) and self._references.is_recursive(target[0]):
+            self._n_copies += 1
+            if self._n_copies > _MOST_COPIES:
+                self._say(name, task.path, "it leads back to itself, with others beside it")
+                return
+            found: Schema = self._copy(*target, is_joined=True)
         else:
-            task.out["$ref"] = reference
-
-    def _target(self, reference: object) -> tuple[Schema, str] | None:
-        """Return the schema that a reference names, and its path; None if there is none."""
-        if not isinstance(reference, str):
-            return None
-        address, fragment = urldefrag(reference)
-        node: Any = self._root
-        if address and urljoin(self._base, address) != urldefrag(self._base)[0]:
-            node = self._anchor(address) or self._anchor(urljoin(self._base, address))
-        if fragment and not fragment.startswith("/"):
-            node, parts = self._anchor(fragment), []
+            found = {"$ref": self._defined(*target, is_joined=task.with_others(name))}
+        if "$ref" in task.out or "$ref" not in found:
+            task.out["allOf"] = [*task.out.get("allOf", ()), found]
         else:
-            parts = fragment.split("/")[1:] if fragment != "/" else []  # it is often meant as "#"
-        for part in parts:
-            key = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(node, list) and key.isdigit() and int(key) < len(node):
-                node = node[int(key)]
-            else:
-                node = node.get(key) if isinstance(node, dict) else None
-        return (node, f"#{fragment}") if isinstance(node, dict | bool) else None
-
-    def _anchor(self, name: str) -> Schema | None:
-        """Return the schema with an anchor or an id."""
-        if self._anchors is None:
-            self._anchors = {}
-            for node in _nodes(self._root):
-                for keyword in ("$anchor", "$dynamicAnchor", "$id", "id"):
-                    given = node.get(keyword)
-                    if isinstance(given, str):
-                        self._anchors.setdefault(given.removeprefix("#"), node)
-        return self._anchors.get(name)
-
-    def _resolved(self, node: Schema) -> Schema:
-        for _ in range(8):
-            if not (isinstance(node, dict) and "$ref" in node):
-                break
-            target = self._target(node["$ref"])
-            node = True if target is None else target[0]
-        return node
-
-    def _is_recursive(self, target: Schema) -> bool:
-        """Whether references in a schema lead back to it."""
-        seen: set[int] = set()
-        ahead = [target]
-        while ahead:
-            for node in _nodes(ahead.pop()):
-                for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
-                    found = self._target(node.get(keyword))
-                    if found is None or id(found[0]) in seen:
-                        continue
-                    if found[0] is target:
-                        return True
-                    seen.add(id(found[0]))
-                    ahead.append(found[0])
-        return False
+            task.out["$ref"] = found["$ref"]
 
     def _are_told_apart(self, options: list[Schema]) -> bool:
         """Whether no value fits two of the schemas, as far as is easily seen."""
-        read = [self._resolved(option) for option in options]
+        read = [self._references.resolved(option) for option in options]
         return all(_differ(left, right) for left, right in itertools.combinations(read, 2))
 
 
@@ -517,16 +532,13 @@ def _listed(types: object) -> list[Any]:
     return types if isinstance(types, list) else [types]
 
 
-def _nodes(schema: Schema) -> Iterator[_Node]:
-    """Yield all objects in a schema, also those that are no schemas."""
-    ahead = [schema]
-    while ahead:
-        node = ahead.pop()
-        if isinstance(node, dict):
-            yield node
-            ahead.extend(node.values())
-        elif isinstance(node, list):
-            ahead.extend(node)
+def _names_in(names: object) -> list[str]:
+    return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []
+
+
+def _property(node: _Node, name: str) -> Schema:
+    properties = node.get("properties")
+    return properties.get(name, True) if isinstance(properties, dict) else True
 
 
 def _numbers(values: list[Any]) -> Iterator[int | float]:
@@ -589,18 +601,14 @@ def _differ(left: Schema, right: Schema) -> bool:
         return left is False or right is False
     if not _types_of(left) & _types_of(right):
         return True
-    lists = _constants(left), _constants(right)
-    if None not in lists:
-        return not lists[0] & lists[1]  # type: ignore[operator]
+    first, second = _constants(left), _constants(right)
+    if first is not None and second is not None:
+        return not first & second
     if _types_of(left) & _types_of(right) != {"object"}:
         return False
-    tables = [each.get("properties") for each in (left, right)]
-    if not all(isinstance(table, dict) for table in tables):
-        return False
-    required = [each.get("required") for each in (left, right)]
-    names = {name for each in required if isinstance(each, list) for name in each}
-    for name in names & tables[0].keys() & tables[1].keys():
-        first, second = (_constants(table[name]) for table in tables)
+    names = {*_names_in(left.get("required")), *_names_in(right.get("required"))}
+    for name in names:
+        first, second = (_constants(_property(each, name)) for each in (left, right))
         if first is not None and second is not None and not first & second:
             return True
     return False

@@ -27,12 +27,10 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
     from specrun.runtime.grammar.gbnf import Rule
-    from specrun.runtime.grammar.pushdown import TokenTree
+    from specrun.runtime.grammar.token_tree import TokenTree
 
 _UNFORCED = {"no_forcing": True}
 _OPTIONS = re.compile(r"(?:\s|(?:#|//)[^\n]*\n)*%llguidance\s*")
-# As llama.cpp's grammars of schemas: without a bound, small models fill answers with spaces.
-_SPACES = r" |\n{1,2}[ \t]{0,20}"
 _MOST_FORCED = 4096  # bytes: more than a round drafts
 
 
@@ -74,7 +72,7 @@ class _Words:
     @cached_property
     def tree(self) -> TokenTree:
         """The bytes of the tokens as a tree, for GBNF alone."""
-        from specrun.runtime.grammar.pushdown import TokenTree
+        from specrun.runtime.grammar.token_tree import TokenTree
 
         return TokenTree(self.spelled, self.special)
 
@@ -278,21 +276,10 @@ def _source(kind: str, text: str) -> str:
     from llguidance import regex_to_lark
 
     if kind == "json-schema":
-        return f"start: %json {json.dumps(_with_spaces(json.loads(text)))}"
+        return f"start: %json {text}"
     if kind == "regex":
         return f"start: /{regex_to_lark(text)}/"
     return text
-
-
-def _with_spaces(schema: bool | dict[str, Any]) -> dict[str, Any]:
-    """Return a schema that says where spaces may stand, unless it does itself."""
-    if isinstance(schema, bool):
-        schema = {} if schema else {"enum": []}
-    options = schema.get("x-guidance")
-    known = options if isinstance(options, dict) else {}
-    if any(name.startswith("whitespace") for name in known):
-        return schema
-    return {**schema, "x-guidance": {**known, "whitespace_pattern": _SPACES}}
 
 
 def _unforced(source: str) -> str:

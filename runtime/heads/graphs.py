@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -16,8 +15,8 @@ from specrun.bindings.errors import MalformedFileError
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder, Tensor, TensorStore
 from specrun.bindings.ggml.graph import Rope
 from specrun.bindings.ggml.tensor import F32, I32, I64
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.heads.file import HeadFile
+from specrun.runtime.heads.places import write_chain, write_places
 from specrun.runtime.heads.states import FloatRows
 
 # == Best tokens by rank, and the reuse of graphs ==================================================
@@ -315,76 +314,22 @@ def mask_below(
 def fill_places(
     graph: Graph, tokens: Sequence[int], given: FloatRows | None, places: RowPlaces, spare: int
 ) -> None:
-    """Fill a graph's inputs with n tokens and their rows, if any, then with what only fills it up.
-
-    Rows that only fill up are zeros in the spare cell, and see the first one.
-    """
+    """Fill a graph's inputs with n tokens and their rows, if any: see `write_places`."""
     at, own, seen, sees = places
     graph.filled = None  # the next chain's mask is not this one's and a few columns
-    if LOOPS is not None:
-        cells = graph.cells
-        into = None if given is None else cells["rows"]
-        four = cells["positions"], cells["cells"], cells["mask"], cells["tokens"]
-        LOOPS.places(*four, into, given, at, own, tokens, seen, sees, spare)
-        return
-    inputs, (n, more) = graph.inputs, sees.shape
-    numbers = ("positions", at, 0), ("cells", own, spare), ("tokens", tokens, 0)
-    for name, values, filling in numbers:
-        inputs[name][0, :n], inputs[name][0, n:] = values, filling
-    if given is not None:
-        inputs["rows"][:n], inputs["rows"][n:] = given, 0.0
-    # Rows see nothing unless told: cells behind the text hold what other rounds wrote.
-    mask = inputs["mask"]
-    mask.fill(_MASKED)
-    mask[:n, :seen] = 0.0
-    np.copyto(mask[:n, seen : seen + more], 0.0, where=sees)
-    # A row that sees no cell would have a softmax over -inf alone, which is NaN.
-    mask[n:, 0] = 0.0
+    cells = graph.cells
+    into = None if given is None else cells["rows"]
+    four = cells["positions"], cells["cells"], cells["mask"], cells["tokens"]
+    write_places(*four, into, given, at, own, tokens, seen, sees, spare)
 
 
 def fill_chain(graph: Graph, given: FloatRows, position: int, count: int, spare: int) -> None:
-    """Fill a graph's inputs with rows [n, width] in the cells after the first `count`.
-
-    They are contiguous, and a chain: each sees the positions up to its own, and the first is at
-    `position`. Rows that only fill the graph up follow.
-    """
-    # Every array is written by few operations, or all of them by one: after an evaluation none of
-    # this is in the processor's caches.
+    """Fill a graph's inputs with rows [n, width], a chain: see `write_chain`."""
     seen, graph.filled = graph.filled, None  # an interrupt leaves what is not known
-    if LOOPS is not None:
-        cells = graph.cells
-        seen = -1 if seen is None else seen
-        four = cells["positions"], cells["cells"], cells["mask"], cells["rows"]
-        LOOPS.chain_places(*four, given, position, count, 0, seen, spare)
-        graph.filled = count
-        return
-    inputs, n = graph.inputs, len(given)
-    inputs["rows"][:n], inputs["rows"][n:] = given, 0.0  # an earlier round's may be anything
-    positions, places, mask = inputs["positions"][0], inputs["cells"][0], inputs["mask"]
-    rows, length = mask.shape
-    positions[:n], positions[n:] = range(position, position + n), 0
-    places[:n], places[n:] = range(count, count + n), spare
-    if seen is None or seen > count:
-        mask.fill(_MASKED)
-        seen = 0
-    # All rows see the cells before `seen`, and no cell behind the rows that came after them.
-    if count > seen + _MOST_NEW:
-        mask[:, seen:count] = 0.0
-        seen = count
-    end = min(count + 2 * rows, length)
-    mask[:, seen:end] = _chain_mask(count - seen, n, rows)[:, : end - seen]
+    cells = graph.cells
+    four = cells["positions"], cells["cells"], cells["mask"], cells["rows"]
+    write_chain(*four, given, position, count, -1 if seen is None else seen, spare)
     graph.filled = count
-
-
-@functools.lru_cache(maxsize=64)
-def _chain_mask(seen: int, n: int, width: int) -> npt.NDArray[np.float32]:
-    """Return the mask of rows over `seen` cells of the text, their own and as many behind.
-
-    Rows that only fill up see the text, too: of no cell a softmax is NaN. Nothing reads them.
-    """
-    own = np.full((width, 2 * width), _MASKED, np.float32)
-    own[:n, :n][np.tri(n, dtype=np.bool_)] = 0.0
-    return np.concatenate([np.zeros((width, seen), np.float32), own], axis=1)
 
 
 class LayerTensors(Protocol):

@@ -32,7 +32,7 @@ cpdef unsigned long long digest(
 ) except? 0
 
 @cython.locals(m="unsigned long long[16]", v="unsigned long long[16]", start="unsigned long long",
-    i=int, turn=int, at=Py_ssize_t, below=int, right=int, across=int)
+    i=int, turn=int, at=Py_ssize_t, shift=int, a=int, b=int, c=int, d=int)
 cpdef unsigned long long blake2b(
     int count, unsigned long long first, unsigned long long second, unsigned long long third
 ) except? 0

@@ -1,4 +1,4 @@
-# cython: annotation_typing=False
+# cython: annotation_typing=False, cdivision=True
 """Random draws for acceptance and drafting, hashed from an answer's key and a token's position.
 
 The token at position p is decided once, by draws keyed with (key, p). Plain decoding and every
@@ -216,12 +216,10 @@ def blake2b(count: int, first: int, second: int, third: int) -> int:
     v[14] ^= _WORD  # and these are the last
     for turn in range(12):
         at = turn % 10 * 16
-        for i in range(4):
-            _mix(v, i, i + 4, i + 8, i + 12, m[_ORDER[at + 2 * i]], m[_ORDER[at + 2 * i + 1]])
-        at += 8
-        for i in range(4):
-            below, right, across = 4 + (i + 1) % 4, 8 + (i + 2) % 4, 12 + (i + 3) % 4
-            _mix(v, i, below, right, across, m[_ORDER[at + 2 * i]], m[_ORDER[at + 2 * i + 1]])
+        for i in range(8):  # four columns, then four diagonals
+            a, shift = i % 4, i // 4
+            b, c, d = 4 + (a + shift) % 4, 8 + (a + 2 * shift) % 4, 12 + (a + 3 * shift) % 4
+            _mix(v, a, b, c, d, m[_ORDER[at + 2 * i]], m[_ORDER[at + 2 * i + 1]])
     return start ^ v[0] ^ v[8]
 
 

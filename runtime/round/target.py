@@ -302,7 +302,8 @@ class TargetModel:
         if not text.n_prompt <= text.n_cached <= last:
             cached = f"of {len(tokens)} tokens {text.n_cached} are cached"
             raise OptionError(f"{cached}: a tree grows from a token that is not, behind the prompt")
-        if last - text.n_cached + 1 + len(tree) > self._most_tokens:
+        n_pending, n_nodes = last - text.n_cached, len(tree.tokens)
+        if (n_pending or n_nodes) and n_pending + 1 + n_nodes > self._most_tokens:
             self._catch_up(text, last)
         arranged = self._arranged(text, tree)
         if arranged is None:
@@ -351,9 +352,8 @@ class TargetModel:
 
     def _arranged(self, text: CachedText, tree: DraftTree) -> Arrangement | None:
         """Return the order of a round's tokens; None for a chain behind a text that is cached."""
-        n_pending = len(text.tokens) - 1 - text.n_cached
-        is_chain = not tree.depths or tree.depths[-1] == len(tree.depths)
-        if is_chain and not n_pending and self.width is None:
+        n_pending, depths = len(text.tokens) - 1 - text.n_cached, tree.depths
+        if not n_pending and self.width is None and (not depths or depths[-1] == len(depths)):
             return None
         return arrange_tree(tree.parents, tree.is_candidate, n_pending, self.width or 0)
 

@@ -34,6 +34,15 @@ def test_answers_follow_schemas(run: Run, models: Models, tmp_path: Path, drafte
     assert json.loads(said(run, models, "--json-schema", "-", input=SCHEMA)) in ("abc", "abd")
 
 
+def test_what_a_schema_says_in_vain_is_warned_of(run: Run, models: Models) -> None:
+    given = '{"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": true, "maxItems": 2}'
+    result = run("generate", "-m", models.target, "-p", "hello", "-n", 60, "-j", given)
+    assert result.exit_code == 0, result.stderr
+    warning = "Warning: the JSON schema: uniqueItems at # is not followed: "
+    assert result.stderr.count(warning) == 1
+    assert set(json.loads(result.stdout)) <= {1, 2}
+
+
 def test_answers_follow_grammars(run: Run, models: Models, tmp_path: Path) -> None:
     gbnf, lark = tmp_path / "numbers.gbnf", tmp_path / "numbers.lark"
     gbnf.write_text(GBNF)
@@ -43,6 +52,11 @@ def test_answers_follow_grammars(run: Run, models: Models, tmp_path: Path) -> No
         assert text[0] == "x"
         assert text[1:].isdigit()
         assert len(text) == 3
+    spaced = tmp_path / "spaced.gbnf"
+    spaced.write_text('root ::= [0-9]+ ws "!"\nws ::= [ !]{0,4}')
+    text = said(run, models, "--grammar", spaced)
+    assert text.endswith("!")
+    assert text.rstrip(" !").isdigit()
     assert said(run, models, "--regex", "[ab]{4}").strip("ab") == ""
 
 

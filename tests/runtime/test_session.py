@@ -285,7 +285,7 @@ def test_a_prompt_larger_than_the_context_is_refused(open_runtime):
     assert answer(runtime).token_ids == fresh(open_runtime, "draft")
 
 
-def test_a_drafter_with_a_shorter_context_stops_drafting(open_runtime, tiny_folder, tiny_model):
+def test_a_drafter_with_a_shorter_context_drafts_on(open_runtime, tiny_folder, tiny_model):
     from support.tiny_models import CHAT
 
     from specrun.convert.random_model import RandomLlama, write_random_llama
@@ -296,7 +296,7 @@ def test_a_drafter_with_a_shorter_context_stops_drafting(open_runtime, tiny_fold
         tiny_model, f"draft({quoted(str(path))}, n=4)", **{**F32, "n_ctx": 512}
     ) as runtime:
         result = answer(runtime, (PROMPT * 9)[:250], max_tokens=30)
-        assert 0 < result.stats.drafted < 30
+        assert result.stats.drafted > 3 * result.stats.rounds
         expected = answer(open_runtime("none", n_ctx=512), (PROMPT * 9)[:250], max_tokens=30)
         assert result.token_ids == expected.token_ids
 

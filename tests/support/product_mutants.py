@@ -105,7 +105,9 @@ class Changes(ast.NodeTransformer):
 
     def _branch(self, node: Any) -> Any:
         self.generic_visit(node)
-        node.test = self._site(node.test, "if not", lambda: ast.UnaryOp(ast.Not(), node.test))
+        # Not the opposite, which every test of the branch would see: a guard taken away, or closed.
+        for value in (True, False):
+            node.test = self._site(node.test, f"if {value}", functools.partial(ast.Constant, value))
         return node
 
     visit_If = visit_IfExp = _branch

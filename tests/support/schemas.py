@@ -478,9 +478,45 @@ SCHEMAS: dict[str, Written] = {
     ),
     "recursion with siblings": Written(
         {"type": "object", "properties": {"n": {"$ref": "#", "minProperties": 1}, "v": True}},
-        ({"n": {"v": 1}}, {}),
-        (5,),
-        ("$ref", "minProperties"),
+        ({"n": {"v": 1}}, {"n": {"n": {"v": 1}}}, {}),
+        (5, {"n": 1}, {"n": {"n": 1}}),
+        ("minProperties",),
+    ),
+    "recursion with inheritance": Written(
+        {
+            "$defs": {
+                "Base": _object("id", id={"type": "integer"}, parent={"$ref": "#/$defs/Node"}),
+                "Node": {
+                    "allOf": [{"$ref": "#/$defs/Base"}, _object("key", key={"type": "string"})]
+                },
+            },
+            "$ref": "#/$defs/Base",
+        },
+        ({"id": 1}, {"id": 1, "parent": {"id": 2, "parent": {"id": 3, "key": "y"}, "key": "x"}}),
+        ({"id": 1, "parent": {"id": 2}}, {"id": 1, "parent": {"key": "x"}}),
+    ),
+    "a tree of tagged nodes": Written(
+        {
+            "$defs": {
+                "Sum": _object(
+                    "op parts",
+                    op={"const": "sum", "default": "sum"},
+                    parts={"type": "array", "items": {"$ref": "#/$defs/Any"}, "minItems": 1},
+                ),
+                "Leaf": _object("op", op={"const": "leaf"}, value={"type": "number"}),
+                "Any": {
+                    "discriminator": {"propertyName": "op"},
+                    "oneOf": [{"$ref": "#/$defs/Sum"}, {"$ref": "#/$defs/Leaf"}],
+                },
+            },
+            "$ref": "#/$defs/Any",
+            "properties": {"op": {"type": "string"}},
+        },
+        (
+            {"op": "leaf", "value": 1},
+            {"op": "sum", "parts": [{"op": "sum", "parts": [{"op": "leaf"}]}]},
+        ),
+        ({"op": "sum", "parts": []}, {"op": "sum", "parts": [{"op": "x"}]}),
     ),
     "constants of all kinds": Written(
         {"enum": ["a", 1, 1.5, True, None, {"x": [1, "b"]}, []]},

@@ -31,10 +31,9 @@ class TinyDFlash:
     """A drafter for a target of `width` numbers and `vocab_size` tokens, which it reads at `taps`.
 
     Without `own_tokens` it borrows the target's embeddings and output matrix. `draft_tokens` is the
-    size of a draft vocabulary, 0 for the target's. `window` makes every other layer a sliding one.
-    `mrope` turns all positions by one section, as drafters of M-RoPE targets do. `scale` is the
-    spread of its logits, if it has an output matrix, and `unlike` how much the layers change what
-    the target's own embedding of the last token says.
+    size of a draft vocabulary, 0 for the target's. `window` makes every other layer a sliding one,
+    or with `whole_window` all. `mrope` turns all positions by one section, as drafters of M-RoPE
+    targets do. `spread` is how much its layers, and a Markov head, change the embeddings.
     """
 
     generation: Generation = "dflash"
@@ -58,6 +57,7 @@ class TinyDFlash:
     own_tokens: bool = False
     draft_tokens: int = 0
     window: int = 0
+    whole_window: bool = False
     mrope: bool = False
     spread: float = 1.0
     context: int = 1024
@@ -217,7 +217,7 @@ class TinyDFlash:
     # -- the reference -----------------------------------------------------------------------------
 
     def _has_window(self, layer: int) -> bool:
-        return self.window > 0 and layer % 2 == 0
+        return self.window > 0 and (self.whole_window or layer % 2 == 0)
 
     def fused(self, features: Array) -> Array:
         """The encoder: the states of each layer's keys and values, of taps [n, taps * width]."""

@@ -24,7 +24,7 @@ from specrun.bindings.contexts import (
 from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder
 from specrun.bindings.ggml.tensor import I32
 from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, read_numbers
-from specrun.bindings.models import Model
+from specrun.bindings.models import Model, trusting_files
 from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
 from specrun.runtime.drafters.dflash.file import MARKOV, VOCABULARY_MAP, BlockFile
 from specrun.runtime.drafters.dflash.rows import (
@@ -62,7 +62,8 @@ class BlockDrafter:
         self._lender: Lender | None = None
         self.markov: MarkovHead | None = None
         self._shared: SharedBlocks | None = None
-        self.model = Model(path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, drafts=True)
+        with trusting_files():  # it was tried just now, if it had to be, with the target
+            self.model = Model(path, n_gpu_layers=n_gpu_layers, use_mmap=use_mmap, drafts=True)
         try:
             if needs_lender(self.model):
                 self._lender = Lender(target)

@@ -18,6 +18,7 @@ import numpy as np
 from specrun.bindings.contexts import BLOCK_ARCHITECTURE, check_layer_inputs, layer_inputs
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
 from specrun.bindings.ggml.weights import read_numbers
+from specrun.bindings.gguf import ArrayValue
 from specrun.bindings.models import Model
 from specrun.runtime.heads import HeadFile
 
@@ -46,7 +47,7 @@ class BlockFile:
 
     A block has `block_size` tokens, the last one of the text and masks (the token `mask`); `first`
     is the number of the first that predicts one. `taps` are the target's layers whose inputs it
-    reads, in its own order.
+    reads, in its own order. `window` is how far back it sees, 0 if a layer sees the whole text.
     """
 
     path: str
@@ -59,6 +60,7 @@ class BlockFile:
     top_k: int
     has_confidence: bool
     vocab_size: int
+    window: int = 0
 
     @property
     def n_slots(self) -> int:
@@ -107,6 +109,7 @@ class BlockFile:
             file.size("selector_top_k", 64) if generation == "DFlash2" else 0,
             CONFIDENCE in file,
             target.vocabulary.size,
+            _window(file),
         )
         _check_map(file, target)
         file.check_target(target)
@@ -120,12 +123,26 @@ def _generation(file: HeadFile) -> Generation:
         known = "DFlash, DFlash2 and DSpark have none of that name"
         problem = f"is a block drafter of an unknown generation: it has {unknown[0]}"
         raise UnsupportedModelError(f"{file.path} {problem}, and {known}")
+    for tensor in file.header.tensors:
+        # They are added number by number, which ggml does not do of blocks.
+        if tensor.name.endswith("_conv_base") and tensor.type_name not in ("F32", "F16"):
+            has = f"{file.path} has {tensor.name} in {tensor.type_name}"
+            raise MalformedFileError(f"{has}, and llama.cpp needs it in F32: convert it again")
     if MARKOV in file and _SELECTOR in file:
         both = f"both a Markov head ({MARKOV}) and a selector ({_SELECTOR})"
         raise UnsupportedModelError(f"{file.path} has {both}: such a generation is not known")
     if _SELECTOR in file:
         return "DFlash2"
     return "DSpark" if MARKOV in file else "DFlash"
+
+
+def _window(file: HeadFile) -> int:
+    """Return how many tokens back all layers see, 0 if one of them sees the whole text."""
+    metadata, prefix = file.header.metadata, f"{file.kind}.attention.sliding_window"
+    pattern = metadata.get(f"{prefix}_pattern")
+    if not isinstance(pattern, ArrayValue) or not all(pattern) or prefix not in metadata:
+        return 0
+    return file.size("attention.sliding_window", 1 << 30)
 
 
 def _check_map(file: HeadFile, target: Model) -> None:

@@ -65,6 +65,7 @@ class BlockSource(StatesSource[BlockState]):
     ) -> None:
         file = drafter.file
         super().__init__(BlockState(cells), cells, drafter.n_params, drafter.multiplied)
+        self._window = file.window
         self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
         self._most_slots = self._n_slots = cells.n_slots
         self._keeps_leaf, self._chooses = keeps_rows, chooses
@@ -144,6 +145,15 @@ class BlockSource(StatesSource[BlockState]):
             found = self._after(0, [self._last])
         return found
 
+    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
+        """Take the prompt's features, as far back as the drafter sees."""
+        unseen = len(self._prompt) - 1 - self._window - start if self._window else 0
+        if unseen <= 0:
+            super().learn_prompt(start, rows, count)
+        elif unseen < count:
+            states = self.read_states(rows, range(unseen, count))
+            self.state.learn(start + unseen, states, self._prompt)
+
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
         return np.stack(
@@ -221,6 +231,20 @@ def _rounds(drafter: BlockDrafter, env: DraftEnvironment) -> Callable[[int], flo
     return lambda n: share * curve.seconds(first + n) / curve.seconds(1)
 
 
+def _completed(tree: TreeOptions, slots: int, largest: int) -> TreeOptions:
+    """Return the options of a tree with depth, width and size where they were left out."""
+    if tree.tree not in (None, "sequoia"):
+        return tree
+    if tree.depth is None:
+        most = tree.nodes if isinstance(tree.nodes, int) else largest
+        tree = dataclasses.replace(tree, depth=max(1, min(slots, largest, most)))
+    if tree.tree is None:
+        tree = dataclasses.replace(tree, topk=_TOPK if tree.topk is None else tree.topk)
+        nodes = max(largest, tree.depth or 1) if tree.nodes is None else tree.nodes
+        tree = dataclasses.replace(tree, nodes=nodes)
+    return tree
+
+
 def _shape(
     expression: Expression,
     tree: TreeOptions,
@@ -231,10 +255,7 @@ def _shape(
     """Return the shape of drafts, no deeper than the block."""
     slots, largest = file.n_slots, env.most_drafted
     if tree.asks_for_tree:
-        if tree.depth is None and tree.tree in (None, "sequoia"):
-            tree = dataclasses.replace(tree, depth=min(slots, largest))
-        if tree.tree is None and tree.nodes is None:
-            tree = dataclasses.replace(tree, nodes=max(largest, tree.depth or 1))
+        tree = _completed(tree, slots, largest)
         shape = tree.shape(
             env.context.n_batch,
             lambda nodes, depth: best_tree(typical_acceptance(sampling), nodes, depth),
@@ -243,7 +264,8 @@ def _shape(
     elif isinstance(tree.n, int):
         if tree.n < 1:
             raise OptionError(f"{expression}: n is {tree.n}: give 1 to {slots}")
-        shape = Topology.chain(min(tree.n, slots))  # llama.cpp, too, drafts no more than a block
+        # llama.cpp, too, drafts no more than a block.
+        shape = Topology.chain(min(tree.n, slots, env.context.n_batch - 1))
     else:
         most = min(slots, largest)
         if not env.target.can_branch:

@@ -15,6 +15,7 @@ from specrun.runtime.drafters.batching import MOST_SEQUENCES, SharedDraftContext
 from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.draft_model.vocabulary import DraftPair, RetokenisedDrafter
+from specrun.runtime.drafters.draft_model.window import KeptTokens, PartialState, Window
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions, tree_sampling
@@ -179,14 +180,27 @@ def _with_draft_model(
 
     options = draft_context_options(env.context, model)
     options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
+    window = _window(pair, model, options.n_ctx, plan.n_nodes)
+    is_short = 0 < options.n_ctx < env.n_ctx
+    remark = pair.remark
+    if is_short:
+        beyond = "nothing more" if window is None else f"from the last {window.size} and more"
+        short = f"{model.path.name} was trained for {options.n_ctx} tokens, the context has"
+        remark = "; ".join([*filter(None, [remark]), f"{short} {env.n_ctx}: it drafts {beyond}"])
+
+    def state(context: Context) -> DraftModelState:
+        if not is_short or window is None:
+            return pair.state(context)
+        return PartialState(context, KeptTokens(window), pair.target_size)
+
     together = pair.tokens is None and not pair.by_text and model.can_branch
     contexts = _DraftContexts(model, options, env, together=together)
 
     def start() -> Drafter:
         context = contexts.make()
         try:
-            drafter = make(context, pair.state)
-            drafter.remark = pair.remark
+            drafter = make(context, state)
+            drafter.remark = remark
             return drafter
         except BaseException:
             context.close()
@@ -195,6 +209,19 @@ def _with_draft_model(
     # A draft by text has a shape of its own.
     pace = "counted" if pair.by_text else plan.pace
     return DrafterWeights(str(expression), start, [contexts, model], pace)
+
+
+_SINK = 4  # tokens of the beginning that are kept, as of `partial`
+
+
+def _window(pair: DraftPair, model: Model, n_ctx: int, n_nodes: int) -> Window | None:
+    """Return the window of a text that a model drafts from beyond what it was trained for.
+
+    None if its memory drops no tokens, if they are not the target's, or if there is no room.
+    """
+    size = (n_ctx - _SINK - n_nodes - 2) // 2
+    fits = model.can_branch and pair.tokens is None and not pair.by_text
+    return Window(_SINK, size) if fits and size > n_nodes else None
 
 
 class _DraftContexts:

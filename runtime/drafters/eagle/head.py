@@ -38,6 +38,7 @@ from specrun.runtime.heads.graphs import (
     ranked_tokens,
     tokens_by_rank,
 )
+from specrun.runtime.heads.places import write_below
 from specrun.runtime.heads.states import FloatRows, RowPiece
 from specrun.runtime.heads.tree_graphs import NamedChildren, PlannedTrees, TreeGraphs, TreePlan
 from specrun.runtime.planning.theory import multiplied
@@ -57,9 +58,10 @@ _TREE_OPERATIONS = 112  # of a graph for each depth, and for the pairs before it
 
 def fill_tokens(graph: Graph, tokens: list[int]) -> None:
     """Fill a graph of several rows with the tokens of the real ones, and say which is the last."""
-    given, m = graph.inputs["tokens"][0], len(tokens)
-    given[:m], given[m:] = tokens, 0
-    graph.cells["last"][0] = m - 1
+    cells = graph.cells["tokens"]
+    for row in range(len(cells)):
+        cells[row] = tokens[row] if row < len(tokens) else 0
+    graph.cells["last"][0] = len(tokens) - 1
 
 
 class PairTrees:
@@ -75,11 +77,10 @@ class PairTrees:
         self._head, self._cache = head, cache
         self._ids = head.drafted_ids()
         self._graphs = TreeGraphs(head.device, plan, self._build)
-        # Of each row below the root: its depth, and the places of its mask in its depth's.
-        self._steps = plan.row_depths[1:].astype(np.int32)
-        self._in_depth = np.concatenate([np.arange(n) for n in plan.widths])[1:]
-        self._numbers = np.arange(plan.n_drafted)
-        self._own = 0, self._numbers
+        # Of each row below the root: its depth, and its place among the rows of that depth.
+        self._depths = plan.row_depths[1:].astype(np.int32).data
+        in_depth = [place for width in plan.widths for place in range(width)]
+        self._places = np.array(in_depth[1:], np.int64).data
 
     def run(self, piece: RowPiece) -> NamedChildren:
         """Return the children below m real pairs, a piece's tokens [m] and rows [m, features].
@@ -90,26 +91,19 @@ class PairTrees:
         tokens, features, position, count = piece.tokens, piece.rows, piece.position, piece.count
         m = len(tokens)
         width, first = chain_width(m), count + m
-        length = self._cache.length(first + len(self._steps))
+        length = self._cache.length(first + len(self._depths))
         graph = self._graphs.get(length, (width,))
-        inputs = graph.inputs
+        cells = graph.cells
         fill_chain(graph, features, position, count, self._cache.spare)
         if width == 1:
-            graph.cells["tokens"][0] = tokens[0]
+            cells["tokens"][0] = tokens[0]
         else:
             fill_tokens(graph, tokens)
-        if len(self._steps):
+        if len(self._depths):
+            three = cells["row_positions"], cells["row_cells"], cells["own"]
             # The root's row stands at position + m - 1.
-            np.add(self._steps, position + m - 1, out=inputs["row_positions"][0])
-            np.add(self._numbers, first, out=inputs["row_cells"][0])
-            np.add(self._own_places(length), first, out=inputs["own"][0])
+            write_below(*three, self._depths, self._places, position + m - 1, first, length)
         return self._graphs.run(graph)
-
-    def _own_places(self, length: int) -> npt.NDArray[np.int64]:
-        """Return where each row's own cell is in its depth's mask, for rows in the first cells."""
-        if self._own[0] != length:
-            self._own = length, self._in_depth * length + self._numbers
-        return self._own[1]
 
     def close(self) -> None:
         """Free graphs and table."""

@@ -228,10 +228,8 @@ def test_errors_have_anthropics_form(silent, options, field):
     assert engine.asked == []
 
 
-def test_a_template_without_tools_is_refused(tool_vocabulary):
+def test_a_path_that_is_none(tool_vocabulary):
     with serving(ScriptedEngine(tool_vocabulary, TEMPLATE)) as address:
-        with pytest.raises(anthropic.BadRequestError, match="knows no tools"):
-            created(address, tools=[WEATHER])
         with pytest.raises(anthropic.NotFoundError) as caught:
             anthropic_client(address).post("/v1/messages/nothing", body={}, cast_to=object)
     assert json.loads(caught.value.response.text)["error"]["type"] == "not_found_error"

@@ -18,10 +18,11 @@ from support.tool_templates import ADD, HERMES, LLAMA3, MISTRAL, TEMPLATES, WEAT
 
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
+from specrun.cli.serve.tools import for_template
 from specrun.convert.gguf import Metadata
 from specrun.convert.random_model import RandomLlama, synthetic_vocabulary, write_random_llama
 from specrun.convert.tokenizer import BytePairVocabulary
-from specrun.runtime.chat import ChatTemplate
+from specrun.runtime.chat import ChatTemplate, syntax_of
 from specrun.runtime.engine import Engine
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
@@ -285,13 +286,87 @@ def test_two_calls_of_one_turn_come_in_turn_where_a_template_takes_one(tool_voca
     assert told.count("of p") == told.count("of q") == 1
 
 
-def test_a_template_without_tools_is_refused(tool_vocabulary):
-    with serving(ScriptedEngine(tool_vocabulary, TEMPLATE)) as address:
-        with pytest.raises(openai.BadRequestError, match="knows no tools") as caught:
-            openai_client(address).chat.completions.create(
-                model="tiny", messages=ASK, tools=[WEATHER]
-            )
-    assert caught.value.param == "tools"
+GENERIC_CALL = '{"tool_calls": [{"name": "get_weather", "arguments": {"city": "Paris"}}]}'
+
+
+def test_a_template_without_tools_has_them_in_words(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, TEMPLATE, [GENERIC_CALL, "No rain."])
+    with serving(engine) as address:
+        create = openai_client(address).chat.completions.create
+        first = create(model="tiny", messages=ASK, tools=[WEATHER]).choices[0].message
+        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "dry"}
+        messages = [*ASK, first.model_dump(exclude_none=True), result]
+        second = create(model="tiny", messages=messages, tools=[WEATHER]).choices[0]
+    (call,) = first.tool_calls
+    assert json.loads(call.function.arguments) == {"city": "Paris"}
+    assert (second.message.content, second.finish_reason) == ("No rain.", "stop")
+    rendered = tool_vocabulary.detokenize(engine.asked[1].prompt)
+    for part in (json.dumps(WEATHER["function"]), GENERIC_CALL, "dry"):
+        assert part in rendered
+
+
+@pytest.mark.parametrize("name", ["xml_tools", "custom_tools", "functions"])
+def test_templates_that_call_tools_by_another_name(tool_vocabulary, name):
+    template = f"{{{{ {name} }}}}{TEMPLATE}"
+    engine = ScriptedEngine(tool_vocabulary, template, [GENERIC_CALL])
+    with serving(engine) as address:
+        create = openai_client(address).chat.completions.create
+        (choice,) = create(model="tiny", messages=ASK, tools=[WEATHER]).choices
+    assert choice.finish_reason == "tool_calls"
+    rendered = tool_vocabulary.detokenize(engine.asked[0].prompt)
+    assert "get_weather" in rendered.partition("Rain in")[0]
+    assert "You may call" not in rendered
+
+
+def test_tools_that_a_template_reads_in_the_systems_message(tool_vocabulary):
+    template = TEMPLATE + "{% for message in messages %}{{ message['tools'] }}{% endfor %}"
+    for asked in (ASK, [{"role": "system", "content": "Be short."}, *ASK]):
+        engine = ScriptedEngine(tool_vocabulary, template, [GENERIC_CALL])
+        with serving(engine) as address:
+            create = openai_client(address).chat.completions.create
+            (choice,) = create(model="tiny", messages=asked, tools=[WEATHER]).choices
+        assert choice.finish_reason == "tool_calls"
+        rendered = tool_vocabulary.detokenize(engine.asked[0].prompt)
+        assert json.dumps([WEATHER["function"]]) in rendered
+        assert "You may call" not in rendered
+
+
+QUIET = {
+    "a template that opens the reasoning": (
+        TEMPLATE.replace("<|end|>", "<|end|>{# <think> </think> #}") + "<think>\n",
+        "\n\n</think>\n\n",
+    ),
+    "one that leaves it to the model": (
+        TEMPLATE + "{% if false %}<think></think>{% endif %}",
+        "\n\n</think>\n\n",
+    ),
+    "one that does not know it": (TEMPLATE, "?"),
+}
+
+
+@pytest.mark.parametrize(("template", "end"), QUIET.values(), ids=QUIET)
+def test_thinking_is_turned_off_where_no_variable_does_it(tool_vocabulary, template, end):
+    engine = ScriptedEngine(tool_vocabulary, template, ["Yes."])
+    with serving(engine) as address:
+        quiet = streamed(address, extra_body={"reasoning_effort": "none"})
+        streamed(address)
+    assert quiet[:2] == ("Yes.", "")
+    off, on = (tool_vocabulary.detokenize(asked.prompt) for asked in engine.asked)
+    assert off.endswith(end) or end == "?"
+    assert (off == on) is (end == "?")
+
+
+def test_ids_that_a_model_writes_itself():
+    syntax = syntax_of("<|tool_calls_section_begin|>")
+    call = {"type": "function", "function": {"name": "add", "arguments": {}}}
+    asked = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{**call, "id": "a"}, {**call, "id": "b"}],
+    }
+    told = for_template([asked, {"role": "tool", "tool_call_id": "b", "content": "2"}], syntax)
+    assert [call["id"] for call in told[0]["tool_calls"]] == ["functions.add:0", "functions.add:1"]
+    assert told[1]["tool_call_id"] == "functions.add:1"
 
 
 def test_a_second_template_is_taken_for_tools(tool_vocabulary):

@@ -22,6 +22,7 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.chat import Reply, ThinkTags, ToolSyntax
 from specrun.runtime.chat.families import FAMILIES, THINKING
 from specrun.runtime.round import TokenEvent
+from specrun.runtime.round.text import TextAssembler
 
 PARIS = ("get_weather", {"city": "Paris"})
 NOTE = ("add", {"a": -3, "note": "x <b> 'y'\n"})
@@ -163,11 +164,10 @@ def test_reasoning_between_control_tokens(marked_vocabulary, think: ThinkTags):
 
 
 def read(vocabulary: Vocabulary, plan: ReplyPlan, text: str) -> Reply:
-    reader, reply = PartReader(plan, vocabulary, ""), Reply()
+    reader, reply, texts = PartReader(plan, vocabulary, ""), Reply(), TextAssembler(())
     tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
     for k, token in enumerate(tokens):
-        piece = vocabulary.piece(token).decode("latin-1")
-        piece = piece.encode("latin-1").decode("utf-8", "replace") if piece.isascii() else piece
+        piece = texts.push(vocabulary.piece(token))
         reply.add(reader.read([TokenEvent(piece, token, "target", k, None)]))
-    reply.add(reader.finish(""))
+    reply.add(reader.finish(texts.finish()))
     return reply

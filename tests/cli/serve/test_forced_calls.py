@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from contextlib import suppress
 from pathlib import Path
@@ -236,9 +237,146 @@ def test_what_begins_as_a_call_of_a_strict_tool_is_one(models, family):
             (good[: len(good) // 2], False),
         ):
             assert follows(engine, grammar, text) is is_taken, text
-    assert (
-        ReplyPlan(syntax=plan.syntax, schemas=plan.schemas).grammar(engine.vocabulary, "") is None
+        free = ReplyPlan(syntax=plan.syntax, schemas=plan.schemas)
+        assert free.grammar(engine.vocabulary, "") is None
+
+
+ANSWER = {
+    "type": "object",
+    "properties": {"rain": {"type": "boolean"}, "next": {"$ref": "#/$defs/day"}},
+    "required": ["rain"],
+    "additionalProperties": False,
+    "$defs": {"day": {"enum": ["today", "tomorrow"]}},
+}
+
+
+@pytest.mark.parametrize("family", GOOD)
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_tools_are_called_or_the_answer_follows_its_schema(models, family, is_strict):
+    """Each in its own form, behind reasoning if there is any; and no other text."""
+    plan = ReplyPlan(
+        syntax=syntax_of(FAMILIES[family]),
+        schemas={"get_weather": WEATHER["function"]["parameters"], "note": {"type": "object"}},
+        strict=frozenset({"get_weather"} if is_strict else ()),
+        think=ThinkTags("<think>", "</think>"),
     )
+    call = GOOD[family].removeprefix("Hm.").lstrip()
+    answer = '{"rain": true, "next": "today"}'
+    with Engine(models[family], slots=1, n_threads=1, n_ctx=64) as engine:
+        grammar = plan.grammar(engine.vocabulary, "", ANSWER)
+        open_grammar = plan.grammar(engine.vocabulary, "<think>\n", ANSWER)
+        must_call = dataclasses.replace(plan, must_call=True)
+        for text, is_taken in (
+            (call, True),
+            (answer, True),
+            ('{\n  "rain": false\n}', True),
+            (f"<think>Hm.</think>\n\n{call}", True),
+            (f"<think>Hm.</think>\n\n{answer}", True),
+            ("", False),
+            ("It rains in Rome.", False),
+            (f"So: {answer}", False),
+            (answer.replace("true", "1"), False),
+            (answer.replace("today", "never"), False),
+            (call.replace("Rome", "Bonn"), False),
+            (call.replace("get_weather", "rm"), False),
+        ):
+            assert follows(engine, grammar, text) is is_taken, text
+        assert follows(engine, open_grammar, f"Hm.</think>\n{answer}")
+        assert not follows(engine, open_grammar, answer)
+        assert not follows(engine, must_call.grammar(engine.vocabulary, "", ANSWER), answer)
+        assert follows(engine, must_call.grammar(engine.vocabulary, "", ANSWER), call)
+
+
+@pytest.mark.parametrize("family", ["hermes", "llama3", "qwen3-coder"])
+def test_every_api_takes_tools_beside_an_answers_schema(models, family):
+    """A random model calls, or answers: over a few seeds it does both."""
+    schema = {**ANSWER, "required": ["rain", "next"]}
+    form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    function = {**WEATHER["function"], "strict": True}
+    asked: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {
+            "messages": ASK,
+            "tools": [{"type": "function", "function": function}],
+            "response_format": {"type": "json_schema", "json_schema": form},
+            "parallel_tool_calls": False,
+        },
+        "/v1/responses": {
+            "input": "Rain?",
+            "parallel_tool_calls": False,
+            "tools": [{"type": "function", **function}],
+            "text": {"format": form},
+        },
+        "/v1/messages": {
+            "messages": ASK,
+            "max_tokens": 400,
+            "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+            "tools": [{"name": "get_weather", "input_schema": function["parameters"]}],
+            "output_config": {"format": form},
+        },
+    }
+    kinds = set()
+    with Engine(models[family], slots=1, n_threads=1, n_ctx=2048) as engine:
+        with TestClient(
+            create_app(engine, ServeSettings(model="x")), base_url="http://127.0.0.1:8080"
+        ) as client:
+            for path, body in asked.items():
+                for seed in range(6):
+                    reply = client.post(path, json={**body, "seed": seed, "temperature": 1.5})
+                    assert reply.status_code == 200, reply.text
+                    text, calls = said_in(reply.json())
+                    assert bool(text) is not bool(calls)
+                    if text:
+                        assert list(json.loads(text)) == ["rain", "next"]
+                    for call in calls:
+                        assert call["city"] in ("Paris", "Rome")
+                    kinds.add(bool(text))
+    assert kinds == {False, True}
+
+
+def said_in(reply: dict[str, Any]) -> tuple[str, list[Any]]:
+    """The text and the arguments of the calls of any API's reply."""
+    if "choices" in reply:
+        message = reply["choices"][0]["message"]
+        calls = message.get("tool_calls") or []
+        return message["content"] or "", [json.loads(c["function"]["arguments"]) for c in calls]
+    if "output" in reply:
+        messages = [item for item in reply["output"] if item["type"] == "message"]
+        calls = [item for item in reply["output"] if item["type"] == "function_call"]
+        text = "".join(part["text"] for item in messages for part in item["content"])
+        return text, [json.loads(call["arguments"]) for call in calls]
+    text = "".join(block.get("text", "") for block in reply["content"])
+    return text, [block["input"] for block in reply["content"] if block["type"] == "tool_use"]
+
+
+def test_a_schema_that_cannot_be_compiled_ends_no_other_call(models, caplog):
+    bad: Any = function_tool("bad")
+    bad["function"]["parameters"] = {"type": "object", "properties": {"a": {"type": "nothing"}}}
+    with Engine(models["hermes"], slots=1, n_threads=1, n_ctx=2048) as engine:
+        with serving(engine) as address:
+            for seed in range(2):
+                asked = {"tools": [bad, CLOCK], "tool_choice": "required", "seed": seed}
+                (choice,) = created(address, **asked, max_tokens=300).choices
+                assert not choice.message.content
+            strict = {**bad, "function": {**bad["function"], "strict": True}}
+            assert created(address, tools=[strict, CLOCK], max_tokens=5).choices[0].message
+    said = [each.getMessage() for each in caplog.records if "calls of bad" in each.getMessage()]
+    assert len(said) == 1
+    assert "do not follow its schema: the JSON schema cannot be compiled" in said[0]
+
+
+def test_definitions_are_followed_in_arguments_that_are_tags(models):
+    schema = {
+        "type": "object",
+        "properties": {"n": {"$ref": "#/$defs/few"}},
+        "required": ["n"],
+        "$defs": {"few": {"type": "integer", "maximum": 3, "minimum": 1}},
+    }
+    plan = ReplyPlan(syntax=syntax_of(QWEN_CODER), schemas={"f": schema}, must_call=True)
+    text = "<tool_call>\n<function=f>\n<parameter=n>\n2\n</parameter>\n</function>\n</tool_call>"
+    with Engine(models["qwen3-coder"], slots=1, n_threads=1, n_ctx=64) as engine:
+        grammar = plan.grammar(engine.vocabulary, "")
+        assert follows(engine, grammar, text)
+        assert not follows(engine, grammar, text.replace("2", "4"))
 
 
 def test_strict_is_read_from_every_api(tool_vocabulary):

@@ -102,3 +102,26 @@ def test_what_begins_as_a_call_of_each_family_is_one(tool_vocabulary, syntax: To
             text = syntax.form.written([("get_weather", arguments)])
             said = f"So: {text}" if syntax.form.mark in text else f"So: {syntax.form.mark}{text}"
             assert follows(tool_vocabulary, grammar, said) is is_taken
+
+
+@pytest.mark.parametrize("syntax", TABLE, ids=IDS)
+def test_calls_of_each_family_or_an_answer_by_its_schema(tool_vocabulary, syntax: ToolSyntax):
+    """Tools beside a schema of the answer: one or the other, and each is read as what it is."""
+    answer = {
+        "type": "object",
+        "properties": {"rain": {"$ref": "#/$defs/day"}},
+        "required": ["rain"],
+        "additionalProperties": False,
+        "$defs": {"day": {"enum": ["today", "soon"]}},
+    }
+    forced = ForcedCalls(syntax.form, SCHEMAS, {}, several=True, answer=answer)
+    grammar = Grammar.lark(forced.grammar())
+    for calls in ([ROME], [NOTE]):
+        assert follows(tool_vocabulary, grammar, syntax.form.written(calls))
+    text = f'{syntax.form.answer}{{"rain": "today"}}'
+    assert follows(tool_vocabulary, grammar, text)
+    reply = read_reply(syntax, [text], SCHEMAS)
+    assert (reply.calls, json.loads(reply.content)) == ([], {"rain": "today"})
+    wrong = syntax.form.written([("get_weather", {"city": "Rome"})])
+    for other in ("It rains.", text.replace("today", "never"), f"So: {text}", wrong):
+        assert not follows(tool_vocabulary, grammar, other), other

@@ -455,3 +455,11 @@ def test_functions_of_a_namespace_are_called_by_their_names(tool_vocabulary):
     reply, _ = posted(tool_vocabulary, "responses", [ASK], says, tools=tools)
     (call,) = reply.json()["output"]
     assert (call["name"], call["namespace"]) == ("find", "mcp__notes__")
+
+
+def test_a_custom_tool_of_messages_is_a_function(tool_vocabulary):
+    tools = [{"type": "custom", "name": "patch"}]
+    says = '<tool_call>\n{"name": "patch", "arguments": {"a": 1}}\n</tool_call>'
+    reply, _ = posted(tool_vocabulary, "messages", [ASK], says, tools=tools)
+    (block,) = reply.json()["content"]
+    assert (block["type"], block["input"]) == ("tool_use", {"a": 1})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import openai
@@ -10,7 +9,6 @@ import pytest
 from support.api_clients import openai_client
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
-from support.tiny_models import TEMPLATE
 from support.tool_templates import HERMES, MISTRAL
 
 from specrun.runtime.engine import Engine
@@ -174,10 +172,3 @@ def test_what_is_wrong_is_named(silent, options, field):
     assert caught.value.param == field
     assert field in caught.value.message
     assert engine.asked == []
-
-
-def test_a_template_without_tools_is_refused(tool_vocabulary):
-    with serving(ScriptedEngine(tool_vocabulary, TEMPLATE)) as address:
-        with pytest.raises(openai.BadRequestError, match="knows no tools") as caught:
-            created(address, tools=[WEATHER])
-    assert json.loads(caught.value.response.text)["error"]["param"] == "tools"

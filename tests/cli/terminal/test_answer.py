@@ -9,11 +9,20 @@ from typing import Any
 
 import pytest
 
+from specrun.bindings.models import Model
 from specrun.cli.chat import loop as chat_loop
 from specrun.cli.terminal import terminal
-from specrun.cli.terminal.answer import Answer, AnswerWriter, PlainWriter, run_stream
+from specrun.cli.terminal.answer import (
+    Answer,
+    AnswerWriter,
+    PlainWriter,
+    ReplyWriter,
+    run_stream,
+)
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import DecodeError, GenerationStream
+from specrun.runtime.chat import answer_reader
+from specrun.runtime.round import TokenEvent
 
 from ..conftest import READABLE, Models, Run
 
@@ -49,6 +58,44 @@ def test_a_stopped_answer_is_shown_to_its_last_letter(
     assert capsys.readouterr().out == shown
     assert answer.interrupted
     assert stream.closed
+
+
+FAMILIES = {
+    "tags": ("{# <think> </think> #}", "<think>", "Hm.</think>\n\nYes.", "Hm.\n\nYes.\n", "Yes."),
+    "messages": (
+        "{# <|channel|> <|message|> <|channel|>analysis<|message|> #}",
+        "",
+        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+        "Hm.\n\nYes.\n",
+        "Yes.",
+    ),
+    "no reasoning": ("{# <think> </think> #}", "", "Yes.", "Yes.\n", "Yes."),
+}
+
+
+@pytest.mark.parametrize(
+    ("source", "begun", "text", "shown", "content"), FAMILIES.values(), ids=FAMILIES
+)
+def test_an_answer_is_shown_without_its_marks(
+    capsys: pytest.CaptureFixture[str],
+    tiny_model: Path,
+    source: str,
+    begun: str,
+    text: str,
+    shown: str,
+    content: str,
+) -> None:
+    with Model(tiny_model) as model:
+        prompt = model.vocabulary.tokenize(f"Rain?{begun}\n", parse_special=True)
+        reader = answer_reader(source, model.vocabulary, prompt)
+        assert reader is not None
+        assert answer_reader("{{ messages }}", model.vocabulary, prompt) is None
+        writer = ReplyWriter(Terminal(), reader, PlainWriter(Terminal()))
+        for index, character in enumerate(text[:-2]):
+            writer.write(TokenEvent(character, 300, "target", index, None))
+        writer.finish(text)
+    assert capsys.readouterr().out == shown
+    assert writer.content == content
 
 
 def conversation_after(run: Run, models: Models, path: Path, *lines: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from support.replies import read_reply
@@ -126,6 +127,20 @@ GOLDEN: dict[str, tuple[ToolSyntax, str, str, list[tuple[str, object]]]] = {
             ("add", {"a": -1, "b": {"k": [True, None]}}),
         ],
     ),
+    "llama 4: an object": (
+        table.LLAMA4_JSON,
+        '<|python_start|>{"name": "add", "parameters": {"a": 1}}<|python_end|>',
+        "",
+        [("add", {"a": 1})],
+    ),
+    "llama 4: an object among Python's": (
+        table.LLAMA4,
+        '[{"name": "add", "parameters": {"a": 1}}]',
+        "",
+        [("add", {"a": 1})],
+    ),
+    "llama 3: Python": (table.LLAMA3, "[add(a=1)]", "", [("add", {"a": 1})]),
+    "llama 3: no function of Python's": (table.LLAMA3, "[add] is one", "[add] is one", []),
     "llama 4: a list that is none of calls": (
         table.LLAMA4,
         "[1, 2] is a list",
@@ -296,6 +311,12 @@ GOLDEN: dict[str, tuple[ToolSyntax, str, str, list[tuple[str, object]]]] = {
         "",
         [("add", {}), ("add", {})],
     ),
+    "generic: behind a text": (
+        table.GENERIC,
+        'I look.\n{"tool_calls": [{"name": "add", "arguments": {"a": 1}}]}\n',
+        "I look.",
+        [("add", {"a": 1})],
+    ),
     "generic: an answer": (
         table.GENERIC,
         '{"response": "a\\n\\"b\\" \\ud83d\\ude00"}',
@@ -409,3 +430,9 @@ def test_a_deep_value_ends_no_server():
     parser = ReplyParser(table.HERMES, TOOLS)
     parser.push(text)
     assert parser.finish()
+
+
+def test_the_page_of_families_has_each():
+    page = (Path(__file__).parents[3] / "docs" / "families.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
+    assert sorted(rows[1:]) == sorted({syntax.name for syntax in TABLE})

@@ -188,6 +188,7 @@ _CALLS = (
     "{% for c in m.tool_calls %}<call>{{ c.function.name }}{{ c.function.arguments | tojson }}"
     "{% endfor %}{{ '\n' }}"
 )
+GENERIC_CALL = '{"tool_calls": [{"name": "get_weather", "arguments": {"city": "Paris"}}]}'
 WITH_CALLS = "{% for m in messages %}<{{ m.role }}>{{ m.content }}" + _CALLS + "{% endfor %}"
 EITHER = (
     "{% for m in messages %}<{{ m.role }}>{% if m.tool_calls %}" + _CALLS + "{% else %}"
@@ -213,12 +214,11 @@ TOLD = {
     ),
     "by a template that knows none": (
         PLAIN,
-        '<assistant>I look.\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n<tool>dry\n',
+        f"<assistant>I look.\n{GENERIC_CALL}\n<tool>dry\n",
     ),
     "by one that refuses them": (
         NO_SYSTEM.replace("if m.role != 'tool' and not m.tool_calls ", ""),
-        '<assistant>I look.\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n'
-        "<user>[get_weather returned]\ndry\n",
+        f"<assistant>I look.\n{GENERIC_CALL}\n<user>[get_weather returned]\ndry\n",
     ),
 }
 
@@ -239,3 +239,18 @@ def test_a_template_may_collect_in_lists_of_its_own(vocabulary):
     )
     text = chat_text(ChatTemplate(source), vocabulary, said(*TALK[1:3])).text
     assert text == "Hi.Hello.user,assistantuser"
+
+
+def test_arguments_without_a_description_have_an_empty_one_where_it_is_added(vocabulary):
+    source = (
+        "{% for tool in tools %}{% for name, own in tool.function.parameters.properties.items() %}"
+        "{{ name + ': ' + own.description }}.{% endfor %}{% endfor %}" + PLAIN
+    )
+    properties = {"city": {"type": "string"}, "day": {"type": "string", "description": "when"}}
+    function = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    tool = {"type": "function", "function": function}
+    text = chat_text(ChatTemplate(source), vocabulary, said(TALK[1]), tools=[tool]).text
+    assert text == "city: .day: when." + lines(TALK[1])
+    refusing = ChatTemplate("{{ raise_exception('never') }}")
+    with pytest.raises(TemplateError, match="never"):
+        chat_text(refusing, vocabulary, said(TALK[1]), tools=[tool])

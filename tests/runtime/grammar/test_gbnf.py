@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import re
 import time
 from collections.abc import Sequence
@@ -10,9 +11,14 @@ from collections.abc import Sequence
 import pytest
 from support.tiny_grammars import Words
 
+from specrun.bindings.models.model import Model
 from specrun.runtime import Grammar, GrammarError
+from specrun.runtime.demo import demo_target
 from specrun.runtime.grammar import GrammarState
 from specrun.runtime.grammar.compiled import GrammarCompiler
+from specrun.runtime.grammar.gbnf import rules_of
+from specrun.runtime.grammar.pushdown import Pushdown
+from specrun.runtime.grammar.token_tree import TokenTree
 
 WORDS = Words("a", "b", "x", "+", "(", ")", "ab", "+x", "\n")
 
@@ -124,3 +130,28 @@ def test_what_is_no_grammar_is_said_in_a_sentence(source: str, message: str | No
         return
     with pytest.raises(GrammarError, match=f"^the GBNF grammar cannot be compiled: .*{message}"):
         start(source)
+
+
+WIDE = {
+    "strings": 'root ::= ("\\"" ([^"\\\\\\x00-\\x1F] | "\\\\" [nt"])* "\\"" " "?)+',
+    "lines": 'root ::= (.{0,3} | [^\\n]+ | [a-z0-9 ]+ "é")+',
+    "letters": "root ::= [a-zA-Zà-ÿぁ-ゟ ]+ [.!]",
+    "not all": "root ::= [^aé\\U0001F600]+",
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_masks_are_what_each_token_says(name: str) -> None:
+    """Whole branches of the tree of tokens are passed over; token by token it is the same."""
+    with Model(demo_target(), vocab_only=True) as model:
+        vocabulary = model.vocabulary
+        spelled = [vocabulary.named(token) for token in range(vocabulary.size)]
+        control = [token for token in range(vocabulary.size) if vocabulary.is_control(token)]
+    grammar = Pushdown(rules_of(WIDE[name], lambda _: None), TokenTree(spelled, control), spelled)
+    state, chance = grammar.start, random.Random(name)
+    for _ in range(12):
+        mask = grammar.mask(state)
+        assert [token for token in range(len(spelled)) if grammar.after(state, token)] == (
+            mask.nonzero()[0].tolist()
+        )
+        state = grammar.after(state, chance.choice(mask.nonzero()[0].tolist()))

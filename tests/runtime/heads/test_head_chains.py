@@ -240,7 +240,7 @@ def test_a_position_shifted_by_one_is_caught(
 
     def shifted(self: PairTrees, *arguments: Any) -> None:
         prepare(self, *arguments)
-        self._steps = self._steps + 1
+        self._depths = (np.asarray(self._depths) + 1).data
 
     monkeypatch.setattr(PairTrees, "__init__", shifted)
     with (

@@ -22,6 +22,7 @@ from specrun.runtime.drafters.eagle.head import PairTrees
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.hydra import HydraHead
 from specrun.runtime.heads import MOST_CHAIN_ROWS, TreeGraphs, mask_below
+from specrun.runtime.heads.places import write_below
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import SeededNoise
 from specrun.runtime.round import DraftRequest
@@ -181,7 +182,7 @@ def test_a_mask_without_the_rows_own_cell_is_caught(
     fails_along_rounds(opened)
 
 
-@pytest.mark.parametrize("wrong", ["_steps", "_in_depth", "_numbers"])
+@pytest.mark.parametrize("wrong", ["_depths", "_places", "cells"])
 def test_misplaced_rows_are_caught(
     opened: Opened, wrong: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,12 +191,18 @@ def test_misplaced_rows_are_caught(
 
     def misplaced(self: PairTrees, *arguments: Any) -> None:
         prepare(self, *arguments)
-        if wrong == "_steps":
-            self._steps = self._steps + 1
-        else:
-            setattr(self, wrong, getattr(self, wrong) // 2)
+        if wrong == "_depths":
+            self._depths = (np.asarray(self._depths) + 1).data
+        elif wrong == "_places":
+            self._places = (np.asarray(self._places) // 2).data
+
+    def in_one_cell(at: memoryview, cells: memoryview, *others: Any) -> None:
+        write_below(at, cells, *others)
+        if wrong == "cells":
+            cells[:] = (cells[0] + np.arange(len(cells)) // 2).data
 
     monkeypatch.setattr(PairTrees, "__init__", misplaced)
+    monkeypatch.setattr(pair_tree_module, "write_below", in_one_cell)
     fails_along_rounds(opened)
 
 

@@ -33,6 +33,9 @@ END = {319: float("-inf"), 318: float("-inf"), 317: float("-inf")}
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=END, seed=7)
 GREEDY = WARM.replace(temperature=0.0)
 POINTS = [
+    ", nodes=4",
+    ", topk=1",
+    ", tree=sequoia, nodes=5",
     "",
     ", n=3",
     ", n=auto",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from specrun.bindings.models import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.dflash.source import BlockSource
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import SeededNoise
 from specrun.runtime.round import (
@@ -58,10 +61,13 @@ def test_texts_follow_the_targets_joint_law(
 
 
 @contextmanager
-def opened(folder: Path, generation: Generation) -> Iterator[tuple[Model, DrafterWeights]]:
+def opened(
+    folder: Path, generation: Generation, window: int = 0
+) -> Iterator[tuple[Model, DrafterWeights]]:
     target = folder / "target.gguf"
     write_random_llama(target, RandomLlama(**CHAT))
-    path = TinyDFlash(generation, taps=(1, 0)).write(folder / "drafter.gguf", target)
+    tiny = TinyDFlash(generation, taps=(1, 0), window=window, whole_window=True)
+    path = tiny.write(folder / "drafter.gguf", target)
     with Model(target) as model:
         environment = DraftEnvironment(model, ContextOptions(**F32))
         expression = f"dflash({quoted(str(path))}, tree=2x2x1)"
@@ -115,3 +121,28 @@ def test_drafts_are_those_of_a_fresh_drafter_after_any_rounds(
             outcome = RoundOutcome(live.text.tokens, tree, path, following, rows)
             live.drafter.observe(outcome)
         assert len(drafts) > 3
+
+
+def test_features_out_of_every_layers_sight_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a long prompt; the drafts are those of a drafter that was given all of them."""
+    prompt, read = np.random.default_rng(7).integers(6, 250, 150).tolist(), list[int]()
+    states = BlockSource.read_states
+
+    def counted(self: BlockSource, rows: Any, wanted: Any) -> Any:
+        read.append(len(wanted))
+        return states(self, rows, wanted)
+
+    monkeypatch.setattr(BlockSource, "read_states", counted)
+    with opened(tmp_path, "dspark", window=12) as (model, weights):
+        drafts = []
+        for window in (12, 0):
+            with closing(Talk(model, weights)) as talk:
+                source = cast("BlockSource", cast("GrowingDrafter", talk.drafter).source)
+                source._window = window
+                talk.text.begin(talk.target, prompt)
+                drafts.append(talk.draft())
+        assert drafts[0].tokens == drafts[1].tokens
+        assert read[0] == 12
+        assert sum(read[1:]) == len(prompt) - 1

@@ -34,6 +34,7 @@ VARIANTS = [
     TinyDFlash(draft_tokens=70),
     TinyDFlash(causal=True),
     TinyDFlash(window=3),
+    TinyDFlash(window=5, whole_window=True),
     TinyDFlash(mrope=True),
     TinyDFlash("dspark"),
     TinyDFlash("dspark", from_anchor=False, seed=3),

@@ -134,7 +134,7 @@ def test_the_end_of_the_context_cuts_the_tree(
 
 
 @pytest.mark.parametrize("drafter", [SAMPLED[0], POINTS[1]])
-def test_a_drafter_with_a_shorter_context_stops_drafting_there(
+def test_a_drafter_with_a_shorter_context_drafts_on_from_a_window(
     pair: tuple[Path, Path], tmp_path: Path, drafter: str
 ) -> None:
     write_random_llama(
@@ -148,7 +148,9 @@ def test_a_drafter_with_a_shorter_context_stops_drafting_there(
         result = runtime.generate(prompt, params, max_tokens=60)
         again = runtime.generate(prompt[:20], params, max_tokens=20)
     assert result.token_ids == wanted
-    assert 0 < result.stats.drafted < again.stats.drafted * 3
+    # As much a round beyond its context as within it.
+    rounds = result.stats.rounds / again.stats.rounds
+    assert result.stats.drafted > again.stats.drafted * rounds / 2
 
 
 def test_tokens_that_only_one_model_knows(pair: tuple[Path, Path]) -> None:

@@ -1,0 +1,68 @@
+"""The table of families against chat templates that others have published.
+
+They are no part of this repository: `SPECRUN_TEMPLATES` names a folder of `*.jinja`, such as
+`models/templates` of llama.cpp. What a template writes as history is what its model says.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.replies import read_reply
+
+from specrun.cli.serve.tools import for_template
+from specrun.runtime.chat import ChatTemplate, chat_text, syntax_of
+from specrun.runtime.chat.families import GENERIC
+
+FOLDER = Path(os.environ.get("SPECRUN_TEMPLATES", "/nowhere"))
+PATHS = sorted(FOLDER.glob("*.jinja"))
+pytestmark = pytest.mark.skipif(
+    not PATHS, reason="SPECRUN_TEMPLATES names no folder of published chat templates"
+)
+
+
+def function_tool(name: str, **properties: str) -> dict[str, Any]:
+    described = {
+        key: {"type": kind, "description": f"The {key}."} for key, kind in properties.items()
+    }
+    schema = {"type": "object", "properties": described, "required": [*properties]}
+    function = {"name": name, "description": f"The {name}.", "parameters": schema}
+    return {"type": "function", "function": function}
+
+
+TOOLS = [function_tool("get_weather", city="string"), function_tool("add", a="integer", b="object")]
+SCHEMAS = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
+CALLS = [("get_weather", {"city": "Paris"}), ("add", {"a": 3, "b": {"k": ["x", True, None]}})]
+MADE = [
+    {"id": f"call0000{k}", "type": "function", "function": {"name": name, "arguments": arguments}}
+    for k, (name, arguments) in enumerate(CALLS)
+]
+HISTORY: list[dict[str, Any]] = [
+    {"role": "user", "content": "The question."},
+    {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": MADE},
+    {"role": "tool", "tool_call_id": "call00000", "content": "dry"},
+    {"role": "tool", "tool_call_id": "call00001", "content": "7"},
+]
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_what_a_published_template_writes_is_read(tool_vocabulary, path):
+    source = path.read_text()
+    syntax = syntax_of(source) or GENERIC
+    template = ChatTemplate(source, bos="<s>", eos="</s>")
+    variables = {"functions": json.dumps(TOOLS)} if "functions" in template.names else {}
+    history = for_template(HISTORY, syntax)
+    text = chat_text(template, tool_vocabulary, history, tools=TOOLS, variables=variables).text
+    turn = text.rpartition("The question.")[2]
+    assert "7" in turn
+    if syntax.at_start:  # a call without a mark: at the begin of a message only
+        place = min(turn.find(each) for each in ('{"', "get_weather\n") if each in turn)
+        turn = turn[place:]
+    reply = read_reply(syntax, [turn], SCHEMAS)
+    calls = [(call.name, json.loads(call.arguments)) for call in reply.calls]
+    assert calls[:1] == CALLS[:1]
+    assert calls == CALLS or syntax.form.separator is None
