@@ -67,7 +67,8 @@ class Desk:
     @contextmanager
     def served(self, model: Path, **options: Any) -> Iterator[Recorded]:
         """Serve a model on loopback, through a proxy that refuses all other hosts."""
-        with Engine(model, slots=2, n_threads=2, trust=True, **options) as engine:
+        chosen = {"slots": 2, "n_threads": 2, "trust": True, **options}
+        with Engine(model, **chosen) as engine:
             with serving(engine, model="local") as address, recording(address) as self.server:
                 yield self.server
 
