@@ -167,6 +167,7 @@ def routes() -> list[BaseRoute]:
         Route("/metrics", figures.metrics, methods=["GET"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),
         Route("/detokenize", tokens.detokenize, methods=["POST"]),
+        Route("/tokenizer_info", properties.tokenizer_info, methods=["GET"]),
         Route("/apply-template", tokens.apply_template, methods=["POST"]),
         *_both("/models", properties.list_models, "GET"),
         *_both("/models/{name:path}", properties.get_model, "GET"),

@@ -236,6 +236,9 @@ class CompletionForm(OpenAIForm):
     def _logprobs(
         self, index: int, events: Sequence[TokenEvent], start: int, *, with_prompt: bool
     ) -> Logprobs:
+        if not self._answer.scores:  # else clients count: the prompt's tokens, and all others
+            ends = self._vocabulary.end_of_generation
+            events = [event for event in events if event.token_id not in ends]
         if not with_prompt:
             return completion_logprobs(events, self._vocabulary, start)
         start += len(self._echoed[index])
@@ -323,16 +326,15 @@ def completion_logprobs(
     events: Sequence[TokenEvent], vocabulary: Vocabulary, start: int
 ) -> Logprobs:
     """Return the `logprobs` of a completion's tokens, whose text begins at character `start`."""
-    kept = [event for event in events if event.token_id not in vocabulary.end_of_generation]
-    offsets = itertools.accumulate((len(event.text) for event in kept), initial=start)
+    offsets = itertools.accumulate((len(event.text) for event in events), initial=start)
     return Logprobs(
-        [vocabulary.label(event.token_id) for event in kept],
-        [event.logprob for event in kept],
+        [vocabulary.label(event.token_id) for event in events],
+        [event.logprob for event in events],
         [
             {vocabulary.label(token): value for token, value in event.top_logprobs()}
-            for event in kept
+            for event in events
         ],
-        [*offsets][: len(kept)],
+        [*offsets][: len(events)],
     )
 
 

@@ -21,15 +21,8 @@ async def props(request: Request) -> Response:
     """Return llama-server's properties, and the drafters and rules that requests may choose."""
     service: AnswerService = request.app.state.service
     engine, settings = service.engine, service.settings
-    vocabulary, params = engine.vocabulary, settings.params.to_dict()
-    bos, eos = (
-        "" if token is None else vocabulary.text(token)
-        for token in (vocabulary.bos, vocabulary.eos)
-    )
-    try:
-        template = engine.chat_template.source
-    except TemplateError:
-        template = ""
+    params = settings.params.to_dict()
+    bos, eos, template = (text or "" for text in _tokenizer(service).values())
     return json_reply(
         {
             "default_generation_settings": {
@@ -87,6 +80,25 @@ async def health(_request: Request) -> Response:
 
 
 # -- Models ---------------------------------------------------------------------------------------
+
+
+async def tokenizer_info(request: Request) -> Response:
+    """Return vLLM's description of the tokenizer, by which others make prompts for this model."""
+    return json_reply(_tokenizer(request.app.state.service))
+
+
+def _tokenizer(service: AnswerService) -> dict[str, str | None]:
+    engine = service.engine
+    ends = {"bos_token": engine.vocabulary.bos, "eos_token": engine.vocabulary.eos}
+    try:
+        template: str | None = engine.chat_template.source
+    except TemplateError:
+        template = None
+    texts = {
+        name: None if token is None else engine.vocabulary.text(token)
+        for name, token in ends.items()
+    }
+    return {**texts, "chat_template": template}
 
 
 async def list_models(request: Request) -> Response:

@@ -29,12 +29,15 @@ _PART = 1 << 14  # tokens, which take about a millisecond
 
 
 class TokenizeBody(Struct, kw_only=True):
-    """The body of /tokenize."""
+    """The body of /tokenize: llama-server's has `content`, vLLM's has `prompt`."""
 
     content: str | None = None
     add_special: bool | None = None
     parse_special: bool | None = None
     with_pieces: bool | None = None
+    prompt: str | None = None
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
 
 
 class DetokenizeBody(Struct, kw_only=True):
@@ -44,7 +47,7 @@ class DetokenizeBody(Struct, kw_only=True):
 
 
 async def tokenize(request: Request) -> Response:
-    """Return the tokens of `content`, with their texts if `with_pieces` is set."""
+    """Return the tokens of a text, with their texts if that is asked."""
     return await _answered(request, TokenizeBody, _tokens_of)
 
 
@@ -73,11 +76,15 @@ async def _answered(
 
 
 def _tokens_of(body: TokenizeBody, service: AnswerService) -> Callable[[], object]:
-    content, vocabulary = body.content, service.engine.vocabulary
-    if content is None:
+    vocabulary, n_ctx = service.engine.vocabulary, service.engine.n_ctx
+    content, prompt = body.content, body.prompt
+    if content is None and prompt is None:
         raise RequestError("content is missing: give a text", "content")
 
     def work() -> object:
+        if content is None:
+            assert prompt is not None
+            return _as_vllm(body, prompt, vocabulary, n_ctx)
         tokens = vocabulary.tokenize(
             content,
             add_special=bool(body.add_special),
@@ -86,6 +93,17 @@ def _tokens_of(body: TokenizeBody, service: AnswerService) -> Callable[[], objec
         return {"tokens": _with_pieces(vocabulary, tokens) if body.with_pieces else tokens}
 
     return work
+
+
+def _as_vllm(
+    body: TokenizeBody, prompt: str, vocabulary: Vocabulary, n_ctx: int
+) -> dict[str, object]:
+    special = body.add_special_tokens is not False
+    tokens = vocabulary.tokenize(prompt, add_special=special, parse_special=True)
+    found: dict[str, object] = {"count": len(tokens), "max_model_len": n_ctx, "tokens": tokens}
+    if body.return_token_strs:
+        found["token_strs"] = [vocabulary.text(token) for token in tokens]
+    return found
 
 
 def _with_pieces(vocabulary: Vocabulary, tokens: Sequence[int]) -> msgspec.Raw:
@@ -129,7 +147,8 @@ def _text_of(body: DetokenizeBody, service: AnswerService) -> Callable[[], objec
 
     def work() -> object:
         labels = b"".join([b"".join(map(label, part)) for part in _parts(tokens)])
-        return {"content": labels.decode("utf-8", "replace")}
+        text = labels.decode("utf-8", "replace")
+        return {"content": text, "prompt": text}  # llama-server's field, and vLLM's
 
     return work
 

@@ -153,3 +153,22 @@ def test_a_line_that_always_changes_costs_no_cache(client: TestClient, path: str
             replies[1][f"{names[0]}_tokens_details"]["cached_tokens"],
         )
     assert cached == total - 1 > 50
+
+
+def test_the_end_behind_an_echoed_prompt_has_a_score(
+    client: TestClient, demo_engine: Engine
+) -> None:
+    """lm-evaluation-harness takes the last entry for the token that it did not want."""
+    vocabulary = demo_engine.vocabulary
+    answer = complete(client, prompt=TEXT, max_tokens=60, **PLAIN)["choices"][0]
+    assert answer["finish_reason"] == "stop"
+    tokens = vocabulary.tokenize(TEXT + answer["text"], add_special=False, parse_special=True)
+    reply = echoed(client, prompt=tokens, max_tokens=1)
+    found = reply["logprobs"]
+    assert {len(entries) for entries in found.values()} == {len(tokens) + 1}
+    assert found["tokens"][-1] == "<|end|>"
+    true = true_logprobs(demo_engine, tokens)[-1][vocabulary.eos]
+    assert found["token_logprobs"][-1] == pytest.approx(true, abs=0.02)
+    assert found["text_offset"][-1] == len(reply["text"])
+    plain = complete(client, prompt=tokens, max_tokens=1, logprobs=1, **PLAIN)["choices"][0]
+    assert plain["logprobs"]["tokens"] == []

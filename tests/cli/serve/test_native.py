@@ -97,3 +97,18 @@ def test_metrics_count_answers(client: TestClient) -> None:
     assert float(rows['specrun_requests_total{path="other",status="404"}']) == 1
     assert float(rows["specrun_slots"]) == 2
     assert float(rows["specrun_rounds_total"]) > 0
+
+
+def test_texts_and_tokens_in_the_form_of_vllm(client: TestClient, demo_engine: Engine) -> None:
+    text = "<|user|>naïve ✓"
+    own = client.post("/tokenize", json={"content": text}).json()["tokens"]
+    body = {"prompt": text, "add_special_tokens": False, "return_token_strs": True}
+    found = client.post("/tokenize", json=body).json()
+    assert (found["tokens"], found["count"], found["max_model_len"]) == (own, len(own), 2048)
+    assert found["token_strs"][0] == "<|user|>"
+    assert len(found["token_strs"]) == len(own)
+    reply = client.post("/detokenize", json={"tokens": own}).json()
+    assert reply["prompt"] == reply["content"] == text
+    known = client.get("/tokenizer_info").json()
+    assert known["eos_token"] == "<|end|>"
+    assert known["chat_template"] == demo_engine.chat_template.source
