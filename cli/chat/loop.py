@@ -338,8 +338,8 @@ class Chat:
             conversation.messages.pop()
             terminal.say("stopped before the first token; the message was taken back", "dim")
             return False
-        is_split = isinstance(writer, ReplyWriter)
-        conversation.reply(writer.content if is_split else answer.result.text)
+        whole = answer.result.text
+        conversation.reply(writer.content if isinstance(writer, ReplyWriter) else whole)
         self.last = answer.result
         self.totals.add(answer.result)
         if self._display.show_timings:
