@@ -2,8 +2,15 @@
 
 import sys
 
-from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool
-from agents import RunConfig, SQLiteSession
+from agents import (
+    Agent,
+    OpenAIChatCompletionsModel,
+    OpenAIResponsesModel,
+    RunConfig,
+    Runner,
+    SQLiteSession,
+    function_tool,
+)
 from openai import AsyncOpenAI
 from pydantic import BaseModel
 
