@@ -15,7 +15,7 @@ import click
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.types import PATH
+from specrun.cli.options.types import FILE, PATH
 from specrun.cli.terminal.screen import (
     byte_progress,
     bytes_text,
@@ -56,6 +56,7 @@ class ConversionSettings:
     target_model_dir: Path | None
     output: Path | None
     outtype: str | None
+    imatrix: Path | None
     force: bool
     dry_run: bool
     verify: bool | None
@@ -96,10 +97,15 @@ conversion_options = option_group(
     ),
     _RESULT.option(
         "--outtype TYPE",
-        "f32, f16, bf16, auto (what the checkpoint has), or a quantization that needs no "
-        "importance matrix: q8_0, q4_k_m, ...",
+        "f32, f16, bf16, auto (what the checkpoint has), or a type of specrun quantize: q8_0, "
+        "q4_k_m, ...",
         default=None,
         show_default="f16, heads q8_0",
+    ),
+    _RESULT.option(
+        "--imatrix FILE",
+        "An importance matrix (specrun imatrix, llama-imatrix) for the quantized type.",
+        FILE,
     ),
     _RESULT.flag("--force", "Overwrite the file if it is there."),
     _RESULT.flag("--dry-run", "Only print which tensor becomes which."),
@@ -284,6 +290,7 @@ def _job(
                 f"a target is what heads draft for: leave it out to convert the model in {folder}"
             )
         options |= {"outtype": settings.outtype or "f16", "pre": settings.pre}
+        options["imatrix"] = settings.imatrix
         write = partial(convert_checkpoint, verify=settings.verify, **options)
         return partial(plan_conversion, **options), write, None
     if drafts_for is None:
@@ -292,6 +299,8 @@ def _job(
             "FILE.gguf or --target-model-dir DIR (a model that lies beside its heads is converted "
             f"with --kind {MODEL})"
         )
+    if settings.imatrix is not None:
+        raise OptionError("there are no importance matrices for heads: leave out --imatrix")
     if settings.verify:
         raise OptionError("--verify compares the logits of whole models: leave it out for heads")
     facts = target_facts(drafts_for, pre=settings.pre)

@@ -22,7 +22,7 @@ from specrun.bindings.errors import ModelError, OptionError, SpecrunError
 from specrun.bindings.files import check_target, require_free_space
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models import Model, trusting_files
-from specrun.bindings.quantizer import FILE_TYPES
+from specrun.bindings.quantizer import FILE_TYPE_ALIASES, FILE_TYPES
 from specrun.convert.checkpoint import SOURCE_KEY, Checkpoint, SourceDigest, open_checkpoint
 from specrun.convert.families import family_of
 from specrun.convert.families.family import Array
@@ -264,15 +264,21 @@ def plan_conversion(
     outtype: str = "f16",
     allow_pickle: bool = False,
     pre: str | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
 ) -> ConversionPlan:
     """Read config, vocabulary and the places of all tensors, and return the plan of a conversion.
 
     `outtype` is f32, f16, bf16, auto (the type of most of the checkpoint), or a type of the
     quantizer such as q4_k_m; `pre` is llama.cpp's name of the way text is split before tokens are
-    merged, if it is not to be recognised from the tokenizer. Raises OptionError for another type,
-    FileMissingError, MalformedFileError, UnsupportedModelError.
+    merged, if it is not to be recognised from the tokenizer; `imatrix` is the importance matrix for
+    the quantizer. Raises OptionError for another type, FileMissingError, MalformedFileError,
+    UnsupportedModelError.
     """
-    wanted = known_type(outtype)
+    wanted = known_type(outtype, has_importance=imatrix is not None)
+    if imatrix is not None and (wanted == AUTOMATIC_TYPE or wanted.lower() in OUTPUT_TYPES):
+        raise OptionError(
+            f"an importance matrix is for a quantized type: outtype {outtype} has no use for one"
+        )
     checkpoint = text_part(open_checkpoint(Path(source), allow_pickle=allow_pickle))
     family = family_of(checkpoint.config)
     # The input of a quantizer has lost nothing before.
@@ -318,18 +324,19 @@ def convert_checkpoint(
     force: bool = False,
     allow_pickle: bool = False,
     pre: str | None = None,
+    imatrix: str | os.PathLike[str] | None = None,
     verify: bool | None = False,
     n_threads: int = 0,
     progress: Progress | None = None,
 ) -> ConversionReport:
     """Convert the folder `source` (config.json, weights, tokenizer.json) to the GGUF file `output`.
 
-    `outtype` and `pre` are as in `plan_conversion`; vectors stay float32. `output` may be a folder,
-    None means the current one: the file is then named by the GGUF convention. `allow_pickle` opens
-    .bin and .pt weights, as tensors only, if there are no safetensors. `verify` compares logits
-    with transformers, if that is installed, and None does for models of up to SMALL_MODEL
-    parameters; names, shapes and types are always compared. `n_threads` are the quantizer's and the
-    comparison's, 0 for as many as cores.
+    `outtype`, `pre` and `imatrix` are as in `plan_conversion`; vectors stay float32. `output` may
+    be a folder, None means the current one: the file is then named by the GGUF convention.
+    `allow_pickle` opens .bin and .pt weights, as tensors only, if there are no safetensors.
+    `verify` compares logits with transformers, if that is installed, and None does for models of
+    up to SMALL_MODEL parameters; names, shapes and types are always compared. `n_threads` are the
+    quantizer's and the comparison's, 0 for as many as cores.
 
     Config, vocabulary and shapes are checked before the first byte is written, then the tensors are
     read piece by piece, and the file appears whole or not at all.
@@ -338,7 +345,9 @@ def convert_checkpoint(
     FileMissingError, MalformedFileError, UnsupportedModelError; SpecrunError if the disk is full,
     the folder cannot be written or the logits are not the checkpoint's.
     """
-    plan = plan_conversion(source, outtype=outtype, allow_pickle=allow_pickle, pre=pre)
+    plan = plan_conversion(
+        source, outtype=outtype, allow_pickle=allow_pickle, pre=pre, imatrix=imatrix
+    )
     target = plan.output_in(None if output is None else Path(output))
     check_target(target, force=force)
     if verify is None:
@@ -358,7 +367,12 @@ def convert_checkpoint(
             require_free_space(target.parent, plan.n_bytes + plan.n_bytes // 2)
             with _intermediate(target) as whole:
                 write_plan(plan, whole, stream.pieces, digest, progress=progress, check=check)
-                quantize_model(whole, target, plan.file_type, force=force, n_threads=n_threads)
+                options: dict[str, Any] = {
+                    "force": force,
+                    "n_threads": n_threads,
+                    "imatrix": imatrix,
+                }
+                quantize_model(whole, target, plan.file_type, **options)
         else:
             write_plan(
                 plan, target, stream.pieces, digest, force=force, progress=progress, check=check
@@ -395,16 +409,23 @@ def write_plan(
     write_gguf(target, name, metadata, tensors, force=force, progress=progress, finish=finish)
 
 
-def known_type(outtype: str) -> str:
-    """Return the typed file type or AUTOMATIC_TYPE; raises OptionError for another."""
+def known_type(outtype: str, *, has_importance: bool = False) -> str:
+    """Return the typed file type or AUTOMATIC_TYPE; raises OptionError for another.
+
+    Without an importance matrix, that includes the types that need one.
+    """
     if outtype.lower() == AUTOMATIC_TYPE:
         return AUTOMATIC_TYPE
-    name = outtype.upper()
-    # A type that needs an importance matrix cannot be made from a checkpoint at once.
-    there = [file_type for file_type, kind in FILE_TYPES.items() if not kind.needs_importance]
-    if outtype.lower() in OUTPUT_TYPES or name in there:
+    name = FILE_TYPE_ALIASES.get(outtype.upper(), outtype.upper())
+    if name in FILE_TYPES and (has_importance or not FILE_TYPES[name].needs_importance):
         return name
-    quantized = [file_type.lower() for file_type in there if file_type.lower() not in OUTPUT_TYPES]
+    if name in FILE_TYPES:
+        raise OptionError(
+            f"outtype {outtype!r} needs an importance matrix: give one with --imatrix FILE "
+            "(specrun imatrix makes it of the model in f16); heads have none"
+        )
+    quantized = [file_type.lower() for file_type in FILE_TYPES]
+    quantized = [file_type for file_type in quantized if file_type not in OUTPUT_TYPES]
     hint = nearest(outtype.lower(), [*OUTPUT_TYPES, AUTOMATIC_TYPE, *quantized])
     raise OptionError(
         f"outtype is {outtype!r}: use one of {', '.join(OUTPUT_TYPES)}{hint}, {AUTOMATIC_TYPE}, "

@@ -75,12 +75,13 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
 
     Raises UnsupportedModelError for weights that are quantized already.
     """
-    _refuse_quantized(checkpoint)
+    refuse_quantized(checkpoint)
     checkpoint = dataclasses.replace(checkpoint, tensors=without_prefixes(checkpoint.tensors))
     return _untied(_unwrapped(checkpoint))
 
 
-def _refuse_quantized(checkpoint: Checkpoint) -> None:
+def refuse_quantized(checkpoint: Checkpoint) -> None:
+    """Raise UnsupportedModelError for a checkpoint whose config says that it is quantized."""
     settings = checkpoint.config.any("quantization_config")
     if isinstance(settings, dict) and settings:
         method = str(settings.get("quant_method") or "in a way that config.json does not name")

@@ -339,8 +339,8 @@ class Method:
     llama_cpp_head: bool = False
     """Whether that architecture is llama.cpp's own, which then loads and quantizes it itself."""
 
-    made_here: bool = True
-    """Whether its heads are converted and trained here; otherwise their files come ready."""
+    trained_here: bool = True
+    """Whether its heads are trained here; others are converted from published checkpoints."""
 
     spec_types: tuple[str, ...] = ()
     """Its names as a --spec-type: llama.cpp's if llama.cpp has the method, and ours."""
@@ -442,7 +442,7 @@ METHODS: Mapping[str, Method] = {
             file=DraftFile("the GGUF file of a block drafter", "dflash(FILE.gguf)"),
             head="dflash",
             llama_cpp_head=True,
-            made_here=False,
+            trained_here=False,
             spec_types=("draft-dflash", "draft-dspark"),
         ),
         Method(
@@ -584,8 +584,8 @@ def options_of(expression: Expression) -> ExpressionOptions:
 
 
 def head_kinds() -> tuple[str, ...]:
-    """Return the architectures of the GGUF files of heads that are made here."""
-    return tuple(method.head for method in METHODS.values() if method.head and method.made_here)
+    """Return the architectures of the GGUF files of heads, all of which are converted here."""
+    return tuple(method.head for method in METHODS.values() if method.head)
 
 
 def method_of_head(architecture: str) -> Method | None:

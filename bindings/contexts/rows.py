@@ -282,7 +282,7 @@ class Rows:
 
     __slots__ = (
         *("_are_plain", "_buffers", "_generation", "_indices", "_n_candidates"),
-        *("_n_states", "_n_tokens", "_native_count", "_whole", "count"),
+        *("_n_states", "_n_tokens", "_native_count", "count"),
     )
 
     def __init__(
@@ -295,7 +295,6 @@ class Rows:
         self.count = self._native_count = count
         self._n_states = n_states
         self._n_tokens = n_tokens
-        self._whole: list[FloatRows] = []  # once one of them was read
         self._indices: npt.NDArray[np.intp] | None = None
         # Whether row i lies at place i, whole.
         self._are_plain = self._n_candidates is None
@@ -306,12 +305,13 @@ class Rows:
 
     def logits(self, row: int) -> FloatRows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
-        if self._generation == self._buffers.generation and 0 <= row < len(self._whole):
-            return self._whole[row]
-        if self._are_plain and 0 <= row < self.count and not self._whole:
-            self._buffers.require_fresh(self._generation)
-            self._whole = self._buffers.logits(self._native_count)[: self.count]
-            return self._whole[row]
+        buffers = self._buffers
+        if self._are_plain and 0 <= row < self.count and self._generation == buffers.generation:
+            # Views are the buffers' to keep: what is closed is freed with the last one in use.
+            generation, _, known = buffers.whole_rows
+            if generation != self._generation or row >= len(known):
+                known = buffers.logits(self._native_count)
+            return known[row]
         index = self._index_of(row)
         if self._n_candidates is not None:
             if self.candidates(row) is not None:

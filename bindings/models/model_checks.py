@@ -13,7 +13,7 @@ from itertools import chain, repeat
 from pathlib import Path
 from typing import NoReturn
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, ModelLoadError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader, MetadataValue, TensorInfo
 from specrun.bindings.models.nextn import split_headers, split_name, split_paths
 
@@ -83,7 +83,7 @@ def check_is_model(path: Path, header: GGUFHeader) -> None:
     if missing:
         listed = ", ".join(missing[:3]) + (", ..." if len(missing) > 3 else "")
         problem = f"{path} is the first of {count} parts of a model, and {listed} is not beside it"
-        raise UnsupportedModelError(f"{problem}: download all parts into one folder")
+        raise ModelLoadError(f"{problem}: download all parts into one folder")
 
 
 class _Checks:

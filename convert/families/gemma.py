@@ -1,4 +1,5 @@
-"""Gemma 2 and 3 (text): norms before and after each half of a layer, sliding windows, soft caps."""
+"""Gemma 1 to 3 (text): norms less 1; from 2 on before and after each half of a layer, windows and
+soft caps."""
 
 from __future__ import annotations
 
@@ -17,6 +18,22 @@ _NORMS = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+
+
+def _describe_gemma(config: JsonObject, metadata: Metadata) -> None:
+    # Early configs say "gelu" in hidden_act, and transformers runs the tanh form of it.
+    key = "hidden_activation" if "hidden_activation" in config else "hidden_act"
+    if config.text(key, "gelu_pytorch_tanh") not in ("gelu", "gelu_pytorch_tanh"):
+        raise config.unsupported(f"has {key} {config.text(key)!r}: llama.cpp has GELU (tanh)")
+    require(config, "attention_bias", False)
+    require(config, "use_bidirectional_attention", None)
+    require(config, "tie_word_embeddings", True)
+    steps.describe_decoder(config, metadata, "gemma", key_length=True)
+    describe_rope(config, metadata, "gemma", scalings=())
+
+
+def _gemma_rules(config: JsonObject) -> Iterator[TensorRule]:
+    return steps.decoder_rules(config, tied=True, norm=plus_one)
 
 
 def _describe_gemma2(config: JsonObject, metadata: Metadata) -> None:
@@ -88,6 +105,7 @@ def _gemma3_rules(config: JsonObject) -> Iterator[TensorRule]:
 
 
 FAMILIES = (
+    Family(("GemmaForCausalLM",), "gemma", _describe_gemma, _gemma_rules),
     Family(("Gemma2ForCausalLM",), "gemma2", _describe_gemma2, _gemma2_rules),
     Family(("Gemma3ForCausalLM",), "gemma3", _describe_gemma3, _gemma3_rules),
 )

@@ -1,7 +1,7 @@
-"""Llama 1 to 3.x and its relatives: Vicuna, SmolLM, TinyLlama; Mistral; SmolLM3.
+"""Llama 1 to 3.x and its relatives: Vicuna, SmolLM, TinyLlama; Mistral, Mixtral; SmolLM3.
 
-llama.cpp runs Mistral 7B, Nemo and Small as a Llama. SmolLM3 is a Llama of which every fourth layer
-has no rotary embedding (NoPE).
+llama.cpp runs Mistral 7B, Nemo and Small as a Llama, and Mixtral as one with experts. SmolLM3 is a
+Llama of which every fourth layer has no rotary embedding (NoPE).
 """
 
 from __future__ import annotations
@@ -34,6 +34,23 @@ def _llama_rules(config: JsonObject) -> Iterator[TensorRule]:
     return steps.decoder_rules(config, between=factors, bias=bias, interleaved=True)
 
 
+def _describe_mixtral(config: JsonObject, metadata: Metadata) -> None:
+    _describe_mistral(config, metadata)
+    steps.describe_experts(config, metadata, "llama")
+
+
+def _mixtral_rules(config: JsonObject) -> Iterator[TensorRule]:
+    return steps.decoder_rules(config, interleaved=True, network=_mixtral_experts)
+
+
+def _mixtral_experts(config: JsonObject, layer: int) -> Iterator[TensorRule]:
+    block = f"model.layers.{layer}.block_sparse_moe"
+    sizes = config.count("intermediate_size"), config.count("hidden_size")
+    all_sizes = steps.n_experts(config), *sizes
+    names = "w1", "w3", "w2"
+    return steps.expert_rules(layer, f"{block}.gate", f"{block}.experts", names, all_sizes)
+
+
 def _describe_smollm3(config: JsonObject, metadata: Metadata) -> None:
     require(config, "hidden_act", "silu")
     for key in ("mlp_bias", "attention_bias", "use_sliding_window"):
@@ -54,5 +71,6 @@ def _smollm3_rules(config: JsonObject) -> Iterator[TensorRule]:
 FAMILIES = (
     Family(("LlamaForCausalLM", "LLaMAForCausalLM"), "llama", _describe_llama, _llama_rules),
     Family(("MistralForCausalLM",), "llama", _describe_mistral, _llama_rules),
+    Family(("MixtralForCausalLM",), "llama", _describe_mixtral, _mixtral_rules),
     Family(("SmolLM3ForCausalLM",), "smollm3", _describe_smollm3, _smollm3_rules),
 )

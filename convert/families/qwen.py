@@ -1,4 +1,7 @@
-"""Qwen 2 and 2.5 (biases on queries, keys and values) and Qwen 3 (norms on queries and keys)."""
+"""Qwen 2 and 2.5 (biases on queries, keys and values) and Qwen 3 (norms on queries and keys).
+
+Qwen 3 has a kind with experts, too (Qwen3-30B-A3B).
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,35 @@ def _qwen3_rules(config: JsonObject) -> Iterator[TensorRule]:
     return steps.decoder_rules(config, normed_heads=True)
 
 
+def _describe_qwen3moe(config: JsonObject, metadata: Metadata) -> None:
+    require(config, "hidden_act", "silu")
+    require(config, "attention_bias", False)
+    # llama.cpp has experts in all layers, whose shares sum to 1.
+    require(config, "decoder_sparse_step", 1)
+    require(config, "mlp_only_layers", [])
+    if not config.flag("norm_topk_prob", False):
+        raise config.unsupported("has norm_topk_prob = False: llama.cpp has only True")
+    steps.describe_decoder(config, metadata, "qwen3moe", window=_window(config), key_length=True)
+    steps.describe_experts(config, metadata, "qwen3moe")
+    wide = config.count("moe_intermediate_size")
+    metadata.count("qwen3moe.expert_feed_forward_length", wide)
+    describe_rope(config, metadata, "qwen3moe")
+
+
+def _qwen3moe_rules(config: JsonObject) -> Iterator[TensorRule]:
+    return steps.decoder_rules(config, normed_heads=True, network=_qwen3moe_experts)
+
+
+def _qwen3moe_experts(config: JsonObject, layer: int) -> Iterator[TensorRule]:
+    block = f"model.layers.{layer}.mlp"
+    sizes = config.count("moe_intermediate_size"), config.count("hidden_size")
+    all_sizes = steps.n_experts(config), *sizes
+    names = "gate_proj", "up_proj", "down_proj"
+    return steps.expert_rules(layer, f"{block}.gate", f"{block}.experts", names, all_sizes)
+
+
 FAMILIES = (
     Family(("Qwen2ForCausalLM",), "qwen2", _describe_qwen2, _qwen2_rules),
     Family(("Qwen3ForCausalLM",), "qwen3", _describe_qwen3, _qwen3_rules),
+    Family(("Qwen3MoeForCausalLM",), "qwen3moe", _describe_qwen3moe, _qwen3moe_rules),
 )

@@ -7,7 +7,7 @@ norm, a last norm, and an output matrix that may be the embeddings themselves ("
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -124,13 +124,15 @@ def decoder_rules(
     normed_heads: bool = False,
     names: Mapping[str, str] = _NORMS,
     norm: _Change = unchanged,
+    network: Callable[[JsonObject, int], Iterator[TensorRule]] | None = None,
 ) -> Iterator[TensorRule]:
     """Yield the tensors of a whole decoder, `between` those that come before the layers.
 
     `tied` is the family's value of an absent tie_word_embeddings. `bias` is that of queries,
     keys and values, and of the output unless `output_bias` is given; `interleaved` is for
     architectures whose rope rotates neighbours instead of halves, `normed_heads` for norms of each
-    head's queries and keys. `names` are the norms of hidden states, `norm` the change of norms.
+    head's queries and keys. `names` are the norms of hidden states, `norm` the change of norms;
+    `network` yields the feed-forward network of a layer, of one gate and two matrices unless given.
     """
     yield from embeddings(config, tied=tied, norm=norm)
     yield from between
@@ -139,7 +141,7 @@ def decoder_rules(
         yield from _attention(config, layer, bias, output_bias, interleaved)
         if normed_heads:
             yield from _head_norms(config, layer, norm)
-        yield from _feed_forward(config, layer)
+        yield from (network or _feed_forward)(config, layer)
         yield from norms(config, layer, names, norm)
 
 
@@ -176,6 +178,40 @@ def _feed_forward(config: JsonObject, layer: int) -> Iterator[TensorRule]:
     for part, shape in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
         source = f"model.layers.{layer}.mlp.{part}_proj"
         yield from with_bias(f"blk.{layer}.ffn_{part}", source, shape, bias=False)
+
+
+def n_experts(config: JsonObject) -> int:
+    """Return the number of experts; transformers 5 writes one name for all families."""
+    return config.count("num_experts" if "num_experts" in config else "num_local_experts")
+
+
+def describe_experts(config: JsonObject, metadata: Metadata, prefix: str) -> None:
+    """Write how many experts there are, and how many a token has."""
+    metadata.count(f"{prefix}.expert_count", n_experts(config))
+    metadata.count(f"{prefix}.expert_used_count", config.count("num_experts_per_tok"))
+
+
+def expert_rules(
+    layer: int, router: str, experts: str, names: Sequence[str], sizes: tuple[int, int, int]
+) -> Iterator[TensorRule]:
+    """Yield a layer's router, and the matrices of its experts, each kind in one tensor.
+
+    `names` are those of gate, up and down behind `experts` and a number, `sizes` how many there
+    are, their width and the hidden states'.
+    """
+    n, wide, hidden = sizes
+    ours = f"blk.{layer}.ffn_"
+    yield TensorRule(f"{ours}gate_inp.weight", (f"{router}.weight",), (n, hidden), keep_f32=True)
+    shapes = (wide, hidden), (wide, hidden), (hidden, wide)
+    for part, name, shape in zip(("gate", "up", "down"), names, shapes, strict=True):
+        sources = tuple(f"{experts}.{expert}.{name}.weight" for expert in range(n))
+        whole = (n, *shape)
+        tensor = f"{ours}{part}_exps.weight"
+        yield TensorRule(tensor, sources, shape, _stacked, whole, moves_only=True)
+
+
+def _stacked(*arrays: Array) -> Array:
+    return np.stack(arrays)
 
 
 def norms(

@@ -7,19 +7,20 @@ token i + `d2t`[i] of the target; `t2d`, the inverse, is left out, `embed_tokens
 optional. EAGLE-3.1 adds `input_norm.weight`, which llama.cpp has too, `fc_norm.{i}.weight` and
 `norm_output`, which it has not.
 
-SafeAILab's layout has `midlayer.*` and a flat config.json; SpecForge's, of the same names, an
-`eagle_config` inside; that of RedHat's speculators `layers.0.*`, and the sizes in
-`transformer_layer_config`. Some put `model.` before all names. References: SafeAILab/EAGLE,
-eagle/model/cnets.py at 148042c5; vllm-project/speculators, models/eagle3; llama.cpp,
-conversion/llama.py.
+DeepSpec's heads read five layers, `target_layer_ids`, and norm the queries and keys of each head,
+which llama.cpp does not. SafeAILab's layout has `midlayer.*` and a flat config.json; SpecForge's,
+of the same names, an `eagle_config` inside; that of RedHat's speculators `layers.0.*`, and the
+sizes in `transformer_layer_config`. Some put `model.` before all names.
+
+References: SafeAILab/EAGLE, eagle/model/cnets.py at 148042c5; vllm-project/speculators,
+models/eagle3; deepseek-ai/DeepSpec, modeling/eagle3; llama.cpp, conversion/llama.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from functools import partial
 
 from specrun.bindings.errors import PairError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
@@ -31,22 +32,33 @@ from specrun.convert.gguf import Metadata
 from specrun.convert.heads.head_kind import (
     HeadKind,
     HeadPlan,
+    absolute_ids,
+    architectures,
     as_stored,
-    check_token_ids,
+    draft_ids,
+    known_as,
     matrix_shape,
     require_one_layer,
-    stored_ids,
+    whole_numbers,
 )
 from specrun.convert.heads.target_facts import TargetFacts
 
 _LAYERS = ("midlayer.", "layers.0.")
 _BEGINNINGS = [(prefix, prefix + layer) for prefix in ("", "model.") for layer in _LAYERS]
 _ARCHITECTURES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
-_ARCHITECTURES |= {"Eagle3Speculator", "Eagle3DraftModel"}
+_ARCHITECTURES |= {"Eagle3Speculator", "Eagle3DraftModel", "Qwen3Eagle3Model"}
+# Those whose graph neither llama.cpp nor the runtime has, by what their checkpoints say or hold.
+_PARALLEL = "P-EAGLE, which drafts all tokens at once from masks, in several layers"
+_FOURTH = "EAGLE-4, which adds a candidate head and a window to EAGLE-3"
+_GEMMA4 = "EAGLE-3 with a layer of Gemma 4"
+_REFUSED_ARCHITECTURES = {"PEagleSpeculator": _PARALLEL, "PEagleDraftModel": _PARALLEL}
+_REFUSED_ARCHITECTURES |= {"LlamaForCausalLMEagle4": _FOURTH, "Gemma4Eagle3Model": _GEMMA4}
+_REFUSED_TENSORS = {"mask_hidden": _PARALLEL, "efficient_lm_head.weight": _FOURTH}
 # The map from the target's tokens to the draft's, and tensors that only training uses.
 _LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
 _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
+_OUTPUT_IDS = "target_layer_ids"  # DeepSpec's, named by their outputs
 _NESTED = "eagle_config"
 _VOCABULARY_MAP = "d2t"
 
@@ -61,7 +73,7 @@ class _TensorNames:
 
 def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     config = _flat_config(checkpoint.config)
-    _require_known(config)
+    _require_known(checkpoint, config)
     names = _tensor_names(checkpoint)
     require_one_layer(checkpoint, names.layer, "EAGLE-3")
     hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
@@ -71,7 +83,8 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     if joined != len(layers) * reads:
         read = f"{len(layers)} layers of {reads} are read"
         raise checkpoint.malformed(f"has fc.weight for {joined} numbers, and {read}")
-    vocab_size, ids = config.count("vocab_size", target.vocab_size), _target_ids(checkpoint, target)
+    vocab_size = config.count("vocab_size", target.vocab_size)
+    ids = draft_ids(checkpoint, target, _vocabulary_map(checkpoint))
     metadata = Metadata()
     steps.describe_decoder(config, metadata, "eagle3", key_length=True)
     describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
@@ -92,7 +105,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
         *llama3_factors(config),
         *_ends(checkpoint, names, hidden, vocab_size, ids),
         *_fusion(names, (hidden, joined), len(layers), all_normed, each_normed),
-        *_layer(config, names),
+        *_layer(checkpoint, config, names),
     ]
     # A map to the same tokens is no map.
     left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, _vocabulary_map(checkpoint))
@@ -125,16 +138,19 @@ def _target_layers(config: JsonObject, target: TargetFacts, n_read: int) -> Sequ
     """Return the layers whose inputs the head reads; raises PairError for those out of range.
 
     At the top of a config (speculators, vLLM, llama.cpp) layers are named by their inputs, inside
-    `eagle_config` (SpecForge, SGLang, ModelOpt) by their outputs, one less. If none are named, and
-    `n_read` is three, they are SafeAILab's; raises UnsupportedModelError for another number.
+    `eagle_config` (SpecForge, SGLang, ModelOpt) and as `target_layer_ids` (DeepSpec) by their
+    outputs, one less. If none are named, and `n_read` is three, they are SafeAILab's; raises
+    UnsupportedModelError for another number.
     """
     nested = config.object(_NESTED)
     n = target.n_layers
     layers = [2, n // 2, n - 3]  # low, middle and high features
     if config.items(_LAYER_IDS):
-        layers = _whole(config, config.items(_LAYER_IDS))
+        layers = whole_numbers(config, _LAYER_IDS)
     elif nested.items(_LAYER_IDS):
-        layers = [output + 1 for output in _whole(nested, nested.items(_LAYER_IDS))]
+        layers = [output + 1 for output in whole_numbers(nested, _LAYER_IDS)]
+    elif config.items(_OUTPUT_IDS):
+        layers = [output + 1 for output in whole_numbers(config, _OUTPUT_IDS)]
     elif n_read != len(layers):
         problem = f"reads {n_read} layers of the target and does not name them"
         raise config.unsupported(f"{problem}: add their numbers as {_LAYER_IDS}")
@@ -147,37 +163,9 @@ def _target_layers(config: JsonObject, target: TargetFacts, n_read: int) -> Sequ
     return layers
 
 
-def _whole(config: JsonObject, values: Sequence[object]) -> list[int]:
-    if not all(type(value) is int for value in values):
-        raise config.malformed(f"has {_LAYER_IDS} that are no whole numbers")
-    return [value for value in values if isinstance(value, int)]
-
-
 def _vocabulary_map(checkpoint: Checkpoint) -> str:
     """Return the name of the tensor that maps the draft vocabulary."""
     return _VOCABULARY_MAP if _VOCABULARY_MAP in checkpoint.tensors else f"model.{_VOCABULARY_MAP}"
-
-
-def _target_ids(checkpoint: Checkpoint, target: TargetFacts) -> Array | None:
-    """Return the target's token of each draft token, None if the vocabularies are the same.
-
-    Raises PairError for a token that the target lacks, MalformedFileError for one that is there
-    twice.
-    """
-    name = _vocabulary_map(checkpoint)
-    if name not in checkpoint.tensors:
-        return None
-    offsets = stored_ids(checkpoint, name)
-    ids = _absolute_ids(offsets)
-    if len(ids) == target.vocab_size and not offsets.any():
-        return None
-    check_token_ids(checkpoint, target, f"vocabulary map ({name})", ids)
-    return ids
-
-
-def _absolute_ids(offsets: Array) -> Array:
-    """Return target tokens: token i of the draft vocabulary is token i + offset of the target."""
-    return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
 
 
 def _ends(
@@ -193,7 +181,7 @@ def _ends(
         yield TensorRule("output.weight", ("lm_head.weight",), (rows, hidden))
     if ids is not None:
         source = _vocabulary_map(checkpoint)
-        yield TensorRule("d2t", (source,), ids.shape, _absolute_ids, token_ids=True)
+        yield TensorRule("d2t", (source,), ids.shape, absolute_ids, token_ids=True)
 
 
 def _fusion(
@@ -209,7 +197,7 @@ def _fusion(
         yield TensorRule(f"fc_norm.{i}.weight", (source,), (joined // n_layers,))
 
 
-def _layer(config: JsonObject, names: _TensorNames) -> Iterator[TensorRule]:
+def _layer(checkpoint: Checkpoint, config: JsonObject, names: _TensorNames) -> Iterator[TensorRule]:
     """Yield the one layer; rows of q and k move, because llama.cpp rotates neighbours."""
     hidden, wide = config.count("hidden_size"), config.count("intermediate_size")
     heads, shared = config.count("num_attention_heads"), steps.kv_heads(config)
@@ -228,9 +216,18 @@ def _layer(config: JsonObject, names: _TensorNames) -> Iterator[TensorRule]:
         ("ffn_down", "mlp.down_proj", (hidden, wide)),
     ):
         yield TensorRule(f"blk.0.{name}.weight", (f"{names.layer}{source}.weight",), sizes)
+    for part in "qk":
+        source = f"{names.layer}self_attn.{part}_norm.weight"
+        if source in checkpoint.tensors:
+            turned = partial(steps.interleave_halves, heads=1)
+            yield TensorRule(f"blk.0.attn_{part}_norm.weight", (source,), (width,), turned)
 
 
-def _require_known(config: JsonObject) -> None:
+def _require_known(checkpoint: Checkpoint, config: JsonObject) -> None:
+    refused = known_as(checkpoint, _REFUSED_ARCHITECTURES, _REFUSED_TENSORS)
+    if refused is not None:
+        has = "neither llama.cpp nor specrun has its graph; EAGLE-3 and 3.1 of one layer are run"
+        raise checkpoint.unsupported(f"is {refused}: {has}")
     require(config, "hidden_act", "silu")
     require(config, "attention_bias", False)
     require(config, "mlp_bias", False)
@@ -238,10 +235,8 @@ def _require_known(config: JsonObject) -> None:
 
 def _in_config(config: JsonObject) -> bool:
     if "speculators_model_type" in config:
-        return config.text("speculators_model_type") == "eagle3"
-    architectures = config.any("architectures")
-    listed = architectures if isinstance(architectures, list) else []
-    named = any(architecture in _ARCHITECTURES for architecture in listed)
+        return config.text("speculators_model_type") in ("eagle3", "peagle")
+    named = not {*_ARCHITECTURES, *_REFUSED_ARCHITECTURES}.isdisjoint(architectures(config))
     return named or ("draft_vocab_size" in config and config.any("num_hidden_layers") == 1)
 
 

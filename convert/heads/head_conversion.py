@@ -14,7 +14,12 @@ import numpy as np
 import numpy.typing as npt
 from gguf.utility import size_label
 
-from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError
+from specrun.bindings.errors import (
+    MalformedFileError,
+    OptionError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.files import atomic_path, check_target
 from specrun.bindings.quantizer import FILE_TYPES, quantize_rows
 from specrun.convert.checkpoint import (
@@ -45,13 +50,13 @@ from specrun.convert.gguf import (
     safe_file_name,
     write_gguf,
 )
-from specrun.convert.heads import eagle, eagle3, hydra, lookahead, medusa
+from specrun.convert.heads import dflash, eagle, eagle3, hydra, lookahead, medusa
 from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.heads.target_facts import TargetFacts, target_facts
 from specrun.convert.names import nearest
 from specrun.convert.quantize import HEAD_TYPE, fitting_type
 from specrun.convert.tensor_stream import MappedTensor, TensorStream, map_rules, usual_type
-from specrun.convert.text_part import without_prefixes
+from specrun.convert.text_part import refuse_quantized, without_prefixes
 from specrun.runtime.heads import DEPTHS_KEY, KEY, Accuracy
 
 # == Detection of the kind of head in a folder: by files, config, names of tensors =================
@@ -60,9 +65,11 @@ from specrun.runtime.heads import DEPTHS_KEY, KEY, Accuracy
 # The more particular ones first: the first that recognises a checkpoint has it.
 HEAD_KINDS: tuple[HeadKind, ...] = (
     *(lookahead.PASS, lookahead.SPACE),
-    *(medusa.KIND, hydra.KIND, eagle3.KIND, eagle.KIND),
+    *(medusa.KIND, hydra.KIND, dflash.KIND, eagle3.KIND, eagle.KIND),
 )
 """All kinds of heads that can be converted."""
+
+_MTP = ("mtp.", "model.mtp.", "mtp_layers.")  # names of MTP blocks begin so
 
 _WEIGHTS = tuple(name for kind in HEAD_KINDS for name in kind.weights)
 
@@ -78,7 +85,12 @@ def _known_kind(name: str) -> HeadKind:
 
 def _open_head(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
     """Open a head's folder, with weights of any known name; raises as `open_checkpoint`."""
-    opened = open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
+    try:
+        opened = open_checkpoint(folder, allow_pickle=allow_pickle, also_named=_WEIGHTS)
+    except (MalformedFileError, UnsupportedModelError):
+        # Configs of heads are often copies of the target's: only numbers of other types count.
+        refuse_quantized(Checkpoint(folder, read_json_object(folder / "config.json"), {}))
+        raise
     return dataclasses.replace(opened, tensors=without_prefixes(opened.tensors))
 
 
@@ -86,6 +98,11 @@ def kind_of(checkpoint: Checkpoint) -> HeadKind:
     """Return the kind of an opened head; raises UnsupportedModelError for an unknown one."""
     found = _by_files_or_config(checkpoint.folder) or _by_tensors(checkpoint)
     if found is None:
+        if any(name.startswith(_MTP) for name in checkpoint.tensors):
+            raise checkpoint.unsupported(
+                "holds MTP blocks, which are not converted here: llama.cpp's "
+                "convert_hf_to_gguf.py --mtp makes the file that mtp(FILE) drafts with"
+            )
         known = ", ".join(kind.name for kind in HEAD_KINDS)
         first = ", ".join(list(checkpoint.tensors)[:3])
         raise checkpoint.unsupported(f"is no head of a known layout ({known}): it has {first}, ...")

@@ -5,7 +5,7 @@ A head is a small network that drafts from the target's hidden states (Medusa, H
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,6 +61,30 @@ class HeadKind:
     def __post_init__(self) -> None:
         if self.name not in head_kinds():
             raise ValueError(f"no method of runtime/language.py drafts with {self.name!r} heads")
+
+
+def architectures(config: JsonObject) -> list[str]:
+    """Return the names of classes that a config states for its checkpoint."""
+    named = config.any("architectures")
+    return [str(name) for name in named] if isinstance(named, list) else []
+
+
+def known_as(
+    checkpoint: Checkpoint, by_architecture: Mapping[str, str], by_tensor: Mapping[str, str]
+) -> str | None:
+    """Return what a checkpoint is, by its architecture or the beginning of a tensor's name."""
+    named = [by_architecture[n] for n in architectures(checkpoint.config) if n in by_architecture]
+    names = [name.removeprefix("model.") for name in checkpoint.tensors]
+    named += [what for start, what in by_tensor.items() if any(n.startswith(start) for n in names)]
+    return named[0] if named else None
+
+
+def whole_numbers(config: JsonObject, key: str) -> list[int]:
+    """Return a list of whole numbers; raises MalformedFileError for others."""
+    values = config.items(key)
+    if not all(type(value) is int for value in values):
+        raise config.malformed(f"has {key} that are no whole numbers")
+    return [value for value in values if isinstance(value, int)]
 
 
 def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
@@ -135,6 +159,27 @@ def stored_ids(checkpoint: Checkpoint, name: str) -> Array:
     if len(stored.shape) != 1 or stored.type_name not in ("I64", "I32"):
         raise MalformedFileError(f"{stored.path} has {name} of {stored.type_name} {stored.shape}")
     return stored.read()
+
+
+def draft_ids(checkpoint: Checkpoint, target: TargetFacts, name: str) -> Array | None:
+    """Return the target's token of each draft token, None if the vocabularies are the same.
+
+    `name` is the tensor of offsets. Raises PairError for a token that the target lacks,
+    MalformedFileError for one that is there twice.
+    """
+    if name not in checkpoint.tensors:
+        return None
+    offsets = stored_ids(checkpoint, name)
+    ids = absolute_ids(offsets)
+    if len(ids) == target.vocab_size and not offsets.any():
+        return None
+    check_token_ids(checkpoint, target, f"vocabulary map ({name})", ids)
+    return ids
+
+
+def absolute_ids(offsets: Array) -> Array:
+    """Return target tokens: token i of the draft vocabulary is token i + offset of the target."""
+    return offsets.astype(np.int64) + np.arange(len(offsets), dtype=np.int64)
 
 
 def llama_layer(

@@ -41,7 +41,7 @@ class TargetFacts:
     ("rope.freq_base", "context_length", "attention.layer_norm_rms_epsilon"): those that hold one
     value. `fingerprint` is `Vocabulary.fingerprint` of the loaded model. `load_tokenizer` returns
     the `tokenizer.*` keys to copy, and `load_rope_factors` the numbers that divide the rope
-    frequencies ([head width / 2], None for none).
+    frequencies ([head width / 2], None for none). `has_sections`: its rope has some (M-RoPE).
     """
 
     path: Path
@@ -54,6 +54,7 @@ class TargetFacts:
     settings: Mapping[str, Setting]
     load_tokenizer: Callable[[], Metadata]
     load_rope_factors: Callable[[], Array | None]
+    has_sections: bool = False
 
     def describe(self, metadata: Metadata) -> None:
         """Add the keys that name the target a head was made for."""
@@ -181,6 +182,7 @@ def _facts(
         n_layers=_count(settings, "block_count", path),
         fingerprint=tokens[1],
         settings=settings,
+        has_sections="rope.dimension_sections" in found,
         load_tokenizer=tokenizer,
         load_rope_factors=rope_factors,
     )

@@ -81,6 +81,18 @@ def _user_first(messages: Messages) -> Messages:
     return messages
 
 
+def _behind_results(messages: Messages) -> Messages:
+    """Return the messages with the user's text behind results as a part of the last of them."""
+    told: Messages = []
+    for message in messages:
+        if message["role"] == "user" and told and told[-1]["role"] == "tool":
+            text = _BETWEEN.join(filter(None, (told[-1]["content"], message["content"])))
+            told[-1] = {**told[-1], "content": text}
+        else:
+            told.append(message)
+    return told
+
+
 def _calls_apart(messages: Messages) -> Messages:
     """Return the messages with the text beside calls as a message before them."""
     apart: Messages = []
@@ -91,6 +103,27 @@ def _calls_apart(messages: Messages) -> Messages:
             message = {**later, "content": ""}
         apart.append(message)
     return apart
+
+
+def _texts_after_results(messages: Messages) -> Messages:
+    """Return the messages with texts beside calls in the answer behind the calls' results."""
+    told: Messages = []
+    held, last = "", -1  # texts that wait for an answer, and the last message with calls
+    for message in messages:
+        is_answer = message["role"] == "assistant" and not message.get("tool_calls")
+        if message.get("tool_calls") and message["content"]:
+            held = _BETWEEN.join(filter(None, (held, message["content"])))
+            message, last = {**message, "content": ""}, len(told)
+        elif held and is_answer:
+            text = _BETWEEN.join(filter(None, (held, message["content"])))
+            message, held = {**message, "content": text}, ""
+        elif held and message["role"] == "user":
+            told.append({"role": "assistant", "content": held})
+            held = ""
+        told.append(message)
+    if held:  # there is no answer yet
+        told[last]["content"] = held
+    return told
 
 
 def _calls_in_turn(messages: Messages) -> Messages:
@@ -187,6 +220,8 @@ _AS_USER = "later system messages are the user's"
 _NEIGHBOURS = "neighbours of one role are one message"
 _BEFORE_USER = "the system's text is before the user's"
 _FIRST = "an empty message of the user is first"
+_AFTER = "a text beside calls is behind their results"
+_BEHIND = "the user's text behind results is in the last of them"
 _APART = "a text beside calls is a message of its own"
 _IN_TURN = "each message has one call"
 _ALONE = "the content beside calls is null"
@@ -199,6 +234,8 @@ _CHANGES: dict[str, _Change] = {
     _BEFORE_USER: _system_as_user,
     _NEIGHBOURS: _neighbours_joined,
     _FIRST: _user_first,
+    _AFTER: _texts_after_results,
+    _BEHIND: _behind_results,
     _APART: _calls_apart,
     _IN_TURN: _calls_in_turn,
     _ALONE: _calls_alone,
@@ -213,6 +250,8 @@ _WAYS: Sequence[Sequence[str]] = (
     (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS),
     (_BEFORE_USER, _NEIGHBOURS),
     (_BEFORE_USER, _NEIGHBOURS, _FIRST),
+    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS, _BEHIND),
+    (_BEFORE_USER, _NEIGHBOURS, _FIRST, _BEHIND),
     (_APART,),
     (_ONE_BEGINNING, _AS_USER, _APART),
     (_IN_TURN,),
@@ -225,6 +264,11 @@ _WAYS: Sequence[Sequence[str]] = (
     (_ONE_BEGINNING, _AS_USER, _APART, _ALONE),
     (_APART, _ALONE, _ARGUMENTS),
     (_ONE_BEGINNING, _AS_USER, _APART, _ALONE, _ARGUMENTS),
+    (_AFTER,),
+    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS, _AFTER),
+    (_BEFORE_USER, _NEIGHBOURS, _FIRST, _AFTER),
+    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS, _AFTER, _BEHIND),
+    (_BEFORE_USER, _NEIGHBOURS, _FIRST, _AFTER, _BEHIND),
     (_CALLS,),
     (_CALLS, _ONE_BEGINNING, _AS_USER),
     (_CALLS, _RESULTS, _ONE_BEGINNING, _AS_USER, _NEIGHBOURS),
@@ -249,9 +293,9 @@ class _Piece:
     call: int | None = None
 
     @property
-    def kind(self) -> tuple[str, bool]:
-        """The role, and whether it belongs to a call."""
-        return self.role, self.call is not None or self.role == "tool"
+    def is_of_call(self) -> bool:
+        """Whether it is a call, or the result of one."""
+        return self.call is not None or self.role == "tool"
 
 
 def _pieces(messages: Messages) -> Iterator[_Piece]:
@@ -327,14 +371,9 @@ class _Attempt:
     lost: Sequence[_Piece]
 
     @property
-    def kinds(self) -> frozenset[tuple[str, bool]]:
-        """What is lost, by role and whether it belongs to a call."""
-        return frozenset(piece.kind for piece in self.lost)
-
-    @property
     def keeps_calls(self) -> bool:
         """Whether calls and results are in the template's own form."""
-        return _CALLS not in self.way and not any(of_call for _, of_call in self.kinds)
+        return _CALLS not in self.way and not any(piece.is_of_call for piece in self.lost)
 
 
 class Fitting:
@@ -346,7 +385,6 @@ class Fitting:
         self._changes: dict[str, _Change] = {**_CHANGES, _CALLS: in_words}
         self._writes_calls: dict[tuple[Sequence[str], bool], bool] = {}
         self._said: set[str] = set()
-        self._unavoidable: set[frozenset[tuple[str, bool]]] = set()
 
     def rendered(self, messages: Messages, write: Writer, mark: str) -> str:
         """Return the text of a conversation in the first form that loses nothing.
@@ -373,14 +411,11 @@ class Fitting:
                 refusals.append(refusal)
                 continue
             attempts.append(attempt)
-            if not attempt.lost or attempt.kinds in self._unavoidable:
+            if not attempt.lost:
                 return self._chosen(attempt)
         if not attempts:
             raise refusals[0]
-        chosen = _least_lost(attempts, messages)
-        if ("user", False) not in chosen.kinds:
-            self._unavoidable.add(chosen.kinds)
-        return self._chosen(chosen)
+        return self._chosen(_least_lost(attempts, messages))
 
     def _attempt(
         self, messages: Messages, way: Sequence[str], write: Writer, mark: str

@@ -106,7 +106,8 @@ class ForcedCalls:
 
 def _call_schema(form: CallForm, name: str, schema: object) -> Mapping[str, Any]:
     """Return the schema of a call that is a JSON object: of its name, and then its arguments."""
-    frame = json.loads(f"{form.before_name}{name}{form.before_arguments}{{}}{form.behind}")
+    call = f"{form.before_name}{name}{form.before_arguments}{{}}{form.behind}"
+    frame = json.loads(f"{form.before_all}{call}{form.behind_all}")
     fields = schema if isinstance(schema, dict) else {}
     arguments = followed({"type": "object", **fields}, _REPLY, {})
     definitions = arguments.pop("$defs", {})
@@ -114,6 +115,8 @@ def _call_schema(form: CallForm, name: str, schema: object) -> Mapping[str, Any]
     def fixed(value: object) -> dict[str, Any]:
         if value == {}:
             return arguments
+        if isinstance(value, list):
+            return {"type": "array", "items": fixed(value[0]), "minItems": 1}
         if not isinstance(value, dict):
             return {"const": value}
         inner = {key: fixed(each) for key, each in value.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from specrun.runtime.chat.calls import end_calls, read_call, read_calls
 from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
@@ -25,7 +25,6 @@ from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
 
 if TYPE_CHECKING:
     from specrun.bindings.models import Vocabulary
-    from specrun.runtime.round import TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +119,18 @@ def control_names(vocabulary: Vocabulary, marks: Iterable[str]) -> dict[int, str
     return found
 
 
+class Token(Protocol):
+    """A token of an answer: its id, and the text that became certain with it."""
+
+    @property
+    def token_id(self) -> int:
+        """Return the id."""
+
+    @property
+    def text(self) -> str:
+        """Return the text."""
+
+
 class TokenReader:
     """Takes the tokens of an answer as they come and returns its parts.
 
@@ -137,7 +148,7 @@ class TokenReader:
         """Whether the reply has all the calls that it may have: no more text is wanted."""
         return self._parser is not None and self._parser.done
 
-    def read(self, events: Sequence[TokenEvent]) -> Sequence[Part]:
+    def read(self, events: Sequence[Token]) -> Sequence[Part]:
         """Return the parts that became certain with these tokens."""
         names = self._names
         return self._push("".join([names.get(each.token_id, "") + each.text for each in events]))

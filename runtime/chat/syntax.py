@@ -176,8 +176,12 @@ class ToolSyntax:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts that are control tokens in most vocabularies of the family."""
-        return (*self.openers, *self.sections, *self.closers, *self.others, *self.around)
+        """Texts in which a vocabulary of the family may have control tokens."""
+        form, tags = self.form, self.form.argument
+        texts = [*self.openers, *self.sections, *self.closers, *self.others, *self.around]
+        texts += [form.before_all, form.before_name, form.before_arguments, form.behind]
+        texts += [] if tags is None else [tags.before, tags.between, tags.behind]
+        return tuple(dict.fromkeys(mark for text in texts for mark in text.split()))
 
     def new_id(self) -> str:
         """Return an id for a call."""

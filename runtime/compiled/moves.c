@@ -7,13 +7,19 @@
 
 #include <string.h>
 
-#include "arrays.h"
-
 #define ALL_SEQUENCES (-1)
 
 typedef struct {
     int32_t sequence, shared, strays;
 } Move;
+
+static int check_count(Py_ssize_t given, Py_ssize_t wanted)
+{
+    if (given == wanted)
+        return 0;
+    PyErr_Format(PyExc_TypeError, "%zd arguments where %zd are needed", given, wanted);
+    return -1;
+}
 
 int open_cells(PyObject *addresses, Cells *cells)
 {

@@ -32,7 +32,7 @@ SPACES = {"whitespace_pattern": r" |\n{1,2}[ \t]{0,20}"}
 _SURE = 2**53  # the compiler reads numbers as doubles, and would round larger ones
 _TINY = 1e-10
 _LONG = 2**31 - 1  # no text, array or object comes near it
-_MOST_SAID = 1000
+_MOST_SAID, _MOST_NOTES = 1000, 20
 _MOST_COPIES = 200
 _COMBINED = ("allOf", "anyOf", "oneOf")
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -81,8 +81,10 @@ def followed(schema: Schema, whose: str, options: Mapping[str, Any]) -> _Node:
     The schema's own options (`x-guidance`) go before those given here.
     """
     found, notes = loosened(schema)
-    for note in notes:
+    for note in notes[:_MOST_NOTES]:
         warn_once(f"the {whose}: {note}; answers may differ from the schema there")
+    if len(notes) > _MOST_NOTES:
+        warn_once(f"the {whose}: {len(notes) - _MOST_NOTES} more keywords are not followed")
     if not isinstance(found, dict):
         found = {} if found else {"enum": []}
     own = found.get("x-guidance")

@@ -153,9 +153,9 @@ class LengthGraphs(Generic[*Key]):
 # alike, wherever the rows lie.
 #
 # Tensors of a layer, after a prefix of the head's: `attn_{q,k,v,output}.weight`,
-# `attn_{q,k,v}.bias` (optional), `ffn_norm.weight`, `ffn_{gate,up,down}.weight`,
-# `rope_freqs.weight` (head size / 2, optional), which divides the rotary frequencies as in Llama
-# 3.1. Shapes are in ggml's order, the fastest dimension first.
+# `attn_{q,k,v}.bias` and `attn_{q,k}_norm.weight` (head size; all optional), `ffn_norm.weight`,
+# `ffn_{gate,up,down}.weight`, `rope_freqs.weight` (head size / 2, optional), which divides the
+# rotary frequencies as in Llama 3.1. Shapes are in ggml's order, the fastest dimension first.
 
 
 Array = npt.NDArray[Any]
@@ -416,8 +416,13 @@ def decoder_layer(
 
     def projected(name: str) -> Tensor:
         linear = builder.mul_mat(weights[f"attn_{name}.weight"], x)
-        bias = weights.get(f"attn_{name}.bias")
-        return linear if bias is None else builder.add(linear, bias)
+        bias, norm = weights.get(f"attn_{name}.bias"), weights.get(f"attn_{name}_norm.weight")
+        linear = linear if bias is None else builder.add(linear, bias)
+        if norm is None:
+            return linear
+        size, n = linear.shape[0], linear.shape[1]
+        by_head = builder.reshape(linear, norm.shape[0], size // norm.shape[0], n)
+        return builder.reshape(builder.rms_norm(by_head, norm, norm_eps), size, n)
 
     q, k, v = map(projected, "qkv")
     mixed = places.cache.attend(builder, q, k, v, places, factors)

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
+from support.importance import matrix_for
 from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes
 
 from specrun.bindings.errors import (
@@ -23,6 +25,7 @@ from specrun.bindings.gguf import read_header
 from specrun.convert import conversion, convert_checkpoint, plan_conversion, tensor_stream
 from specrun.convert.checkpoint import source_tensor as source_digest
 from specrun.convert.gguf import ModelName, file_name, name_of
+from specrun.convert.quantize import quantize_model, write_importance
 
 HEAD = "lm_head.weight"
 
@@ -216,3 +219,38 @@ def test_a_file_that_came_out_otherwise_is_not_kept(
     with pytest.raises(SpecrunError, match="other"):
         convert_checkpoint(write_checkpoint(), tmp_path / "m.gguf")
     assert {path.name for path in tmp_path.iterdir()} == {"checkpoint"}
+
+
+@pytest.fixture
+def folder_256(write_checkpoint) -> Path:
+    """A checkpoint whose rows divide into blocks of 256."""
+    config = llama_config(hidden_size=256, intermediate_size=256, num_attention_heads=4)
+    return write_checkpoint(config, llama_tensors(config))
+
+
+@pytest.mark.parametrize("outtype", ["iq2_xs", "q4_k", "q4_0", "tq2_0"])
+def test_every_type_of_the_quantizer_with_an_importance_matrix(
+    tmp_path: Path, folder_256: Path, outtype: str
+) -> None:
+    whole = tmp_path / "whole.gguf"
+    convert_checkpoint(folder_256, whole, outtype="f32")
+    matrix = tmp_path / "m.gguf"
+    write_importance(matrix, matrix_for(whole))
+    converted = tmp_path / "a.gguf"
+    convert_checkpoint(folder_256, converted, outtype=outtype, imatrix=matrix, n_threads=1)
+    quantize_model(whole, tmp_path / "b.gguf", outtype, imatrix=matrix, n_threads=1)
+    found, wanted = (
+        {tensor.name: bytes(tensor.data) for tensor in GGUFReader(path).tensors}
+        for path in (converted, tmp_path / "b.gguf")
+    )
+    assert found == wanted
+
+
+def test_importance_that_is_missing_or_of_no_use_is_refused(
+    tmp_path: Path, folder_256: Path
+) -> None:
+    with pytest.raises(OptionError, match="'iq2_xs' needs an importance matrix"):
+        plan_conversion(folder_256, outtype="iq2_xs")
+    for outtype in ("f16", "auto"):
+        with pytest.raises(OptionError, match=f"outtype {outtype} has no use"):
+            plan_conversion(folder_256, outtype=outtype, imatrix=tmp_path / "m.gguf")

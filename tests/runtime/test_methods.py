@@ -172,14 +172,15 @@ def test_a_name_that_is_no_method_is_answered_with_the_nearest(
 
 def test_a_kind_of_head_exists_once() -> None:
     heads = [method for method in METHODS.values() if method.head is not None]
-    assert [method.name for method in heads if method.made_here] == list(head_kinds())
-    assert {method.name for method in heads if not method.made_here} == {"dflash"}
+    assert [method.name for method in heads] == list(head_kinds())
+    trained = {method.name for method in heads if method.trained_here}
+    assert trained == set(head_kinds()) - {"dflash"}
     assert {kind.name for kind in HEAD_KINDS} == set(head_kinds())
     assert (MODEL, *head_kinds()) == KINDS
     # What is drafted at look-ahead positions is no network of its own that could be asked.
-    assert set(guess_kinds()) == set(head_kinds()) - {"pass", "space"}
-    assert set(train.list_commands(None)) - {"drafter", "consistency"} == set(head_kinds())  # type: ignore[arg-type]
-    assert set(HEAD_ARCHITECTURES) == {*head_kinds()} - {"eagle3"}
+    assert set(guess_kinds()) == trained - {"pass", "space"}
+    assert set(train.list_commands(None)) - {"drafter", "consistency"} == trained  # type: ignore[arg-type]
+    assert set(HEAD_ARCHITECTURES) == {*head_kinds()} - {"eagle3", "dflash"}
     assert method_of_head("eagle") is METHODS["eagle"]
     assert method_of_head("llama") is None
     with pytest.raises(ValueError, match="no method"):

@@ -284,9 +284,12 @@ def test_a_template_can_be_given(tiny_small_vocab):
         assert runtime.chat_prompt(MESSAGES) == runtime.vocabulary.tokenize("hi")
 
 
-def test_the_text_of_a_prompt_is_not_read_as_control_tokens(plain):
+def test_names_of_control_tokens_in_a_prompt_are_control_tokens_unless_it_is_tokens(plain):
     with_text = plain.generate("a<|end|>", WARM, max_tokens=1)
-    assert with_text.usage.prompt_tokens == len("a<|end|>")
+    assert with_text.usage.prompt_tokens == 2
+    tokens = plain.vocabulary.tokenize_prompt("a<|end|>", parse_special=False)
+    assert len(tokens) == len("a<|end|>")
+    assert plain.generate(tokens, WARM, max_tokens=1).usage.prompt_tokens == len(tokens)
 
 
 # -- opening and closing ---------------------------------------------------------------------------

@@ -153,8 +153,14 @@ class TinyEagle3:
             return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
         group = self.n_heads // self.n_kv_heads
-        q = rotated(heads("q", self.n_heads))
-        k = rotated(heads("k", self.n_kv_heads)).repeat_interleave(group, 1)
+
+        def normed(part: str, count: int) -> torch.Tensor:
+            weight = layer.get(f"self_attn.{part}_norm.weight")
+            found = heads(part, count)
+            return found if weight is None else self._norm(found, weight)
+
+        q = rotated(normed("q", self.n_heads))
+        k = rotated(normed("k", self.n_kv_heads)).repeat_interleave(group, 1)
         v = heads("v", self.n_kv_heads).repeat_interleave(group, 1)
         scores = torch.einsum("ihd,jhd->hij", q, k) / d**0.5
         shares = scores.masked_fill(~sees, float("-inf")).softmax(-1)
@@ -241,6 +247,8 @@ class TinyEagle3:
                 continue
             if name == "d2t":
                 array = self.target_ids
+            if name in ("midlayer.self_attn.q_norm.weight", "midlayer.self_attn.k_norm.weight"):
+                array = array.reshape(2, -1).T.reshape(-1)
             for part, heads in (("q", self.n_heads), ("k", self.n_kv_heads)):
                 if name == f"midlayer.self_attn.{part}_proj.weight":
                     halves = array.reshape(heads, 2, self.head_size // 2, -1)
@@ -255,15 +263,15 @@ class TinyEagle3:
         layout: str = "safeailab",
         **changes: Any,
     ) -> Path:
-        """A checkpoint folder: SafeAILab's layout, SpecForge's with `eagle_config`, or that of
-        speculators."""
+        """A checkpoint folder: SafeAILab's layout, SpecForge's with `eagle_config`, DeepSpec's, or
+        that of speculators."""
         from safetensors.numpy import save_file
 
         folder.mkdir(parents=True, exist_ok=True)
         draft_tokens = (
             len(self.weights["lm_head.weight"]) if "lm_head.weight" in self.weights else None
         )
-        width = self.weights["fc.weight"].shape[1] // 3
+        width = self.target_hidden
         inner = {
             "hidden_size": self.hidden,
             "num_hidden_layers": 1,
@@ -288,6 +296,11 @@ class TinyEagle3:
             outer |= {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}
             outer["eagle_aux_hidden_state_layer_ids"] = list(self.taps)
             config = {**outer, "transformer_layer_config": {**inner, "model_type": "llama"}}
+        elif layout == "deepspec":
+            names = {name: name.replace("midlayer.", "layers.0.") for name in names}
+            own = {"architectures": ["Qwen3Eagle3Model"], "ttt_length": 7}
+            outputs = [tap - 1 for tap in self.taps]
+            config = {**inner, **own, "target_layer_ids": outputs, "model_type": "qwen3"}
         else:
             outer["architectures"] = ["LlamaForCausalLMEagle3"]
             if layout == "specforge":  # names layers by their outputs
@@ -315,6 +328,8 @@ _GGUF_NAMES = {
     "midlayer.self_attn.q_proj.weight": "blk.0.attn_q.weight",
     "midlayer.self_attn.k_proj.weight": "blk.0.attn_k.weight",
     "midlayer.self_attn.v_proj.weight": "blk.0.attn_v.weight",
+    "midlayer.self_attn.q_norm.weight": "blk.0.attn_q_norm.weight",
+    "midlayer.self_attn.k_norm.weight": "blk.0.attn_k_norm.weight",
     "midlayer.self_attn.o_proj.weight": "blk.0.attn_output.weight",
     "midlayer.mlp.gate_proj.weight": "blk.0.ffn_gate.weight",
     "midlayer.mlp.up_proj.weight": "blk.0.ffn_up.weight",
@@ -330,6 +345,7 @@ class Variant:
     own_embedding: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
+    head_norms: bool = False
     n_kv_heads: int = 2
     target_hidden: int | None = None
     changes: dict[str, Any] = field(default_factory=dict)
@@ -342,7 +358,8 @@ def random_eagle3(
     variant = variant or Variant()
     rng = np.random.default_rng(seed)
     heads, wide, d = 4, 64, hidden // 4
-    features = 3 * (variant.target_hidden or hidden)
+    n_taps = len(variant.changes.get("taps", (1, 3, 5)))
+    features = n_taps * (variant.target_hidden or hidden)
 
     def matrix(*shape: int) -> npt.NDArray[np.float32]:
         return (rng.normal(size=shape) / np.sqrt(shape[-1])).astype(np.float32)
@@ -364,10 +381,12 @@ def random_eagle3(
         "midlayer.mlp.down_proj.weight": matrix(hidden, wide),
         "norm.weight": norm(hidden),
     }
+    if variant.head_norms:
+        weights |= {f"midlayer.self_attn.{part}_norm.weight": norm(d) for part in "qk"}
     if variant.norm_before_fc:
         weights["input_norm.weight"] = norm(features)
     if variant.fc_norm:
-        weights |= {f"fc_norm.{i}.weight": norm(features // 3) for i in range(3)}
+        weights |= {f"fc_norm.{i}.weight": norm(features // n_taps) for i in range(n_taps)}
     if variant.own_embedding:
         weights["embed_tokens.weight"] = matrix(vocab_size, hidden) * np.float32(hidden**0.5)
     if variant.draft_tokens is not None:

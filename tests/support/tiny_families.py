@@ -90,6 +90,11 @@ FAMILIES = (
     Family("mistral", "Mistral", {"sliding_window": 100}, "llama", {"sliding_window": 50}),
     Family("mistral nemo", "Mistral", {"head_dim": 32, "sliding_window": None}, "tekken",
     {"sliding_window": 50}),
+    Family("mixtral", "Mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2}, "llama",
+    {"num_experts_per_tok": 1}),
+    Family("qwen3 moe", "Qwen3Moe", {"head_dim": 32, "num_experts": 6, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "norm_topk_prob": True}, "qwen2", {"norm_topk_prob": False}),
+    Family("gemma", "Gemma", {"head_dim": 32}, "gemma", {"rms_norm_eps": 0.1}),
     Family("smollm3", "SmolLM3", {"num_hidden_layers": 5}, "llama-bpe", {"no_rope_layers": [1, 1, 1,
     1, 1]}),
     Family("qwen2", "Qwen2", {}, "qwen2", {"rope_parameters": _PLAIN}),
@@ -141,6 +146,8 @@ def build(family: Family, folder: Path) -> Built:
         source = torch.Generator().manual_seed(0)
         for name, weights in model.named_parameters():
             spread = weights.shape[-1] ** -0.5 if weights.dim() > 1 else 0.125
+            if family.architecture == "Gemma" and "down_proj" in name:
+                spread *= 0.05  # as below, of one without a norm there
             weights.copy_(
                 torch.randn(weights.shape, generator=source) * spread + _mean(family, name)
             )

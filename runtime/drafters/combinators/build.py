@@ -29,6 +29,7 @@ from specrun.runtime.drafters.draft_model import (
     chain_options,
     draft_context_options,
     open_draft_model,
+    remark_on_context,
 )
 from specrun.runtime.drafters.environment import (
     BuildPart,
@@ -104,7 +105,10 @@ class _CascadeModel:
                 max_rounds=self.max_rounds,
                 name=self.name,
             )
-            if self.cache is not None:
+            if self.cache is None:
+                n_ctx = context.options.n_ctx
+                drafter.remark = remark_on_context(self.model, n_ctx, self.env.n_ctx)
+            else:
                 drafter.remark = self.cache.remark
                 drafter.layer_inputs = self.cache.layer_inputs
             opened.pop_all()

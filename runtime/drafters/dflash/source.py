@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from specrun.bindings.contexts import FEATURES_AT_ONCE
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import ClosedError, OptionError
 from specrun.runtime.drafters.dflash.drafter import BlockCells, BlockDrafter
 from specrun.runtime.drafters.dflash.file import BlockFile
 from specrun.runtime.drafters.dflash.rows import BlockRows
@@ -99,8 +99,10 @@ class BlockSource(StatesSource[BlockState]):
         self._whole = bool(names) or self._keeps_leaf
 
     def _after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
-        assert self._rows is not None
-        rows = self._rows.after(slot, tokens, points=self._points and not self._whole)
+        block = self._rows  # read once: another thread may close it
+        if block is None:
+            raise ClosedError("the context is closed")
+        rows = block.after(slot, tokens, points=self._points and not self._whole)
         if self._under_grammar and self.few_tokens:
             return rows  # it names few tokens, and nothing follows any other
         if self._whole:
@@ -159,6 +161,11 @@ class BlockSource(StatesSource[BlockState]):
         return np.stack(
             [np.concatenate([rows.layer_input(row, tap) for tap in self._taps]) for row in wanted]
         )
+
+    def close(self) -> None:
+        """Free the cells, once no row of a block is held any more."""
+        self._rows = self._found = None
+        super().close()
 
 
 def _floored(row: Logits) -> Logits:

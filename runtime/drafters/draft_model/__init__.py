@@ -6,6 +6,7 @@ from specrun.runtime.drafters.draft_model.build import (
     draft_context_options,
     open_draft_model,
     plan_draft,
+    remark_on_context,
 )
 from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size, model_drafter
 from specrun.runtime.drafters.draft_model.state import DraftModelState

@@ -181,15 +181,11 @@ def _with_draft_model(
     options = draft_context_options(env.context, model)
     options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
     window = _window(pair, model, options.n_ctx, plan.n_nodes)
-    is_short = 0 < options.n_ctx < env.n_ctx
-    remark = pair.remark
-    if is_short:
-        beyond = "nothing more" if window is None else f"from the last {window.size} and more"
-        short = f"{model.path.name} was trained for {options.n_ctx} tokens, the context has"
-        remark = "; ".join([*filter(None, [remark]), f"{short} {env.n_ctx}: it drafts {beyond}"])
+    short = remark_on_context(model, options.n_ctx, env.n_ctx, window)
+    remark = "; ".join(filter(None, (pair.remark, short)))
 
     def state(context: Context) -> DraftModelState:
-        if not is_short or window is None:
+        if not short or window is None:
             return pair.state(context)
         return PartialState(context, KeptTokens(window), pair.target_size)
 
@@ -222,6 +218,18 @@ def _window(pair: DraftPair, model: Model, n_ctx: int, n_nodes: int) -> Window |
     size = (n_ctx - _SINK - n_nodes - 2) // 2
     fits = model.can_branch and pair.tokens is None and not pair.by_text
     return Window(_SINK, size) if fits and size > n_nodes else None
+
+
+def remark_on_context(model: Model, n_ctx: int, longest: int, window: Window | None = None) -> str:
+    """Return what the user is to know of a context that is shorter than the texts; "" if none is.
+
+    Behind it the model drafts from a window, or nothing.
+    """
+    if not 0 < n_ctx < longest:
+        return ""
+    beyond = "nothing more" if window is None else f"from the last {window.size} tokens and more"
+    trained = f"{model.path.name} was trained for {n_ctx} tokens and the context has {longest}"
+    return f"{trained}: beyond, it drafts {beyond}"
 
 
 class _DraftContexts:

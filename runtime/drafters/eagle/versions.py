@@ -199,7 +199,9 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
 # it is the target's. Rotary pairs are neighbours, as llama.cpp's converter has them.
 #
 # `fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not know: it refuses the
-# additional tensors of the first, and ignores the second.
+# additional tensors of the first, and ignores the second. It refuses `blk.0.attn_{q,k}_norm`, too,
+# norms of each head's queries and keys, which DeepSpec's heads have (deepseek-ai/DeepSpec,
+# modeling/eagle3/qwen3).
 
 
 FEATURES_NORM = "enc.output_norm.weight"
@@ -319,6 +321,8 @@ def _eagle3_tensor_names(
         shapes |= {f"fc_norm.{tap}.weight": (target.n_embd,) for tap in range(n_taps)}
     if ROPE_FACTORS in file:
         shapes[ROPE_FACTORS] = (attention.rope.n_dims // 2,)
+    norms = (f"blk.0.attn_{part}_norm.weight" for part in "qk")
+    shapes |= {norm: (attention.head_size,) for norm in norms if norm in file}
     if VOCABULARY_MAP in file:
         shapes[VOCABULARY_MAP] = (sizes.vocab_size,)
         kind = file.type_name(VOCABULARY_MAP)

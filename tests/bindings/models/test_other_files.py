@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 
-from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
+from specrun.bindings.errors import MalformedFileError, ModelLoadError, UnsupportedModelError
 from specrun.bindings.models import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.convert.tokenizer import CONTROL, NORMAL, ScoredVocabulary
@@ -56,7 +56,7 @@ def test_what_is_no_model_is_named(
     tmp_path: Path, name: str, architecture: str, keys: dict[str, Any], problem: str
 ) -> None:
     path = written(tmp_path / name, architecture, **keys)
-    with pytest.raises(UnsupportedModelError, match=problem):
+    with pytest.raises((UnsupportedModelError, ModelLoadError), match=problem):
         Model(path)
 
 

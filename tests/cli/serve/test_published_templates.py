@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.testclient import TestClient
 from support.replies import read_reply
+from support.scripted_engine import ScriptedEngine
 
+from specrun.cli.serve.app import create_app
+from specrun.cli.serve.settings import ServeSettings
 from specrun.cli.serve.tools import for_template
 from specrun.runtime.chat import ChatTemplate, chat_text, syntax_of
 from specrun.runtime.chat.families import GENERIC
@@ -66,3 +70,34 @@ def test_what_a_published_template_writes_is_read(tool_vocabulary, path):
     calls = [(call.name, json.loads(call.arguments)) for call in reply.calls]
     assert calls[:1] == CALLS[:1]
     assert calls == CALLS or syntax.form.separator is None
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_an_agents_turns_with_a_published_template(tool_vocabulary, path):
+    """Calls in the model's own form are handed out, and sent back with their results."""
+    source = path.read_text()
+    syntax = syntax_of(source) or GENERIC
+    calls = CALLS if syntax.form.separator is not None else CALLS[:1]
+    engine: Any = ScriptedEngine(tool_vocabulary, source, [syntax.form.written(calls), "Done."])
+    engine.n_ctx = 100_000
+    asked: list[dict[str, Any]] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "The question."},
+    ]
+    with TestClient(
+        create_app(engine, ServeSettings(model="x")), base_url="http://127.0.0.1:8080"
+    ) as client:
+        body = {"messages": asked, "tools": TOOLS, "reasoning_effort": "high"}
+        reply = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
+        made = [call["function"] for call in reply["tool_calls"]]
+        assert [(call["name"], json.loads(call["arguments"])) for call in made] == calls
+        assert reply["content"] is None
+        results = [
+            {"role": "tool", "tool_call_id": call["id"], "content": f"result {k}"}
+            for k, call in enumerate(reply["tool_calls"])
+        ]
+        body |= {"messages": [*asked, reply, *results], "reasoning_effort": "none"}
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+    prompt = tool_vocabulary.detokenize(engine.asked[-1].prompt)
+    for text in ("Be brief.", "The question.", *(result["content"] for result in results)):
+        assert text in prompt

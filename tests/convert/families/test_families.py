@@ -175,6 +175,9 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         {"no_rope_layers": [1, 1, 1, 1, 1]},
         "no_rope_layers other than every fourth",
     ),
+    "shares that sum to less": ("qwen3 moe", {"norm_topk_prob": False}, "norm_topk_prob = False"),
+    "layers without experts": ("qwen3 moe", {"mlp_only_layers": [0]}, r"mlp_only_layers = \[0\]"),
+    "another activation": ("gemma", {"hidden_activation": "relu"}, "'relu'"),
     "no cap": ("gemma2", {"attn_logit_softcapping": None}, "no attn_logit_softcapping"),
     "a cap": ("gemma3", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping = 50.0"),
     "other divisor": (

@@ -83,6 +83,30 @@ def test_files_are_those_of_llama_cpps_converter(
             assert model.vocabulary.size == VOCAB
 
 
+def test_deepspecs_heads_read_five_layers_and_norm_queries_and_keys(
+    tiny_deep_model: Path, tmp_path: Path
+) -> None:
+    taps = {"taps": (0, 2, 3, 4, 5)}
+    variant = Variant(head_norms=True, draft_tokens=VOCAB, own_embedding=True, changes=taps)
+    head = random_eagle3(HIDDEN, VOCAB, variant)
+    weights = {name: array for name, array in head.weights.items() if name not in ("d2t", "t2d")}
+    head = dataclasses.replace(head, weights=weights)
+    folder = head.save(tmp_path / "head", CONFIG, "deepspec")
+    found = detect_kind(folder)
+    assert found is not None
+    assert found.name == "eagle3"
+    convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32")
+    ours = tensors_of(tmp_path / "a.gguf")
+    wanted = tensors_of(head.write(tmp_path / "b.gguf", tiny_deep_model))
+    assert ours.keys() == wanted.keys()
+    for name, array in wanted.items():
+        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+    with Model(tiny_deep_model) as target:
+        loaded = Eagle3Head(tmp_path / "a.gguf", target, ranks=3, n_threads=1)
+        assert loaded.taps == taps["taps"]
+        loaded.close()
+
+
 def test_the_usual_type_is_q8_0_and_the_runtime_takes_it(
     tiny_deep_model: Path, tmp_path: Path
 ) -> None:
@@ -181,9 +205,21 @@ FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
     ),
     "no layer": (lambda w, _: w.pop("midlayer.hidden_norm.weight"), MalformedFileError,
     "no EAGLE-3 head"),
-    "norms of queries": (
-        lambda w, _: w.update({"midlayer.self_attn.q_norm.weight": np.ones(8, np.float32)}),
-        UnsupportedModelError, "midlayer.self_attn.q_norm.weight",
+    "P-EAGLE": (
+        lambda w, _: w.update({"mask_hidden": np.ones((1, 1, 96), np.float32)}),
+        UnsupportedModelError, "is P-EAGLE.*neither llama.cpp nor specrun has its graph",
+    ),
+    "P-EAGLE by its name": (
+        lambda _, c: c.update(architectures=["PEagleSpeculator"]), UnsupportedModelError,
+        "is P-EAGLE",
+    ),
+    "EAGLE-4": (
+        lambda _, c: c.update(architectures=["LlamaForCausalLMEagle4"]), UnsupportedModelError,
+        "is EAGLE-4",
+    ),
+    "Gemma 4's layer": (
+        lambda _, c: c.update(architectures=["Gemma4Eagle3Model"]), UnsupportedModelError,
+        "a layer of Gemma 4",
     ),
     "biases": (lambda _, c: c.update(attention_bias=True), UnsupportedModelError,
     "attention_bias = True"),

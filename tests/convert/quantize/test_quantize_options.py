@@ -4,12 +4,12 @@ before."""
 from __future__ import annotations
 
 import ctypes
-import re
 from pathlib import Path
 
 import llama_cpp.llama_cpp as native
 import numpy as np
 import pytest
+from support.importance import matrix_for
 
 from specrun.bindings.errors import MalformedFileError, OptionError, PairError, SpecrunError
 from specrun.bindings.gguf import read_header
@@ -21,7 +21,6 @@ from specrun.convert import (
     write_importance,
     write_random_llama,
 )
-from specrun.convert.quantize import ImportanceEntry
 
 Q6_K, Q8_0 = 14, 8  # ggml_type
 
@@ -31,20 +30,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("options") / "wide.gguf"
     write_random_llama(path, RandomLlama(width=256, ffn=512, layers=2, scale=2.0, file_type="F16"))
     return path
-
-
-def matrix_for(path: Path, *, leave_out: str = "^$") -> ImportanceMatrix:
-    draw = np.random.default_rng(1)
-    entries = {}
-    for tensor in read_header(path).tensors:
-        if (
-            tensor.name.startswith("blk.")
-            and len(tensor.shape) == 2
-            and not re.search(leave_out, tensor.name)
-        ):
-            sums = draw.chisquare(1, (1, tensor.shape[0])).astype(np.float32) * 640
-            entries[tensor.name] = ImportanceEntry(sums, np.array([640], np.int64))
-    return ImportanceMatrix(entries, ("text.txt",), 5, 128)
 
 
 @pytest.fixture(scope="module")

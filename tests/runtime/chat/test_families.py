@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.replies import read_reply
 
 from specrun.runtime.chat import ReplyParser, ThinkTags, ToolSyntax
@@ -423,6 +425,32 @@ def test_calls_of_each_family_in_reasoning_that_never_ends(syntax: ToolSyntax):
     assert (reply.reasoning, reply.content, calls_of(reply)) == ("Hm.", "", [PARIS])
     reply = read_reply(syntax, [f"{text}</think>No."], TOOLS, think=think, thinking=True)
     assert (reply.reasoning, reply.content, reply.calls) == (text, "No.", [])
+
+
+BITS = ["", '"', "'", "{", "}", "[", "]", ",", ":", "\\", "\n", " ", "<", "1", "\\u12", "=", "```"]
+BITS += ["\\ud83d", "</parameter>", "<parameter=a>", "<think>", "</think>"]
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(st.data())
+def test_whatever_a_model_breaks_the_arguments_are_json(data):
+    """Texts with pieces left out and put in: no split changes them, and all arguments are JSON."""
+    syntax = data.draw(st.sampled_from(TABLE))
+    text = syntax.form.written(CALLS if syntax.form.separator is not None else CALLS[:1])
+    bits = st.sampled_from([*BITS, *syntax.marks, text])
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(text)))
+        end = place + data.draw(st.sampled_from([0, 1, 2, 5, 20]))
+        text = text[:place] + data.draw(bits) + text[end:]
+    options = {}
+    if data.draw(st.booleans()):
+        think, thinking = ThinkTags("<think>", "</think>"), data.draw(st.booleans())
+        options = {"think": think, "thinking": thinking}
+    whole = read_reply(syntax, [text], TOOLS, **options)
+    assert read_reply(syntax, list(text), TOOLS, **options) == whole
+    place = data.draw(st.integers(0, len(text)))
+    assert read_reply(syntax, [text[:place], text[place:]], TOOLS, **options) == whole
+    assert all(isinstance(json.loads(call.arguments), dict) for call in whole.calls)
 
 
 def test_a_deep_value_ends_no_server():

@@ -231,6 +231,39 @@ def test_calls_are_told(vocabulary, source, expected, tools):
     assert text.removesuffix("get_weather") == "<user>Rain?\n" + expected
 
 
+ALTERNATING = (
+    "{% if messages | selectattr('role', 'equalto', 'system') | list %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}" + _ROLES_ALTERNATE + EITHER
+)
+"""As Mistral's: calls and results count as no turns, and a text beside a call is not printed."""
+_ALONE = [{**CALLED[1], "content": ""}, CALLED[2]]
+_CALL_LINE, _RESULT_LINE = '<assistant><call>get_weather{"city": "Paris"}\n', "<tool>dry"
+BEHIND = {
+    "a question behind a result": (
+        [CALLED[0], *_ALONE, *said(("system", "It is late."), ("user", "And now?"))],
+        f"{_CALL_LINE}{_RESULT_LINE}\n\nIt is late.\n\nAnd now?\n",
+    ),
+    "a text beside a call, and an answer": (
+        [*CALLED, *said(("assistant", "It is dry."), ("user", "And now?"))],
+        f"{_CALL_LINE}{_RESULT_LINE}\n<assistant>I look.\n\nIt is dry.\n<user>And now?\n",
+    ),
+    "a text beside a call, and a question": (
+        [*CALLED, *said(("user", "And now?"))],
+        f"<assistant>I look.\n{_CALL_LINE}{_RESULT_LINE}\n<user>And now?\n",
+    ),
+    "a text beside a call that was answered just now": (
+        CALLED,
+        f"<assistant>I look.\n{_CALL_LINE}{_RESULT_LINE}\n",
+    ),
+}
+
+
+@pytest.mark.parametrize(("talk", "expected"), BEHIND.values(), ids=BEHIND)
+def test_calls_keep_their_form_where_turns_alternate(vocabulary, talk, expected):
+    text = chat_text(ChatTemplate(ALTERNATING), vocabulary, talk).text
+    assert text == "<user>Rain?\n" + expected
+
+
 def test_a_template_may_collect_in_lists_of_its_own(vocabulary):
     source = (
         "{% set ns = namespace(seen=[]) %}{% for m in messages %}"

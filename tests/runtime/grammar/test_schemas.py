@@ -120,6 +120,15 @@ def test_a_warning_comes_once(model: Model, caplog: pytest.LogCaptureFixture) ->
     assert "uniqueItems at #/properties/only here" in said[0]
 
 
+def test_many_warnings_are_counted(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    listed = {f"many {k}": {"type": "array", "uniqueItems": True} for k in range(50)}
+    with caplog.at_level(logging.WARNING, logger="specrun.grammar"):
+        compiled(Grammar.json_schema({"type": "object", "properties": listed}), model.vocabulary)
+    said = [each.getMessage() for each in caplog.records]
+    assert sum("many" in each for each in said) == 20
+    assert "30 more keywords are not followed" in said[-1]
+
+
 def test_deep_schemas_take_no_stack() -> None:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(20_000):

@@ -148,37 +148,6 @@ def test_thresholds_are_those_of_the_formula(curve: CostCurve, token: float, usu
             assert (reach > known.to_take(n, level)) == (max(taken) > 0.0)
 
 
-def test_tokens_that_are_certain_come_in_runs() -> None:
-    """A sure token promises sure ones: behind it a chain passes a step before which others end."""
-    beyond = CostCurve.flat([1.0, 1.2, 1.3, 1.4, *[3.0] * 6])
-    lengths = [
-        lengths_for(DraftPlan(beyond.seconds, draft_cost(0.01), 9), [certainty] * 9)
-        for certainty in (0.6, 0.99)
-    ]
-    assert lengths == [3, 9]
-
-
-def test_a_step_of_the_curve_is_passed_or_not_begun() -> None:
-    """Of 2 to 4 tokens all cost alike, of 5 much more: no token is left out before the step."""
-    drafted = {
-        lengths_for(DraftPlan(STEPS.seconds, draft_cost(0.01), 8), [certainty] * 8)
-        for certainty in (0.05, 0.3, 0.5, 0.7, 0.9, 0.99)
-    }
-    assert drafted <= {0, 3, 7}
-    assert len(drafted) > 1
-
-
-def test_surer_drafts_are_longer_and_what_is_free_is_drafted() -> None:
-    lengths = [
-        lengths_for(DraftPlan(STEEP.seconds, draft_cost(0.01), 4), [certainty] * 4)
-        for certainty in (0.01, 0.3, 0.6, 0.9, 0.999)
-    ]
-    assert lengths == sorted(lengths)
-    assert lengths[0] < lengths[-1]
-    flat = CostCurve.flat([1.0, 1.0])
-    assert lengths_for(DraftPlan(flat.seconds, draft_cost(0.0), 15), [0.2] * 15) == 15
-
-
 def test_the_odds_follow_what_was_accepted() -> None:
     """Newton's steps find a logistic law: slope 1.5 and bias -1, of 4,000 observations."""
     random_, odds = random.Random(1), AcceptanceOdds(0.5)

@@ -118,13 +118,6 @@ def test_what_was_seen_fades_in_rounds_that_nobody_timed_too() -> None:
     assert found == pytest.approx([found[0]] * 3, rel=0.01)
 
 
-def test_clocks_that_stand_still_are_survived() -> None:
-    live = LiveCurve(TYPICAL_CPU)
-    for n in (1, 1, 3, 8, 1):
-        live.learn(n, 0.0)
-    assert all(live.seconds(n) > 0.0 for n in range(1, 70))
-
-
 # -- padding ---------------------------------------------------------------------------------------
 
 
@@ -231,21 +224,6 @@ class Drafts:
         self.cost.start()
         self.now += seconds
         self.cost.end(depth)
-
-
-def test_a_draft_takes_what_was_reckoned_until_drafts_tell_otherwise() -> None:
-    drafts = Drafts()
-    assert [drafts.cost.seconds(depth) for depth in (1, 3)] == [20.0, 60.0]
-    for _ in range(9):
-        drafts.take(60.0)
-    assert [drafts.cost.seconds(depth) for depth in (1, 3)] == [60.0, 180.0]
-
-
-def test_drafts_of_any_depth_tell_of_all_others() -> None:
-    drafts = Drafts()
-    for depth in (1, 2, 3) * 3:
-        drafts.take(30.0 * depth, depth)
-    assert [drafts.cost.seconds(depth) for depth in (1, 2, 5)] == [30.0, 60.0, 150.0]
 
 
 def test_three_drafts_that_were_cold_are_not_believed() -> None:

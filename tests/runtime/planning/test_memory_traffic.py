@@ -33,13 +33,6 @@ def test_bytes_of_a_round_by_hand() -> None:
     assert bytes_ratio(target, draft, 0.7, 0, n_context=9) == 1.0
 
 
-def test_free_drafts_shrink_reads_by_the_expected_tokens() -> None:
-    """Leviathan et al. 2023, section 3.4."""
-    target, free = MemoryTraffic(1000.0, 2.0), MemoryTraffic(0.0, 0.0)
-    expected = (1 - 0.8**6) / (1 - 0.8)
-    assert bytes_ratio(target, free, 0.8, 5, n_context=77) == pytest.approx(1 / expected)
-
-
 @pytest.mark.parametrize(
     ("weights", "acceptance", "pays_from"),
     [(13.2e9, 0.8, 6800), (4.0e9, 0.9, 1300)],

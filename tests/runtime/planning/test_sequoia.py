@@ -100,13 +100,6 @@ def test_the_programme_equals_brute_force(acceptance: list[float], nodes: int, d
     assert programme.value(nodes, depth) == pytest.approx(best, abs=1e-12)
 
 
-def test_one_programme_knows_all_smaller_trees() -> None:
-    acceptance = [0.6, 0.2, 0.1]
-    programme = SequoiaProgramme(acceptance, 20, 6)
-    for nodes, depth in itertools.product((0, 1, 5, 20), (0, 1, 3, 6)):
-        assert programme.tree(nodes, depth) == best_tree(acceptance, nodes, depth)
-
-
 def test_nodes_that_are_never_accepted_are_left_out() -> None:
     assert best_tree([0.5], 9, 3) == parse_topology("1x1x1")
     assert best_tree([0.0, 0.0], 9, 3) == Topology(())
@@ -259,16 +252,6 @@ def test_a_tolerance_takes_the_smaller_of_nearly_equal_trees() -> None:
     assert near is not None
     assert len(near.topology) < len(best.topology)
     assert near.tokens_per_second >= 0.97 * best.tokens_per_second
-
-
-def test_sizes_and_widths_are_kept() -> None:
-    plan = plan_tree(
-        typical_acceptance("without"), curves(0.001), sizes=[3, 7, 15], widths=[1, 2], max_depth=4
-    )
-    assert plan is not None
-    assert len(plan.topology) in (3, 7, 15)
-    assert max(plan.topology.inner_widths) <= 2
-    assert plan.topology.max_depth <= 4
 
 
 def test_a_measured_acceptance_that_rises_with_rank_is_levelled() -> None:

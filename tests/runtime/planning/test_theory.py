@@ -44,19 +44,6 @@ def test_expected_tokens_are_the_loops(n_draft: int) -> None:
     assert theory.expected_tokens(0.6, n_draft) == pytest.approx(found, abs=1e-12)
 
 
-@any_case
-@given(st.floats(0.0, 0.999), st.integers(0, 40))
-def test_expected_tokens_are_the_closed_form(acceptance: float, n_draft: int) -> None:
-    closed = (1.0 - acceptance ** (n_draft + 1)) / (1.0 - acceptance)
-    assert theory.expected_tokens(acceptance, n_draft) == pytest.approx(closed, rel=1e-11)
-
-
-def test_expected_tokens_at_the_ends() -> None:
-    assert theory.expected_tokens(1.0, 7) == 8.0
-    assert theory.expected_tokens(0.0, 7) == 1.0
-    assert theory.expected_tokens(1.0 - 1e-15, 7) == pytest.approx(8.0, abs=1e-12)
-
-
 @pytest.mark.parametrize("n_draft", [0, 1, 3])
 def test_wall_clock_and_operations_count_what_a_round_costs(n_draft: int) -> None:
     tokens = tokens_of_a_round(chain(FixedTable(*DRAFT), n_draft), n_draft, *TARGET)
@@ -105,47 +92,7 @@ def test_the_best_length_is_the_best_of_all(
     assert best == gains.index(max(gains))
 
 
-@any_case
-@given(probability, st.floats(0.0, 2.0))
-def test_drafting_pays_exactly_if_acceptance_exceeds_cost(
-    acceptance: float, cost_ratio: float
-) -> None:
-    best = theory.best_draft_length(acceptance, cost_ratio)
-    gain = theory.wall_clock_improvement(acceptance, best, cost_ratio)
-    if acceptance > cost_ratio + 1e-9:
-        assert best >= 1
-        assert gain >= (1 + acceptance) / (1 + cost_ratio)
-    elif acceptance < cost_ratio - 1e-9:
-        assert (best, gain) == (0, 1.0)
-
-
 # -- measured costs --------------------------------------------------------------------------------
-
-STEPS = {1: 0.010, 2: 0.011, 3: 0.011, 4: 0.011, 5: 0.030, 6: 0.030, 7: 0.030, 8: 0.030, 9: 0.031}
-
-
-def test_a_measured_curve_moves_the_best_length_to_its_steps() -> None:
-    best = theory.best_measured_draft_length(0.9, STEPS.__getitem__, 0.0005, max_draft=8)
-    speeds = [
-        theory.expected_tokens(0.9, count) / (STEPS[count + 1] + count * 0.0005)
-        for count in range(9)
-    ]
-    assert best == speeds.index(max(speeds)) == 3
-    assert (
-        theory.best_draft_length(0.9, 0.05, max_draft=8) == 8
-    )  # what the flat model would have said
-    tokens = theory.expected_tokens(0.9, 3)
-    assert theory.predicted_tokens_per_second(
-        tokens, 3, STEPS.__getitem__, 0.0015
-    ) == pytest.approx(speeds[3])
-    assert theory.measured_improvement(tokens, 3, STEPS.__getitem__, 0.0015) == pytest.approx(
-        speeds[3] * STEPS[1]
-    )
-
-
-def test_where_the_target_costs_as_much_per_token_nothing_is_drafted() -> None:
-    assert theory.best_measured_draft_length(0.9, lambda n: 0.01 * n, 0.0) == 0
-    assert theory.best_measured_draft_length(0.0, lambda n: 0.01, 0.0) == 0
 
 
 @any_case

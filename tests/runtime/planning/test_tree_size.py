@@ -182,17 +182,6 @@ def test_a_drafter_that_is_never_right_is_asked_ever_more_rarely() -> None:
     assert sum(asked[300:]) < 12
 
 
-def test_a_drafter_that_became_good_is_used_again() -> None:
-    rounds = Rounds(DraftPlan(STEEP.seconds, draft_cost(0.1, of_any_depth=True), 8, depth=1))
-    for _ in range(200):
-        rounds.play([0.6, 0.3] * 3, [0.0] * 6)
-    sizes = []
-    for _ in range(400):
-        rounds.play([0.6, 0.3] * 3, [0.95, 0.02] * 3)
-        sizes.append(len(rounds.kept))
-    assert min(sizes[-100:]) >= 2
-
-
 class Endless(Account):
     """May lose anything."""
 

@@ -239,13 +239,6 @@ def test_draws_with_replacement_share_nodes_and_keep_every_draw() -> None:
     assert all(len(tree.draws) == 1 + sum(depth == 1 for depth in tree.depths) for tree in trees)
 
 
-def test_the_most_likely_tokens_are_point_masses_in_order() -> None:
-    tree, _ = grown("argmax", "3x2")
-    probs = LawTable(9, 7, 0.0)(PROMPT)
-    assert list(tree.tokens[:3]) == np.argsort(-probs)[:3].tolist()
-    assert all(draw.law is None for draws in tree.draws.values() for draw in draws)
-
-
 def test_an_exhausted_law_ends_its_siblings() -> None:
     law = Law(np.array([0.25, 0.0, 0.75]))
     for scheme in SCHEMES:
@@ -300,23 +293,6 @@ def test_the_dynamic_tree_is_the_best_of_all_nodes_that_were_expanded() -> None:
         tuple(tree.tokens[ancestor] for ancestor in tree.path_to(node)) for node in range(len(tree))
     } == wanted
     assert laws.batches == [topk] * (depth - 1)
-
-
-def test_a_sure_drafter_grows_a_chain_and_an_unsure_one_a_bush() -> None:
-    shape = DynamicShape(5, 4, 8)
-    sure = grow_by_path_probability(shape, TableLaws(LawTable(6, 1, 0.0, sharpness=9.0), PROMPT))
-    unsure = grow_by_path_probability(shape, TableLaws(LawTable(6, 1, 0.0, sharpness=0.1), PROMPT))
-    assert sure.max_depth == 5
-    assert unsure.max_depth < sure.max_depth
-    assert len(sure) == len(unsure) == 8
-
-
-def test_certain_tokens_keep_the_tree_connected() -> None:
-    """Ties of path probability, 1 x 1 x 1, keep parents before children."""
-    table = LawTable(4, 1, 1.0)  # every law is sure of token 0
-    tree = grow_by_path_probability(DynamicShape(5, 3, 5), TableLaws(table, PROMPT))
-    assert tree.tokens == (0,) * 5
-    assert tree.parents == (-1, 0, 1, 2, 3)
 
 
 # -- limits ----------------------------------------------------------------------------------------

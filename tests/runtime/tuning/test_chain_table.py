@@ -33,12 +33,6 @@ def test_a_row_says_what_the_formulas_say() -> None:
     assert row.bytes == pytest.approx((1100 + 200) / 1.75 / 1100)
 
 
-def test_no_drafts_are_plain_decoding() -> None:
-    row = chain_row(INPUTS, 0)
-    parts = (row.tokens, row.improvement, row.operations, row.measured, row.bytes)
-    assert parts == (1.0, 1.0, 1.0, 1.0, 1.0)
-
-
 def test_what_is_not_known_is_left_out() -> None:
     row = chain_row(ChainInputs(0.5, 0.1, 0.2), 2)
     assert row.measured is None

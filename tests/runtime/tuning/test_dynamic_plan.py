@@ -167,9 +167,3 @@ def test_a_round_costs_one_wide_draft_evaluation_a_depth() -> None:
     assert dynamic_round_seconds(DynamicShape(3, 3, 7), costs) == pytest.approx(
         17.0 + 300.0 + 3.5 + drafting
     )
-
-
-def test_there_is_no_plan_where_drafting_does_not_pay() -> None:
-    nothing = DynamicAcceptance(2, np.zeros((4, 8)))
-    assert plan_dynamic_tree([nothing], COSTS, sizes=range(1, 8)) is None
-    assert plan_dynamic_tree([], COSTS, sizes=range(1, 8)) is None

@@ -121,6 +121,8 @@ class PacedEngine:
             adds_bos=False,
             bos=None,
             fewest_tokens=lambda _: 0,
+            tokenize_prompt=lambda *_, **__: [1, 2, 3],
+            with_bos=lambda tokens: tokens,
             tokenize=lambda *_, **__: [1, 2, 3],
             pieces=lambda tokens: [_TEXT.encode()] * len(tokens),
         )

@@ -10,10 +10,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from support.joint_law import ALPHA, WHOLE, model_joint_law, p_value, sampled_texts
-from support.tiny_dflash import Generation, TinyDFlash
+from support.tiny_dflash import Generation, TinyDFlash, token_matrices
 from support.tiny_models import CHAT, F32
 
 from specrun.bindings.contexts import Context, ContextOptions
+from specrun.bindings.gguf import read_header
 from specrun.bindings.models import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
@@ -30,6 +31,7 @@ from specrun.runtime.round import (
     target_context_options,
 )
 from specrun.runtime.round.drafter import DrafterWeights, RoundOutcome
+from specrun.runtime.round.results import SpecStats
 from specrun.runtime.trees import ROOT, DraftTree
 
 VOCABULARY, PROMPT, LENGTH, SAMPLES = 12, [3, 1, 4], 3, 2500
@@ -146,3 +148,62 @@ def test_features_out_of_every_layers_sight_are_not_read(
         assert drafts[0].tokens == drafts[1].tokens
         assert read[0] == 12
         assert sum(read[1:]) == len(prompt) - 1
+
+
+# -- a drafter that knows its target ---------------------------------------------------------------
+
+
+class Bigrams(TinyDFlash):
+    """DSpark whose Markov head is the target's own law, if that depends on the last token alone."""
+
+    def of(self, target: Path) -> dict[str, Any]:
+        embeddings, output = token_matrices(target)
+        made = super().tensors()
+        norms = np.sqrt((embeddings**2).mean(axis=1, keepdims=True) + 1e-5)
+        changed = {"markov_w1.weight": embeddings / norms, "markov_w2.weight": output}
+        changed["output_norm.weight"] = np.zeros_like(made["output_norm.weight"])
+        return {name: changed.get(name, array).astype(np.float32) for name, array in made.items()}
+
+
+@pytest.fixture
+def bigrams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A target whose layers add nothing, and its drafter."""
+    target = tmp_path / "target.gguf"
+    write_random_llama(target, RandomLlama(**CHAT))
+    with target.open("r+b") as file:
+        for tensor in read_header(target).tensors:
+            if tensor.name.endswith(("attn_output.weight", "ffn_down.weight")):
+                file.seek(tensor.offset)
+                file.write(bytes(tensor.n_bytes))
+    drafter = Bigrams("dspark", rank=32)
+    made = drafter.of(target)
+    monkeypatch.setattr(Bigrams, "tensors", lambda self: made)
+    return target, drafter.write(tmp_path / "drafter.gguf", target)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("options", "depth"), [("n=5, sampling=with", 5), ("tree=2x2x1, sampling=without", 3)]
+)
+def test_what_equals_the_targets_law_is_accepted(
+    bigrams: tuple[Path, Path], options: str, depth: int, temperature: float
+) -> None:
+    """Along drawn tokens, which are seldom the drafter's favourites."""
+    stats = stats_of(bigrams, options, temperature)
+    assert stats.mean_accepted_length > 0.98 * (1 + depth)
+
+
+def test_favourites_of_the_same_law_are_accepted_at_temperature_0_alone(
+    bigrams: tuple[Path, Path],
+) -> None:
+    """The control: at 1 the target's tokens are its favourites in few places."""
+    assert stats_of(bigrams, "n=5", 0.0).mean_accepted_length > 0.98 * 6
+    assert stats_of(bigrams, "n=5", 1.0).acceptance_rate < 0.5
+
+
+def stats_of(bigrams: tuple[Path, Path], options: str, temperature: float) -> SpecStats:
+    target, path = bigrams
+    params = WHOLE.replace(temperature=temperature, seed=3, logit_bias={319: float("-inf")})
+    drafter = f"dflash({quoted(str(path))}, {options})"
+    with Runtime(target, drafter, **F32, trust=True) as runtime:
+        return runtime.generate([3, 1, 4], params, max_tokens=120).stats

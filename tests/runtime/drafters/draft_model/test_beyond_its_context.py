@@ -78,3 +78,12 @@ def test_within_its_context_nothing_changes(folder):
         other = long.generate(prompt, WARM, max_tokens=20)
     assert first.token_ids == again.token_ids == other.token_ids
     assert first.stats.drafted == again.stats.drafted == other.stats.drafted
+
+
+@pytest.mark.parametrize("kind", ["cascade({}, prompt-lookup)", "relay({}@2, prompt-lookup@2)"])
+def test_drafters_made_of_it_say_so_too(folder, kind):
+    with opened(folder, "none") as plain, opened(folder, kind.format(draft(folder, "n=4"))) as own:
+        assert own.remark.count(f"trained for {TRAINED} tokens") == 1
+        for prompt in PROMPTS:
+            expected = plain.generate(prompt, GREEDY, max_tokens=60).token_ids
+            assert own.generate(prompt, GREEDY, max_tokens=60).token_ids == expected

@@ -43,6 +43,7 @@ VARIANTS = {
     "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "one key-value head": Variant(n_kv_heads=1),
     "all tokens": Variant(draft_tokens=None),
+    "DeepSpec": Variant(head_norms=True, draft_tokens=None, own_embedding=True),
 }
 
 
