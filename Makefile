@@ -17,7 +17,7 @@ TYPES := $(wildcard runtime/*/*.pxd)
 COMPILED := $(TYPES) $(TYPES:.pxd=.py) runtime/acceptance/rule.py runtime/acceptance/exact.py
 INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/compiled/*.[ch] runtime/laws/*.c bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/cuda_toolkit.py
 
-.PHONY: chat test test-real check env dev clean
+.PHONY: chat test test-real test-clients check env dev clean
 .DELETE_ON_ERROR:
 
 chat: env
@@ -29,6 +29,12 @@ test: dev
 # Beside `make test`, on a published model (a download of 93 MB, once): about ten minutes.
 test-real: dev
 	@model=$$($(VENV)/bin/python tools/real_model.py) && SPECRUN_REAL_MODEL="$$model" $(VENV)/bin/python -m pytest -m real tests/real $(if $(SWEEP),--sweep $(SWEEP))
+
+# Beside `make test`, with agents and toolkits of others, in .clients (2.9 GB, once): about ten minutes.
+test-clients: dev
+	@$(VENV)/bin/python tools/clients.py
+	@model=$$($(VENV)/bin/python tools/real_model.py) || echo "without a published model"; \
+	SPECRUN_REAL_MODEL="$$model" $(VENV)/bin/python -m pytest -m clients tests/clients
 
 check: dev
 	$(VENV)/bin/ruff check .

@@ -7,6 +7,10 @@ from pathlib import Path
 import pytest
 from support.client_desk import Desk
 
+from tests.real.conftest import published
+
+__all__ = ["desk", "published"]
+
 
 @pytest.fixture
 def desk(tmp_path: Path) -> Desk:

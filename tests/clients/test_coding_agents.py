@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 from support.client_desk import REPAIRED, Desk, cached_share, call, program
@@ -73,19 +74,24 @@ def test_claude_code_repairs_a_file_and_goes_on(desk: Desk) -> None:
     check(desk, "/v1/messages", n_requests=4)
 
 
+def connect_opencode(desk: Desk) -> None:
+    """Write the settings that name the server."""
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "options": {"baseURL": f"{desk.server.address}/v1"},
+        "models": {"local": {}},
+    }
+    settings = {"provider": {"specrun": provider}, "autoupdate": False}
+    (desk.folder / "opencode.json").write_text(json.dumps(settings))
+
+
 def test_opencode_repairs_a_file_and_goes_on(desk: Desk) -> None:
     opencode = program("npm", "node_modules", ".bin", "opencode")
     path = str(desk.file)
     edit = call("edit", filePath=path, oldString="return a - b", newString="return a + b")
     turns = READS + call("read", filePath=path), REPAIRS + edit
     with desk.scripted(*turns, DONE, ALL, aside="A title") as server:
-        provider = {
-            "npm": "@ai-sdk/openai-compatible",
-            "options": {"baseURL": f"{server.address}/v1"},
-            "models": {"local": {}},
-        }
-        settings = {"provider": {"specrun": provider}, "autoupdate": False}
-        (desk.folder / "opencode.json").write_text(json.dumps(settings))
+        connect_opencode(desk)
         options = "-m", "specrun/local", "--format", "json"
         first = desk.run(opencode, "run", *options, PROMPT)
         second = desk.run(opencode, "run", *options, "--continue", NEXT)
@@ -95,20 +101,34 @@ def test_opencode_repairs_a_file_and_goes_on(desk: Desk) -> None:
     assert any("tools" not in body for body in server.sent("/v1/chat/completions"))  # the title
 
 
+def aider_options(desk: Desk) -> tuple[str, ...]:
+    """The options that connect aider to the server, and keep it from asking others."""
+    return (
+        *("--model", "openai/local", "--openai-api-base", f"{desk.server.address}/v1"),
+        *("--openai-api-key", "none", "--yes-always", "--no-check-update"),
+        *("--analytics-disable", "--no-show-model-warnings"),
+    )
+
+
 def test_aider_repairs_a_file_and_commits_it(desk: Desk) -> None:
     aider = program("aider", "bin", "aider")
     block = "<<<<<<< SEARCH\n    return a - b\n=======\n    return a + b\n>>>>>>> REPLACE"
     repair = f"{REPAIRS}\ncalc.py\n```python\n{block}\n```\n"
     short = "messages | length < 3"  # a request for a commit message
     with desk.scripted(repair, ALL, aside="fix: add adds", aside_if=short, before=5) as server:
-        options = (
-            *("--model", "openai/local", "--openai-api-base", f"{server.address}/v1"),
-            *("--openai-api-key", "none", "--edit-format", "diff", "--yes-always"),
-            *("--no-check-update", "--analytics-disable", "--no-show-model-warnings"),
-        )
+        options = (*aider_options(desk), "--edit-format", "diff")
         said = desk.run(aider, *options, "--message", PROMPT, "calc.py")
     assert "Applied edit to calc.py" in said
     assert desk.file.read_text() == REPAIRED
     assert server.failed == []
     log = subprocess.run(["git", "log", "-1", "--format=%s"], cwd=desk.folder, capture_output=True)
     assert log.stdout.decode().strip() == "fix: add adds"
+
+
+def test_aider_asks_a_published_model(desk: Desk, published: Path) -> None:
+    aider = program("aider", "bin", "aider")
+    with desk.served(published, n_ctx=8192) as server:
+        options = (*aider_options(desk), "--chat-mode", "ask")
+        said = desk.run(aider, *options, "--message", "What does add do?", "calc.py")
+    assert "received" in said
+    assert server.failed == []

@@ -35,11 +35,13 @@ TEXTS = (
 )
 
 
-def evaluated(desk: Desk, model: str, kind: str, rest: str) -> list[dict[str, Any]]:
+def evaluated(
+    desk: Desk, model: str, kind: str, rest: str, questions: list[Any] = QUESTIONS
+) -> list[dict[str, Any]]:
     """Run one task over the questions; return what was logged for each of them."""
     lm_eval = program("python", "bin", "lm_eval")
     data = desk.folder / "questions.jsonl"
-    data.write_text("".join(json.dumps(one) + "\n" for one in QUESTIONS))
+    data.write_text("".join(json.dumps(one) + "\n" for one in questions))
     (desk.folder / f"{kind}.yaml").write_text(TASK.format(kind=kind, data=data, rest=rest))
     path = "chat/completions" if model == "local-chat-completions" else "completions"
     desk.run(
@@ -82,3 +84,12 @@ def test_texts_are_generated(desk: Desk, model: str) -> None:
     if "chat" in model:
         assert "copy a directory tree" in samples[0]["resps"][0][0]
     assert all(isinstance(sample["resps"][0][0], str) for sample in samples)
+
+
+def test_a_published_model_prefers_what_is_true(desk: Desk, published: Path) -> None:
+    facts = {"The capital of France is": "Paris Berlin", "Water freezes to": "ice gold"}
+    questions = [{"question": text, "choices": facts[text].split()} for text in facts]
+    with desk.served(published, n_ctx=2048) as server:
+        samples = evaluated(desk, "local-completions", "multiple_choice", CHOICES, questions)
+    assert server.failed == []
+    assert [sample["acc"] for sample in samples] == [1.0, 1.0]

@@ -66,22 +66,38 @@ def test_litellm_calls_tools_by_two_apis(desk: Desk, provider: str) -> None:
     assert len(desk.server.sent(path)) == 2
 
 
+def llm_settings(desk: Desk) -> dict[str, str]:
+    """Connect `llm` to the server; return the environment that it needs."""
+    settings = desk.home / "llm"
+    settings.mkdir()
+    (settings / "extra-openai-models.yaml").write_text(
+        f"- model_id: local\n  model_name: local\n  api_base: {desk.server.address}/v1\n"
+        "  supports_tools: true\n"
+    )
+    return {"LLM_USER_PATH": str(settings)}
+
+
 def test_llm_calls_a_function_and_goes_on(desk: Desk) -> None:
     llm = program("python", "bin", "llm")
     function = "def get_weather(city: str) -> str:\n    return city + ': clear'\n"
+    options = "-m", "local", "--key", "none"
     with desk.scripted("I look.\n" + WEATHER, "The sky is clear.", "Yes, all day.") as server:
-        settings = desk.home / "llm"
-        settings.mkdir()
-        (settings / "extra-openai-models.yaml").write_text(
-            f"- model_id: local\n  model_name: local\n  api_base: {server.address}/v1\n"
-            "  api_key_name: none\n  supports_tools: true\n"
-        )
-        environment = {"LLM_USER_PATH": str(settings)}
-        options = "-m", "local", "--key", "none"
-        first = desk.run(
-            llm, *options, "--functions", function, "How is the sky of Paris?", **environment
-        )
-        second = desk.run(llm, "-c", *options, "All day?", **environment)
+        settings = llm_settings(desk)
+        question = "How is the sky of Paris?"
+        first = desk.run(llm, *options, "--functions", function, question, **settings)
+        second = desk.run(llm, "-c", *options, "All day?", **settings)
     assert first.endswith("The sky is clear.\n")
     assert second == "Yes, all day.\n"
+    assert server.failed == []
+
+
+def test_llm_talks_to_a_published_model(desk: Desk, published: Path) -> None:
+    llm = program("python", "bin", "llm")
+    options = "-m", "local", "--key", "none", "-o", "temperature", "0", "-o", "max_tokens", "40"
+    with desk.served(published, n_ctx=2048) as server:
+        settings = llm_settings(desk)
+        first = desk.run(llm, *options, "What is the capital of France?", **settings)
+        desk.run(llm, "-c", *options, "And of Italy?", **settings)
+    assert "Paris" in first
+    assert len(server.sent("/v1/chat/completions")[1]["messages"]) == 3
     assert server.failed == []
