@@ -29,7 +29,7 @@ from specrun.runtime.drafters.retrieval import build_store
 from specrun.runtime.engine import Session
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import SamplingParams, SeededNoise
-from specrun.runtime.planning import TYPICAL_GPU
+from specrun.runtime.planning import TYPICAL_GPU, account
 from specrun.runtime.round import Drafter, NoDrafter, close_all
 from specrun.runtime.round.drafter import DrafterWeights, make_all
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
@@ -178,8 +178,10 @@ def in_turn(rounds: Sequence[Iterator[Event]]) -> list[list[Event]]:
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_conversations_draft_as_each_does_alone(
-    drafter: str, files: dict[str, Path], model: Model
+    drafter: str, files: dict[str, Path], model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Draft models cost about as much as so small a target: `auto` would draft nothing.
+    monkeypatch.setattr(account, "START", 100.0)
     wanted = [alone(weights_of(drafter, files, model), model, talk) for talk in TALKS]
     assert drafter == "none" or sum(len(event[0]) for events in wanted for event in events) > 20
     with closing(weights_of(drafter, files, model)) as weights:

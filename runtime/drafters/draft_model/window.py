@@ -248,13 +248,14 @@ class PartialState(DraftModelState):
         n_cached = min(n_cached, sink)
         self.rewind(n_cached)
         kept.move(len(whole))
-        head = [*whole[n_cached:sink], *(whole[place] for place in kept.between)]
+        end = min(kept.first, len(whole) - 1)  # the last token's row is needed in any case
+        head = [*whole[n_cached : min(sink, end)], *(whole[place] for place in kept.between)]
         n_batch = self.context.n_batch
         self._changing = True
         for begin in range(0, len(head), n_batch):
             piece = self.all_known(head[begin : begin + n_batch])
             self.batch.fill_chain([*piece], n_cached + begin, (self.main,), 1)
             self.context.decode(self.batch)
-        self.cached.extend(whole[n_cached : kept.first])
+        self.cached.extend(whole[n_cached:end])
         self._changing = False
-        return whole[kept.first :]
+        return whole[end:]

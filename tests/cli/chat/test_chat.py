@@ -69,9 +69,9 @@ def test_the_banner_names_models_and_settings(talk: Talk) -> None:
 def test_the_demo_says_that_it_is_tiny(
     run: Run, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrun.runtime.engine.runtime.demo_target", lambda: models.target)
+    monkeypatch.setattr("specrun.runtime.engine.opening.demo_target", lambda: models.target)
     monkeypatch.setattr(
-        "specrun.runtime.engine.runtime.demo_drafters", lambda: {"draft": models.plain}
+        "specrun.runtime.engine.opening.demo_drafters", lambda: {"draft": models.plain}
     )
     monkeypatch.setattr("specrun.cli.options.opening.demo_target", lambda: models.target)
     monkeypatch.setattr(
@@ -264,7 +264,7 @@ def test_a_file_that_is_no_conversation_changes_nothing(talk: Talk, tmp_path: Pa
                 "messages": [{"role": "user", "content": 1}, {"role": "assistant", "content": "x"}],
             }
         ),
-        json.dumps({**values, "sampling": {"temperature": -1}}),
+        json.dumps({**values, "sampling": {"temperature": "x"}}),
         json.dumps({**values, "sampling": {"seed": "x"}}),
         json.dumps({**values, "system": 3}),
         json.dumps({**values, "max_tokens": -4}),
