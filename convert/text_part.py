@@ -23,7 +23,7 @@ _TEXT = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-# A wrapper's config leaves out what transformers would fill in.
+# Fields that a wrapper's config leaves out, as transformers fills them in.
 _LLAMA: dict[str, Any] = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 _LLAMA |= {"rms_norm_eps": 1e-6, "vocab_size": 32000}
 _FILLED_IN: Mapping[str, tuple[str, Mapping[str, Any]]] = {
