@@ -12,9 +12,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.closing import PROMPT, ClosedAt
+from support.closing import END, PROMPT
 from support.tiny_models import F32
 
+from specrun.bindings.contexts.batch import Batch
+from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime import ClosedError, Runtime, SamplingParams
@@ -80,18 +82,32 @@ def test_model_and_context_may_be_closed_while_other_threads_use_them(
     assert set(said) == {"ClosedError, ClosedError, ClosedError"}
 
 
-def closed_in_the_midst(runtime: Runtime) -> None:
-    with ClosedAt(runtime, 2500):
-        runtime.generate(PROMPT, SamplingParams(temperature=0.0), max_tokens=12)
+def closed_in_the_midst(runtime: Runtime, patch: pytest.MonkeyPatch) -> None:
+    """Close the runtime before its third evaluation, in the same step of the answer.
+
+    A count of lines would not do: how many rounds an answer takes depends on the clock.
+    """
+    decode, calls = Context.decode, 0
+
+    def close_first(context: Context, batch: Batch) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            runtime.close()
+        return decode(context, batch)
+
+    patch.setattr(Context, "decode", close_first)
+    params = SamplingParams(temperature=0.0, logit_bias=END)
+    runtime.generate(PROMPT, params, max_tokens=60)
 
 
 def test_a_pool_is_saved_when_the_step_under_way_has_ended(
-    files: dict[str, Path], tmp_path: Path
+    files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = tmp_path / "a.pool"
     runtime = Runtime(files["shallow"], f"lookahead(pool={pool})", **F32)
     with pytest.raises(ClosedError, match="while an answer"):
-        closed_in_the_midst(runtime)
+        closed_in_the_midst(runtime, monkeypatch)
     with Model(files["shallow"], vocab_only=True) as model:
         assert len(load_pool(pool, model.vocabulary)) > 0
     runtime.close()
@@ -106,7 +122,7 @@ def test_what_cannot_be_closed_then_is_raised_by_the_step(
     runtime = Runtime(files["shallow"], f"lookahead(pool={tmp_path / 'a.pool'})", **F32)
     monkeypatch.setattr(NgramStore, "close", refuse)
     with pytest.raises(OptionError, match="the disk is gone") as caught:
-        closed_in_the_midst(runtime)
+        closed_in_the_midst(runtime, monkeypatch)
     assert isinstance(caught.value.__context__, ClosedError)
     with pytest.raises(ClosedError):
         _ = runtime.model.handle
