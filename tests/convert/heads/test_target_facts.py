@@ -66,7 +66,7 @@ def test_a_folder_says_what_its_file_says(
         part = one.read().reshape(-1)[37:99]
         np.testing.assert_allclose(other.raw(37, 62), part, rtol=1e-3, atol=1e-6)
     (folder / "model.safetensors").unlink()
-    with pytest.raises(FileMissingError, match="model.safetensors"):
+    with pytest.raises(FileMissingError, match=r"model\.safetensors"):
         from_folder.load_matrices()
     assert compared(from_folder) == compared(from_file)
     assert entries(from_folder.load_tokenizer()) == entries(from_file.load_tokenizer())
