@@ -50,7 +50,7 @@ from specrun.convert.gguf import (
     safe_file_name,
     write_gguf,
 )
-from specrun.convert.heads import dflash, eagle, eagle3, hydra, lookahead, medusa
+from specrun.convert.heads import dflash, eagle, eagle3, hydra, lookahead, medusa, mtp
 from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.heads.target_facts import TargetFacts, target_facts
 from specrun.convert.names import nearest
@@ -68,8 +68,6 @@ HEAD_KINDS: tuple[HeadKind, ...] = (
     *(medusa.KIND, hydra.KIND, dflash.KIND, eagle3.KIND, eagle.KIND),
 )
 """All kinds of heads that can be converted."""
-
-_MTP = ("mtp.", "model.mtp.", "mtp_layers.")  # names of MTP blocks begin so
 
 _WEIGHTS = tuple(name for kind in HEAD_KINDS for name in kind.weights)
 
@@ -97,12 +95,9 @@ def _open_head(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
 def kind_of(checkpoint: Checkpoint) -> HeadKind:
     """Return the kind of an opened head; raises UnsupportedModelError for an unknown one."""
     found = _by_files_or_config(checkpoint.folder) or _by_tensors(checkpoint)
+    if found is None and mtp.has_blocks(checkpoint.tensors):
+        found = mtp.KIND
     if found is None:
-        if any(name.startswith(_MTP) for name in checkpoint.tensors):
-            raise checkpoint.unsupported(
-                "holds MTP blocks, which are not converted here: llama.cpp's "
-                "convert_hf_to_gguf.py --mtp makes the file that mtp(FILE) drafts with"
-            )
         known = ", ".join(kind.name for kind in HEAD_KINDS)
         first = ", ".join(list(checkpoint.tensors)[:3])
         raise checkpoint.unsupported(f"is no head of a known layout ({known}): it has {first}, ...")
@@ -130,7 +125,7 @@ def _by_files_or_config(folder: Path) -> HeadKind | None:
 
 def _by_tensors(checkpoint: Checkpoint) -> HeadKind | None:
     names = checkpoint.tensors.keys()
-    return next((kind for kind in HEAD_KINDS if kind.in_tensors(names)), None)
+    return next((kind for kind in (*HEAD_KINDS, mtp.KIND) if kind.in_tensors(names)), None)
 
 
 # == Conversion: planned, checked, written =========================================================
@@ -176,7 +171,7 @@ def plan_head(
     facts.describe(metadata)
     return ConversionPlan(
         checkpoint=checkpoint,
-        architecture=chosen.name,
+        architecture=head.architecture or chosen.name,
         metadata=metadata,
         tensors=tensors,
         vocab_size=head.vocab_size,
