@@ -74,9 +74,10 @@ _WEIGHTS = tuple(name for kind in HEAD_KINDS for name in kind.weights)
 
 def _known_kind(name: str) -> HeadKind:
     """Return the kind of that name; raises OptionError for another."""
-    found = next((kind for kind in HEAD_KINDS if kind.name == name), None)
+    kinds = (*HEAD_KINDS, mtp.KIND)
+    found = next((kind for kind in kinds if kind.name == name), None)
     if found is None:
-        known = [kind.name for kind in HEAD_KINDS]
+        known = [kind.name for kind in kinds]
         raise OptionError(f"kind is {name!r}: use one of {', '.join(known)}{nearest(name, known)}")
     return found
 

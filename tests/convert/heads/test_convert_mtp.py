@@ -22,7 +22,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.gguf import read_header
-from specrun.convert import convert_head, plan_head, target_facts
+from specrun.convert import convert_head, plan_head, plan_set, target_facts
 from specrun.convert.heads.head_conversion import detect_kind
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.language import quoted
@@ -217,5 +217,7 @@ def test_targets_without_such_blocks(
         plan_head(folder, target=target_facts(tiny_model))
     # A target whose file was made without its blocks, as many are.
     bare = write_tiny_qwen35(tmp_path / "bare.gguf", blocks=0)
-    convert_head(folder, tmp_path / "a.gguf", target=bare, outtype="f32")
-    assert drafted(bare, f"mtp({quoted(str(tmp_path / 'a.gguf'))}, n=2)")[1] > 0
+    reports, made = plan_set(bare, [folder], tmp_path / "set").convert()
+    assert [report.architecture for report in reports] == ["qwen35"]
+    assert made.drafter == f"mtp({quoted(str(reports[0].output))})"
+    assert drafted(bare, made.drafter)[1] > 0
