@@ -178,12 +178,7 @@ class Eagle3Recipe(ChainRecipe):
 
     def taps(self, shape: ModelShape) -> tuple[int, ...]:
         """Return the three layers, checked against the target."""
-        chosen = self.layers or shape.default_taps()
-        for layer in chosen:
-            if not 0 <= layer < shape.n_layers:
-                there = f"the target has layers 0 to {shape.n_layers - 1}"
-                raise OptionError(f"layer {layer} is to be read, and {there}")
-        return chosen
+        return shape.checked_taps(self.layers or shape.default_taps())
 
     def going_on(self, head: EarlierHead) -> Eagle3Recipe:
         """Return the recipe with the layers and as many draft tokens as the head's, all compared.
