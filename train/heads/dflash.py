@@ -482,7 +482,7 @@ class DFlashLearner(HeadLearner):
             value, plain = checkpoint(loss, rows, use_reentrant=False)
         else:
             value, plain = loss(rows)
-        yield LossPart("slots", value, float(plain))
+        yield LossPart("slots", value, float(plain.detach()))
 
     def _drawn(self, learnt: Tensor, noise: torch.Generator) -> Blocks:
         """Return blocks behind anchors drawn with `noise`, a share of those possible in a text."""

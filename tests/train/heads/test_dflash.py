@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from support.tiny_models import F32
 
 from specrun.bindings.contexts import ContextOptions
-from specrun.bindings.errors import OptionError
 from specrun.bindings.models import Model
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime.drafters.dflash.drafter import BlockDrafter
 from specrun.runtime.drafters.dflash.source import BlockState
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, corpus_of
 from specrun.train.data.tokens import TokenSequence
-from specrun.train.heads import DFlashRecipe, HeadRun
-from specrun.train.heads.dflash import Blocks, DFlashLearner, rarest_token
+from specrun.train.heads import DFlashRecipe
+from specrun.train.heads.dflash import Blocks, DFlashLearner
 from specrun.train.heads.run import HeadFiles
-from specrun.train.target.hf_model import TargetMatrices, load_hf_model
-from specrun.train.target.shape import ModelShape, target_shape
+from specrun.train.target.hf_model import load_hf_model
+from specrun.train.target.shape import target_shape
 from specrun.train.target.states import Features
 from specrun.train.trainer.model_folder import write_json, write_weights
 
@@ -123,6 +120,8 @@ def test_rows_of_the_file_are_those_of_the_training(taught, tmp_path: Path, name
                 assert np.abs(whole[0][drafted] - wanted).max() < 1e-4
             if recipe.confidence:
                 with torch.no_grad():
-                    sure = learner.head.confidences(found[text, number, :1], batch.ids[text, anchor][None])
+                    sure = learner.head.confidences(
+                        found[text, number, :1], batch.ids[text, anchor][None]
+                    )
                 assert rows.confidences is not None
                 assert rows.confidences[0] == pytest.approx(float(sure.sigmoid()), abs=1e-4)
