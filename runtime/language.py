@@ -341,9 +341,6 @@ class Method:
     llama_cpp_head: bool = False
     """Whether that architecture is llama.cpp's own, which then loads and quantizes it itself."""
 
-    trained_here: bool = True
-    """Whether its heads are trained here; others are converted from published checkpoints."""
-
     spec_types: tuple[str, ...] = ()
     """Its names as a --spec-type: llama.cpp's if llama.cpp has the method, and ours."""
 
@@ -444,7 +441,6 @@ METHODS: Mapping[str, Method] = {
             file=DraftFile("the GGUF file of a block drafter", "dflash(FILE.gguf)"),
             head="dflash",
             llama_cpp_head=True,
-            trained_here=False,
             spec_types=("draft-dflash", "draft-dspark"),
         ),
         Method(
