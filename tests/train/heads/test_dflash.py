@@ -124,4 +124,4 @@ def test_rows_of_the_file_are_those_of_the_training(taught, tmp_path: Path, name
                         found[text, number, :1], batch.ids[text, anchor][None]
                     )
                 assert rows.confidences is not None
-                assert rows.confidences[0] == pytest.approx(float(sure.sigmoid()), abs=1e-4)
+                assert rows.confidences.chances[0] == pytest.approx(float(sure.sigmoid()), abs=1e-4)
