@@ -61,6 +61,8 @@ def quoted(text: str) -> str:
 
 def parse_expression(text: str) -> Expression:
     """Return the parsed expression; raises `OptionError` that shows the place of an error."""
+    if not isinstance(text, str):
+        raise OptionError(f"an expression is a text, such as 'prompt-lookup', not {text!r}")
     parser = _Parser(text)
     expression = parser.expression(0)
     parser.expect_end()
@@ -339,9 +341,6 @@ class Method:
     llama_cpp_head: bool = False
     """Whether that architecture is llama.cpp's own, which then loads and quantizes it itself."""
 
-    trained_here: bool = True
-    """Whether its heads are trained here; others are converted from published checkpoints."""
-
     spec_types: tuple[str, ...] = ()
     """Its names as a --spec-type: llama.cpp's if llama.cpp has the method, and ours."""
 
@@ -442,7 +441,6 @@ METHODS: Mapping[str, Method] = {
             file=DraftFile("the GGUF file of a block drafter", "dflash(FILE.gguf)"),
             head="dflash",
             llama_cpp_head=True,
-            trained_here=False,
             spec_types=("draft-dflash", "draft-dspark"),
         ),
         Method(

@@ -51,6 +51,10 @@ class BlockRows(ABC):
         `points`: children are chosen, so that only the likeliest tokens of a row count.
         """
 
+    def goes_on(self, slot: int, token: int) -> bool:
+        """Return whether a slot's rows are known after this token, as those of any draft are."""
+        return True
+
 
 class MarginalRows(BlockRows):
     """DFlash's rows: a slot's own, after any token."""
@@ -151,6 +155,10 @@ class LatticeRows(BlockRows):
         ids = np.ascontiguousarray(np.broadcast_to(named[order], scores.shape))
         whole = _ScatteredRows(ids, scores, self._vocab_size)
         return NodeRows(whole, highest=HighestLogits(ids, scores))
+
+    def goes_on(self, slot: int, token: int) -> bool:
+        """Return whether the token is a candidate of the slot before."""
+        return slot == 0 or token in self._candidates[slot - 1]
 
 
 class _ScatteredRows(Sequence[Logits]):

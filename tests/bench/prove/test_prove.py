@@ -105,7 +105,7 @@ def test_a_cascade_that_verifies_nothing_keeps_its_own_text_after_faults(
 
 
 def test_a_recurrent_target_is_not_given_trees(tmp_path: Path) -> None:
-    with Runtime(write_tiny_mamba(tmp_path / "mamba.gguf"), **F32) as runtime:
+    with Runtime(write_tiny_mamba(tmp_path / "mamba.gguf"), "none", **F32) as runtime:
         proof = prove(runtime, ProofOptions(SECONDS))
     found = statuses(proof)
     assert proof.passed, proof
