@@ -307,13 +307,13 @@ class EngineCore(ABC):
         if len(self._sessions) > 1:
             problem = f"a session file holds one conversation, and there are {len(self._sessions)}"
             raise OptionError(f"{problem} slots: give slots=1")
-        return self._first
+        return self.session
 
     # -- its state ---------------------------------------------------------------------------------
 
     def statistics(self) -> EngineStatistics:
         """Return the present state; numbers may be of neighbouring moments."""
-        schedule, alone = self._schedule, self._first.conversation
+        schedule, alone = self._schedule, self.session.conversation
         shared = schedule.shared
         return EngineStatistics(
             slots=len(self._sessions),
@@ -344,7 +344,8 @@ class EngineCore(ABC):
     # -- open models and drafters ------------------------------------------------------------------
 
     @property
-    def _first(self) -> Session:
+    def session(self) -> Session:
+        """The first slot, a runtime's only one; raises `ClosedError` after `close()`."""
         self._require_open()
         return self._sessions[0]
 
@@ -356,7 +357,7 @@ class EngineCore(ABC):
     @property
     def vocabulary(self) -> Vocabulary:
         """The target's vocabulary."""
-        return self._first.vocabulary
+        return self.session.vocabulary
 
     @property
     def n_ctx(self) -> int:
@@ -364,7 +365,7 @@ class EngineCore(ABC):
 
         llama.cpp rounds it up to a multiple of 256.
         """
-        return self._first.target.context.n_ctx
+        return self.session.target.context.n_ctx
 
     @property
     def memory_line(self) -> str:

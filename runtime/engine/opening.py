@@ -24,7 +24,7 @@ from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.mtp import reads_own_blocks
 from specrun.runtime.drafters.retrieval import with_reference
-from specrun.runtime.engine.choices import Choices
+from specrun.runtime.engine.choices import Choices, DrafterMaker
 from specrun.runtime.engine.keywords import RuntimeKeywords
 from specrun.runtime.engine.session import Session
 from specrun.runtime.engine.slots import EvaluationCost, SharedEvaluation, SlotClock
@@ -76,9 +76,9 @@ class RuntimeOptions(LoadOptions):
     its acceptance may fall. `learn` True keeps rejected drafts in a buffer (`Runtime.rejections`),
     "keep" in the user's state folder, a path in that file; only a
     `specrun.train.online.online_drafter.OnlineDrafter` learns from them. A request may choose
-    "none", the drafter or one of the drafters `others`, in full or by the name of its method if
-    only one has it, and another acceptance rule: any exact one if `accept` is exact, any that is
-    not if one of those is among `rules`.
+    "none", the drafter or one of the drafters `others` (expressions, or makers of drafters of one's
+    own), in full or by the name of its method if only one has it, and another acceptance rule: any
+    exact one if `accept` is exact, any that is not if one of those is among `rules`.
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=4096))
@@ -92,7 +92,7 @@ class RuntimeOptions(LoadOptions):
     backend_sampling: BackendSampling = "off"
     lora: Sequence[str] = ()
     learn: LearnFrom = False
-    others: Sequence[str] = ()
+    others: Sequence[str | DrafterMaker] = ()
     rules: Sequence[str] = ()
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeVar
 
 from specrun.runtime.engine.answer import Request
 from specrun.runtime.engine.core import EngineCore
-from specrun.runtime.engine.session import Session
 from specrun.runtime.engine.streams import GenerationStream
 from specrun.runtime.round.drafter import Drafter
 
@@ -57,11 +56,6 @@ class Runtime(EngineCore):
         return self._schedule.stream(request)
 
     # -- the session -------------------------------------------------------------------------------
-
-    @property
-    def session(self) -> Session:
-        """The only slot; raises `ClosedError` after `close()`."""
-        return self._first
 
     def require_idle(self) -> None:
         """Raise `BusyError` while an answer is being streamed."""
