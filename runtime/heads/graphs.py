@@ -199,8 +199,9 @@ class KeyValueCache:
         self.n_cells = -(-n_cells // _STEP) * _STEP
         self.spare = self.n_cells
         shape = ("F32", (sizes.kv_size, self.n_cells + 1))
-        names = [f"{part}{layer}" for layer in range(n_layers) for part in ("keys", "values")]
-        self._tensors = TensorStore(device, dict.fromkeys(names, shape))
+        parts = ("keys", "values")
+        self._names = [f"{part}{layer}" for layer in range(n_layers) for part in parts]
+        self._tensors = TensorStore(device, dict.fromkeys(self._names, shape))
         # What `length` returned last, and the most cells that would have been too few for it.
         self._length = 0, -1
 
@@ -265,6 +266,12 @@ class KeyValueCache:
         by_cell = builder.contiguous(builder.permute(values, 1, 2, 0, 3))
         mixed = builder.permute(builder.mul_mat(by_cell, weights), 0, 2, 1, 3)
         return builder.reshape(builder.contiguous(mixed), sizes.size, n)
+
+    def drop(self, n: int) -> None:
+        """Forget the first n cells; those behind move to their places."""
+        for name in self._names:
+            rows = self._tensors.read(name, np.float32)
+            self._tensors.write(name, rows[n * self.sizes.kv_size :])
 
     def close(self) -> None:
         """Free the cells."""

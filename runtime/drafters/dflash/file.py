@@ -46,9 +46,8 @@ class Blocks:
     """What a drafter's blocks are, by its file `title`.
 
     They predict `n_slots` tokens at most, and have `first` tokens more. They are made of inputs of
-    the target's layers `taps`, in the drafter's own order, no more than `window` tokens back (0:
-    all). `few_tokens`: rows name a few tokens alone. `multiplied` of the `n_params` parameters are
-    multiplied for each token.
+    the target's layers `taps`, in the drafter's own order. `few_tokens`: rows name a few tokens
+    alone. `multiplied` of the `n_params` parameters are multiplied for each token.
     """
 
     title: str
@@ -57,7 +56,6 @@ class Blocks:
     taps: tuple[int, ...]
     n_params: int
     multiplied: float
-    window: int = 0
     few_tokens: bool = False
 
 

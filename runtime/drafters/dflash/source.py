@@ -22,7 +22,7 @@ from specrun.runtime.drafters.dflash.rows import BlockRows
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.source import Asked, NodeRows
-from specrun.runtime.drafters.states_source import Cells, StatesSource
+from specrun.runtime.drafters.states_source import Cells, StatesSource, seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.heads import FloatRows, TextRows
 from specrun.runtime.language import Expression, options_of
@@ -72,8 +72,14 @@ class SlotState(TextRows[Any]):
 class BlockState(SlotState):
     """The positions of a text are rows of the target's features, put into the drafter's cells."""
 
-    def __init__(self, cells: BlockCells) -> None:
-        super().__init__(cells.put, cells.n_cells, ahead=0, chunk=FEATURES_AT_ONCE)
+    def __init__(self, cells: BlockCells, window: int = 0) -> None:
+        super().__init__(
+            *(cells.put, cells.n_cells),
+            ahead=0,
+            chunk=FEATURES_AT_ONCE,
+            window=window,
+            drop=cells.drop,
+        )
         self.cells = self._cells = cells
 
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
@@ -99,7 +105,6 @@ class BlockSource(StatesSource[SlotState]):
     ) -> None:
         cells = state.cells
         super().__init__(state, cells, blocks.n_params, blocks.multiplied)
-        self._window = blocks.window
         self._taps, self.layer_inputs = blocks.taps, tuple(sorted(set(blocks.taps)))
         self._most_slots = self._n_slots = cells.n_slots
         self._keeps_leaf, self._chooses = keeps_rows, chooses
@@ -181,15 +186,6 @@ class BlockSource(StatesSource[SlotState]):
             found = self._after(0, [self._last])
         return found
 
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Take the prompt's features, as far back as the drafter sees."""
-        unseen = len(self._prompt) - 1 - self._window - start if self._window else 0
-        if unseen <= 0:
-            super().learn_prompt(start, rows, count)
-        elif unseen < count:
-            states = self.read_states(rows, range(unseen, count))
-            self.state.learn(start + unseen, states, self._prompt)
-
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
         return np.stack(
@@ -222,15 +218,17 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     Without a size a round verifies what pays of the block; of a target that cannot branch, a chain.
     """
     path = model_file_of(expression, env)
-    threads = env.context.n_threads
+    threads, seen = env.context.n_threads, seen_window(options_of(expression), env.n_ctx)
     layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
     drafter = BlockDrafter(
         path, env.target, n_gpu_layers=layers, use_mmap=env.use_mmap, n_threads=threads
     )
-    context = dataclasses.replace(env.context, n_ctx=env.n_ctx)
+    windows = seen, drafter.file.window
+    window = min((each for each in windows if 0 < each < env.n_ctx), default=0)
+    context = dataclasses.replace(env.context, n_ctx=window or env.n_ctx)
 
     def start(n_slots: int) -> BlockState:
-        return BlockState(drafter.cells(context, n_slots, env.meeting))
+        return BlockState(drafter.cells(context, n_slots, env.meeting), window)
 
     try:
         drafter.file.check_threshold(options_of(expression).number("p_min", 0.0))

@@ -20,6 +20,7 @@ from specrun.runtime.drafters.dflash.source import SlotState, build_blocks
 from specrun.runtime.drafters.eagle.head import EagleRows, PairCells
 from specrun.runtime.drafters.eagle.versions import Eagle3Head
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.states_source import seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions
 from specrun.runtime.heads import MOST_CHAIN_ROWS, RowPiece
 from specrun.runtime.language import Expression, options_of
@@ -83,8 +84,11 @@ class ParallelCells:
 class ParallelState(SlotState):
     """The pairs of a text; the last of them are evaluated together with those of the mask."""
 
-    def __init__(self, cells: ParallelCells) -> None:
-        super().__init__(cells.put, cells.n_cells, ahead=1)
+    def __init__(self, cells: ParallelCells, window: int = 0) -> None:
+        step = max(1, window // 4)  # as an EAGLE head's
+        drop = cells.pairs.drop
+        rows = cells.put, cells.n_cells
+        super().__init__(*rows, ahead=1, window=window, drop=drop, step=step)
         self.cells = self._cells = cells
 
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
@@ -104,13 +108,14 @@ def build_parallel(
     options = options_of(expression)
     if options.optional("accuracy") is not None:
         raise OptionError(f"{expression}: accuracy= is of heads that draft one token after another")
+    window = seen_window(options, env.n_ctx)
     head, tree = opened(), TreeOptions.of(expression)
     asked = [size for size in (tree.n, tree.depth) if isinstance(size, int)]
     n_slots = max(head.n_drafted, *asked, 1)
 
     def started(slots: int) -> ParallelState:
-        cells = head.cells(env.n_ctx + slots + MOST_CHAIN_ROWS)
-        return ParallelState(ParallelCells(head, cells, slots))
+        cells = head.cells((window or env.n_ctx) + slots + MOST_CHAIN_ROWS)
+        return ParallelState(ParallelCells(head, cells, slots), window)
 
     try:
         sizes = head.n_params, head.depth_params
