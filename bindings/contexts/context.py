@@ -14,7 +14,7 @@ import numpy.typing as npt
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context_options import CACHE_TYPES, FLASH_ATTENTION, ContextOptions
 from specrun.bindings.contexts.input_observer import InputObserver
-from specrun.bindings.contexts.memory import Memory
+from specrun.bindings.contexts.memory import Checkpoints, Memory
 from specrun.bindings.contexts.rows import BackendSamplers, OutputBuffers, Rows, check_layer_inputs
 from specrun.bindings.direct_calls import step_function
 from specrun.bindings.errors import (
@@ -80,8 +80,9 @@ class Context:
             NativeHandle(self._native.llama_get_memory(self._handle), None, self._handle),
             n_sequences=self.options.n_sequences,
             can_branch=self._can_branch,
-            unified=True,
+            unified=not self.options.apart,
             n_rollback=self._n_rollback,
+            checkpoints=self._checkpoints(),
         )
         self.native_seconds = 0.0
         # A device's work is only enqueued by the call that evaluates; processors are done by then.
@@ -121,9 +122,12 @@ class Context:
 
     @property
     def _n_rollback(self) -> int:
-        # A recurrent state is one sequence's: trees are not for it.
-        can = self.model.can_roll_back and self.options.n_sequences == 1
-        return self.options.n_rollback if can else 0
+        return self.options.n_rollback if self.model.can_roll_back else 0
+
+    def _checkpoints(self) -> Checkpoints | None:
+        """Return the room for checkpoints of recurrent states, if there is any."""
+        budget = self.options.checkpoint_memory
+        return None if self._can_branch or not budget else Checkpoints(self._handle, budget)
 
     def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
         """Return the parameters for llama.cpp."""
@@ -149,7 +153,7 @@ class Context:
         params.offload_kqv = options.offload_kv
         options.rope.apply(params)
         # Sequences share prefixes: a tree is many sequences over one prefix.
-        params.kv_unified = True
+        params.kv_unified = not options.apart
         # A rolling window of keys and values could not be rolled back after a rejection.
         params.swa_full = True
         params.no_perf = True
@@ -254,7 +258,7 @@ class Context:
             samplers.before_evaluation(handle, batch)
         buffers.n_candidates = samplers.in_force
         if memory.n_rollback:
-            memory.note_evaluation(1)  # until it succeeds there is nothing to take back
+            memory.note_evaluation({})  # until it succeeds there is nothing to take back
         started = perf_counter()
         code = native.llama_decode(handle, struct)
         if self.waits_for_device:  # the time belongs to the evaluation all the same
@@ -268,7 +272,7 @@ class Context:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
         if memory.n_rollback:
-            memory.note_evaluation(batch.n_tokens)
+            memory.note_evaluation(batch.tokens_by_sequence())
         n_states = batch.n_outputs if self._evaluates_nextn else batch.n_tokens
         # With hidden states llama.cpp gives a row for every token, whatever the flags are.
         return Rows(buffers, batch, n_states, every_token=self._has_hidden_states)
