@@ -325,7 +325,7 @@ def place_sequence(
         raise SpecrunError(f"the cache of sequence {sequence} cannot be placed: {reason}")
 
 
-# == Checkpoints: copies of recurrent states ========================================================
+# == Checkpoints: copies of recurrent states =======================================================
 
 
 class Checkpoints:

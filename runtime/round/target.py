@@ -240,7 +240,7 @@ class TargetModel:
         """Drop everything of the text after its first `length` tokens.
 
         Also drops what an interrupted round left in the cache. A memory that cannot drop a part
-        returns to an earlier state (`Memory.return_to`): `text.n_cached` is then less than `length`.
+        returns to an earlier state (`Memory.return_to`), and `text.n_cached` is less than `length`.
         """
         memory, was_cached = self.context.memory, text.n_cached
         # A failed evaluation clears a memory that cannot drop a part: what it holds is the truth.
@@ -255,7 +255,7 @@ class TargetModel:
             text.n_cached = memory.return_to(kept, self._first_id)
 
     def returns_to(self, text: CachedText, length: int) -> int:
-        """Return how many of the first `length` tokens of a text would stay cached if it was cut."""
+        """Return how many tokens of a text would stay cached if it was cut at `length`."""
         length = min(length, text.n_cached)
         if self._can_branch:
             return length

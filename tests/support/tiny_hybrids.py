@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+
 from support.tiny_nextn import Tensors, _metadata, _write, write_tiny_qwen35
 
 WIDTH, FFN, LAYERS, VOCAB = 64, 48, 4, 320
