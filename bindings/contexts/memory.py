@@ -343,8 +343,8 @@ class Checkpoints:
 
     @property
     def n_bytes(self) -> int:
-        """The bytes that they take."""
-        return sum(len(data) for data in self._kept.values())
+        """The bytes that they take; sequences may share one."""
+        return sum({id(data): len(data) for data in self._kept.values()}.values())
 
     def lengths(self, sequence: int = 0) -> list[int]:
         """Return after how many tokens of a sequence there are checkpoints, in ascending order."""
@@ -374,6 +374,11 @@ class Checkpoints:
             return False
         self._kept[sequence, n_tokens] = data
         return True
+
+    def share(self, source: int, target: int) -> None:
+        """Let a sequence that was copied from another have its checkpoints, too."""
+        for length in self.lengths(source):
+            self._kept[target, length] = self._kept[source, length]
 
     def forget(self, sequence: int, length: int) -> None:
         """Drop those of a sequence, or of all, that saw more than `length` tokens."""

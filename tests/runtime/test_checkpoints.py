@@ -101,7 +101,7 @@ def target(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[T
 
 
 def departures(target: TargetModel, seed: int = 0) -> list[float]:
-    """The largest differences from fresh logits, in random rounds of texts that are cut at random."""
+    """The largest differences from fresh logits, in random rounds of texts cut at random."""
     random_ = random.Random(seed)
     text, found = CachedText(), []
     for _ in range(12):
