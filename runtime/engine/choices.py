@@ -255,16 +255,16 @@ class Choices:
         largest = max(drafters, key=lambda each: each.max_leaves)
         sizes = LargestDrafts.of(drafters)
         own = target_context_options(self.environment.context, sizes)
-        # Prompts are read one at a time: rows of hidden states for these are needed once.
-        options = slot_options(own, slots, can_branch=model.can_branch)
-        n_outputs = (sizes.max_nodes + 1) * slots
-        if options.n_sequences > MOST_SEQUENCES:
+        most = (MOST_SEQUENCES - 1) // own.n_sequences
+        if slots > most:
             has = f"{largest.name} drafts trees of up to {own.n_sequences} paths"
-            most = (MOST_SEQUENCES - 1) // own.n_sequences
             problem = f"{has}, and llama.cpp has {MOST_SEQUENCES} sequences"
             raise OptionError(
                 f"{problem}: take at most {most} slots, not {slots}, or smaller trees"
             )
+        options = slot_options(own, slots, can_branch=model.can_branch)
+        # Prompts are read one at a time: rows of hidden states for these are needed once.
+        n_outputs = (sizes.max_nodes + 1) * slots
         if n_outputs > own.n_batch:
             problem = f"{slots} slots evaluate up to {n_outputs} tokens at once, a batch has"
             raise OptionError(f"{problem} {own.n_batch}: raise n_batch, or take fewer slots")
