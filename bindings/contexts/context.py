@@ -74,7 +74,7 @@ class Context:
         # Whether its threads are at work is noted once, with the first evaluation.
         self._has_threads_to_note = any(count(self._handle) > 1 for count in threads)
         self.n_batch = int(self._native.llama_n_batch(self._handle))
-        self.n_outputs = max(self.options.n_outputs, self.options.n_sequences)
+        self.n_outputs = self._n_outputs
         self.memory = Memory(
             self._native,
             NativeHandle(self._native.llama_get_memory(self._handle), None, self._handle),
@@ -83,6 +83,7 @@ class Context:
             unified=not self.options.apart,
             n_rollback=self._n_rollback,
             checkpoints=self._checkpoints(),
+            spare=self.options.n_sequences if self._has_spare else None,
         )
         self.native_seconds = 0.0
         # A device's work is only enqueued by the call that evaluates; processors are done by then.
@@ -124,6 +125,19 @@ class Context:
     def _n_rollback(self) -> int:
         return self.options.n_rollback if self.model.can_roll_back else 0
 
+    @property
+    def _has_spare(self) -> bool:
+        """Whether a sequence more holds an earlier state of the only one (`Memory.hold`)."""
+        options, can_drop = self.options, self._can_branch or self.model.can_roll_back
+        return bool(options.n_rollback) and options.n_sequences == 1 and not can_drop
+
+    @property
+    def _n_outputs(self) -> int:
+        """The most rows; after a return to a held state accepted tokens are evaluated again."""
+        again = self.options.n_rollback if self._has_spare else 0
+        # llama.cpp reserves a first output row for every sequence, whatever the parameters are.
+        return max(self.options.n_outputs + again, self.options.n_sequences + self._has_spare)
+
     def _checkpoints(self) -> Checkpoints | None:
         """Return the room for checkpoints of recurrent states, if there is any."""
         budget = self.options.checkpoint_memory
@@ -137,9 +151,8 @@ class Context:
         params.n_ctx = options.n_ctx or options.size_for(self.model)
         params.n_batch = options.n_batch
         params.n_ubatch = min(options.n_ubatch, options.n_batch)
-        params.n_seq_max = options.n_sequences
-        # llama.cpp reserves a first output row for every sequence, whatever the parameters are.
-        params.n_outputs_max = max(options.n_outputs, options.n_sequences)
+        params.n_seq_max = options.n_sequences + self._has_spare
+        params.n_outputs_max = self._n_outputs
         # Samplers (`cut_rows`) are to take all of them, though every node is sequence 0's.
         params.n_outputs_max_per_seq = params.n_outputs_max
         params.n_threads = threads

@@ -43,7 +43,8 @@ class Memory:
     """Truncate, branch, keep and clear cached positions; owned by its `Context`.
 
     A recurrent state cannot drop positions but for a few of the last evaluation (`n_rollback`).
-    `checkpoints` are earlier states of its sequences, to which `return_to` goes back.
+    `checkpoints` are earlier states of its sequences, to which `return_to` goes back. `spare` is a
+    sequence that holds one earlier state of sequence 0 (`hold`, `return_to_held`), None without.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Memory:
         unified: bool,
         n_rollback: int = 0,
         checkpoints: Checkpoints | None = None,
+        spare: int | None = None,
     ) -> None:
         self._native = native
         # A round makes dozens of these two calls: looking them up in the module would show.
@@ -72,6 +74,7 @@ class Memory:
         # How many tokens the recurrent state of each sequence can take back now.
         self._may_take_back: Mapping[int, int] = {}
         self.checkpoints = checkpoints
+        self.spare = spare
 
     @property
     def _handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
@@ -121,6 +124,8 @@ class Memory:
             return
         if not self._can_branch:
             self._forget_states(sequence, start)
+        if self.spare is not None:  # what it holds would keep cells in use
+            self._remove(self._handle, self.spare, 0, -1)
         if not self._remove(self._open_handle or self._handle, sequence, start, end):
             problem = f"llama.cpp cannot drop positions from {start} on of this memory"
             raise UnsupportedModelError(problem)
@@ -177,6 +182,19 @@ class Memory:
                 return left
         self.truncate(0, -1, sequence)
         return 0
+
+    def hold(self) -> None:
+        """Hold sequence 0 as it is now; what was held before is dropped.
+
+        The next evaluation of the sequence leaves its state and takes another cell.
+        """
+        self._remove(self._handle, self.spare, 0, -1)
+        self._share(self._handle, 0, self.spare, 0, -1)
+
+    def return_to_held(self) -> None:
+        """Let sequence 0 be as it was when it was held last."""
+        self._remove(self._handle, 0, 0, -1)
+        self._share(self._handle, self.spare, 0, 0, -1)
 
     def branch(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share the cached positions start <= p < end of `source`."""

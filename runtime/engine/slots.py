@@ -212,7 +212,7 @@ class SlotTarget(TargetModel):
     @property
     def max_nodes(self) -> int:
         """The most nodes of a tree: the slot's share of the tokens that one evaluation takes."""
-        return (super().max_nodes + 1) // len(self._shared.slots) - 1
+        return max(0, (super().max_nodes + 1) // len(self._shared.slots) - 1)
 
     @property
     def longest_piece(self) -> int:

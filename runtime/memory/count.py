@@ -175,7 +175,7 @@ def parts_of(
     rows = n_texts * (_STATE_ROWS if has_states else _ROWS)
     options = dataclasses.replace(context, n_outputs=rows, hidden_states=has_states)
     n_rollback = 0
-    if shape.architecture in ROLLBACK_ARCHITECTURES:
+    if any(shape.states) and (shape.architecture in ROLLBACK_ARCHITECTURES or n_texts == 1):
         n_rollback = _drafted(parse_expression(drafter), n_kept)
     shared = n_texts > 1 and context.n_ctx > 0
     if any(shape.states):  # each conversation has a sequence of its own

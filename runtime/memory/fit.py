@@ -21,6 +21,7 @@ from specrun.bindings.machine import (
     resolve_placement,
 )
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
+from specrun.bindings.models import ROLLBACK_ARCHITECTURES
 from specrun.runtime.memory.count import (
     HEADS,
     STEP,
@@ -662,14 +663,16 @@ def _require_states(loading: Loading, devices: Sequence[Device]) -> None:
     target = loading.parts[0]
     if not isinstance(target, ModelPart) or not target.n_rollback:
         return
+    if target.model.architecture not in ROLLBACK_ARCHITECTURES:  # it holds one state more
+        return
     drafted, n_texts = target.n_rollback, loading.n_texts
     here = devices if loading.options.context.offload_kv else ()
-    one, free = state_bytes(loading.target), state_room(here)
-    needed = one * n_texts * (1 + drafted)
+    state, free = state_bytes(loading.target), state_room(here)
+    needed = state * n_texts * (1 + drafted)
     if needed <= free:
         return
     whose = f" for each of {n_texts} conversations" if n_texts > 1 else ""
-    most = free // max(1, one)
+    most = free // max(1, state)
     fewer = [
         f"drafts of at most {most // n_texts - 1} tokens (n={most // n_texts - 1})"
         if most // n_texts > 1

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.gguf import read_header
 from specrun.bindings.machine import Device, current_placement, resolve_placement
 from specrun.bindings.models import ROLLBACK_ARCHITECTURES
 from specrun.runtime.memory.count import USUAL_KEPT, state_bytes
@@ -36,12 +35,12 @@ def kept_states(
     longest = best_measured_draft_length(
         _GOOD_ACCEPTANCE, curve.seconds, _LEAST_STEP * curve.seconds(1), MOST_DRAFTED
     )
-    one = n_texts * state_bytes(target)
-    if not one:
+    shape = ModelShape.read(target)
+    if shape.architecture not in ROLLBACK_ARCHITECTURES:  # accepted tokens are evaluated again
         return max(1, longest)
-    weights = sum(tensor.n_bytes for tensor in ModelShape.read(target).tensors)
+    state, weights = n_texts * state_bytes(target), sum(item.n_bytes for item in shape.tensors)
     room = max(0, state_room(devices) - weights) // _SHARE_OF_MEMORY
-    return max(1, min(longest, room // one))
+    return max(1, min(longest, room // state))
 
 
 def kept_states_of(loading: Loading) -> int:
@@ -51,7 +50,7 @@ def kept_states_of(loading: Loading) -> int:
     """
     target, options = loading.target, loading.options
     try:
-        if read_header(target).architecture not in ROLLBACK_ARCHITECTURES:
+        if not any(ModelShape.read(target).states):
             return USUAL_KEPT
         curve = known_curve(target, options.context, layers_of(target, options))
         devices = resolve_placement(current_placement()).offload

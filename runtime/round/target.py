@@ -202,7 +202,9 @@ class TargetModel:
     @property
     def max_nodes(self) -> int:
         """The most tree nodes one evaluation can take beside the root."""
-        return self._most_tokens - 1
+        memory = self.context.memory
+        takes_back = self._can_branch or memory.n_rollback or memory.spare is not None
+        return self._most_tokens - 1 if takes_back else 0
 
     @property
     def _most_tokens(self) -> int:
@@ -313,6 +315,8 @@ class TargetModel:
         That is the last token alone, unless accepted ones before it lay out of place.
         """
         tokens, parents, places = self._in_order(text, tree)
+        if tree.tokens and self.context.memory.spare is not None:
+            self.context.memory.hold()
         rows = self._evaluate_at(text.n_cached, tokens, parents)
         return rows if places is None else PlacedRows(rows, places)
 
@@ -352,7 +356,16 @@ class TargetModel:
         return rows
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep root and `path`, for every sequence: the nodes in place now, others next round."""
+        """Keep root and `path`, for every sequence: the nodes in place now, others next round.
+
+        A state that cannot drop a part of a chain returns to that before the round, and everything
+        that is kept comes next round.
+        """
+        memory = self.context.memory
+        if memory.spare is not None and len(path) < len(tree.tokens):
+            memory.return_to_held()
+            text.tokens.extend(map(tree.tokens.__getitem__, path))
+            return
         arranged = self._arranged(text, tree)
         if arranged is None:
             self._commit_in_place(text, tree, path)
@@ -478,7 +491,7 @@ class TargetModel:
     def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
         """Raise `UnsupportedModelError` unless a recurrent state can take back the whole tree."""
         context = self.context
-        most = context.options.n_rollback if context.model.can_roll_back else 0
+        most = self.max_nodes if context.memory.spare is not None else context.memory.n_rollback
         if layout.n_leaves > 1 or n_nodes > most:
             kind = f"{context.model.architecture} models keep a recurrent state"
             limit = f"this context verifies chains of at most {most} drafts"

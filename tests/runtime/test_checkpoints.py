@@ -93,10 +93,17 @@ def test_the_next_turn_of_a_long_chat_reads_less_than_a_twentieth(files: dict[st
 # -- the state is that of the text -----------------------------------------------------------------
 
 
-@pytest.fixture(params=[*HYBRIDS])
-def target(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[TargetModel]:
+@pytest.fixture(params=[*HYBRIDS, "qwen35, held", "nemotron_h, held"])
+def target(
+    request: pytest.FixtureRequest, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[TargetModel]:
+    """Of hybrids whose states llama.cpp keeps, or, as those of others, holds for a round."""
+    family, _, held = request.param.partition(", ")
+    if held:
+        monkeypatch.setattr("specrun.bindings.models.model.ROLLBACK_ARCHITECTURES", ())
     options = ContextOptions(**F32, n_outputs=5, n_rollback=4)
-    with Model(files[request.param]) as model, Context(model, options) as context:
+    with Model(files[family]) as model, Context(model, options) as context:
+        assert (context.memory.spare is not None) == bool(held)
         yield TargetModel(context)
 
 
@@ -110,11 +117,13 @@ def departures(target: TargetModel, seed: int = 0) -> list[float]:
         target.rewind(text, target.reusable(text, prompt, states=random_.random() < 0.5))
         text.tokens = prompt
         target.prefill(text, len(prompt) - 1)
-        for _ in range(random_.randrange(1, 4)):
+        for _ in range(random_.randrange(1, 6)):
             tree = DraftTree.chain(random_.choices(range(300), k=random_.randrange(5)))
             rows = target.evaluate(text, tree)
-            fresh = fresh_logits(target.context.model, text.tokens)[-1]
-            found.append(float(np.abs(rows.logits(0) - fresh).max()))
+            last = len(text.tokens) - 1
+            fresh = fresh_logits(target.context.model, [*text.tokens, *tree.tokens])[last:]
+            ours = np.stack([rows.logits(row) for row in range(len(fresh))])
+            found.append(float(np.abs(ours - fresh).max()))
             target.commit(text, tree, range(random_.randrange(len(tree.tokens) + 1)))
             text.tokens.append(random_.randrange(300))
         if len(text.tokens) > 180:
@@ -132,6 +141,24 @@ def test_a_checkpoint_of_what_was_cut_is_seen(
     """The control: checkpoints stay though their text was cut."""
     monkeypatch.setattr(Checkpoints, "forget", lambda *_: None)
     assert max(departures(target)) > 1e-2
+
+
+def test_a_round_that_holds_nothing_is_seen(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: rounds return to a state that was held before."""
+    monkeypatch.setattr("specrun.bindings.models.model.ROLLBACK_ARCHITECTURES", ())
+    options = ContextOptions(**F32, n_outputs=5, n_rollback=4)
+    with Model(files["qwen35"]) as model, Context(model, options) as context:
+        hold, held = context.memory.hold, list[int]()
+
+        def once() -> None:
+            held.append(1)
+            if len(held) < 3:
+                hold()
+
+        monkeypatch.setattr(context.memory, "hold", once)
+        assert max(departures(TargetModel(context))) > 1e-2
 
 
 # -- their memory ----------------------------------------------------------------------------------

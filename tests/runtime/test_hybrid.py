@@ -129,13 +129,14 @@ def test_an_abandoned_answer_leaves_it_usable(qwen: Path) -> None:
             assert runtime.generate(PROMPT, GREEDY, max_tokens=20).token_ids == wanted
 
 
-def test_without_a_rollback_nothing_can_draft(qwen: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_rollback_accepted_drafts_are_evaluated_again(
+    qwen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An architecture whose states llama.cpp does not keep."""
     monkeypatch.setattr("specrun.bindings.models.model.ROLLBACK_ARCHITECTURES", ())
-    with pytest.raises(
-        UnsupportedModelError, match=r"hybrid model \(qwen35\).*without a drafter only"
-    ):
-        Runtime(qwen, drafter="mtp", **F32)
-    assert answer(qwen, "none", GREEDY, 5).token_ids
+    drafted = answer(qwen, "mtp(n=4)", GREEDY, 60)
+    assert drafted.token_ids == answer(qwen, "none", GREEDY, 60).token_ids
+    assert 0 < drafted.stats.accepted < drafted.stats.drafted
 
 
 @pytest.mark.parametrize(

@@ -116,16 +116,18 @@ def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(
     assert problems(files, target, drafter, whole=whole_sweep) == []
 
 
-@pytest.mark.parametrize("drafter", ["none", "mtp(n=3)"])
-def test_a_return_to_a_checkpoint_may_be_interrupted(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, drafter: str, whole_sweep: bool
+@pytest.mark.parametrize("held", [False, True])
+def test_a_return_to_an_earlier_state_may_be_interrupted(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, held: bool, whole_sweep: bool
 ) -> None:
-    """Both prompts go on from the state before their second message."""
+    """Both prompts go on from the state before their second message, and rounds from theirs."""
+    if held:
+        monkeypatch.setattr("specrun.bindings.models.model.ROLLBACK_ARCHITECTURES", ())
     message = [*PROMPT[:20], 319]
     monkeypatch.setitem(globals(), "PROMPT", [*message, *PROMPT])
     monkeypatch.setitem(globals(), "OTHER", [*message, *OTHER])
     within = [str(Path(str(each.__file__))) for each in (memory, target)]
-    assert problems(files, "hybrid", drafter, whole=whole_sweep, within=within) == []
+    assert problems(files, "hybrid", "mtp(n=3)", whole=whole_sweep, within=within) == []
 
 
 @pytest.mark.parametrize(
