@@ -164,6 +164,16 @@ def test_texts_are_those_of_each_alone(files: dict[str, Path], family: str, draf
     assert load.texts_per_evaluation > 1.3, "conversations were not evaluated together"
 
 
+def test_why_nothing_is_drafted_is_said(files: dict[str, Path]) -> None:
+    """mamba's states cannot be taken back, and are held in a context of one conversation only."""
+    with Engine(files["mamba"], "jacobi(n=3, always=yes)", slots=2, n_ctx=512) as engine:
+        assert "with 2 conversations nothing is drafted" in engine.remark
+        assert engine.generate([1, 2, 3], GREEDY, max_tokens=8).stats.drafted == 0
+    with Runtime(files["mamba"], "jacobi(n=3, always=yes)", n_ctx=512) as runtime:
+        assert runtime.remark == ""
+        assert runtime.generate([1, 2, 3], GREEDY, max_tokens=8).stats.drafted > 0
+
+
 def test_a_prefix_of_another_conversation_is_not_read_again(files: dict[str, Path]) -> None:
     first = [319, *range(1, 60)]
     branches = [[*first, 319, *range(n, n + 20)] for n in (100, 200)]
