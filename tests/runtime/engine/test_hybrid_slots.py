@@ -152,7 +152,7 @@ def prompts_of(family: str, n: int = 6) -> list[list[int]]:
 def test_texts_are_those_of_each_alone(files: dict[str, Path], family: str, drafter: str) -> None:
     path, prompts = files[family], prompts_of(family)
     with (
-        Runtime(path, **F32) as runtime,
+        Runtime(path, "none", **F32) as runtime,
         Engine(path, drafter, slots=3, **{**F32, "n_ctx": 768}) as engine,
     ):
         for params in (GREEDY, WARM):
@@ -178,8 +178,8 @@ def test_a_prefix_of_another_conversation_is_not_read_again(files: dict[str, Pat
     first = [319, *range(1, 60)]
     branches = [[*first, 319, *range(n, n + 20)] for n in (100, 200)]
     with (
-        Engine(files["qwen35"], slots=2, **{**F32, "n_ctx": 512}) as engine,
-        Runtime(files["qwen35"], **F32) as runtime,
+        Engine(files["qwen35"], "none", slots=2, **{**F32, "n_ctx": 512}) as engine,
+        Runtime(files["qwen35"], "none", **F32) as runtime,
     ):
         wanted = [runtime.generate(each, GREEDY, max_tokens=40).token_ids for each in branches]
         stream = engine.submit(branches[0], GREEDY, max_tokens=40)
@@ -195,7 +195,7 @@ def test_conversations_go_on_after_the_failure_of_another(
 ) -> None:
     """A failed prompt takes all states with it: the others read their texts again."""
     prompts = [*prompts_of("qwen35", 2), [5] * 200]
-    with Engine(files["qwen35"], slots=3, **{**F32, "n_ctx": 768}) as engine:
+    with Engine(files["qwen35"], "none", slots=3, **{**F32, "n_ctx": 768}) as engine:
         wanted = [engine.generate(each, GREEDY, max_tokens=40).token_ids for each in prompts[:2]]
         decode = Context.decode
 

@@ -19,13 +19,14 @@ from specrun.runtime.planning import (
     Profile,
     describe_file,
     describe_settings,
+    drafter_for,
     known_profile_file,
     load_profile,
     profile_file,
     save_profile,
+    workload_of,
 )
-from specrun.runtime.tuning import drafter_for, workload_of
-from specrun.runtime.tuning.default_drafter import ChosenDrafter
+from specrun.runtime.planning.default_drafter import ChosenDrafter
 
 CONTEXT = ContextOptions(n_ctx=256, n_threads=1)
 SETTINGS = describe_settings(LoadOptions(CONTEXT))
