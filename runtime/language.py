@@ -61,6 +61,8 @@ def quoted(text: str) -> str:
 
 def parse_expression(text: str) -> Expression:
     """Return the parsed expression; raises `OptionError` that shows the place of an error."""
+    if not isinstance(text, str):
+        raise OptionError(f"an expression is a text, such as 'prompt-lookup', not {text!r}")
     parser = _Parser(text)
     expression = parser.expression(0)
     parser.expect_end()

@@ -72,7 +72,7 @@ def states_of(path: Path, text: Sequence[int]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def texts(tiny_model: Path) -> list[list[int]]:
-    with Runtime(tiny_model, **F32) as runtime:
+    with Runtime(tiny_model, "none", **F32) as runtime:
         return [
             [*prompt, *runtime.generate(prompt, GREEDY, max_tokens=40).token_ids]
             for prompt in PROMPTS
@@ -266,7 +266,7 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
     embedding = torch.tensor(tensors["token_embd.weight"], dtype=torch.float64)
     head = random_eagle3(embedding.shape[1], len(embedding))
     path = head.write(tmp_path / "eagle3.gguf", tiny_deep_model)
-    with Runtime(tiny_deep_model, **F32) as runtime:
+    with Runtime(tiny_deep_model, "none", **F32) as runtime:
         text = [5, 6, 7, *runtime.generate([5, 6, 7], GREEDY, max_tokens=20).token_ids]
     result = calibrated(tiny_deep_model, path, text)
     options = dataclasses.replace(CONTEXT, n_outputs=64, layer_inputs=tuple(sorted(head.taps)))
