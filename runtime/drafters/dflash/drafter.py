@@ -26,7 +26,13 @@ from specrun.bindings.ggml.tensor import I32
 from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, read_numbers
 from specrun.bindings.models import Model, trusting_files
 from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
-from specrun.runtime.drafters.dflash.file import CONFIDENCE, MARKOV, VOCABULARY_MAP, BlockFile
+from specrun.runtime.drafters.dflash.file import (
+    CONFIDENCE,
+    MARKOV,
+    VOCABULARY_MAP,
+    BlockFile,
+    Blocks,
+)
 from specrun.runtime.drafters.dflash.rows import (
     BlockRows,
     Confidences,
@@ -86,6 +92,13 @@ class BlockDrafter:
         names = {tensor.name for tensor in self.model.header.tensors}
         has_output = not names.isdisjoint(("output.weight", "token_embd.weight"))
         return own + (0 if has_output else self.model.n_embd * self.target.vocabulary.size)
+
+    @property
+    def blocks(self) -> Blocks:
+        """Its blocks, as the source and the builder see them."""
+        file, few = self.file, self.file.generation == "DFlash2"
+        sizes = self.n_params, self.multiplied
+        return Blocks(file.title, file.n_slots, file.first, file.taps, *sizes, few)
 
     def cells(
         self, options: ContextOptions, n_slots: int, meeting: DraftMeeting | None = None

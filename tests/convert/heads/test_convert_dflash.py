@@ -170,15 +170,6 @@ def test_positions_of_a_target_with_sections_turn_by_one(target: Path, tmp_path:
     assert drafts(target, tmp_path / "a.gguf")
 
 
-@pytest.mark.parametrize("name", ["mtp.fc.weight", "mtp_layers.0.input_proj.weight"])
-def test_mtp_blocks_are_refused_by_name(target: Path, tmp_path: Path, name: str) -> None:
-    moved = dict.fromkeys(published_tensors(DFLASH)) | {name: np.ones((4, 4), np.float32)}
-    config = {"architectures": ["MTPDraftModel"], "dflash_config": None}
-    folder = save_published(tmp_path / "drafter", DFLASH, "z-lab", weights=moved, **config)
-    with pytest.raises(UnsupportedModelError, match=r"holds MTP blocks.*--mtp makes the file"):
-        plan_head(folder, target=target)
-
-
 def test_names_may_begin_with_model(target: Path, tmp_path: Path) -> None:
     tensors = published_tensors(OWN)
     moved = dict.fromkeys(tensors) | {f"model.{n}": a for n, a in tensors.items()}
