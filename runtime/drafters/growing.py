@@ -41,13 +41,13 @@ from specrun.runtime.trees.growth import (
     Stop,
     Threshold,
     TreeSampling,
-    ending_at,
     proposal_scheme,
     tree_steps,
 )
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree import ROOT, DraftTree
 
+_NO_ENDS: frozenset[int] = frozenset()
 _MOST_HIGHEST = 128  # logits that a graph ranks for draws: more are looked for in whole rows
 
 
@@ -178,9 +178,8 @@ class GrowingDrafter(Drafter):
         if rows is None:
             return DraftTree()
         scheme = proposal_scheme("argmax" if request.params.is_greedy else self._sampling)
-        if self._is_chain:
-            scheme = ending_at(request.end_tokens, scheme)
-        steps = tree_steps(shape, scheme, request.noise, len(tokens))
+        ends = request.end_tokens if self._is_chain else _NO_ENDS
+        steps = tree_steps(shape, scheme, request.noise, len(tokens), None, ends)
         next(steps)
         try:
             while rows is not None:
@@ -329,8 +328,8 @@ class GrowingDrafter(Drafter):
         stop: Stop | None = fallback or plan
         if self._p_min > 0.0:
             stop = Threshold(self._p_min, stop)
-        scheme = ending_at(request.end_tokens, proposal_scheme(sampling))
-        steps = draft.grown(tree_steps(topology, scheme, request.noise, start, stop))
+        scheme, ends = proposal_scheme(sampling), request.end_tokens
+        steps = draft.grown(tree_steps(topology, scheme, request.noise, start, stop, ends))
         tree = yield from steps if fallback is None else fallback.watching(steps)
         return tree if tree is None or plan is None else plan.drafted(tree)
 

@@ -211,8 +211,6 @@ def _floored(row: Logits) -> Logits:
 
 
 _TOPK = 3
-_MOST_RECURRENT = 5
-"""Tokens where each that may be dropped again keeps one more recurrent state."""
 
 
 def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
@@ -326,8 +324,6 @@ def _shape(
         shape = Topology.chain(min(tree.n, slots, env.context.n_batch - 1))
     else:
         most = min(slots, largest)
-        if not env.target.can_branch:
-            most = min(most, _MOST_RECURRENT)
         if sampling != "argmax":
             shape = Topology.chain(most)
         else:

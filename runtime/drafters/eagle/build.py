@@ -73,7 +73,7 @@ def _build(
     """Build a head's drafter; `n_drafted` are the tokens it may draft, None: what its file says."""
     options, tree = options_of(expression), TreeOptions.of(expression)
     if tree.n is None and not tree.asks_for_tree:
-        tree = _DEFAULT
+        tree = _DEFAULT if env.target.can_branch else TreeOptions(n="auto")
     sampling = tree_sampling(options, "argmax")
     path = model_file_of(expression, env)
     share = _share_read(HeadFile(path, expression.atom), env, n_drafted)
