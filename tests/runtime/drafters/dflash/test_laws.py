@@ -108,6 +108,9 @@ class TableCells:
         self.text[piece.position :] = piece.tokens
         return True
 
+    def drop(self, _n: int, _position: int) -> None:
+        raise NotImplementedError  # of a window, which the table has none of
+
     def block(self, last: int, position: int, n_slots: int) -> BlockRows:
         assert 1 <= n_slots <= SLOTS
         return self._table.rows([*self.text[:position], last])
