@@ -308,7 +308,14 @@ def test_top_k_children_counted_as_draws_are_caught(generation: str) -> None:
 class ForgetsTheParent(MarkovRows):
     """States the row of llama.cpp's own chain after every token."""
 
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> Any:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> Any:
         return super().after(slot, [self._before(slot)] * len(tokens), points=points)
 
 
