@@ -264,7 +264,7 @@ TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
 
 _HEAD_TREE_OPTIONS = ("tree", "nodes", "accuracy")
 _PARALLEL_OPTIONS = ("n", "below", "sampling", "topk")
-_EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy")
+_EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy", "window")
 
 # FasterDecoding/Medusa, medusa/model/medusa_choices.py. Hydra (zankner/Hydra) took over the first.
 # Each tree was searched for one pair of models on one kind of GPU, which verifies 63 nodes nearly
@@ -437,7 +437,7 @@ METHODS: Mapping[str, Method] = {
             "dflash",
             "DFlash, DFlash2 and DSpark: one evaluation of a few layers drafts a whole block.",
             "specrun.runtime.drafters.dflash.source",
-            options=("n", "sampling", "p_min", *TREE_OPTIONS),
+            options=("n", "sampling", "p_min", *TREE_OPTIONS, "window"),
             file=DraftFile("the GGUF file of a block drafter", "dflash(FILE.gguf)"),
             head="dflash",
             llama_cpp_head=True,

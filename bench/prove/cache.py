@@ -29,7 +29,7 @@ from specrun.bench.prove.forced import (
 from specrun.bench.prove.setting import Check, ForkingDrafter, Logits, Setting
 from specrun.bindings.contexts import Context
 from specrun.runtime.acceptance import SequentialCascade
-from specrun.runtime.engine import Runtime, SharedEvaluation, SlotClock, n_slot_sequences
+from specrun.runtime.engine import Runtime, SharedEvaluation, SlotClock, slot_options
 from specrun.runtime.planning import known_curve
 from specrun.runtime.round import CachedText, TargetModel, target_context_options
 from specrun.runtime.trees import DraftTree
@@ -210,8 +210,6 @@ def _left_out(setting: Setting) -> str:
     """Return why this pair answers one conversation at a time; empty if it need not."""
     if setting.width is not None:
         return "a fixed shape is for one conversation at a time"
-    if not setting.model.can_branch:
-        return "a recurrent state is for one conversation at a time"
     if isinstance(setting.rule, SequentialCascade):
         return f"{setting.rule.name} is for one conversation at a time"
     if setting.opened.session.drafter.embedding_inputs is not None:
@@ -224,9 +222,8 @@ def _slots(setting: Setting, drafter: ForkingDrafter) -> Iterator[SharedEvaluati
     """Open a context with a slot for each conversation, as an engine does."""
     model, own = setting.model, target_context_options(setting.context, drafter)
     options = dataclasses.replace(
-        own,
+        slot_options(own, _CONVERSATIONS, can_branch=model.can_branch),
         n_ctx=own.n_ctx * _CONVERSATIONS,
-        n_sequences=n_slot_sequences(own.n_sequences, _CONVERSATIONS),
         n_outputs=own.n_outputs * _CONVERSATIONS,
     )
     curve = known_curve(model.path, setting.context, model.n_gpu_layers)

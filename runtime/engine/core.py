@@ -395,7 +395,12 @@ class EngineCore(ABC):
     @property
     def remark(self) -> str:
         """What the user is to know of how it drafts; "" if there is nothing."""
-        return self._sessions[0].drafter.remark
+        session = self._first
+        if session.drafter.max_nodes and not session.target.max_nodes:
+            kind = f"{self.model.architecture} models evaluate accepted drafts again"
+            slots = f"with {len(self._sessions)} conversations nothing is drafted"
+            return f"{kind}, which a single conversation can: {slots}"
+        return session.drafter.remark
 
     @property
     def rules(self) -> list[str]:

@@ -50,6 +50,7 @@ class RuntimeKeywords(TypedDict, total=False):
     cache_type_v: str
     offload_kv: bool
     rope: RopeScaling
+    checkpoint_memory: int
     # Placement
     rpc: Sequence[str]
     devices: Sequence[str] | None

@@ -21,6 +21,7 @@ from specrun.runtime.tuning.heads import (
     calibrated_layers,
     features_along,
     guess_kinds,
+    written_texts,
 )
 from specrun.runtime.tuning.results import (
     ACCEPTED,

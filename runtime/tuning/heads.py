@@ -413,6 +413,18 @@ def calibrate_heads(
     return HeadCalibration(accuracy, counts.alone, *behind, plan, curve)
 
 
+def written_texts(
+    options: HeadCalibrationOptions,
+    texts_of: Callable[[Model], Sequence[CalibrationText]],
+    progress: Progress = lambda _what, _share: None,
+) -> list[CalibrationText]:
+    """Return the texts that heads are asked along, prompts continued by the target."""
+    layers = calibrated_layers(options)
+    with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
+        context = sized_to_measure(options.context, target)
+        return _written(options, target, context, list(texts_of(target)), progress)
+
+
 def features_along(
     context: Context, tokens: Sequence[int], taps: Sequence[int] = ()
 ) -> npt.NDArray[np.float32]:

@@ -47,6 +47,7 @@ _PAPER_RATE, _PAPER_WIDTH = 6e-4, 4096
 _LARGEST_BLOCK = 256
 _START_TEXTS = 16
 _RATE_BESIDE_MUON = 0.5
+_FIRST_SPREAD = 1.0  # of a random network's logits, their standard deviation
 
 # == The network ===================================================================================
 
@@ -440,14 +441,20 @@ class DFlashLearner(HeadLearner):
 
     @torch.no_grad()
     def start(self, corpus: TokenCorpus) -> None:
-        """Begin with states as large as those that the output matrix reads, number by number."""
+        """Begin with states like those that the output matrix reads, number by number.
+
+        States of a random network are smaller by a factor: laws are to be nearly even at first.
+        """
         squares, count = torch.zeros_like(self.head.norm.weight), 0
         for number in corpus.training[:_START_TEXTS]:
             final = self._source.features(corpus.batch([number]).to(self.device)).final[0]
             squares += final.float().square().sum(0)
             count += len(final)
-        if count and torch.isfinite(squares).all():
-            self.head.norm.weight.copy_((squares / count).sqrt())
+        if count and torch.isfinite(squares).all() and squares.any():
+            usual = (squares / count).sqrt()
+            rows = self.output if self.head.lm_head is None else self.head.lm_head.weight
+            spread = float((rows.float().square() @ usual.square()).mean().sqrt())
+            self.head.norm.weight.copy_(usual * min(1.0, _FIRST_SPREAD / spread))
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the loss of all slots behind anchors that are drawn anew."""
