@@ -78,7 +78,7 @@ def test_the_text_at_temperature_0_is_plain_decodings(drafter: str, plain: list[
 def test_conversations_at_once_do_not_leak_into_one_another(
     engine: Engine, plain: list[str]
 ) -> None:
-    """27296, vllm 35800: with several slots, drafts of one request end up in another's text."""
+    """27296: with MTP, drafts of one request end up in another's text."""
     streams = [
         engine.submit_chat([{"role": "user", "content": text}], COLD, max_tokens=LENGTH)
         for text in ASKED * 3
@@ -159,7 +159,7 @@ def test_a_grammar_binds_drafted_tokens_too(client: TestClient) -> None:
 
 
 def test_counts_are_those_of_the_text(client: TestClient) -> None:
-    """25908: tokens and accepted drafts are counted wrong under speculation."""
+    """Reported of several servers: tokens and accepted drafts do not add up under speculation."""
     body = {"messages": [{"role": "user", "content": ASKED[0]}], "temperature": 0, "logprobs": True}
     reply = client.post("/v1/chat/completions", json=body).json()
     n_tokens = len(reply["choices"][0]["logprobs"]["content"])
@@ -171,7 +171,7 @@ def test_counts_are_those_of_the_text(client: TestClient) -> None:
 
 
 def test_a_request_switches_drafts_off_or_chooses_others(client: TestClient) -> None:
-    """22406 and others: a server drafts for all requests or for none."""
+    """Wished for in several reports: a server drafts for all requests or for none."""
     body = {"messages": [{"role": "user", "content": ASKED[0]}], "temperature": 0}
     for asked, drafter in (({"n_max": 0}, 0), ({"drafter": "none"}, 0), ({"n_max": 2}, 2)):
         reply = client.post("/v1/chat/completions", json={**body, "speculative": asked}).json()
