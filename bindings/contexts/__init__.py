@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from specrun.bindings.contexts.memory import (
         ALL_SEQUENCES,
         Memory,
-        MoveLoop,
         Moves,
         copy_sequence,
         load_sequence,
