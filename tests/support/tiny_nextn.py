@@ -266,11 +266,13 @@ def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
     return path
 
 
-def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
+def write_tiny_qwen35(
+    path: Path, *, blocks: int = 1, seed: int = 0, vocab_size: int = 320, scale: float = 3.0
+) -> Path:
     """Write a random qwen35: three layers with a recurrent state, one of attention, and NextN
     blocks."""
     random = np.random.default_rng(seed)
-    vocab_size, width, ffn, layers = 320, 64, 48, 4
+    width, ffn, layers = 64, 48, 4
     heads, kv_heads, head = 2, 1, 32
     state, value_heads, key_heads, kernel = 16, 4, 2, 4
     values, keys = state * value_heads, state * key_heads
@@ -284,7 +286,7 @@ def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
     made = {
         "token_embd.weight": matrix(vocab_size, width, width**0.5),
         "output_norm.weight": norm(width),
-        "output.weight": matrix(vocab_size, width, 3.0),
+        "output.weight": matrix(vocab_size, width, scale),
     }
     for layer in range(layers + blocks):
         block = f"blk.{layer}."

@@ -291,7 +291,9 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
 def _default_arms(env: DraftEnvironment) -> list[Expression]:
     draft = [Expression("draft")] if "draft" in (env.default_files or {}) else []
     blocks = [Expression("mtp")] if can_draft_nextn(env.target) else []
-    return [*draft, *blocks, *map(Expression, _WITHOUT_MODEL)]
+    # Lookahead's window is a tree.
+    others = _WITHOUT_MODEL if env.target.can_branch else _WITHOUT_MODEL[:1]
+    return [*draft, *blocks, *map(Expression, others)]
 
 
 def _size(expression: Expression) -> int:

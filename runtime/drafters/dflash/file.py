@@ -42,6 +42,24 @@ _KNOWN = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """What a drafter's blocks are, by its file `title`.
+
+    They predict `n_slots` tokens at most, and have `first` tokens more. They are made of inputs of
+    the target's layers `taps`, in the drafter's own order. `few_tokens`: rows name a few tokens
+    alone. `multiplied` of the `n_params` parameters are multiplied for each token.
+    """
+
+    title: str
+    n_slots: int
+    first: int
+    taps: tuple[int, ...]
+    n_params: int
+    multiplied: float
+    few_tokens: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class BlockFile:
     """What a block drafter's file says, checked for a target.
 

@@ -77,7 +77,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(models: Path) -> Iterator[Runtime]:
-    with Runtime(models / "target.gguf", **F32) as runtime:
+    with Runtime(models / "target.gguf", "none", **F32) as runtime:
         yield runtime
 
 
