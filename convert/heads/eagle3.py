@@ -91,6 +91,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     metadata = Metadata()
     steps.describe_decoder(config, metadata, "eagle3", key_length=True)
     describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3", "yarn"))
+    _describe_window(config, metadata)
     metadata.integers("eagle3.target_layers", layers)
     metadata.count("eagle3.target_hidden_size", reads)
     metadata.flag("eagle3.norm_before_residual", _has_setting(config, "norm_before_residual"))
@@ -115,6 +116,17 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     # A map to the same tokens is no map.
     left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, _vocabulary_map(checkpoint))
     return HeadPlan(metadata, rules, reads, vocab_size, left_out)
+
+
+def _describe_window(config: JsonObject, metadata: Metadata) -> None:
+    """Write how far back the layers see, if all of them slide."""
+    kinds = {*map(str, config.items("layer_types"))}
+    if "sliding_attention" not in kinds:
+        return
+    if len(kinds) > 1:
+        mixed = "layers of sliding and of full attention: specrun has one kind for a head"
+        raise config.unsupported(f"has {mixed}, and llama.cpp has full ones alone")
+    metadata.count("eagle3.attention.sliding_window", config.count("sliding_window"))
 
 
 def _flat_config(config: JsonObject) -> JsonObject:
@@ -286,9 +298,6 @@ def _require_known(checkpoint: Checkpoint, config: JsonObject) -> None:
         has = "neither llama.cpp nor specrun has its graph; EAGLE-3, 3.1 and P-EAGLE are run"
         raise checkpoint.unsupported(f"is {refused}: {has}")
     require(config, "hidden_act", "silu")
-    if "sliding_attention" in config.items("layer_types"):
-        window = "layers of sliding attention: neither llama.cpp nor specrun has them for EAGLE-3"
-        raise config.unsupported(f"has {window}")
 
 
 def _in_config(config: JsonObject) -> bool:

@@ -137,11 +137,14 @@ class BlockSource(StatesSource[SlotState]):
         names = params.has_penalties or params.logit_bias or self._under_grammar
         self._whole = bool(names) or self._keeps_leaf
 
-    def _after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
+    def _after(
+        self, slot: int, tokens: Sequence[int], parents: Sequence[int] | None = None
+    ) -> NodeRows:
         block = self._rows  # read once: another thread may close it
         if block is None:
             raise ClosedError("the context is closed")
-        rows = block.after(slot, tokens, points=self._points and not self._whole)
+        points = self._points and not self._whole
+        rows = block.after(slot, tokens, points=points, parents=parents)
         if self._under_grammar and self.few_tokens:
             return rows  # it names few tokens, and nothing follows any other
         if self._whole:
@@ -154,7 +157,7 @@ class BlockSource(StatesSource[SlotState]):
         """Return the rows of the next slot after nodes of one depth; None below the last slot."""
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         self._depths += [depth] * len(tokens)
-        return self._after(depth, tokens) if depth < self._n_slots else None
+        return self._after(depth, tokens, parents) if depth < self._n_slots else None
 
     # -- evaluations with other conversations ------------------------------------------------------
 

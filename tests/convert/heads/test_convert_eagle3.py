@@ -157,6 +157,14 @@ def test_pickles_of_safeailab(tiny_deep_model: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(tensors_of(tmp_path / "a.gguf")["d2t"], head.target_ids)
 
 
+def test_a_window_of_all_layers_is_kept(tiny_deep_model: Path, tmp_path: Path) -> None:
+    head = random_eagle3(HIDDEN, VOCAB)
+    slides = {"layer_types": ["sliding_attention"], "sliding_window": 96}
+    plan = plan_head(head.save(tmp_path / "head", CONFIG, **slides), target=tiny_deep_model)
+    values = {key: value for key, value, _, _ in plan.metadata}
+    assert values["eagle3.attention.sliding_window"] == 96
+
+
 def test_a_map_to_the_same_ids_is_left_out(tiny_deep_model: Path, tmp_path: Path) -> None:
     head = random_eagle3(HIDDEN, VOCAB, Variant(draft_tokens=VOCAB))
     assert not head.weights["d2t"].any()
@@ -234,8 +242,8 @@ FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
         "no tensor mask_hidden",
     ),
     "a window": (
-        lambda _, c: c.update(layer_types=["sliding_attention"]), UnsupportedModelError,
-        "layers of sliding attention",
+        lambda _, c: c.update(layer_types=["sliding_attention", "full_attention"]),
+        UnsupportedModelError, "layers of sliding and of full attention",
     ),
     "a layer behind a gap": (
         lambda w, _: w.update({"layers.2.input_layernorm.weight": np.ones(32, np.float32)}),
