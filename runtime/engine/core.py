@@ -395,7 +395,7 @@ class EngineCore(ABC):
     @property
     def remark(self) -> str:
         """What the user is to know of how it drafts; "" if there is nothing."""
-        session = self._first
+        session = self.session
         if session.drafter.max_nodes and not session.target.max_nodes:
             kind = f"{self.model.architecture} models evaluate accepted drafts again"
             slots = f"with {len(self._sessions)} conversations nothing is drafted"

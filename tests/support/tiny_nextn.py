@@ -233,7 +233,8 @@ def write_tiny_glm4moe(path: Path, *, seed: int = 0, preference: float = 1.0) ->
             continue
         made |= {
             block + "ffn_gate_inp.weight": matrix(experts, width),
-            block + "exp_probs_b.bias": preference * random.standard_normal(experts).astype(np.float32),
+            block + "exp_probs_b.bias": preference
+            * random.standard_normal(experts).astype(np.float32),
         }
         for name, shape in {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}.items():
             made[block + f"ffn_{name}_exps.weight"] = matrix(experts, *shape)
