@@ -328,12 +328,13 @@ class TargetModel:
         And where the root and the tree's nodes are among them; None: at the front.
         """
         tokens, last = text.tokens, len(text.tokens) - 1
-        if not text.n_prompt <= text.n_cached <= last:
-            cached = f"of {len(tokens)} tokens {text.n_cached} are cached"
-            raise OptionError(f"{cached}: a tree grows from a token that is not, behind the prompt")
-        n_pending, n_nodes = last - text.n_cached, len(tree.tokens)
-        if (n_pending or n_nodes) and n_pending + 1 + n_nodes > self._most_tokens:
-            self._catch_up(text, last)
+        if text.n_cached != last:
+            if not text.n_prompt <= text.n_cached <= last:
+                cached = f"of {len(tokens)} tokens {text.n_cached} are cached"
+                problem = f"{cached}: a tree grows from a token that is not, behind the prompt"
+                raise OptionError(problem)
+            if last - text.n_cached + 1 + len(tree.tokens) > self._most_tokens:
+                self._catch_up(text, last)
         arranged = self._arranged(text, tree)
         if arranged is None:
             return [tokens[-1], *tree.tokens], tree.parents, None
