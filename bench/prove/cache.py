@@ -210,6 +210,8 @@ def _left_out(setting: Setting) -> str:
     """Return why this pair answers one conversation at a time; empty if it need not."""
     if setting.width is not None:
         return "a fixed shape is for one conversation at a time"
+    if not (setting.model.can_branch or setting.model.can_roll_back):
+        return "a recurrent state that is held for a round is for one conversation at a time"
     if isinstance(setting.rule, SequentialCascade):
         return f"{setting.rule.name} is for one conversation at a time"
     if setting.opened.session.drafter.embedding_inputs is not None:
@@ -223,8 +225,10 @@ def _slots(setting: Setting, drafter: ForkingDrafter) -> Iterator[SharedEvaluati
     model, own = setting.model, target_context_options(setting.context, drafter)
     options = dataclasses.replace(
         slot_options(own, _CONVERSATIONS, can_branch=model.can_branch),
-        n_ctx=own.n_ctx * _CONVERSATIONS,
+        # Alone, a chain is as wide as those of all together.
+        n_ctx=(own.n_ctx + _CONVERSATIONS * own.n_outputs) * _CONVERSATIONS,
         n_outputs=own.n_outputs * _CONVERSATIONS,
+        n_rollback=own.n_outputs * _CONVERSATIONS,
     )
     curve = known_curve(model.path, setting.context, model.n_gpu_layers)
     with Context(model, options) as context:

@@ -149,7 +149,8 @@ class EngineCore(ABC):
         **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of `submit`, with `logprobs` unless they are switched off."""
-        return self.submit(prompt, params, **{"logprobs": True, **options})
+        options.setdefault("logprobs", True)
+        return self.submit(prompt, params, **options)
 
     def generate(
         self,
@@ -319,7 +320,7 @@ class EngineCore(ABC):
             slots=len(self._sessions),
             busy=sum(session.is_busy for session in self._sessions),
             queued=len(schedule.queue) + len(self._requests),
-            n_ctx=self.n_ctx,
+            n_ctx=self.session.target.context.n_ctx,
             cells=alone.n_cached if shared is None else shared.n_cells_used,
             load=schedule.load_now(),
         )
@@ -363,9 +364,11 @@ class EngineCore(ABC):
     def n_ctx(self) -> int:
         """How many tokens all conversations together may have cached.
 
-        llama.cpp rounds it up to a multiple of 256.
+        Of a model with a recurrent state, each of them. llama.cpp rounds it up to a multiple of
+        256.
         """
-        return self.session.target.context.n_ctx
+        target = self.session.target
+        return target.n_positions if target.context.options.apart else target.context.n_ctx
 
     @property
     def memory_line(self) -> str:

@@ -21,7 +21,6 @@ divides by. This file is compiled by Cython where there is a compiler (`growth.p
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Generator, Sequence
 from typing import Literal, Protocol, TypeVar
 
@@ -31,12 +30,10 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.laws.law import Law, RankedLaw
 from specrun.runtime.laws.noise import DraftNoise, NoiseSource, choose_in_turn
 from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree import ROOT, DraftTree, Draw, Siblings, depths_below
+from specrun.runtime.trees.tree import ROOT, DraftTree, Draw, Siblings, as_draw, depths_below
 
 _NONE: list[int] = []  # the root's parents and tokens; never changed
 _NO_ENDS: frozenset[int] = frozenset()
-# A named tuple's own constructor is interpreted.
-_as_draw = functools.partial(tuple.__new__, Draw)
 TreeSampling = Literal["with", "without", "argmax"]
 Child = tuple[int, int]
 """A child's node and its token."""
@@ -93,7 +90,8 @@ class TreeBuilder:
 
     def _part(self, parent: int) -> None:
         """Let siblings be single draws, to which others are added."""
-        self._draws[parent] = [*map(tuple, self._siblings.pop(parent))]
+        siblings = self._siblings.pop(parent)
+        self._draws[parent] = [(draw.node, draw.law) for draw in siblings]
 
     def add_hidden(self, parent: int, token: int) -> int:
         """Add a node that is evaluated and reported back, but never accepted."""
@@ -109,7 +107,7 @@ class TreeBuilder:
             candidates = tuple([node not in self._hidden for node in range(len(parents))])
         draws: dict[int, Sequence[Draw]] = dict(self._siblings)
         for parent, drawn in self._draws.items():
-            draws[parent] = (*map(_as_draw, drawn),)
+            draws[parent] = (*map(as_draw, drawn),)
         return DraftTree(tuple(self._tokens), parents, depths, candidates, draws)
 
     def _append(self, parent: int, token: int, candidate: bool) -> int:

@@ -260,6 +260,8 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
         raise OptionError(f"{expression} {problem} not exact: {advice}")
     logs = read_choice_logs(Path(replay).expanduser()) if replay is not None else []
     arms = list(expression.arguments) or _default_arms(env)
+    if not env.target.can_branch:  # lookahead as it is planned is a tree
+        arms = [arm for arm in arms if str(arm) != "lookahead"]
     if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):
         arms.append(_NONE)
     _refuse_twins(expression, arms)
@@ -291,9 +293,7 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
 def _default_arms(env: DraftEnvironment) -> list[Expression]:
     draft = [Expression("draft")] if "draft" in (env.default_files or {}) else []
     blocks = [Expression("mtp")] if can_draft_nextn(env.target) else []
-    # Lookahead's window is a tree.
-    others = _WITHOUT_MODEL if env.target.can_branch else _WITHOUT_MODEL[:1]
-    return [*draft, *blocks, *map(Expression, others)]
+    return [*draft, *blocks, *map(Expression, _WITHOUT_MODEL)]
 
 
 def _size(expression: Expression) -> int:
