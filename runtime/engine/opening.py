@@ -48,6 +48,7 @@ from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.online import LearnFrom, RejectionStore, open_rejections
 from specrun.runtime.planning import drafter_for
+from specrun.runtime.planning.kept_states import kept_states_of
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.round.drafter import Owned
 from specrun.runtime.round.padding import Shape
@@ -149,6 +150,7 @@ def open_slots(
         drafter = with_reference(drafter, Path(options.reference))
     with loading_with(options):
         loading = Loading(path, drafter, options, files, n_slots)
+        loading = dataclasses.replace(loading, n_kept=kept_states_of(loading))
         fitted = fit_here(loading)
         if fitted is not None:
             loading = fitted.applied_to(loading)
@@ -221,6 +223,7 @@ def _environment(
         by_clock=rule.exact,
         keeps_rows=isinstance(rule, PairRule),
         shape=options.shape,
+        n_kept=loading.n_kept,
         **sharing,
     )
 
