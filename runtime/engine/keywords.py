@@ -11,6 +11,7 @@ from typing import Literal, TypedDict
 
 from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
 from specrun.bindings.machine.placement import Placement, SplitMode
+from specrun.runtime.engine.choices import DrafterMaker
 from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.online import LearnFrom
 from specrun.runtime.round.backend_laws import BackendSampling
@@ -36,7 +37,7 @@ class RuntimeKeywords(TypedDict, total=False):
     backend_sampling: BackendSampling
     lora: Sequence[str]
     learn: LearnFrom
-    others: Sequence[str]
+    others: Sequence[str | DrafterMaker]
     rules: Sequence[str]
     # ContextOptions
     n_ctx: int

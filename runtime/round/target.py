@@ -26,7 +26,6 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.memory import ALL_SEQUENCES
 from specrun.bindings.contexts.rows import Candidates, Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.layout import (
     FILLER,
@@ -328,12 +327,13 @@ class TargetModel:
         And where the root and the tree's nodes are among them; None: at the front.
         """
         tokens, last = text.tokens, len(text.tokens) - 1
-        if not text.n_prompt <= text.n_cached <= last:
-            cached = f"of {len(tokens)} tokens {text.n_cached} are cached"
-            raise OptionError(f"{cached}: a tree grows from a token that is not, behind the prompt")
-        n_pending, n_nodes = last - text.n_cached, len(tree.tokens)
-        if (n_pending or n_nodes) and n_pending + 1 + n_nodes > self._most_tokens:
-            self._catch_up(text, last)
+        if text.n_cached != last:
+            if not text.n_prompt <= text.n_cached <= last:
+                cached = f"of {len(tokens)} tokens {text.n_cached} are cached"
+                problem = f"{cached}: a tree grows from a token that is not, behind the prompt"
+                raise OptionError(problem)
+            if last - text.n_cached + 1 + len(tree.tokens) > self._most_tokens:
+                self._catch_up(text, last)
         arranged = self._arranged(text, tree)
         if arranged is None:
             return [tokens[-1], *tree.tokens], tree.parents, None
@@ -480,13 +480,7 @@ class TargetModel:
             # Its last node's sequences hold the whole path: the others take over what they lack.
             # Each move walks all cells of the context: sequences that hold the path make none.
             source = layout.ids[path[-1]][0]
-            if LOOPS is not None and memory.follow(source, root + 1, end, moves, LOOPS.follow):
-                return
-            for sequence, shared, strays in moves:
-                # First, or the path would be attended to beside another branch's cells.
-                if strays:
-                    memory.truncate(root + 1 + shared, end, sequence)
-                memory.branch(source, sequence, root + 1 + shared, end)
+            memory.follow(source, root + 1, end, moves)
 
     def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
         """Raise `UnsupportedModelError` unless a recurrent state can take back the whole tree."""

@@ -46,6 +46,8 @@ CASES: dict[str, tuple[Layout, TinyDFlash, dict[str, Any]]] = {
     "DeepSpec's DSpark": ("deepspec", OWN, {}),
     "no confidence": ("deepspec", variant(OWN, confidence=False), {}),
     "DSpark of five layers": ("deepspec", variant(OWN, taps=(0, 1, 2, 3, 5), layers=3), {}),
+    "a gated Markov head": ("deepspec", variant(OWN, head="gated"), {}),
+    "a recurrent one": ("speculators", variant(FEW, head="rnn", from_anchor=False), {}),
     "speculators' DFlash": ("speculators", variant(DFLASH, draft_tokens=96), {}),
     "all windows, causal": (
         "speculators",
@@ -168,15 +170,6 @@ def test_positions_of_a_target_with_sections_turn_by_one(target: Path, tmp_path:
     theirs = variant(DFLASH, mrope=True).write(tmp_path / "b.gguf", target)
     assert metadata_of(tmp_path / "a.gguf") == metadata_of(theirs)
     assert drafts(target, tmp_path / "a.gguf")
-
-
-@pytest.mark.parametrize("name", ["mtp.fc.weight", "mtp_layers.0.input_proj.weight"])
-def test_mtp_blocks_are_refused_by_name(target: Path, tmp_path: Path, name: str) -> None:
-    moved = dict.fromkeys(published_tensors(DFLASH)) | {name: np.ones((4, 4), np.float32)}
-    config = {"architectures": ["MTPDraftModel"], "dflash_config": None}
-    folder = save_published(tmp_path / "drafter", DFLASH, "z-lab", weights=moved, **config)
-    with pytest.raises(UnsupportedModelError, match=r"holds MTP blocks.*--mtp makes the file"):
-        plan_head(folder, target=target)
 
 
 def test_names_may_begin_with_model(target: Path, tmp_path: Path) -> None:
@@ -417,16 +410,19 @@ FAULTS: dict[str, tuple[Layout, dict[str, Any], type[SpecrunError], str]] = {
     "no block": ("deepspec", {"block_size": None}, MalformedFileError, "block_size"),
     "biases": ("deepspec", {"attention_bias": True}, UnsupportedModelError, "attention_bias"),
     "relu": ("deepspec", {"hidden_act": "relu"}, UnsupportedModelError, "hidden_act 'relu'"),
-    "a gate": (
-        "deepspec", {"weights": {"markov_head.gate_proj.weight": ONES}}, UnsupportedModelError,
-        "gated Markov head.*neither llama.cpp nor specrun",
+    "a gate that is not stated": (
+        "deepspec", {"weights": {"markov_head.gate_proj.weight": ONES}}, MalformedFileError,
+        "type 'vanilla' by its config, and 'gated'",
     ),
-    "a state": (
-        "deepspec", {"weights": {"markov_head.joint_proj.weight": ONES}}, UnsupportedModelError,
-        "recurrent Markov head",
+    "a gate of another size": (
+        "deepspec", {"weights": {"markov_head.gate_proj.weight": ONES}, "markov_head_type": None},
+        MalformedFileError, r"gate_proj.weight of shape \(8,\), where \(8, 40\)",
     ),
     "a gate by its name": (
-        "deepspec", {"markov_head_type": "gated"}, UnsupportedModelError, "type 'gated'",
+        "deepspec", {"markov_head_type": "gated"}, MalformedFileError, "no gate and no state",
+    ),
+    "another head": (
+        "deepspec", {"markov_head_type": "lstm"}, UnsupportedModelError, "type 'lstm'",
     ),
     "Domino": (
         "z-lab", {"architectures": ["DominoDraftModel"]}, UnsupportedModelError, "Domino",
