@@ -84,6 +84,11 @@ def refuse_quantized(checkpoint: Checkpoint) -> None:
     """Raise UnsupportedModelError for a checkpoint whose config says that it is quantized."""
     settings = checkpoint.config.any("quantization_config")
     if isinstance(settings, dict) and settings:
+        if (
+            checkpoint.config.any("model_type") == "gpt_oss"
+            and settings.get("quant_method") == "mxfp4"
+        ):
+            return  # its family reads them
         method = str(settings.get("quant_method") or "in a way that config.json does not name")
         raise checkpoint.unsupported(
             f"is quantized already ({_METHODS.get(method, method[:40])}): convert the model that "

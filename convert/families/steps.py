@@ -87,6 +87,21 @@ def describe_decoder(
         metadata.counts(f"{prefix}.attention", key_length=width, value_length=width)
 
 
+def describe_windows(
+    config: JsonObject, metadata: Metadata, prefix: str, pattern: int, usual: int
+) -> None:
+    """Write the window, and which layers slide unless all but every `usual`-th do."""
+    count = config.count("num_hidden_layers")
+    slides = [(layer + 1) % pattern != 0 for layer in range(count)]
+    if "layer_types" in config:
+        slides = [kind == "sliding_attention" for kind in config.items("layer_types")]
+        if len(slides) != count:
+            raise config.malformed(f"has layer_types for {len(slides)} of {count} layers")
+    metadata.count(f"{prefix}.attention.sliding_window", config.count("sliding_window", 4096))
+    if slides != [(layer + 1) % usual != 0 for layer in range(count)]:
+        metadata.flags(f"{prefix}.attention.sliding_window_pattern", slides)
+
+
 def interleave_halves(array: Array, heads: int) -> Array:
     """Reorder the rows of a query or key projection, per head.
 

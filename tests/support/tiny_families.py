@@ -55,6 +55,8 @@ _GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
 }
+_GPT_OSS = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "sliding_window": 16, "rope_parameters": {**_YARN, "truncate": True}}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,8 @@ FAMILIES = (
            "full_attention"] * 2,
             "rope_parameters": _GEMMA_ROPE},
            "gemma", {"layer_types": ["full_attention", "sliding_attention"] * 2}, model_file=False),
+    Family("gpt-oss", "GptOss", _GPT_OSS, "gpt-4o",
+           {"rope_parameters": _PLAIN}),
     Family("phi3", "Phi3", {}, "llama", {"rope_parameters": _PLAIN}),
     Family("phi3 longrope", "Phi3", {"rope_parameters": _LONG,
     "original_max_position_embeddings": 256,
