@@ -78,7 +78,8 @@ def map_tensors(
     """
     # If embeddings are tied, an output matrix that is present all the same is a copy of them.
     # Heads that draft for the model are files of their own.
-    left_out = ("lm_head.weight", "medusa_head.", "space_mask.")
+    unread = family.left_out(checkpoint.config)
+    left_out = ("lm_head.weight", "medusa_head.", "space_mask.", *unread)
     rules = family.rules(checkpoint.config)
 
     def type_of(rule: TensorRule) -> str:

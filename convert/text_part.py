@@ -44,6 +44,23 @@ _FILLED_IN: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "qwen3": ("Qwen3ForCausalLM", {}),
     "phi3": ("Phi3ForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),
+    "gemma4_text": (
+        "Gemma4ForCausalLM",
+        {
+            "vocab_size": 262144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 512,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 262144,
+        },
+    ),
     "gemma3_text": (
         "Gemma3ForCausalLM",
         {
@@ -110,8 +127,14 @@ def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
     config = checkpoint.config
     inner = config.any("text_config")
     names = {name: _text_name(name) for name in checkpoint.tensors}
-    if not isinstance(inner, dict) or not any(map(_is_of_text, checkpoint.tensors)):
+    if not isinstance(inner, dict):
         return checkpoint
+    if not any(map(_is_of_text, checkpoint.tensors)):
+        if "hidden_size" in config:
+            return checkpoint
+        # The config alone is wrapped, as that of an assistant of Gemma 4.
+        values = {**inner, **config.values}
+        return dataclasses.replace(checkpoint, config=JsonObject(values, config.shown))
     kind = str(inner.get("model_type"))
     known = _FILLED_IN.get(kind)
     if known is None:

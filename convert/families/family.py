@@ -68,10 +68,11 @@ class Family:
 
     `describe` writes the architecture's keys from the config, `rules` yields its tensors in the
     file's order; both raise UnsupportedModelError for models that llama.cpp could not run as the
-    checkpoint means it.
+    checkpoint means it. `left_out` names tensors that are known and not read, as in `map_rules`.
     """
 
     architectures: tuple[str, ...]
     gguf_architecture: str
     describe: Callable[[JsonObject, Metadata], None]
     rules: Callable[[JsonObject], Iterable[TensorRule]]
+    left_out: Callable[[JsonObject], tuple[str, ...]] = lambda _: ()
