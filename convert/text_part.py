@@ -7,13 +7,15 @@ text, and some configs call a model tied whose output matrix has numbers of its 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from itertools import count, takewhile
 from typing import Any
 
 import numpy as np
 
 from specrun.convert.checkpoint import PIECE_BYTES, Checkpoint, JsonObject, SourceTensor
 from specrun.convert.checkpoint.source_tensor import widened
+from specrun.convert.families.steps import FUSED_EXPERTS
 
 # torch.compile and data-parallel training put these before every name, or a part of it.
 _COMPILED, _PARALLEL = "_orig_mod.", "module."
@@ -23,6 +25,7 @@ _TEXT = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
+_BLOCKS = "mtp."
 # Fields that a wrapper's config leaves out, as transformers fills them in.
 _LLAMA: dict[str, Any] = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 _LLAMA |= {"rms_norm_eps": 1e-6, "vocab_size": 32000}
@@ -42,6 +45,8 @@ _FILLED_IN: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", {}),
     "phi3": ("Phi3ForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),
     "gemma4_text": (
@@ -94,7 +99,12 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """
     refuse_quantized(checkpoint)
     checkpoint = dataclasses.replace(checkpoint, tensors=without_prefixes(checkpoint.tensors))
-    return _untied(_unwrapped(checkpoint))
+    checkpoint = _with_blocks(_unwrapped(checkpoint))
+    if any(name.endswith(".experts.gate_up_proj") for name in checkpoint.tensors):
+        values = {**checkpoint.config.values, FUSED_EXPERTS: True}
+        config = JsonObject(values, checkpoint.config.shown)
+        checkpoint = dataclasses.replace(checkpoint, config=config)
+    return _untied(checkpoint)
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:
@@ -157,6 +167,25 @@ def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
+def _with_blocks(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint whose config has as many NextN blocks as are there.
+
+    Who trains a model on, or saves it with transformers, leaves them out.
+    """
+    key, config = "mtp_num_hidden_layers", checkpoint.config
+    starts = (f"{_BLOCKS}layers.{block}." for block in count())
+    there = takewhile(lambda start: any(map(_starts(start), checkpoint.tensors)), starts)
+    n_blocks = sum(1 for _ in there)
+    if not n_blocks and not config.any(key):
+        return checkpoint
+    values = {**config.values, key: n_blocks}
+    return dataclasses.replace(checkpoint, config=JsonObject(values, config.shown))
+
+
+def _starts(start: str) -> Callable[[str], bool]:
+    return lambda name: name.startswith(start)
+
+
 def _is_of_text(name: str) -> bool:
     return name.startswith(tuple(_TEXT))
 
@@ -166,7 +195,7 @@ def _text_name(name: str) -> str | None:
     for theirs, ours in _TEXT.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
-    return name if name.startswith("lm_head.") else None
+    return name if name.startswith(("lm_head.", _BLOCKS)) else None
 
 
 def _untied(checkpoint: Checkpoint) -> Checkpoint:

@@ -15,8 +15,8 @@ import numpy as np
 
 from specrun.convert.checkpoint import JsonObject
 from specrun.convert.families import steps
-from specrun.convert.families.family import Array, Family, TensorRule, unchanged
-from specrun.convert.families.steps import require
+from specrun.convert.families.family import Array, Family, TensorRule
+from specrun.convert.families.steps import require, weight
 from specrun.convert.gguf import Metadata
 
 _NORMS = {
@@ -133,10 +133,10 @@ def _rules(config: JsonObject) -> Iterator[TensorRule]:
     if own:
         size, whole = config.count("vocab_size"), config.count("num_hidden_layers") * own
         require(config, "vocab_size_per_layer_input", size)
-        yield _plain("per_layer_token_embd", "model.embed_tokens_per_layer", (size, whole))
+        yield weight("per_layer_token_embd", "model.embed_tokens_per_layer", (size, whole))
         projection = "model.per_layer_model_projection"
-        yield _plain("per_layer_model_proj", projection, (whole, hidden))
-        yield _plain("per_layer_proj_norm", "model.per_layer_projection_norm", (own,))
+        yield weight("per_layer_model_proj", projection, (whole, hidden))
+        yield weight("per_layer_proj_norm", "model.per_layer_projection_norm", (own,))
     for number, layer in enumerate(_layers(config)):
         yield from _layer_rules(config, number, layer)
 
@@ -148,22 +148,17 @@ def _layer_rules(config: JsonObject, number: int, layer: _Layer) -> Iterator[Ten
     has_keys = number < config.count("num_hidden_layers") - _n_shared(config)
     parts = [("q", heads)] + [("k", keys)] * has_keys + [("v", keys)] * layer.has_values
     for part, rows in parts:
-        yield _plain(f"{ours}attn_{part}", f"{attention}{part}_proj", (rows, hidden))
+        yield weight(f"{ours}attn_{part}", f"{attention}{part}_proj", (rows, hidden))
     for part in ("q", "k") if has_keys else ("q",):
-        yield _plain(f"{ours}attn_{part}_norm", f"{attention}{part}_norm", (layer.head,))
-    yield _plain(f"{ours}attn_output", f"{attention}o_proj", (hidden, heads))
-    for part, shape in (
-        ("gate", (layer.ffn, hidden)),
-        ("up", (layer.ffn, hidden)),
-        ("down", (hidden, layer.ffn)),
-    ):
-        yield _plain(f"{ours}ffn_{part}", f"{theirs}mlp.{part}_proj", shape)
+        yield weight(f"{ours}attn_{part}_norm", f"{attention}{part}_norm", (layer.head,))
+    yield weight(f"{ours}attn_output", f"{attention}o_proj", (hidden, heads))
+    yield from steps.gated(f"{ours}ffn_", "", f"{theirs}mlp.", layer.ffn, hidden)
     yield from steps.norms(config, number, _NORMS)
     yield TensorRule(f"{ours}layer_output_scale.weight", (f"{theirs}layer_scalar",), (1,))
     if own := _per_layer(config):
-        yield _plain(f"{ours}inp_gate", f"{theirs}per_layer_input_gate", (own, hidden))
-        yield _plain(f"{ours}proj", f"{theirs}per_layer_projection", (hidden, own))
-        yield _plain(f"{ours}post_norm", f"{theirs}post_per_layer_input_norm", (hidden,))
+        yield weight(f"{ours}inp_gate", f"{theirs}per_layer_input_gate", (own, hidden))
+        yield weight(f"{ours}proj", f"{theirs}per_layer_projection", (hidden, own))
+        yield weight(f"{ours}post_norm", f"{theirs}post_per_layer_input_norm", (hidden,))
     if config.flag("enable_moe_block", False):
         yield from _experts(config, ours, theirs)
         yield from steps.norms(config, number, _EXPERT_NORMS)
@@ -178,15 +173,7 @@ def _experts(config: JsonObject, ours: str, theirs: str) -> Iterator[TensorRule]
     yield TensorRule(f"{gate}weight", (f"{router}proj.weight",), (n, hidden), keep_f32=True)
     yield TensorRule(f"{gate}scale", (f"{router}scale",), (hidden,))
     yield TensorRule(scales, (f"{router}per_expert_scale",), (n,))
-    for part, name, shape in (
-        ("gate_up", "gate_up_proj", (n, 2 * wide, hidden)),
-        ("down", "down_proj", (n, hidden, wide)),
-    ):
-        yield TensorRule(f"{ours}ffn_{part}_exps.weight", (f"{theirs}experts.{name}",), shape)
-
-
-def _plain(name: str, source: str, shape: tuple[int, ...]) -> TensorRule:
-    return TensorRule(f"{name}.weight", (f"{source}.weight",), shape, unchanged)
+    yield from steps.fused_experts(f"{ours}ffn_", f"{theirs}experts.", (n, wide, hidden))
 
 
 def _unrotated(config: JsonObject) -> TensorRule:
@@ -234,8 +221,8 @@ def _sharing(config: JsonObject) -> JsonObject:
 
 def _assistant_rules(config: JsonObject) -> Iterator[TensorRule]:
     backbone, hidden = config.count(_BACKBONE), config.count("hidden_size")
-    yield _plain("nextn.pre_projection", "pre_projection", (hidden, 2 * backbone))
-    yield _plain("nextn.post_projection", "post_projection", (backbone, hidden))
+    yield weight("nextn.pre_projection", "pre_projection", (hidden, 2 * backbone))
+    yield weight("nextn.post_projection", "post_projection", (backbone, hidden))
     yield from _rules(_sharing(config))
 
 

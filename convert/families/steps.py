@@ -16,6 +16,9 @@ from specrun.convert.families.family import Array, TensorRule, unchanged
 from specrun.convert.gguf import Metadata
 
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+FUSED_EXPERTS = "experts_in_one_tensor"
+"""The key that `text_part` adds to the config of a checkpoint which has them so."""
+
 _Change = Callable[[Array], Array]
 
 
@@ -188,11 +191,29 @@ def _attention(
     yield from with_bias(f"{block}output", f"{source}o_proj", shape, bias=output_bias)
 
 
+def weight(
+    name: str, source: str, shape: tuple[int, ...], change: _Change = unchanged
+) -> TensorRule:
+    """Return the rule of a weight, of the same name but for its beginning."""
+    return TensorRule(f"{name}.weight", (f"{source}.weight",), shape, change)
+
+
+def gated(ours: str, ending: str, theirs: str, wide: int, hidden: int) -> Iterator[TensorRule]:
+    """Yield gate, up and down of a network of this width."""
+    for part, shape in (("gate", (wide, hidden)), ("up", (wide, hidden)), ("down", (hidden, wide))):
+        yield weight(f"{ours}{part}{ending}", f"{theirs}{part}_proj", shape)
+
+
+def fused_experts(ours: str, theirs: str, sizes: tuple[int, int, int]) -> Iterator[TensorRule]:
+    """Yield experts in two tensors, gates before ups; `sizes` as in `expert_rules`."""
+    n, wide, hidden = sizes
+    for part, shape in (("gate_up", (n, 2 * wide, hidden)), ("down", (n, hidden, wide))):
+        yield TensorRule(f"{ours}{part}_exps.weight", (f"{theirs}{part}_proj",), shape)
+
+
 def _feed_forward(config: JsonObject, layer: int) -> Iterator[TensorRule]:
-    width, ffn = config.count("hidden_size"), config.count("intermediate_size")
-    for part, shape in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
-        source = f"model.layers.{layer}.mlp.{part}_proj"
-        yield from with_bias(f"blk.{layer}.ffn_{part}", source, shape, bias=False)
+    sizes = config.count("intermediate_size"), config.count("hidden_size")
+    return gated(f"blk.{layer}.ffn_", "", f"model.layers.{layer}.mlp.", *sizes)
 
 
 def n_experts(config: JsonObject) -> int:
@@ -207,16 +228,24 @@ def describe_experts(config: JsonObject, metadata: Metadata, prefix: str) -> Non
 
 
 def expert_rules(
-    layer: int, router: str, experts: str, names: Sequence[str], sizes: tuple[int, int, int]
+    layer: int,
+    router: str,
+    experts: str,
+    config: JsonObject,
+    sizes: tuple[int, int, int],
+    names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> Iterator[TensorRule]:
     """Yield a layer's router, and the matrices of its experts, each kind in one tensor.
 
     `names` are those of gate, up and down behind `experts` and a number, `sizes` how many there
-    are, their width and the hidden states'.
+    are, their width and the hidden states'. Some checkpoints have all experts in one tensor.
     """
     n, wide, hidden = sizes
     ours = f"blk.{layer}.ffn_"
     yield TensorRule(f"{ours}gate_inp.weight", (f"{router}.weight",), (n, hidden), keep_f32=True)
+    if config.flag(FUSED_EXPERTS, False):
+        yield from fused_experts(ours, f"{experts}.", sizes)
+        return
     shapes = (wide, hidden), (wide, hidden), (hidden, wide)
     for part, name, shape in zip(("gate", "up", "down"), names, shapes, strict=True):
         sources = tuple(f"{experts}.{expert}.{name}.weight" for expert in range(n))

@@ -94,6 +94,15 @@ _GEMMA4_EXPERTS = {
     "top_k_experts": 2,
     "moe_intermediate_size": 32,
 }
+_QWEN35 = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
+}
 _GPT_OSS = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
             "sliding_window": 16, "rope_parameters": {**_YARN, "truncate": True}}  # fmt: skip
 
@@ -156,6 +165,10 @@ FAMILIES = (
            "gemma", {"layer_types": ["full_attention", "sliding_attention"] * 2}, model_file=False),
     Family("gemma4", "Gemma4", _GEMMA4_SHARED, "gemma", {"rope_parameters": _GEMMA4_ROPE[1]}),
     Family("gemma4 experts", "Gemma4", _GEMMA4_EXPERTS, "gemma", {"top_k_experts": 1}),
+    Family("qwen3.5", "Qwen3_5", _QWEN35, "qwen2", {"rms_norm_eps": 0.1}),
+    Family("qwen3.5 moe", "Qwen3_5Moe", {**_QWEN35, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}, "qwen2",
+           {"num_experts_per_tok": 1}),
     Family("gpt-oss", "GptOss", _GPT_OSS, "gpt-4o",
            {"rope_parameters": _PLAIN}),
     Family("phi3", "Phi3", {}, "llama", {"rope_parameters": _PLAIN}),
@@ -206,6 +219,8 @@ def build(family: Family, folder: Path) -> Built:
 def _mean(family: Family, name: str) -> float:
     if "norm" not in name:
         return 0.0
+    if family.architecture.startswith("Qwen3_5"):  # stored less 1, but for one
+        return float("linear_attn" in name)
     if "Gemma" not in family.architecture:
         return 1.0
     if family.architecture == "Gemma4":  # stored as they are; little of the network, as below
@@ -227,7 +242,7 @@ def _tokenizer(family: Family, folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _model(family: Family, changes: dict[str, Any]) -> PreTrainedModel:
-    suffix = "Text" if family.architecture in ("Gemma3", "Gemma4") else ""
+    suffix = "Text" if family.architecture in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
     config_name = f"{family.architecture}{suffix}Config"
     settings = copy.deepcopy(
         {**_SHAPE, "bos_token_id": 1, "eos_token_id": 2, **family.config, **changes}
