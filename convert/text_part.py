@@ -7,15 +7,14 @@ text, and some configs call a model tied whose output matrix has numbers of its 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
-from itertools import count, takewhile
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from specrun.convert.checkpoint import PIECE_BYTES, Checkpoint, JsonObject, SourceTensor
 from specrun.convert.checkpoint.source_tensor import widened
-from specrun.convert.families.steps import FUSED_EXPERTS
+from specrun.convert.families.steps import FUSED_EXPERTS, NEXTN_BLOCKS, NEXTN_TOKENS
 
 # torch.compile and data-parallel training put these before every name, or a part of it.
 _COMPILED, _PARALLEL = "_orig_mod.", "module."
@@ -25,7 +24,7 @@ _TEXT = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
-_BLOCKS = "mtp."
+_BLOCKS, _MOST = "mtp.", 8  # the beginning of names, and blocks that are looked for
 # Fields that a wrapper's config leaves out, as transformers fills them in.
 _LLAMA: dict[str, Any] = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 _LLAMA |= {"rms_norm_eps": 1e-6, "vocab_size": 32000}
@@ -168,22 +167,27 @@ def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _with_blocks(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint whose config has as many NextN blocks as are there.
+    """Return a checkpoint whose config says how many NextN blocks are there, and how they are.
 
-    Who trains a model on, or saves it with transformers, leaves them out.
+    Who trains a model on, or saves it with transformers, leaves them out. They have a name of their
+    own, or are layers behind the last one.
     """
-    key, config = "mtp_num_hidden_layers", checkpoint.config
-    starts = (f"{_BLOCKS}layers.{block}." for block in count())
-    there = takewhile(lambda start: any(map(_starts(start), checkpoint.tensors)), starts)
-    n_blocks = sum(1 for _ in there)
-    if not n_blocks and not config.any(key):
+    config, names = checkpoint.config, checkpoint.tensors
+    stated = [config.any(key) for key in (NEXTN_BLOCKS, "num_nextn_predict_layers")]
+    first = config.values.get("num_hidden_layers")
+    behind = []
+    if any(stated) and isinstance(first, int):
+        behind = [f"model.layers.{n}." for n in range(first, first + _MOST)]
+    n_blocks = 0
+    for places in ([f"{_BLOCKS}layers.{n}." for n in range(_MOST)], behind):
+        n_blocks = n_blocks or sum(
+            any(name.startswith(place) for name in names) for place in places
+        )
+    if not n_blocks and not any(stated):
         return checkpoint
-    values = {**config.values, key: n_blocks}
+    has_tokens = any(name.endswith(".shared_head.head.weight") for name in names)
+    values = {**config.values, NEXTN_BLOCKS: n_blocks, NEXTN_TOKENS: has_tokens}
     return dataclasses.replace(checkpoint, config=JsonObject(values, config.shown))
-
-
-def _starts(start: str) -> Callable[[str], bool]:
-    return lambda name: name.startswith(start)
 
 
 def _is_of_text(name: str) -> bool:

@@ -42,7 +42,7 @@ def _recurrent(config: JsonObject) -> list[bool]:
 
 def _n_blocks(config: JsonObject) -> int:
     """Return how many NextN blocks there are (`text_part` counts those of a checkpoint)."""
-    return config.token("mtp_num_hidden_layers") or 0
+    return config.token(steps.NEXTN_BLOCKS) or 0
 
 
 def _describe(config: JsonObject, metadata: Metadata, prefix: str = "qwen35") -> None:

@@ -16,8 +16,11 @@ from specrun.convert.families.family import Array, TensorRule, unchanged
 from specrun.convert.gguf import Metadata
 
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
-FUSED_EXPERTS = "experts_in_one_tensor"
-"""The key that `text_part` adds to the config of a checkpoint which has them so."""
+FUSED_EXPERTS, NEXTN_TOKENS = "experts_in_one_tensor", "nextn_blocks_have_tokens"
+"""Keys that `text_part` adds to the config of a checkpoint which has its tensors so."""
+
+NEXTN_BLOCKS = "mtp_num_hidden_layers"
+"""The key of the number of NextN blocks, as `text_part` counts them."""
 
 _Change = Callable[[Array], Array]
 
@@ -218,7 +221,8 @@ def _feed_forward(config: JsonObject, layer: int) -> Iterator[TensorRule]:
 
 def n_experts(config: JsonObject) -> int:
     """Return the number of experts; transformers 5 writes one name for all families."""
-    return config.count("num_experts" if "num_experts" in config else "num_local_experts")
+    names = "num_experts", "n_routed_experts"
+    return config.count(next((name for name in names if name in config), "num_local_experts"))
 
 
 def describe_experts(config: JsonObject, metadata: Metadata, prefix: str) -> None:

@@ -103,6 +103,7 @@ _QWEN35 = {
     "linear_num_value_heads": 4,
     "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
 }
+_GLM = {"head_dim": 16, "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.5}}
 _GPT_OSS = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
             "sliding_window": 16, "rope_parameters": {**_YARN, "truncate": True}}  # fmt: skip
 
@@ -168,6 +169,10 @@ FAMILIES = (
     Family("qwen3.5", "Qwen3_5", _QWEN35, "qwen2", {"rms_norm_eps": 0.1}),
     Family("qwen3.5 moe", "Qwen3_5Moe", {**_QWEN35, "num_experts": 4, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}, "qwen2",
+           {"num_experts_per_tok": 1}),
+    Family("glm4", "Glm4", _GLM, "qwen2", {"rms_norm_eps": 0.1}),
+    Family("glm4 moe", "Glm4Moe", {**_GLM, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "use_qk_norm": True, "routed_scaling_factor": 1.5}, "qwen2",
            {"num_experts_per_tok": 1}),
     Family("gpt-oss", "GptOss", _GPT_OSS, "gpt-4o",
            {"rope_parameters": _PLAIN}),
