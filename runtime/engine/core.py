@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.machine.workers import require_workers
@@ -25,10 +25,13 @@ from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
 from specrun.runtime.round.results import GenerationResult
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from specrun.bindings.models.model import Model
     from specrun.bindings.models.vocabulary import Vocabulary
     from specrun.runtime.chat.template import ChatTemplate, Message
     from specrun.runtime.drafters.environment import DraftEnvironment
+    from specrun.runtime.engine.keywords import AnswerKeywords, SharedKeywords
     from specrun.runtime.engine.opening import RuntimeOptions
     from specrun.runtime.memory import Fitted
     from specrun.runtime.online import RejectionStore
@@ -77,7 +80,7 @@ class EngineCore(ABC):
         self,
         target: str | os.PathLike[str] | None,
         drafter: str | None,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         slots: int = 1,
     ) -> None:
         """Open a target, or the embedded one, with slots."""
@@ -119,7 +122,7 @@ class EngineCore(ABC):
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of a continuation of `prompt`, a text or token ids, at once.
 
@@ -143,7 +146,7 @@ class EngineCore(ABC):
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of `submit`, with `logprobs` unless they are switched off."""
         return self.submit(prompt, params, **{"logprobs": True, **options})
@@ -152,7 +155,7 @@ class EngineCore(ABC):
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationResult:
         """Return the finished continuation of `prompt`; options are those of `submit`."""
         return self.submit(prompt, params, **options).drain()
@@ -161,7 +164,7 @@ class EngineCore(ABC):
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of an answer to {"role", "content"} messages; else as `submit`."""
         return self.submit(self.chat_prompt(messages), params, **options)
@@ -170,7 +173,7 @@ class EngineCore(ABC):
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of an answer to {"role", "content"} messages; else as `stream`."""
         return self.stream(self.chat_prompt(messages), params, **options)
@@ -179,7 +182,7 @@ class EngineCore(ABC):
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationResult:
         """Return the finished answer; tokens shared with the last one are not evaluated again."""
         return self.generate(self.chat_prompt(messages), params, **options)
@@ -188,7 +191,7 @@ class EngineCore(ABC):
         self,
         prompts: Iterable[str | Sequence[int]],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> list[GenerationResult]:
         """Return the continuations of all prompts, in their order; the rest as for `submit`."""
         return list(_results([self.submit(prompt, params, **options) for prompt in prompts]))
@@ -200,7 +203,7 @@ class EngineCore(ABC):
         *,
         max_tokens: Sequence[int | None],
         indices: Sequence[int],
-        **options: Any,  # noqa: ANN401 - the other fields of AnswerOptions
+        **options: Unpack[SharedKeywords],
     ) -> Iterator[GenerationResult]:
         """Yield the continuations of all prompts in turn; each has its own limit and index.
 
@@ -222,7 +225,11 @@ class EngineCore(ABC):
     ) -> Request:
         """Return a request; raises `OptionError` for choices that are not offered or do not fit."""
         self._require_open()
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            given = "**settings" if isinstance(params, Mapping) else "temperature=0.7"
+            advice = f"give a SamplingParams, such as SamplingParams({given})"
+            raise OptionError(f"the settings of sampling are {params!r}: {advice}")
         tokens = prompt_tokens(self.vocabulary, prompt)
         require_workers(self.options.placement.rpc)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
@@ -235,6 +242,9 @@ class EngineCore(ABC):
         """
         from specrun.runtime.chat.template import chat_tokens, is_begun_answer
 
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            advice = "give a list of messages, such as [{'role': 'user', 'content': 'hi'}]"
+            raise OptionError(f"the conversation is {messages!r}: {advice}")
         is_begun = is_begun_answer(messages)
         return chat_tokens(self.chat_template, self.vocabulary, messages, is_begun=is_begun)
 
@@ -297,19 +307,19 @@ class EngineCore(ABC):
         if len(self._sessions) > 1:
             problem = f"a session file holds one conversation, and there are {len(self._sessions)}"
             raise OptionError(f"{problem} slots: give slots=1")
-        return self._first
+        return self.session
 
     # -- its state ---------------------------------------------------------------------------------
 
     def statistics(self) -> EngineStatistics:
         """Return the present state; numbers may be of neighbouring moments."""
-        schedule, alone = self._schedule, self._first.conversation
+        schedule, alone = self._schedule, self.session.conversation
         shared = schedule.shared
         return EngineStatistics(
             slots=len(self._sessions),
             busy=sum(session.is_busy for session in self._sessions),
             queued=len(schedule.queue) + len(self._requests),
-            n_ctx=self.n_ctx,
+            n_ctx=self.session.target.context.n_ctx,
             cells=alone.n_cached if shared is None else shared.n_cells_used,
             load=schedule.load_now(),
         )
@@ -334,7 +344,8 @@ class EngineCore(ABC):
     # -- open models and drafters ------------------------------------------------------------------
 
     @property
-    def _first(self) -> Session:
+    def session(self) -> Session:
+        """The first slot, a runtime's only one; raises `ClosedError` after `close()`."""
         self._require_open()
         return self._sessions[0]
 
@@ -346,15 +357,17 @@ class EngineCore(ABC):
     @property
     def vocabulary(self) -> Vocabulary:
         """The target's vocabulary."""
-        return self._first.vocabulary
+        return self.session.vocabulary
 
     @property
     def n_ctx(self) -> int:
         """How many tokens all conversations together may have cached.
 
-        llama.cpp rounds it up to a multiple of 256.
+        Of a model with a recurrent state, each of them. llama.cpp rounds it up to a multiple of
+        256.
         """
-        return self._first.target.context.n_ctx
+        target = self.session.target
+        return target.n_positions if target.context.options.apart else target.context.n_ctx
 
     @property
     def memory_line(self) -> str:
@@ -384,7 +397,12 @@ class EngineCore(ABC):
     @property
     def remark(self) -> str:
         """What the user is to know of how it drafts; "" if there is nothing."""
-        return self._sessions[0].drafter.remark
+        session = self._sessions[0]
+        if session.drafter.max_nodes and not session.target.max_nodes:
+            kind = f"{self.model.architecture} models evaluate accepted drafts again"
+            slots = f"with {len(self._sessions)} conversations nothing is drafted"
+            return f"{kind}, which a single conversation can: {slots}"
+        return session.drafter.remark
 
     @property
     def rules(self) -> list[str]:

@@ -20,9 +20,6 @@ from specrun.runtime.planning import best_tree, typical_acceptance
 from specrun.runtime.round.drafter import DrafterWeights
 from specrun.runtime.trees import DynamicShape, Topology, check_sampling
 
-_MOST_RECURRENT = 3
-"""Tokens where each that may be dropped again keeps one more recurrent state."""
-
 _DEPTH = 8
 _DEFAULT = TreeOptions(topk=2, nodes="auto")
 """An assistant's trees if nothing is said: a round verifies what pays of them, mostly a chain."""
@@ -107,7 +104,7 @@ def _n_tokens(expression: Expression, model: Model, n: int | None, most: int) ->
     """Return the most tokens to draft: as asked, and with several blocks no more than there are."""
     blocks = model.nextn.count
     if blocks < 2:
-        return n or (most if model.can_branch else min(most, _MOST_RECURRENT))
+        return n or most
     if n is not None and n > blocks:
         limit = f"{blocks} NextN blocks, one for each token, so n is at most {blocks}"
         raise OptionError(f"{expression}: {model.path} has {limit}")

@@ -47,9 +47,7 @@ def test_the_block_behind_the_layers_drafts(tmp_path: Path, has_tokens: bool) ->
     texts, greedy = [], SamplingParams(temperature=0.0)
     for drafter in ("none", "mtp(n=2)"):
         with Runtime(output, drafter=drafter, n_ctx=256, **F32) as runtime:
-            result = runtime.generate(
-                [5, 200, 7, 31], SamplingParams(temperature=0.0), max_tokens=20
-            )
+            result = runtime.generate([5, 200, 7, 31], greedy, max_tokens=20)
             texts.append(result.token_ids)
     assert texts[0] == texts[1]
     assert result.stats.drafted > 0
