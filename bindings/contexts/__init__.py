@@ -46,7 +46,6 @@ if TYPE_CHECKING:
         ALL_SEQUENCES,
         Checkpoints,
         Memory,
-        MoveLoop,
         Moves,
         copy_sequence,
         load_sequence,

@@ -149,7 +149,8 @@ class EngineCore(ABC):
         **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of `submit`, with `logprobs` unless they are switched off."""
-        return self.submit(prompt, params, **{"logprobs": True, **options})
+        options.setdefault("logprobs", True)
+        return self.submit(prompt, params, **options)
 
     def generate(
         self,

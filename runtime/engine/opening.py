@@ -133,7 +133,7 @@ class OpenSlots:
 def open_slots(
     target: str | os.PathLike[str] | None,
     drafter: str | None,
-    values: Mapping[str, object],
+    values: Mapping[str, Any],
     n_slots: int = 1,
 ) -> OpenSlots:
     """Open a target with drafters and slots; None: the embedded family's target.
@@ -298,7 +298,7 @@ def _wanted_kind(value: object, kind: object) -> str:
     return "" if fits(value) else wanted
 
 
-def parse_options(values: Mapping[str, object]) -> RuntimeOptions:
+def parse_options(values: Mapping[str, Any]) -> RuntimeOptions:
     """Return the options; those of context and placement may be given one by one, too."""
     kinds = get_type_hints(RuntimeKeywords)
     for name, value in values.items():

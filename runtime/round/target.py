@@ -26,7 +26,6 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.memory import ALL_SEQUENCES
 from specrun.bindings.contexts.rows import Candidates, Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.layout import (
     FILLER,
@@ -495,13 +494,7 @@ class TargetModel:
             # Its last node's sequences hold the whole path: the others take over what they lack.
             # Each move walks all cells of the context: sequences that hold the path make none.
             source = layout.ids[path[-1]][0]
-            if LOOPS is not None and memory.follow(source, root + 1, end, moves, LOOPS.follow):
-                return
-            for sequence, shared, strays in moves:
-                # First, or the path would be attended to beside another branch's cells.
-                if strays:
-                    memory.truncate(root + 1 + shared, end, sequence)
-                memory.branch(source, sequence, root + 1 + shared, end)
+            memory.follow(source, root + 1, end, moves)
 
     def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
         """Raise `UnsupportedModelError` unless a recurrent state can take back the whole tree."""
