@@ -240,15 +240,27 @@ class InlineParser {
 
   // Marks that came to nothing are text again.
   _literal(items) {
-    return items.flatMap((item) => (item.type ? [item] : this._leaves(item.from, item.to)));
+    return items.flatMap((item) => {
+      if (item.type) return [item];
+      return this.live && this._isLink(item) ? [] : this._leaves(item.from, item.to);
+    });
+  }
+
+  // Whether a bracket that is open yet looks as if its link's address were to come.
+  _isLink({ bracket, from }) {
+    return bracket && /[\p{L}`*_]/u.test(this.text[from + 1] ?? "");
   }
 
   _link() {
     const index = this.out.findLastIndex((item) => item.bracket);
     const opener = this.out[index];
     if (!opener) return false;
-    opener.bracket = false;
     const begin = this.place;
+    if (this.live && begin === this.text.length - 1 && this._isLink(opener)) {
+      this.place += 1;
+      return true;
+    }
+    opener.bracket = false;
     const target = opener.active ? this._target(opener) : null;
     if (!target) {
       this._text(begin, begin + 1);
