@@ -19,7 +19,7 @@ from specrun.cli.serve.body import wanted, wrong
 from specrun.cli.serve.errors import RequestError, field_named_in
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Prompt, Speculation
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools import ChatTurn
+from specrun.runtime.chat import ChatTurn
 from specrun.runtime.grammar import Grammar, GrammarError
 from specrun.runtime.laws import RANDOM_SEED, SETTINGS, SamplingParams
 

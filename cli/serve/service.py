@@ -25,8 +25,7 @@ from specrun.cli.serve.grammars import GrammarReader
 from specrun.cli.serve.lanes import REQUESTS
 from specrun.cli.serve.offers import CustomInputs
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools import ChatTurn, PartReader
-from specrun.runtime.chat import CallBegun, ChatText, Part, chat_text, require_room, too_long
+from specrun.runtime.chat import CallBegun, ChatText, ChatTurn, Part, require_room, too_long
 from specrun.runtime.engine import Engine, GenerationStream, RoundTrace
 from specrun.runtime.laws import SamplingParams, random_if_unset
 from specrun.runtime.round import FinishReason, GenerationResult, TokenEvent
@@ -134,17 +133,9 @@ class PromptReader:
         return await REQUESTS.run(lambda: self._rendered(request).text)
 
     def _rendered(self, request: AnswerRequest, longest: int | None = None) -> ChatText:
-        return chat_text(
-            self._engine.tool_template if request.turn.tools else self._engine.chat_template,
-            self._engine.vocabulary,
-            request.turn.messages,
-            tools=request.turn.tools,
-            variables={**self._template_kwargs, **request.turn.template_kwargs},
-            no_thoughts=request.turn.no_thoughts,
-            is_begun=request.turn.is_begun,
-            add_generation_prompt=request.turn.is_asked,
-            n_ctx=longest,
-        )
+        engine, turn = self._engine, request.turn
+        template = engine.tool_template if turn.tools else engine.chat_template
+        return turn.text(template, engine.vocabulary, self._template_kwargs, longest)
 
     def _conversation(self, request: AnswerRequest, longest: int) -> Prompts:
         text = self._rendered(request, longest)
@@ -230,7 +221,7 @@ class ServedAnswer:
         stream, length, called = self.streams[index], 0, False
         vocabulary = self.service.engine.vocabulary
         plan = self.request.turn.plan
-        reader = PartReader(plan, vocabulary, self.prompts.end)
+        reader = plan.reader(vocabulary, self.prompts.end)
         inputs = CustomInputs(plan.custom)
         async for events in stream.rounds():
             text = "".join([event.text for event in events])

@@ -51,6 +51,7 @@ from specrun.runtime.trees.tree import count_candidates
 # Grammars, traces and sequential cascades are imported by answers that have them.
 if TYPE_CHECKING:
     from specrun.bindings.models.vocabulary import Vocabulary
+    from specrun.runtime.chat import ReplyReading
     from specrun.runtime.drafters.combinators.guided import GuidedDrafter
     from specrun.runtime.engine.choices import DrafterKey
     from specrun.runtime.engine.session import Session
@@ -80,7 +81,8 @@ class AnswerOptions:
     whole rows to itself. With `top_logprobs` they also have those of so many most likely tokens.
     `drafter` and `accept` are among those that were opened; None: the default ones. A round drafts
     at most `n_max` nodes; 0: none. `trace` records every round, which changes no token but takes
-    time. Raises `OptionError` for a number that makes no sense.
+    time. `reading` takes the text apart into reasoning, answer and tool calls, as for chats. Raises
+    `OptionError` for a number that makes no sense.
     """
 
     max_tokens: int | None = None
@@ -91,6 +93,7 @@ class AnswerOptions:
     n_max: int | None = None
     accept: str | None = None
     trace: bool = False
+    reading: ReplyReading | None = None
 
     def __post_init__(self) -> None:
         for name, advice in (
@@ -539,20 +542,24 @@ class Answer(Mailbox):
             self._leave_out(this_round, index)
             return None
         text = self._assembler.push(pieces[index])
+        ends: FinishReason | None = None
         if left == 1 and this_round.is_last:
             text += self._held_back()
+            ends = "stop" if this_round.is_whole else "length"
+        if self._stops and self._assembler.stopped_by is not None:
+            ends = "stop"
         token = this_round.new[index]
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read on demand: a softmax for every token would be most of the overhead.
             n_top = self.request.options.top_logprobs
-            event = TokenEvent(text, token, origin, number, this_round, index, n_top)
+            event = TokenEvent(text, token, origin, number, this_round, index, n_top, ends)
             if self.session.settles:
                 event.settle()
             else:
                 self._keeper.current.append(weakref.ref(event))
         else:
-            event = TokenEvent(text, token, origin, number, None)
+            event = TokenEvent(text, token, origin, number, None, finish_reason=ends)
         self._said.append(((token,), text))
         if left == 1:
             self.spoken = None
