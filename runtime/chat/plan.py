@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from specrun.runtime.chat.forced import ForcedCalls
@@ -90,8 +90,11 @@ class ReplyPlan:
             for name, schema in self.schemas.items()
         }
         control = {mark: token for token, mark in self.control_tokens(vocabulary).items()}
+        form = None if self.syntax is None else self.syntax.form
+        if form is not None and form.answer and prompt_end.rstrip().endswith(form.answer):
+            form = replace(form, answer="")  # the template has begun the answer
         forced = ForcedCalls(
-            None if self.syntax is None else self.syntax.form,
+            form,
             schemas,
             control,
             several=self.most_calls != 1,

@@ -206,7 +206,7 @@ def turn_of(
     if names is not None:
         schemas = {name: schemas[name] for name in schemas if name in names}
     plan = ReplyPlan(
-        syntax=syntax if tools or syntax.read is not None or syntax.begins else None,
+        syntax=syntax if tools or syntax.tells_answers else None,
         schemas=schemas,
         think=think_tags_of(template.source),
         most_calls=most_calls,

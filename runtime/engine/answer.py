@@ -323,7 +323,6 @@ class Answer(Mailbox):
         # The round that is handed out, its number, its tokens' pieces, and how many items there
         # were before it: a tuple, because they change together. None: nothing is left of it.
         self.spoken: tuple[Round, int, list[bytes], int] | None = None
-        self._cached = 0
         self._finish: FinishReason = "cancelled"
         self._stats: SpecStats | None = None  # once it has ended
         self.hand_out: Callable[[], None] | None = None  # while the next round is evaluated
@@ -344,7 +343,7 @@ class Answer(Mailbox):
         """The answer so far, complete once the stream is exhausted or closed."""
         token_ids = [token for tokens, _ in self._said for token in tokens]
         text = "".join(text for _, text in self._said)
-        usage = Usage(len(self._prompt), len(token_ids), self._cached)
+        usage = Usage(len(self._prompt), len(token_ids), self.n_cached)
         stats = self._stats or self.statistics.summary(self, len(token_ids))
         return GenerationResult(text, token_ids, self._finish, usage, stats, self.request.seed)
 
@@ -359,13 +358,13 @@ class Answer(Mailbox):
             self.rule = request.rule or session.rule
             self.statistics.start(session)
             target = self._verifier()
-            self._cached = conversation.turn_to(session.target, self._prompt)
+            self.n_cached = conversation.turn_to(session.target, self._prompt)
             yield "reading"
             n_read = 0
             # In a sequential cascade the target reads the prompt when it is needed.
             if not isinstance(self.rule, SequentialCascade):
                 # The prompt's last token is the first round's root.
-                n_read = len(self._prompt) - 1 - self._cached
+                n_read = len(self._prompt) - 1 - self.n_cached
                 for _ in conversation.read_prompt(session.target):
                     yield "reading"
             if self._tracer is not None:

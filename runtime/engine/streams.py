@@ -120,6 +120,11 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
         return self._answer.ended is not None
 
     @property
+    def cached_tokens(self) -> int:
+        """How many tokens of the prompt were cached; 0 before the answer has begun."""
+        return self._answer.n_cached
+
+    @property
     def result(self) -> GenerationResult:
         """The answer: a runtime's so far, whole at its end; an engine's is waited for.
 
@@ -254,6 +259,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.reader: Callable[[], GenerationStream | None] = lambda: None
         self.cancelled = False
+        self.n_cached = 0  # tokens of the prompt that its slot held when it began
         self.ended: GenerationResult | BaseException | None = None
         self._events: deque[TokenEvent] = deque()
         self._traces: list[RoundTrace] = []

@@ -69,7 +69,7 @@ class ConditionReader:
         is_chosen = False
         most = max(2, _MOST_WORK // (1 + len(known["properties"])))
         for name, alternatives in (pair for each in held for pair in self._each(each, known)):
-            made = None
+            made: list[Sequence[Schema]] | None = None
             if alternatives is not None:
                 pairs = ((*option, more) for option in options for more in alternatives)
                 made = [option for option in pairs if _may_be([known, *option])]
@@ -208,7 +208,7 @@ class ConditionReader:
                 if len(found) < len(each):
                     return None
                 return [value for values in found for value in values]
-        known_types = {"boolean": [True, False], "null": [None]}
+        known_types: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
         types = _list(node.get("type"))
         if not types or any(each not in known_types for each in types):
             return None
@@ -285,9 +285,10 @@ def _joined(option: Sequence[Schema]) -> Schema:
         if isinstance(part, dict) and part.keys() == {"allOf"}:
             ahead += reversed(part["allOf"])
             continue
-        own = part.get("properties", {}) if isinstance(part, dict) else None
-        is_list = isinstance(own, dict) and part.keys() <= {"type", "properties", "required"}
-        values = {key: _listed_values(each) for key, each in own.items()} if is_list else {}
+        own = part.get("properties") if isinstance(part, dict) else None
+        own = own if isinstance(own, dict) else {}
+        is_list = isinstance(part, dict) and part.keys() <= {"type", "properties", "required"}
+        values = {key: _listed_values(each) for key, each in own.items()}
         if not is_list or part.get("type", "object") != "object" or None in values.values():
             others.append(part)
             continue
