@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,12 +24,12 @@ from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online import LearnFrom
-from specrun.runtime.planning import ANY, tuned_plan
+from specrun.runtime.planning import ANY, drafter_for, tuned_plan
 from specrun.runtime.round import Shape
-from specrun.runtime.tuning import drafter_for
 
 if TYPE_CHECKING:
     from specrun.runtime.engine import Engine
+    from specrun.runtime.engine.choices import DrafterMaker
 
 
 Opened = TypeVar("Opened", "Runtime", "Engine")
@@ -82,7 +82,7 @@ def open_engine(
     terminal: Terminal,
     *,
     slots: int,
-    others: tuple[str, ...] = (),
+    others: Sequence[str | DrafterMaker] = (),
     rules: tuple[str, ...] = (),
     lora: tuple[str, ...] = (),
     workload: str = ANY,

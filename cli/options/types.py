@@ -97,6 +97,11 @@ def read_size(text: str) -> int:
     return n_bytes
 
 
+def read_room(text: str) -> int:
+    """Return the bytes of a size, or 0 for none."""
+    return 0 if text.strip() == "0" else read_size(text)
+
+
 def read_sizes(text: str) -> tuple[int, ...]:
     """Return the bytes of 8G,12G; "cards" are the sizes of common cards."""
     sizes = "8G,12G,16G,24G" if text.strip() == "cards" else text
@@ -165,6 +170,7 @@ def read_tensor_type(text: str) -> tuple[str, str]:
 LAYER_COUNT = Parsed("N|auto|all", read_layer_count)
 SHAPE = Parsed("free|pairs|fixed|N", read_shape)
 SIZE = Parsed("SIZE", read_size)
+ROOM = Parsed("SIZE", read_room)
 SIZES = Parsed("SIZE,...", read_sizes)
 LOGIT_BIAS = Parsed("ID(+/-)BIAS", parse_logit_bias)
 COUNTS = Parsed("N,N", read_counts)
@@ -184,7 +190,10 @@ class ModelName(str):
 
 
 class ModelFileType(click.ParamType["Path | ModelName"]):
-    """A model: the command gets the path of its file, or with `folder` of a folder."""
+    """A model: the command gets the path of its file, or with `folder` of a folder.
+
+    A folder that holds a model set stands for its target, and for its drafters.
+    """
 
     name = "FILE|NAME"
 
@@ -193,7 +202,7 @@ class ModelFileType(click.ParamType["Path | ModelName"]):
 
     def convert(self, value: Any, param: _Parameter, ctx: _Context) -> Path | ModelName:  # noqa: ANN401
         """Return an existing file, or a name that `located` finds later."""
-        from specrun.runtime.models import HubName, is_hub_name, looks_like_path
+        from specrun.runtime.models import HubName, is_hub_name, is_set, looks_like_path
 
         if isinstance(value, Path | ModelName):
             return value
@@ -203,7 +212,7 @@ class ModelFileType(click.ParamType["Path | ModelName"]):
             return ModelName(text)
         if not looks_like_path(path, text):
             return ModelName(text)
-        return path if self._folder else require_file(path)
+        return path if self._folder or is_set(path) else require_file(path)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str

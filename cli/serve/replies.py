@@ -35,7 +35,7 @@ _Value = TypeVar("_Value")
 _Body = TypeVar("_Body", bound=AnswerBody)
 Endpoint = Callable[[Request], Awaitable[Response]]
 _ANTHROPIC = ("/v1/messages", "/messages")
-_PING_SECONDS = 15
+_OLLAMA = "/api/"
 _LEFT = 499  # nginx's status for clients that left, for the log
 
 
@@ -54,6 +54,10 @@ class ReplyForm(ABC):
 
     Events are bytes as `event_bytes` makes them, b"" for none.
     """
+
+    media_type = "text/event-stream"
+    ping_seconds = 15
+    """After so long without an event a comment shows that the answer is still being made."""
 
     def __init__(self, answer: ServedAnswer) -> None:
         self._answer = answer
@@ -79,6 +83,13 @@ class ReplyForm(ABC):
         """Return the reply that is not streamed."""
 
 
+class LinesForm(ReplyForm):
+    """The form of an API whose streams are lines of JSON, which have no comments."""
+
+    media_type = "application/x-ndjson"
+    ping_seconds = 365 * 86_400
+
+
 def parts_of(reply: Reply) -> list[Part]:
     """Return the parts of a reply that is whole, as a stream has them: no text if it only calls."""
     parts: list[Part] = [Reasoning(reply.reasoning)] if reply.reasoning else []
@@ -95,6 +106,11 @@ def event_bytes(payload: object, name: str = "") -> bytes:
     return b"event: " + name.encode() + b"\n" + data if name else data
 
 
+def line_bytes(payload: object) -> bytes:
+    """Return a line with a JSON object."""
+    return _encoder.encode(payload) + b"\n"
+
+
 def json_reply(payload: object, status: int = 200, **headers: str) -> Response:
     """Return a reply with a JSON object."""
     body = _encoder.encode(payload)
@@ -103,7 +119,10 @@ def json_reply(payload: object, status: int = 200, **headers: str) -> Response:
 
 def failure(path: str, error: RequestError) -> Response:
     """Return the reply to a request for a path that fails."""
-    payload = (anthropic_error if path.startswith(_ANTHROPIC) else openai_error)(error)
+    if path.startswith(_OLLAMA):
+        payload: dict[str, Any] = {"error": str(error)}
+    else:
+        payload = (anthropic_error if path.startswith(_ANTHROPIC) else openai_error)(error)
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == HTTPStatus.REQUEST_TIMEOUT:  # later bytes belong to no request
         headers["Connection"] = "close"
@@ -168,7 +187,11 @@ async def _stream(request: Request, answer: ServedAnswer, form: ReplyForm) -> Re
         first.result()  # an error, which still has a status
     events = _events(first, deltas, form)
     return EventSourceResponse(
-        events, sep="\n", ping=_PING_SECONDS, send_timeout=settings.send_seconds
+        events,
+        media_type=form.media_type,
+        sep="\n",
+        ping=form.ping_seconds,
+        send_timeout=settings.send_seconds,
     )
 
 

@@ -11,7 +11,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.break_even import TimedDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.language import Expression, Method, find_method, parse_expression
-from specrun.runtime.models.pairing import check_rollback, check_verifiable
+from specrun.runtime.models.pairing import check_verifiable
 from specrun.runtime.planning import LiveCurve
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, NoDrafter, Pace
 
@@ -65,8 +65,6 @@ def load_builder(method: Method) -> Builder:
 
 def _build(expression: Expression, env: DraftEnvironment) -> DrafterWeights:
     method = find_method(expression.atom)
-    if expression.atom != "none":
-        check_rollback(env.target)
     method.read(expression)  # refuses what the method does not take, before anything is loaded
     if method.members != 0:  # members go on from each other's guesses: nobody waits for others
         env = dataclasses.replace(env, meeting=None)

@@ -11,12 +11,13 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
-from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
+from specrun.bindings.errors import ClosedError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule, rule_names
 from specrun.runtime.drafters.batching import MOST_SEQUENCES
@@ -24,7 +25,7 @@ from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment, file_of
 from specrun.runtime.engine.answer import AnswerOptions
 from specrun.runtime.engine.sequential import small_model
-from specrun.runtime.engine.slots import n_slot_sequences
+from specrun.runtime.engine.slots import slot_options
 from specrun.runtime.language import parse_expression
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, Owned, close_all
@@ -55,6 +56,17 @@ class DrafterKey(NamedTuple):
 
     expression: str
     kind: RuleKind
+
+
+class DrafterMaker(Protocol):
+    """Makes the weights of a drafter that no expression describes; requests take it by its name."""
+
+    @property
+    def name(self) -> str:
+        """A name that no method has."""
+
+    def __call__(self, environment: DraftEnvironment) -> DrafterWeights:
+        """Return the weights of drafters for the environment's target."""
 
 
 class SlotDrafters:
@@ -94,7 +106,7 @@ class Choices:
         rule: Rule | SequentialCascade,
         environment: DraftEnvironment,
         slots: int,
-        others: Sequence[str] = (),
+        others: Sequence[str | DrafterMaker] = (),
         rules: Sequence[str] = (),
     ) -> None:
         self._single = slots == 1
@@ -106,7 +118,10 @@ class Choices:
         self.own = DrafterKey(own.name, self._kinds[0])
         self.own_drafter = self.own.expression
         """The expression of the default drafter now: requests name it as it was opened."""
-        names = [str(parse_expression(text)) for text in others]
+        self._makers = {each.name: each for each in others if not isinstance(each, str)}
+        names = [
+            str(parse_expression(each)) if isinstance(each, str) else each.name for each in others
+        ]
         self.names = (*dict.fromkeys([self.own.expression, "none", *names]),)
         self.weights: dict[DrafterKey, DrafterWeights] = {self.own: own}
         self.slots = [SlotDrafters(self.weights, self.own) for _ in range(slots)]
@@ -124,7 +139,8 @@ class Choices:
 
     def _open(self, key: DrafterKey) -> None:
         if key not in self.weights:
-            self.weights[key] = build_drafter(key.expression, key.kind.suited(self.environment))
+            make = self._makers.get(key.expression, partial(build_drafter, key.expression))
+            self.weights[key] = make(key.kind.suited(self.environment))
         if not self._single and self.slots[0].get(key).embedding_inputs is not None:
             why = "drafts at positions that are no tokens, which a batch has alone"
             raise OptionError(f"{key.expression} {why}: give slots=1")
@@ -255,24 +271,21 @@ class Choices:
         largest = max(drafters, key=lambda each: each.max_leaves)
         sizes = LargestDrafts.of(drafters)
         own = target_context_options(self.environment.context, sizes)
-        if not model.can_branch:
-            kind = f"{model.architecture} models keep a recurrent state"
-            raise UnsupportedModelError(f"{kind}: they answer one conversation at a time (slots=1)")
-        # Prompts are read one at a time: rows of hidden states for these are needed once.
-        n_sequences = n_slot_sequences(own.n_sequences, slots)
-        n_outputs = (sizes.max_nodes + 1) * slots
-        if n_sequences > MOST_SEQUENCES:
+        most = (MOST_SEQUENCES - 1) // own.n_sequences
+        if slots > most:
             has = f"{largest.name} drafts trees of up to {own.n_sequences} paths"
-            most = (MOST_SEQUENCES - 1) // own.n_sequences
             problem = f"{has}, and llama.cpp has {MOST_SEQUENCES} sequences"
             raise OptionError(
                 f"{problem}: take at most {most} slots, not {slots}, or smaller trees"
             )
+        options = slot_options(own, slots, can_branch=model.can_branch)
+        # Prompts are read one at a time: rows of hidden states for these are needed once.
+        n_outputs = (sizes.max_nodes + 1) * slots
         if n_outputs > own.n_batch:
             problem = f"{slots} slots evaluate up to {n_outputs} tokens at once, a batch has"
             raise OptionError(f"{problem} {own.n_batch}: raise n_batch, or take fewer slots")
         n_outputs = max(n_outputs, own.n_outputs)
-        return dataclasses.replace(own, n_ctx=n_ctx, n_sequences=n_sequences, n_outputs=n_outputs)
+        return dataclasses.replace(options, n_ctx=n_ctx, n_outputs=n_outputs)
 
 
 @dataclass(slots=True)

@@ -25,11 +25,14 @@ from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
 from specrun.runtime.round.results import ChatResult, GenerationResult
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from specrun.bindings.models.model import Model
     from specrun.bindings.models.vocabulary import Vocabulary
     from specrun.runtime.chat import ChatTemplate, ReplyReading
     from specrun.runtime.chat.turn import Message, Tool
     from specrun.runtime.drafters.environment import DraftEnvironment
+    from specrun.runtime.engine.keywords import AnswerKeywords, ChatKeywords, SharedKeywords
     from specrun.runtime.engine.opening import RuntimeOptions
     from specrun.runtime.memory import Fitted
     from specrun.runtime.online import RejectionStore
@@ -78,7 +81,7 @@ class EngineCore(ABC):
         self,
         target: str | os.PathLike[str] | None,
         drafter: str | None,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         slots: int = 1,
     ) -> None:
         """Open a target, or the embedded one, with slots."""
@@ -120,7 +123,7 @@ class EngineCore(ABC):
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of a continuation of `prompt`, a text or token ids, at once.
 
@@ -144,7 +147,7 @@ class EngineCore(ABC):
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of `submit`, with `logprobs` unless they are switched off."""
         return self.submit(prompt, params, **{"logprobs": True, **options})
@@ -153,7 +156,7 @@ class EngineCore(ABC):
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationResult:
         """Return the finished continuation of `prompt`; options are those of `submit`."""
         return self.submit(prompt, params, **options).drain()
@@ -165,7 +168,7 @@ class EngineCore(ABC):
         *,
         tools: Sequence[Tool] = (),
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of an answer to {"role", "content"} messages; else as `submit`.
 
@@ -174,23 +177,24 @@ class EngineCore(ABC):
         `chat_template_kwargs` are variables of the template, as {"enable_thinking": False}. If the
         last message is the assistant's, that answer goes on.
         """
-        prompt, reading = self._asked(messages, tools, chat_template_kwargs)
-        return self.submit(prompt, params, reading=reading, **options)
+        prompt, options["reading"] = self._asked(messages, tools, chat_template_kwargs)
+        return self.submit(prompt, params, **options)
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - those of submit_chat
+        **options: Unpack[ChatKeywords],
     ) -> GenerationStream:
         """Return the stream of `submit_chat`, with `logprobs` unless they are switched off."""
-        return self.submit_chat(messages, params, **{"logprobs": True, **options})
+        options.setdefault("logprobs", True)
+        return self.submit_chat(messages, params, **options)
 
     def chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - those of submit_chat
+        **options: Unpack[ChatKeywords],
     ) -> ChatResult:
         """Return the finished answer of `submit_chat`.
 
@@ -204,7 +208,7 @@ class EngineCore(ABC):
         self,
         prompts: Iterable[str | Sequence[int]],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> list[GenerationResult]:
         """Return the continuations of all prompts, in their order; the rest as for `submit`."""
         return list(_results([self.submit(prompt, params, **options) for prompt in prompts]))
@@ -216,7 +220,7 @@ class EngineCore(ABC):
         *,
         max_tokens: Sequence[int | None],
         indices: Sequence[int],
-        **options: Any,  # noqa: ANN401 - the other fields of AnswerOptions
+        **options: Unpack[SharedKeywords],
     ) -> Iterator[GenerationResult]:
         """Yield the continuations of all prompts in turn; each has its own limit and index.
 
@@ -238,7 +242,11 @@ class EngineCore(ABC):
     ) -> Request:
         """Return a request; raises `OptionError` for choices that are not offered or do not fit."""
         self._require_open()
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            given = "**settings" if isinstance(params, Mapping) else "temperature=0.7"
+            advice = f"give a SamplingParams, such as SamplingParams({given})"
+            raise OptionError(f"the settings of sampling are {params!r}: {advice}")
         tokens = prompt_tokens(self.vocabulary, prompt)
         require_workers(self.options.placement.rpc)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
@@ -265,6 +273,9 @@ class EngineCore(ABC):
         """Return the tokens of a conversation, and how the reply to it is read."""
         from specrun.runtime.chat import ReplyReading, is_begun_answer, turn_of
 
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            advice = "give a list of messages, such as [{'role': 'user', 'content': 'hi'}]"
+            raise OptionError(f"the conversation is {messages!r}: {advice}")
         template = self.tool_template if tools else self.chat_template
         is_begun, vocabulary = is_begun_answer(messages), self.vocabulary
         turn = turn_of(
@@ -332,19 +343,19 @@ class EngineCore(ABC):
         if len(self._sessions) > 1:
             problem = f"a session file holds one conversation, and there are {len(self._sessions)}"
             raise OptionError(f"{problem} slots: give slots=1")
-        return self._first
+        return self.session
 
     # -- its state ---------------------------------------------------------------------------------
 
     def statistics(self) -> EngineStatistics:
         """Return the present state; numbers may be of neighbouring moments."""
-        schedule, alone = self._schedule, self._first.conversation
+        schedule, alone = self._schedule, self.session.conversation
         shared = schedule.shared
         return EngineStatistics(
             slots=len(self._sessions),
             busy=sum(session.is_busy for session in self._sessions),
             queued=len(schedule.queue) + len(self._requests),
-            n_ctx=self.n_ctx,
+            n_ctx=self.session.target.context.n_ctx,
             cells=alone.n_cached if shared is None else shared.n_cells_used,
             load=schedule.load_now(),
         )
@@ -369,7 +380,8 @@ class EngineCore(ABC):
     # -- open models and drafters ------------------------------------------------------------------
 
     @property
-    def _first(self) -> Session:
+    def session(self) -> Session:
+        """The first slot, a runtime's only one; raises `ClosedError` after `close()`."""
         self._require_open()
         return self._sessions[0]
 
@@ -381,15 +393,17 @@ class EngineCore(ABC):
     @property
     def vocabulary(self) -> Vocabulary:
         """The target's vocabulary."""
-        return self._first.vocabulary
+        return self.session.vocabulary
 
     @property
     def n_ctx(self) -> int:
         """How many tokens all conversations together may have cached.
 
-        llama.cpp rounds it up to a multiple of 256.
+        Of a model with a recurrent state, each of them. llama.cpp rounds it up to a multiple of
+        256.
         """
-        return self._first.target.context.n_ctx
+        target = self.session.target
+        return target.n_positions if target.context.options.apart else target.context.n_ctx
 
     @property
     def memory_line(self) -> str:
@@ -419,7 +433,12 @@ class EngineCore(ABC):
     @property
     def remark(self) -> str:
         """What the user is to know of how it drafts; "" if there is nothing."""
-        return self._sessions[0].drafter.remark
+        session = self._sessions[0]
+        if session.drafter.max_nodes and not session.target.max_nodes:
+            kind = f"{self.model.architecture} models evaluate accepted drafts again"
+            slots = f"with {len(self._sessions)} conversations nothing is drafted"
+            return f"{kind}, which a single conversation can: {slots}"
+        return session.drafter.remark
 
     @property
     def rules(self) -> list[str]:

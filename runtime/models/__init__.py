@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         is_offline,
         without_hub,
     )
+    from specrun.runtime.models.model_set import ModelSet, is_set, read_set
     from specrun.runtime.models.names import (
         ModelEntry,
         catalogue,
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
         check_blocks,
         check_draftable,
         check_pair,
-        check_rollback,
         check_same_vocabulary,
     )
     from specrun.runtime.models.stores import StoredModel, StoredModels, stored_models

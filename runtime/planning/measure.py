@@ -28,7 +28,6 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.memory import layers_here
 from specrun.runtime.memory.fit import LayerCount, LoadOptions
-from specrun.runtime.models.pairing import check_draftable
 from specrun.runtime.planning.curves import CostCurve
 from specrun.runtime.planning.profile import load_curve, save_curve
 
@@ -119,7 +118,7 @@ class EvaluationTimes:
     """
 
     def __init__(self, context: Context, depth: int) -> None:
-        self._context, self._depth = context, depth
+        self._context, self._start = context, depth
         self._batch = Batch(context.n_batch, 1)
         self._reused: dict[int, list[float]] = {}
         self._rebuilt: dict[int, list[float]] = {}
@@ -167,14 +166,24 @@ class EvaluationTimes:
         return sizes
 
     def _timed(self, n: int) -> float:
-        """Return the seconds of evaluating n tokens, and drop them again."""
-        context, start = self._context, self._depth
+        """Return the seconds of evaluating n tokens, and drop them again.
+
+        Recurrent states drop nothing: their text goes on, and begins again when it is long.
+        """
+        context = self._context
+        if self._start + n > context.n_ctx:
+            context.memory.clear()
+            self._start = 0
+        start = self._start
         self._batch.fill_chain(_tokens(context, start, n), start, [0], n)
         # Time inside llama.cpp alone: Python's own is stated apart, in RoundCosts.
         before = context.native_seconds
         context.decode(self._batch)
         taken = context.native_seconds - before
-        context.memory.truncate(start)
+        if context.model.can_branch:
+            context.memory.truncate(start)
+        else:
+            self._start = start + n
         self._last = n
         return taken
 
@@ -237,12 +246,10 @@ def measure_target_costs(
 ) -> CostCurve:
     """Return the target's cost curve with these settings, measured in about so many seconds.
 
-    `progress` is told the share that is done. Raises as `Model` and `Context` do, and
-    UnsupportedModelError for a model that cannot verify drafts.
+    `progress` is told the share that is done. Raises as `Model` and `Context` do.
     """
     layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
     with Model(target, n_gpu_layers=layers, use_mmap=use_mmap) as model:
-        check_draftable(model)
         options = dataclasses.replace(sized_to_measure(context, model), n_outputs=_LARGEST)
         with Context(model, options) as opened:
             return measure_cost_curve(opened, seconds=seconds, progress=progress)

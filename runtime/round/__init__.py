@@ -19,7 +19,13 @@ if TYPE_CHECKING:
         SpecStats,
         TokenEvent,
     )
-    from specrun.runtime.round.target import CachedText, Target, TargetModel, target_context_options
+    from specrun.runtime.round.target import (
+        CachedText,
+        Target,
+        TargetModel,
+        checkpoint_places,
+        target_context_options,
+    )
     from specrun.runtime.round.text import common_prefix
 
 __getattr__, __dir__ = lazy_face(__name__)

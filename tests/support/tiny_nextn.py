@@ -200,9 +200,9 @@ class TinyNextN:
         return state + linear("ffn_down", gate / (1.0 + np.exp(-gate)) * linear("ffn_up", normed))
 
 
-def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
+def write_tiny_glm4moe(path: Path, *, seed: int = 0, preference: float = 1.0) -> Path:
     """Write a random glm4moe (GLM-4.5): a dense layer, two with experts, a NextN block like
-    these."""
+    these. A large `preference` lets all tokens choose the same experts."""
     random = np.random.default_rng(seed)
     vocab_size, width, ffn, layers, heads, kv_heads, head, experts = 320, 64, 48, 3, 4, 2, 16, 3
 
@@ -233,7 +233,8 @@ def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
             continue
         made |= {
             block + "ffn_gate_inp.weight": matrix(experts, width),
-            block + "exp_probs_b.bias": random.standard_normal(experts).astype(np.float32),
+            block + "exp_probs_b.bias": preference
+            * random.standard_normal(experts).astype(np.float32),
         }
         for name, shape in {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}.items():
             made[block + f"ffn_{name}_exps.weight"] = matrix(experts, *shape)
@@ -266,11 +267,13 @@ def write_tiny_glm4moe(path: Path, *, seed: int = 0) -> Path:
     return path
 
 
-def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
+def write_tiny_qwen35(
+    path: Path, *, blocks: int = 1, seed: int = 0, vocab_size: int = 320, scale: float = 3.0
+) -> Path:
     """Write a random qwen35: three layers with a recurrent state, one of attention, and NextN
     blocks."""
     random = np.random.default_rng(seed)
-    vocab_size, width, ffn, layers = 320, 64, 48, 4
+    width, ffn, layers = 64, 48, 4
     heads, kv_heads, head = 2, 1, 32
     state, value_heads, key_heads, kernel = 16, 4, 2, 4
     values, keys = state * value_heads, state * key_heads
@@ -284,7 +287,7 @@ def write_tiny_qwen35(path: Path, *, blocks: int = 1, seed: int = 0) -> Path:
     made = {
         "token_embd.weight": matrix(vocab_size, width, width**0.5),
         "output_norm.weight": norm(width),
-        "output.weight": matrix(vocab_size, width, 3.0),
+        "output.weight": matrix(vocab_size, width, scale),
     }
     for layer in range(layers + blocks):
         block = f"blk.{layer}."

@@ -8,14 +8,18 @@ the distribution after a node is one of its slot and, but for DFlash, of the nod
   the bias of its own chain, each token the most likely one after that before. Rows along this chain
   are taken as they are, bit by bit; for another token the difference of two biases is added. Where
   tokens are chosen, not drawn, that is worked out for the slot's best tokens alone.
+- DSpark with a gate or a state (rnn): the bias is w2 of a latent, which the slot's state, the token
+  before, and with a state all tokens since the text have made. It differs for each node.
 - DFlash2: the slot's best k tokens alone, with scores for each pair of neighbouring slots' tokens.
 """
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import overload
+from dataclasses import dataclass
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -31,25 +35,76 @@ Shifts = Callable[[Sequence[int], int, IdRows | None], FloatRows]
 
 Of the drafted tokens with these numbers, or None: of all."""
 
+
+class LatentHead(Protocol):
+    """A Markov head whose biases are w2 of latents, of `drafted` tokens (None: of all)."""
+
+    @property
+    def drafted(self) -> IdRows | None:
+        """The tokens of a draft vocabulary."""
+
+    def shifts(self, tokens: Sequence[int], before: int, numbers: IdRows | None) -> FloatRows:
+        """Return biases of tokens less those after another one, without a gate or a state."""
+
+    def latents(
+        self, tokens: Sequence[int], states: FloatRows, hidden: FloatRows
+    ) -> tuple[FloatRows, FloatRows]:
+        """Return the latents after n tokens, and the states then, both [n, rank]."""
+
+    def biases(self, latents: FloatRows, before: int, numbers: IdRows | None) -> FloatRows:
+        """Return the biases of latents less those after a token without a gate or a state."""
+
+
+_LEAST_CHANCE = 1e-7
 _CHOSEN_AMONG = 256
 """A slot's best tokens, among which its children are chosen: the bias moves others less far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confidences:
+    """DSpark's confidence head: the chance that a slot's token is accepted if those before are.
+
+    `chances` are those of the slots on llama.cpp's own chain. As a head reads the slot's state and
+    the token before it, log-odds after another one differ by the difference of their `moves`.
+    """
+
+    chances: Sequence[float]
+    moves: FloatRows
+
+    def after(self, slot: int, tokens: Sequence[int], before: int) -> list[float]:
+        """Return the chance of a slot after each token; `before` is the one on the chain."""
+        chance = min(max(self.chances[slot], _LEAST_CHANCE), 1.0 - _LEAST_CHANCE)
+        odds = math.log(chance / (1.0 - chance)) - float(self.moves[before])
+        return [0.5 + 0.5 * math.tanh(0.5 * (odds + float(self.moves[each]))) for each in tokens]
 
 
 class BlockRows(ABC):
     """The rows of one evaluated block, views that die with the next evaluation.
 
-    `confidences` are, for each slot, the chance that its token is accepted if those before are, by
-    a head that was trained for that; None if there is none.
+    `confidences` are the chances that tokens are accepted, by a head that was trained for that;
+    None if there is none.
     """
 
-    confidences: Sequence[float] | None = None
+    confidences: Confidences | None = None
 
     @abstractmethod
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> NodeRows:
         """Return the rows of a slot after nodes with these tokens; of slot 0 after the text.
 
-        `points`: children are chosen, so that only the likeliest tokens of a row count.
+        `points`: children are chosen, so that only the likeliest tokens of a row count. `parents`
+        are the nodes' own, numbered in the order in which they came; None: the newest node.
         """
+
+    def goes_on(self, slot: int, token: int) -> bool:
+        """Return whether a slot's rows are known after this token, as those of any draft are."""
+        return True
 
 
 class MarginalRows(BlockRows):
@@ -58,7 +113,14 @@ class MarginalRows(BlockRows):
     def __init__(self, logits: Sequence[Logits]) -> None:
         self._logits = logits
 
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> NodeRows:
         """Return the slot's row for each node."""
         return NodeRows([self._logits[slot]] * len(tokens))
 
@@ -75,31 +137,39 @@ class MarkovRows(BlockRows):
         last: int,
         shifts: Shifts,
         drafted: IdRows | None = None,
-        confidences: Sequence[float] | None = None,
+        confidences: Confidences | None = None,
     ) -> None:
         self.confidences = confidences
         self._logits, self._shifts, self._drafted = logits, shifts, drafted
         # The token before each slot on llama.cpp's own chain, as far as it was asked for.
         self._chain = [last]
 
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> NodeRows:
         """Return the slot's row for each node, with the bias of its token."""
         row, before, sure = self._logits[slot], self._before(slot), self.confidences
-        certainties = sure and [sure[slot]] * len(tokens)
+        certainties = None if sure is None else sure.after(slot, tokens, before)
         others = [*dict.fromkeys(token for token in tokens if token != before)]
         if others and points:
-            return NodeRows(highest=self._best(row, before, tokens), certainties=certainties)
+            best = self._best(row, lambda numbers: self._shifts(tokens, before, numbers))
+            return NodeRows(highest=best, certainties=certainties)
         known = {before: row}
         if others:
             shifts = self._shifts(others, before, None)
             known |= zip(others, (self._plus(row, shift) for shift in shifts), strict=True)
         return NodeRows([known[token] for token in tokens], certainties=certainties)
 
-    def _best(self, row: Logits, before: int, tokens: Sequence[int]) -> HighestLogits:
-        """Return the logits of the row's best tokens after each of these."""
+    def _best(self, row: Logits, shifts: Callable[[IdRows], FloatRows]) -> HighestLogits:
+        """Return the logits of the row's best tokens after each of these, by their biases."""
         drafted = row if self._drafted is None else row[self._drafted]
         numbers = _highest(drafted, min(_CHOSEN_AMONG, len(drafted)))
-        logits = drafted[numbers] + self._shifts(tokens, before, numbers)
+        logits = drafted[numbers] + shifts(numbers)
         names = numbers if self._drafted is None else self._drafted[numbers]
         order = names.argsort()  # a map need not ascend
         ids = np.ascontiguousarray(np.broadcast_to(names[order].astype(np.int32), logits.shape))
@@ -116,6 +186,54 @@ class MarkovRows(BlockRows):
         biased = row.copy()
         biased[self._drafted] += shift
         return biased
+
+
+class LatentRows(MarkovRows):
+    """DSpark's rows with a gated or a recurrent Markov head; `hidden` [slots, width] are states.
+
+    `head` makes latents of these, and biases of latents. llama.cpp's graph knows only a head
+    without either, whose biases along its chain are taken off again.
+    """
+
+    def __init__(
+        self,
+        logits: Sequence[Logits],
+        last: int,
+        head: LatentHead,
+        hidden: FloatRows,
+        *,
+        state: FloatRows,
+        confidences: Confidences | None = None,
+    ) -> None:
+        super().__init__(logits, last, head.shifts, head.drafted, confidences)
+        self._head, self._hidden = head, hidden
+        self._start = state
+        # Of the text and then of each node, the state after its token.
+        self._states = [state]
+
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> NodeRows:
+        """Return a row of its own for each node."""
+        row, before, sure = self._logits[slot], self._before(slot), self.confidences
+        if slot:
+            above = [len(self._states) - 2] * len(tokens) if parents is None else parents
+            states = np.stack([self._states[1 + node] for node in above])
+        else:
+            states = self._start[np.newaxis]
+        latents, made = self._head.latents(tokens, states, self._hidden[slot])
+        self._states = [*self._states, *made] if slot else [made[0]]
+        certainties = None if sure is None else sure.after(slot, tokens, before)
+        if points:
+            best = self._best(row, lambda numbers: self._head.biases(latents, before, numbers))
+            return NodeRows(highest=best, certainties=certainties)
+        shifts = self._head.biases(latents, before, None)
+        return NodeRows([self._plus(row, shift) for shift in shifts], certainties=certainties)
 
 
 def _highest(row: Logits, count: int) -> IdRows:
@@ -138,7 +256,14 @@ class LatticeRows(BlockRows):
     ) -> None:
         self._candidates, self._scores, self._vocab_size = candidates, scores, vocab_size
 
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> NodeRows:
         """Return the scores of the slot's candidates after each node, by ascending tokens."""
         named = self._candidates[slot]
         order = named.argsort()
@@ -151,6 +276,10 @@ class LatticeRows(BlockRows):
         ids = np.ascontiguousarray(np.broadcast_to(named[order], scores.shape))
         whole = _ScatteredRows(ids, scores, self._vocab_size)
         return NodeRows(whole, highest=HighestLogits(ids, scores))
+
+    def goes_on(self, slot: int, token: int) -> bool:
+        """Return whether the token is a candidate of the slot before."""
+        return slot == 0 or token in self._candidates[slot - 1]
 
 
 class _ScatteredRows(Sequence[Logits]):

@@ -98,9 +98,7 @@ def plan_draft(
     if tree.asks_for_tree:
         return _plan_tree(expression, env, tree, sequoia, share, text_share)
     chain = chain_options(expression)
-    # Where states are recurrent, each token that may be dropped again keeps one more of them.
-    longest = env.most_drafted if env.target.can_branch else min(env.most_drafted, USUAL_LENGTH)
-    count = longest if chain.n is None else chain.n
+    count = env.most_drafted if chain.n is None else chain.n
     if count < 1:
         problem = f"n is {count}: a draft model must draft at least 1 token (or use none)"
         raise OptionError(problem)
@@ -180,7 +178,8 @@ def _with_draft_model(
 
     options = draft_context_options(env.context, model)
     options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
-    window = _window(pair, model, options.n_ctx, plan.n_nodes)
+    is_like = pair.tokens is None and not pair.by_text
+    window = window_beyond(model, options.n_ctx, plan.n_nodes) if is_like else None
     short = remark_on_context(model, options.n_ctx, env.n_ctx, window)
     remark = "; ".join(filter(None, (pair.remark, short)))
 
@@ -210,14 +209,13 @@ def _with_draft_model(
 _SINK = 4  # tokens of the beginning that are kept, as of `partial`
 
 
-def _window(pair: DraftPair, model: Model, n_ctx: int, n_nodes: int) -> Window | None:
+def window_beyond(model: Model, n_ctx: int, n_nodes: int) -> Window | None:
     """Return the window of a text that a model drafts from beyond what it was trained for.
 
-    None if its memory drops no tokens, if they are not the target's, or if there is no room.
+    Its tokens are the target's. None if its memory drops no tokens, or if there is no room.
     """
     size = (n_ctx - _SINK - n_nodes - 2) // 2
-    fits = model.can_branch and pair.tokens is None and not pair.by_text
-    return Window(_SINK, size) if fits and size > n_nodes else None
+    return Window(_SINK, size) if model.can_branch and size > n_nodes else None
 
 
 def remark_on_context(model: Model, n_ctx: int, longest: int, window: Window | None = None) -> str:
@@ -278,7 +276,7 @@ def _by_text(
     n = options.length("n")
 
     def drafter(context: Context, _: MakeState) -> Drafter:
-        count = USUAL_LENGTH if n is None else n
+        count = env.bounded(USUAL_LENGTH) if n is None else n
         return RetokenisedDrafter(
             context, env.target.vocabulary, num_draft_tokens=count, name=str(expression)
         )

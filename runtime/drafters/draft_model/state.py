@@ -204,6 +204,7 @@ class DraftModelState:
         self._parents: list[int] = []
         self._tokens: list[int] = []
         self._ids: list[int] = []
+        self._free: list[int] = []  # sequences without nodes
         # Whether sequences may hold nodes: an interrupted round leaves it set. Last, because lists
         # without nodes say nothing of what is in the memory.
         self._grows = False
@@ -247,34 +248,31 @@ class DraftModelState:
         return self._part.answered()
 
     def _fill_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        first = self.n_nodes
+        own, first, synced = self._ids, self.n_nodes, self._synced
         position = self.cells(len(self.cached)) + self.depth_of(parents[0])
+        if not self._grows:
+            self._free = [each for each in range(self._n_sequences) if each != self.main]
         self._grows = True
         for parent, token in zip(parents, tokens, strict=True):
-            sequence = self._sequence_for(parent, position)
+            sequence = self.main if parent == ROOT else own[parent]
+            # The first child goes on in its parent's sequence, which costs no walk over the cells.
+            if parent in self._parents:
+                # A sequence without nodes of this round holds the text up to `_synced`: it shares
+                # the rest of the path up to `position` at once.
+                source, sequence = sequence, self._free_sequence()
+                self.context.memory.branch(source, sequence, synced[sequence], position)
             self._parents.append(parent)
             self._tokens.append(token)
-            self._ids.append(sequence)
-        known, ids = self.all_known(tokens), (*self._ids[first:],)
+            own.append(sequence)
+        known, ids = self.all_known(tokens), (*own[first:],)
         self.depth_batch.fill_shape(known, position, _depth_shape(ids))
 
-    def _sequence_for(self, parent: int, end: int) -> int:
-        """Return the sequence of the next child of `parent`, which holds all before `end`."""
-        source = self.main if parent == ROOT else self._ids[parent]
-        # The first child goes on in its parent's sequence, which costs no walk over the cells.
-        if parent not in self._parents:
-            return source
-        # This round's paths have cells that a new path must not share.
-        main, used, sequence = self.main, self._ids, 0
-        while sequence == main or sequence in used:
-            sequence += 1
-        if sequence >= self._n_sequences:
+    def _free_sequence(self) -> int:
+        """Take a sequence without nodes: a new path must not share the cells of others."""
+        if not self._free:
             limit = f"the draft context's {self._n_sequences} sequences"
             raise OptionError(f"a draft tree with more paths than {limit}")
-        # The free sequence holds the text up to `_synced`;
-        # branch shares the rest up to `end` at once.
-        self.context.memory.branch(source, sequence, self._synced[sequence], end)
-        return sequence
+        return self._free.pop(0)
 
     def keep(self, tokens: Sequence[int]) -> None:
         """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""

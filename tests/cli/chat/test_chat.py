@@ -44,7 +44,7 @@ def test_answers_follow_the_whole_conversation(talk: Talk, models: Models) -> No
     bias = {token: float("-inf") for token in (*ODD_BYTES, *CONTROL_TOKENS)}
     params = SamplingParams(temperature=0, logit_bias=bias)
     messages: list[dict[str, str]] = []
-    with Runtime(models.target, n_threads=1, n_threads_batch=1) as runtime:
+    with Runtime(models.target, "none", n_threads=1, n_threads_batch=1) as runtime:
         for text in ("hello", "and again"):
             messages.append({"role": "user", "content": text})
             messages.append(
@@ -58,7 +58,7 @@ def test_answers_follow_the_whole_conversation(talk: Talk, models: Models) -> No
 
 def test_the_banner_names_models_and_settings(talk: Talk) -> None:
     banner = talk().stderr
-    assert "random llama 0 (llama, " in banner
+    assert "random llama 0 (target.gguf, llama, " in banner
     assert "drafter auto · exact · context 512 tokens" in banner
     assert "drafter none · exact" in talk(options=("--drafter", "none")).stderr
     assert "greedy (temp 0) · 165 logit biases · at most 8 tokens" in banner
