@@ -450,6 +450,12 @@ load_options = option_group(
         "--mmap/--no-mmap",
         "Map model files into memory instead of reading them.",
     ),
+    _loading(
+        "measure",
+        "--measure/--no-measure",
+        "Time evaluations of 1 to 32 tokens, about two seconds, when a file is loaded for the "
+        "first time here: what is drafted then follows what it costs.",
+    ),
     _loading("use_mlock", "--mlock", "Keep the target in RAM (not with --no-mmap).", is_flag=True),
     _loading(
         "backend_sampling",

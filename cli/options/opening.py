@@ -67,7 +67,7 @@ def open_runtime(
                 f"{ours:,}): were they swapped? Drafting will cost more than it saves"
             )
         _warn_of_lossy_rule(draft.accept, terminal)
-        for note in (runtime.remark, runtime.memory_line):
+        for note in (runtime.remark, runtime.memory_line, runtime.contact_line):
             if note:
                 terminal.note(note)
         yield runtime
@@ -106,8 +106,9 @@ def open_engine(
         learn=learn,
     ) as engine:
         _warn_of_lossy_rule(draft.accept, terminal)
-        if engine.remark:
-            terminal.note(engine.remark)
+        for note in (engine.remark, engine.contact_line):
+            if note:
+                terminal.note(note)
         yield engine
 
 

@@ -29,8 +29,9 @@ _LEAST_STEP = 0.03  # a plain round's share that the least evaluation of a draft
 class DraftEnvironment:
     """What builders may need; `default_files` are the demo's, by the names of methods.
 
-    `costs` is what evaluations of the target cost, None: as it was measured on this machine, or
-    else a typical curve, which rounds then correct (`learnt`). `clock` is what drafters that
+    `costs` is what evaluations of the target cost, None: as it was measured on this machine
+    (`measured`, or else what is stored), or else a typical curve, which rounds then correct
+    (`learnt`). `clock` is what drafters that
     measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
     rules whose law is the drafter's too; `keeps_rows` says that such a rule reads the drafter's own
     rows. `shape` says whether all evaluations have one width. At a `meeting` draft models of
@@ -43,6 +44,7 @@ class DraftEnvironment:
     use_mmap: bool = True
     default_files: Mapping[str, Path] | None = None
     costs: CostCurve | None = None
+    measured: CostCurve | None = None
     clock: Callable[[], float] = time.perf_counter
     by_clock: bool = True
     learnt: LiveCurve | None = None
@@ -77,8 +79,12 @@ class DraftEnvironment:
 
     @property
     def known(self) -> CostCurve:
-        """What evaluations of the target were known to cost before anything was decoded."""
-        return self.costs or self._known.as_padded()
+        """What evaluations of the target were known to cost before anything was decoded.
+
+        It may descend if batches cannot be padded: recurrent states would take in what fills them.
+        """
+        known = self._known
+        return self.costs or (known.as_padded() if self.target.can_branch else known)
 
     def wider(self, n: int, most: int) -> int:
         """Return how many tokens to evaluate in place of n, at most so many (`CostCurve.wider`)."""
@@ -86,7 +92,8 @@ class DraftEnvironment:
 
     @property
     def _known(self) -> CostCurve:
-        return known_curve(self.target.path, self.context, self.target.n_gpu_layers)
+        target = self.target
+        return self.measured or known_curve(target.path, self.context, target.n_gpu_layers)
 
     @property
     def most_drafted(self) -> int:

@@ -40,6 +40,7 @@ from specrun.runtime.memory import (
 )
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.online import LearnFrom, RejectionStore, open_rejections
+from specrun.runtime.planning import Contact, CostCurve, contact_curve
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.round.drafter import Owned
 from specrun.runtime.round.padding import Shape
@@ -70,7 +71,8 @@ class RuntimeOptions(LoadOptions):
     `specrun.train.online.online_drafter.OnlineDrafter` learns from them. A request may choose
     "none", the drafter or one of the drafters `others`, in full or by the name of its method if
     only one has it, and another acceptance rule: any exact one if `accept` is exact, any that is
-    not if one of those is among `rules`.
+    not if one of those is among `rules`. `measure` times evaluations when a file is loaded for the
+    first time here, if a token takes more than 2 ms and anything drafts (`Runtime.contact_line`).
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=4096))
@@ -86,6 +88,7 @@ class RuntimeOptions(LoadOptions):
     learn: LearnFrom = False
     others: Sequence[str] = ()
     rules: Sequence[str] = ()
+    measure: bool = True
 
 
 @contextmanager
@@ -111,6 +114,7 @@ class OpenSlots:
     owned: Sequence[Owned]
     sessions: Sequence[Session]
     shared: SharedEvaluation | None
+    contact_line: str = ""
 
 
 def open_slots(
@@ -138,7 +142,8 @@ def open_slots(
         with noting_plan(loading), ExitStack() as opened:
             model = _open_model(loading, options)
             opened.callback(model.close)
-            environment = _environment(loading, options, model, rule)
+            contact = _first_contact(loading, options, model)
+            environment = _environment(loading, options, model, rule, contact.curve)
             weights = build_drafter(loading.drafter, environment)
             opened.callback(weights.close)
             choices = Choices(weights, rule, environment, n_slots, options.others, options.rules)
@@ -165,7 +170,19 @@ def open_slots(
                     session.rejections = rejections.buffer.notes()
                 sessions.append(session)
             opened.pop_all()  # the caller's from here on
-    return OpenSlots(options, model, fitted, rejections, choices, owned, sessions, shared)
+    return OpenSlots(
+        options, model, fitted, rejections, choices, owned, sessions, shared, contact.line
+    )
+
+
+def _first_contact(loading: Loading, options: RuntimeOptions, model: Model) -> Contact:
+    """Return what evaluations cost, measured now if a drafter of an unknown file depends on it."""
+    drafts = any(name != "none" for name in (loading.drafter, *options.others))
+    # Adapters cost something, too, and belong to no file.
+    measures = options.measure and drafts and not options.lora
+    context = loading.options.context
+    context = dataclasses.replace(context, n_ctx=context.size_for(model))
+    return contact_curve(model, context, measures=measures)
 
 
 def _open_model(loading: Loading, options: RuntimeOptions) -> Model:
@@ -188,7 +205,11 @@ def _open_model(loading: Loading, options: RuntimeOptions) -> Model:
 
 
 def _environment(
-    loading: Loading, options: RuntimeOptions, model: Model, rule: Rule | SequentialCascade
+    loading: Loading,
+    options: RuntimeOptions,
+    model: Model,
+    rule: Rule | SequentialCascade,
+    measured: CostCurve | None,
 ) -> DraftEnvironment:
     """Return the environment of drafters; those of several slots meet, and share a clock."""
     context = loading.options.context
@@ -203,6 +224,7 @@ def _environment(
         by_clock=rule.exact,
         keeps_rows=isinstance(rule, PairRule),
         shape=options.shape,
+        measured=measured,
         **sharing,
     )
 
