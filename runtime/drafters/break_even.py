@@ -104,6 +104,7 @@ class TimedDrafter(Drafter):
     ) -> None:
         self.name, self.inner, self.pace = inner.name, inner, pace
         self.max_leaves, self.max_nodes = inner.max_leaves, inner.max_nodes
+        self.max_filled = inner.max_filled
         self.needs_hidden_states = inner.needs_hidden_states
         self.remark = inner.remark
         self.layer_inputs = inner.layer_inputs

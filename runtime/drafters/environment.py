@@ -34,7 +34,8 @@ class DraftEnvironment:
     (`learnt`). `clock` is what drafters that
     measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
     rules whose law is the drafter's too; `keeps_rows` says that such a rule reads the drafter's own
-    rows. `shape` says whether all evaluations have one width. At a `meeting` draft models of
+    rows. `shape` says whether all evaluations have one width. What drafters leave empty of a block
+    may be filled up (`may_fill`, `fills`). At a `meeting` draft models of
     several conversations are evaluated together.
     """
 
@@ -51,6 +52,7 @@ class DraftEnvironment:
     shape: Shape = "free"
     keeps_rows: bool = False
     meeting: DraftMeeting | None = None
+    may_fill: bool = True
 
     @classmethod
     def of(
@@ -83,8 +85,9 @@ class DraftEnvironment:
 
         It may descend if batches cannot be padded: recurrent states would take in what fills them.
         """
-        known = self._known
-        return self.costs or (known.as_padded() if self.target.can_branch else known)
+        if self.costs is not None:
+            return self.costs
+        return self._known.as_padded() if self.target.can_branch else self._known
 
     def wider(self, n: int, most: int) -> int:
         """Return how many tokens to evaluate in place of n, at most so many (`CostCurve.wider`)."""
@@ -94,6 +97,21 @@ class DraftEnvironment:
     def _known(self) -> CostCurve:
         target = self.target
         return self.measured or known_curve(target.path, self.context, target.n_gpu_layers)
+
+    @property
+    def fills(self) -> bool:
+        """Whether what a drafter of this environment leaves empty of a block may be filled.
+
+        Only where evaluations were measured, under exact rules, and for one conversation.
+        """
+        alone = self.by_clock and not self.keeps_rows and self.meeting is None
+        return (
+            alone
+            and self.may_fill
+            and self.shape == "free"
+            and self.costs is None
+            and bool(self.known.spread)
+        )
 
     @property
     def most_drafted(self) -> int:

@@ -174,6 +174,17 @@ def promised_speed_up(
     return rate * costs.seconds(1) if count else 1.0
 
 
+def likely_nodes(
+    continuations: Sequence[Continuation], trust: MatchAcceptance, limits: TreeLimits
+) -> list[Guess]:
+    """Return the best nodes of the continuations' trie, the most probable first."""
+    if len(continuations) != 1:
+        return _likely(continuations, trust, limits) if continuations else []
+    alone = continuations[0]
+    chain = zip(_likely_chain(alone, trust, limits), alone.tokens, strict=False)
+    return [Guess(likely, place - 1, token) for place, (likely, token) in enumerate(chain)]
+
+
 def teach(
     trust: MatchAcceptance, continuations: Sequence[Continuation], tokens: Sequence[int]
 ) -> None:
@@ -352,6 +363,11 @@ class ContinuationDrafter(Drafter):
         if not self._retrieved:
             return 1.0
         return promised_speed_up(self._retrieved, self._trust, self._limits(request), self._costs)
+
+    def guesses(self, request: DraftRequest) -> list[Guess]:
+        """Return the likely nodes below the text, whatever they cost; `observe` teaches by them."""
+        self._retrieve(request)
+        return likely_nodes(self._retrieved, self._trust, self._limits(request))
 
     def _retrieve(self, request: DraftRequest) -> None:
         """Retrieve once a round, however often a draft is forecast before it is proposed."""

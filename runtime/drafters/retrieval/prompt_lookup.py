@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +10,17 @@ from pathlib import Path
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.break_even import pace_of
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.retrieval.continuation import Continuation, ContinuationDrafter
+from specrun.runtime.drafters.likely_trees import Guess
+from specrun.runtime.drafters.retrieval.continuation import (
+    Continuation,
+    ContinuationDrafter,
+    likely_nodes,
+)
 from specrun.runtime.drafters.retrieval.datastore import ContextIndex, read_reference
 from specrun.runtime.drafters.retrieval.ngram_index import FOUND_AGAIN, NgramIndex, Realignment
 from specrun.runtime.language import Expression, options_of, parse_expression
 from specrun.runtime.planning import MOST_DRAFTED, TYPICAL_CPU, CostCurve
-from specrun.runtime.round.drafter import DrafterWeights
+from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.round.text import common_prefix
 
 _RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
@@ -74,9 +80,28 @@ class PromptLookupDrafter(ContinuationDrafter):
 
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
         """Return what followed the places that the last tokens resemble most."""
+        self._index.extend(tokens[len(self._index.tokens) :])
+        return self._found(length)
+
+    def guesses_beyond(self, request: DraftRequest, guessed: Sequence[int]) -> list[Guess]:
+        """Return the likely nodes below tokens that are only guessed, of which nothing is kept.
+
+        `guesses` of the same request comes before: the text is indexed then.
+        """
+        limits, length, source = self._limits(request), len(request.tokens), self._source
+        limits.depth = min(limits.depth, request.max_depth - len(guessed))
+        self._source = dataclasses.replace(source)
+        try:
+            self._index.extend(guessed)
+            return likely_nodes(self._found(self._depth), self._trust, limits)
+        finally:
+            self._index.rewind(length)
+            self._source = source
+
+    def _found(self, length: int) -> Sequence[Continuation]:
+        """Return what followed the places that the end of the index resembles most."""
         index = self._index
-        index.extend(tokens[len(index.tokens) :])
-        weight = 1.0
+        tokens, weight = index.tokens, 1.0
         found: list[Continuation] = []
         matches = index.matches(self._places)
         if matches:
