@@ -90,6 +90,9 @@ class PromptLookupDrafter(ContinuationDrafter):
         """
         limits, length, source = self._limits(request), len(request.tokens), self._source
         limits.depth = min(limits.depth, request.max_depth - len(guessed))
+        found = self._index.may_match(guessed) or source.may_resume(length + len(guessed))
+        if not found and self._reference is None:
+            return []
         self._source = dataclasses.replace(source)
         try:
             self._index.extend(guessed)
