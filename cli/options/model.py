@@ -240,6 +240,7 @@ class DraftSettings:
     reference: Path | None = None
     shape: Shape | None = None
     no_profile: bool = False
+    keep_answers: bool = False
 
     @property
     def is_named(self) -> bool:
@@ -514,6 +515,11 @@ draft_options = option_group(
         default=_DEFAULTS.accept,
     ),
     shape_option,
+    DRAFTING.flag(
+        "--keep-answers",
+        "Keep what is answered in the user's state folder, and let prompt-lookup find it again in "
+        "later conversations with this option (specrun learn show, forget).",
+    ),
     DRAFTING.flag(
         "--no-profile", "Ignore the profile that specrun accelerate wrote for this file."
     ),

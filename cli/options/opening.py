@@ -23,7 +23,7 @@ from specrun.runtime.acceptance import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.grammar.compiled import compiled
-from specrun.runtime.online import LearnFrom
+from specrun.runtime.online import KEEP, LearnFrom
 from specrun.runtime.planning import ANY, tuned_plan
 from specrun.runtime.round import Shape
 from specrun.runtime.tuning import drafter_for
@@ -133,6 +133,7 @@ def _opened(
         "seed": None,
         "reference": draft.reference,
         "shape": shape,
+        "answers": KEEP if draft.keep_answers else False,
         **more,
     }
     for path in () if load.model else (demo_target(), *demo_drafters().values()):

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -25,6 +25,16 @@ _FIXED_WIDTH = 8  # CPUs pay twice as much for 16 tokens, for few more that are 
 _LEAST_STEP = 0.03  # a plain round's share that the least evaluation of a drafter takes
 
 
+class Places(Protocol):
+    """Texts in which the places most like the end of a text are found."""
+
+    def nearest(
+        self, context: Sequence[int], count: int, length: int, min_match: int
+    ) -> list[tuple[int, list[int]]]:
+        """Return up to `count` places, each match's length and what follows it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DraftEnvironment:
     """What builders may need; `default_files` are the demo's, by the names of methods.
@@ -35,8 +45,8 @@ class DraftEnvironment:
     measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
     rules whose law is the drafter's too; `keeps_rows` says that such a rule reads the drafter's own
     rows. `shape` says whether all evaluations have one width. What drafters leave empty of a block
-    may be filled up (`may_fill`, `fills`). At a `meeting` draft models of
-    several conversations are evaluated together.
+    may be filled up (`may_fill`, `fills`). `answers` are those that are kept, for prompt lookups.
+    At a `meeting` draft models of several conversations are evaluated together.
     """
 
     target: Model
@@ -53,6 +63,7 @@ class DraftEnvironment:
     keeps_rows: bool = False
     meeting: DraftMeeting | None = None
     may_fill: bool = True
+    answers: Places | None = None
 
     @classmethod
     def of(

@@ -23,7 +23,7 @@ from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.mtp import reads_own_blocks
-from specrun.runtime.drafters.retrieval import with_reference
+from specrun.runtime.drafters.retrieval import KeepAnswers, open_answers, with_reference
 from specrun.runtime.engine.choices import Choices
 from specrun.runtime.engine.session import Session
 from specrun.runtime.engine.slots import EvaluationCost, SharedEvaluation, SlotClock
@@ -68,7 +68,9 @@ class RuntimeOptions(LoadOptions):
     `lora` are adapters for the target, each a FILE or FILE:SCALE; the drafter stays as it is, so
     its acceptance may fall. `learn` True keeps rejected drafts in a buffer (`Runtime.rejections`),
     "keep" in the user's state folder, a path in that file; only a
-    `specrun.train.online.online_drafter.OnlineDrafter` learns from them. A request may choose
+    `specrun.train.online.online_drafter.OnlineDrafter` learns from them. `answers` True keeps what
+    was answered for prompt lookups of later answers, "keep" in the user's state folder, a path in
+    that file. A request may choose
     "none", the drafter or one of the drafters `others`, in full or by the name of its method if
     only one has it, and another acceptance rule: any exact one if `accept` is exact, any that is
     not if one of those is among `rules`. `measure` times evaluations when a file is loaded for the
@@ -86,6 +88,7 @@ class RuntimeOptions(LoadOptions):
     backend_sampling: BackendSampling = "off"
     lora: Sequence[str] = ()
     learn: LearnFrom = False
+    answers: KeepAnswers = False
     others: Sequence[str] = ()
     rules: Sequence[str] = ()
     measure: bool = True
@@ -143,7 +146,9 @@ def open_slots(
             model = _open_model(loading, options)
             opened.callback(model.close)
             contact = _first_contact(loading, options, model)
+            answers = open_answers(options.answers, model)
             environment = _environment(loading, options, model, rule, contact.curve)
+            environment = dataclasses.replace(environment, answers=answers)
             weights = build_drafter(loading.drafter, environment)
             opened.callback(weights.close)
             choices = Choices(weights, rule, environment, n_slots, options.others, options.rules)
@@ -153,8 +158,9 @@ def open_slots(
             targets = [choices.open_target(model)] if shared is None else shared.slots
             context = targets[0].context
             opened.callback(context.close)
-            kept = () if rejections is None else (rejections,)
-            owned: Sequence[Owned] = (choices, context, model, *kept)
+            kept = [store for store in (rejections, answers) if store is not None]
+            # Before the model, whose vocabulary they are written with.
+            owned: Sequence[Owned] = (choices, context, *kept, model)
             sessions = []
             for each, drafters in zip(targets, choices.slots, strict=True):
                 own = drafters.get(drafters.own)
@@ -166,6 +172,7 @@ def open_slots(
                 else:
                     session.slot.text = session.conversation
                     session.clock, session.cost_of = shared.clock, shared.last_cost
+                session.answers = answers
                 if rejections is not None:
                     session.rejections = rejections.buffer.notes()
                 sessions.append(session)

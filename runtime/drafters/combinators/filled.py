@@ -258,7 +258,9 @@ def fill(weights: DrafterWeights, env: DraftEnvironment) -> DrafterWeights:
         drafter = weights.start()
         if not drafter.depth_params:  # it finds its drafts in texts itself, or decodes plainly
             return drafter
-        lookup = PromptLookupDrafter(num_draft_tokens=MOST_DRAFTED, branches=1, costs=curve)
+        lookup = PromptLookupDrafter(
+            num_draft_tokens=MOST_DRAFTED, branches=1, answers=env.answers, costs=curve
+        )
         return FilledDrafter(drafter, lookup, curve, branches=branches, most=most)
 
     return DrafterWeights(weights.name, start, [weights], weights.pace)

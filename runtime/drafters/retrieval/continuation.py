@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -127,6 +128,12 @@ class Continuation:
     def votes(self) -> float:
         """What it counts among others: a token more of context double, up to where no doubt is."""
         return float(self.weight * 2.0 ** min(self.reach, LONGEST_MATCH))
+
+
+def counted(found: Sequence[tuple[int, Sequence[int]]]) -> list[Continuation]:
+    """Return places of a store as continuations: equal ones are one with more weight."""
+    alike = Counter((match, tuple(known)) for match, known in found)
+    return [Continuation(known, match, count) for (match, known), count in alike.items()]
 
 
 @dataclass(slots=True)

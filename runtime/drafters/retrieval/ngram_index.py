@@ -120,8 +120,8 @@ class NgramIndex:
     def may_match(self, tokens: Sequence[int]) -> bool:
         """Return whether tokens that would follow the text may end as an earlier place of it."""
         indexed, size = self._held or self._indexed, self.sizes[0]
-        end = (indexed.tokens[-size:] + [*tokens])[-size:]
-        return hash(tuple(end)) in indexed.latest[0]
+        end = [*indexed.tokens[-size:], *tokens]
+        return hash(tuple(end[-size:])) in indexed.latest[0]
 
     def match_before(self, place: int, limit: int) -> int:
         """Return how many tokens before `place` are the text's last ones, at most `limit`."""

@@ -9,11 +9,12 @@ from pathlib import Path
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.break_even import pace_of
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, Places
 from specrun.runtime.drafters.likely_trees import Guess
 from specrun.runtime.drafters.retrieval.continuation import (
     Continuation,
     ContinuationDrafter,
+    counted,
     likely_nodes,
 )
 from specrun.runtime.drafters.retrieval.datastore import ContextIndex, read_reference
@@ -26,15 +27,16 @@ from specrun.runtime.round.text import common_prefix
 _RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
 _FORMULA = 5  # tokens that may be said again without anything else being said again
 _FROM_REFERENCE = 4  # places of the reference that are considered
+_FROM_ANSWERS = 16  # of the answers that are kept
 
 
 class PromptLookupDrafter(ContinuationDrafter):
     """Finds the places of the text that the last tokens resemble most, and merges what followed.
 
-    The text is prompt, history and a reference. The longest suffix of at least `min_ngram` tokens
-    decides: n-grams of up to `max_ngram` tokens are indexed, matches are compared up to twice that.
-    Among places with equally long matches later ones count more. A round costs the same at any
-    context length.
+    The text is prompt, history, a reference and the answers that are kept. The longest suffix of at
+    least `min_ngram` tokens decides: n-grams of up to `max_ngram` tokens are indexed, matches are
+    compared up to twice that. Among places with equally long matches later ones count more. A round
+    costs the same at any context length.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class PromptLookupDrafter(ContinuationDrafter):
         max_ngram: int = 16,
         min_ngram: int = 2,
         reference: ContextIndex | None = None,
+        answers: Places | None = None,
         name: str = "prompt-lookup",
         costs: CostCurve = TYPICAL_CPU,
     ) -> None:
@@ -57,7 +60,7 @@ class PromptLookupDrafter(ContinuationDrafter):
             )
         self._places, self._min_ngram = branches, min_ngram
         self._index = NgramIndex(min_ngram, max_ngram)
-        self._reference = reference
+        self._reference, self._answers = reference, answers
         self._source = Realignment()
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -91,7 +94,7 @@ class PromptLookupDrafter(ContinuationDrafter):
         limits, length, source = self._limits(request), len(request.tokens), self._source
         limits.depth = min(limits.depth, request.max_depth - len(guessed))
         found = self._index.may_match(guessed) or source.may_resume(length + len(guessed))
-        if not found and self._reference is None:
+        if not (found or self._reference or self._answers):
             return []
         self._source = dataclasses.replace(source)
         try:
@@ -121,6 +124,9 @@ class PromptLookupDrafter(ContinuationDrafter):
         if self._reference is not None:
             near = self._reference.nearest(tokens, _FROM_REFERENCE, length, self._min_ngram)
             found += [Continuation(known, match, weight) for match, known in near]
+        if self._answers is not None:
+            near = self._answers.nearest(tokens, _FROM_ANSWERS, length, self._min_ngram)
+            found += counted(near)
         return found
 
     def _evidence(self, match: int) -> int:
@@ -155,6 +161,7 @@ def build_prompt_lookup(
         max_ngram=options.integer("max_ngram", 16),
         min_ngram=options.integer("min_ngram", 2),
         reference=None if path is None else read_reference(Path(path).expanduser(), vocabulary),
+        answers=env.answers,
         costs=env.curve,
         name=str(expression),
     )
