@@ -15,7 +15,7 @@ FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel
 # What Cython compiles: files with C types beside them, and the rules.
 TYPES := $(wildcard runtime/*/*.pxd)
 COMPILED := $(TYPES) $(TYPES:.pxd=.py) runtime/acceptance/rule.py runtime/acceptance/exact.py
-INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/compiled/*.[ch] runtime/laws/*.c bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/cuda_toolkit.py
+INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/compiled/*.[ch] runtime/laws/*.c bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/cuda_toolkit.py tools/editor_links.py
 
 .PHONY: chat test test-real test-clients check env dev clean
 .DELETE_ON_ERROR:
@@ -42,6 +42,7 @@ check: dev
 	@rm -rf build $(VENV)/typed # mypy reads the package as a user gets it, not the checkout
 	$(PIP) install -q --no-deps --target $(VENV)/typed .
 	MYPYPATH=$(VENV)/typed:tools $(VENV)/bin/mypy -p specrun -p measure -p family
+	$(VENV)/bin/mypy tests/support/typed_program.py # a user's, which finds specrun as an editor does
 	@rm -rf build
 	$(VENV)/bin/python -m pytest -q tests/test_layout.py
 
@@ -58,6 +59,7 @@ $(VENV)/.env-$(KIND): $(INPUTS) | $(VENV)/bin/python
 	@wheel=$$($(FIND_WHEEL)) && echo "installing $$wheel" && $(PIP) install -q --force-reinstall --no-deps "$$wheel"
 	@echo "== specrun, to chat and to convert"
 	@$(PIP) install -q -c constraints.txt -e ".[convert]"
+	@$(VENV)/bin/python tools/editor_links.py
 	@rm -f $(VENV)/.env-* && touch $@
 
 $(VENV)/.dev-$(KIND): $(VENV)/.env-$(KIND)

@@ -22,13 +22,15 @@ from specrun.runtime.language import Expression, parse_expression
 class Table:
     """Named columns, rows of texts, and notes for their readers.
 
-    `constants` are columns that had one value throughout (see `folded`).
+    `constants` are columns that had one value throughout (see `folded`); `heading` has lines that
+    are read first.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     notes: tuple[str, ...] = ()
     constants: tuple[tuple[str, str], ...] = ()
+    heading: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, str]], *notes: str) -> Table:
@@ -50,7 +52,8 @@ class Table:
             return tuple(cell for index, cell in enumerate(cells) if index not in gone)
 
         constants = tuple((self.columns[index], value) for index, value in gone.items())
-        return Table(kept(self.columns), tuple(map(kept, self.rows)), self.notes, constants)
+        rows = tuple(map(kept, self.rows))
+        return Table(kept(self.columns), rows, self.notes, constants, self.heading)
 
 
 def to_markdown(table: Table) -> str:
@@ -63,7 +66,8 @@ def to_markdown(table: Table) -> str:
     lines.insert(1, _line(marks, widths, right))
     if table.constants:
         lines.insert(0, ", ".join(f"{name} {value}" for name, value in table.constants) + "\n")
-    return "\n".join([*lines, *(f"\n{note}" for note in table.notes)]) + "\n"
+    heading = [*table.heading, ""] if table.heading else []
+    return "\n".join([*heading, *lines, *(f"\n{note}" for note in table.notes)]) + "\n"
 
 
 def to_csv(results: Sequence[Any]) -> str:

@@ -5,9 +5,12 @@ Top to bottom: the options, the tables and the verdict, and the command.
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +43,7 @@ class CalibrationSource:
     temp: float
     ranks: int
     seconds: float
+    draft_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +59,9 @@ class CalibrationOutput:
 calibration_source_options = option_group(
     "source",
     CalibrationSource,
-    MODEL.model(MODEL_DRAFT, "The heads: a GGUF file of Medusa, Hydra or any EAGLE."),
+    MODEL.model(
+        MODEL_DRAFT, "The heads: a GGUF file of Medusa, Hydra, any EAGLE, or a block drafter."
+    ),
     _TEXTS.option(
         "-f, --file",
         "A text to ask the heads along, as it stands; otherwise the target writes one.",
@@ -84,13 +90,21 @@ calibration_source_options = option_group(
         click.FloatRange(0),
         default=12.0,
     ),
+    _TEXTS.option(
+        "--draft-tokens N",
+        "Write a head (-o) that drafts the N tokens alone that are said most often in three of "
+        "four texts, and measure both along the others.",
+        click.IntRange(1),
+    ),
 )
 
 calibration_output_options = option_group(
     "output",
     CalibrationOutput,
     OUTPUT.option(
-        "-o, --output FILE", "Write a CSV, and leave the heads' file as it is.", NEW_FILE
+        "-o, --output FILE",
+        "Write a CSV, and leave the heads' file as it is; with --draft-tokens a head's file.",
+        NEW_FILE,
     ),
     OUTPUT.flag("--force", "Overwrite FILE."),
     OUTPUT.option("--save/--no-save", "Keep what was measured, or show it.", default=True),
@@ -169,6 +183,7 @@ Examples:
   specrun calibrate -m target.gguf -md heads.gguf
   specrun calibrate -m target.gguf -md heads.gguf -f answers.txt -o accuracy.csv
   specrun chat -m target.gguf --drafter "medusa(heads.gguf, accuracy=accuracy.csv)"
+  specrun calibrate -m target.gguf -md head.gguf -n 20000 --draft-tokens 8192 -o small.gguf
 
 \b
 The target writes answers to the prompts (or -f names a text, best one that it wrote), and every head
@@ -177,6 +192,10 @@ before it were right? The tree of guesses is made from these shares, and sized b
 on this machine, which is measured too. They are written into the heads' own file, which is replaced
 whole or not at all, or with -o into a CSV beside it. EAGLE's heads read them as eagle(FILE, tree=sequoia)
 alone. Do not use the machine meanwhile.
+
+\b
+--draft-tokens counts what the target says: a head of EAGLE or a block drafter without a vocabulary of its own
+then multiplies fewer rows. Other tokens are never drafted, which changes no text.
 """  # noqa: E501 - as it is shown
 
 
@@ -199,6 +218,9 @@ def calibrate(
     elif output.save:
         require_writable(options.heads)  # before the work, not after it
     text = None if source.file is None else read_text(source.file)
+    if source.draft_tokens is not None:
+        _limit(options, source, output, terminal, text, load.demo)
+        return
     with progress_bar(terminal, "loading the models") as progress:
         result = calibrate_heads(
             options, lambda model: _texts(model, source, options, text, load.demo), progress
@@ -206,6 +228,75 @@ def calibrate(
     print_calibration(options, result, as_json=output.as_json, terminal=terminal)
     if output.save:
         _keep(options, result, output, terminal)
+
+
+_MEASURED = 4  # of so many texts one is measured on
+
+
+def _limit(
+    options: HeadCalibrationOptions,
+    source: CalibrationSource,
+    output: CalibrationOutput,
+    terminal: Terminal,
+    text: str | None,
+    demo: bool,
+) -> None:
+    """Write a head of few tokens; print what both guess along texts that were not counted."""
+    from specrun.bindings.models.model import Model
+    from specrun.convert.heads.draft_vocabulary import DraftVocabulary, limit_vocabulary
+    from specrun.runtime.tuning import calibrate_heads, written_texts
+
+    assert output.output is not None
+    assert source.draft_tokens is not None
+    with progress_bar(terminal, "loading the models") as progress:
+        texts = written_texts(
+            options, lambda model: _texts(model, source, options, text, demo), progress
+        )
+        measured = texts[::-_MEASURED]
+        counted = [each for each in texts if each not in measured]
+        if not counted:
+            raise click.UsageError("one text cannot be counted and measured on: give more of them")
+        with Model(options.target, vocab_only=True) as known:
+            ends, size = sorted(known.vocabulary.end_of_generation), known.vocabulary.size
+        answers = [each.tokens[each.n_prompt :] for each in counted]
+        vocabulary = DraftVocabulary.counted(answers, size, source.draft_tokens, ends)
+        files = options.target, vocabulary, output.output
+        limit_vocabulary(options.heads, *files, force=output.force)
+        small = dataclasses.replace(options, heads=output.output)
+        found = [calibrate_heads(each, lambda _: measured, progress) for each in (options, small)]
+    covered = vocabulary.coverage([each.tokens[each.n_prompt :] for each in measured])
+    _print_limited(options, source.draft_tokens, covered, found, output, terminal)
+
+
+def _print_limited(
+    options: HeadCalibrationOptions,
+    n_tokens: int,
+    covered: float,
+    found: Sequence[HeadCalibration],
+    output: CalibrationOutput,
+    terminal: Terminal,
+) -> None:
+    if output.as_json:
+        facts = {"draft_tokens": n_tokens, "covered": covered, "output": str(output.output)}
+        before, after = (_facts(options, each) for each in found)
+        content = {**facts, "before": before, "after": {**after, "heads": str(output.output)}}
+        terminal.answer(json.dumps(content, indent=2) + "\n")
+        return
+    cells = [
+        (title, *(f"{row[0]:.3f}" for row in each.accuracy), f"{_chain(each):.2f}")
+        for title, each in zip(("all tokens", f"{n_tokens:,} tokens"), found, strict=True)
+    ]
+    depths = (f"depth {depth + 1}" for depth in range(len(found[0].accuracy)))
+    head = ("drafts", *depths, "a chain's tokens a round")
+    print_table(terminal, "Right, where the guesses before were right", head, cells)
+    places = f"{found[0].n_positions:,} places"
+    terminal.answer(f"{100 * covered:.1f} % of what was said at {places} can be drafted\n")
+    terminal.note(f"written to {output.output}")
+
+
+def _chain(result: HeadCalibration) -> float:
+    """Return the tokens of a round by a chain of all depths, the target's own too."""
+    return 1.0 + sum(accumulate((row[0] for row in result.accuracy), operator.mul))
 
 
 def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOptions:
@@ -237,6 +328,8 @@ def _check_text(source: CalibrationSource, output: CalibrationOutput) -> None:
         raise click.UsageError(
             "-o says where the result is kept, and --no-save that it is not: give one of them"
         )
+    if source.draft_tokens is not None and output.output is None:
+        raise click.UsageError("--draft-tokens makes another head: say where with -o FILE")
 
 
 def _texts(

@@ -54,6 +54,7 @@ class ConversionSettings:
     kind: str | None
     target: Path | None
     target_model_dir: Path | None
+    drafters: tuple[Path, ...]
     output: Path | None
     outtype: str | None
     imatrix: Path | None
@@ -88,6 +89,14 @@ conversion_options = option_group(
         "--target-model-dir DIR",
         "Instead, that model's checkpoint: config.json and tokenizer are enough.",
         PATH,
+    ),
+    _HEAD.option(
+        "--with DIR",
+        "Convert these heads, or this draft model, for the model in DIR, too, into one folder "
+        "(-o); repeatable.",
+        PATH,
+        multiple=True,
+        dest="drafters",
     ),
     _RESULT.option(
         "-o, --output, --outfile FILE|FOLDER",
@@ -176,32 +185,7 @@ def _counts(types: Any) -> str:  # noqa: ANN401 - a mapping of names to counts
 def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal, *, as_json: bool) -> None:
     """Print which tensor becomes which, and the file that would be written."""
     if as_json:
-        content = {
-            "output": str(output),
-            "architecture": plan.architecture,
-            "file_type": plan.file_type,
-            "parameters": plan.n_parameters,
-            "source_bytes": plan.source_bytes,
-            "tensors": [
-                {
-                    "name": planned.name,
-                    "shape": planned.shape,
-                    "type": planned.type_name,
-                    "bytes": planned.n_bytes,
-                    "sources": [
-                        {
-                            "name": source.name,
-                            "type": source.type_name,
-                            "shape": source.shape,
-                            "file": source.path.name,
-                        }
-                        for source in planned.sources
-                    ],
-                }
-                for planned in plan.tensors
-            ],
-        }
-        terminal.answer(json.dumps(content, indent=2) + "\n")
+        terminal.answer(json.dumps(_plan_content(plan, output), indent=2) + "\n")
         return
     rows = [
         (
@@ -221,6 +205,34 @@ def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal, *, as_jso
     )
 
 
+def _plan_content(plan: ConversionPlan, output: Path) -> dict[str, Any]:
+    return {
+        "output": str(output),
+        "architecture": plan.architecture,
+        "file_type": plan.file_type,
+        "parameters": plan.n_parameters,
+        "source_bytes": plan.source_bytes,
+        "tensors": [
+            {
+                "name": planned.name,
+                "shape": planned.shape,
+                "type": planned.type_name,
+                "bytes": planned.n_bytes,
+                "sources": [
+                    {
+                        "name": source.name,
+                        "type": source.type_name,
+                        "shape": source.shape,
+                        "file": source.path.name,
+                    }
+                    for source in planned.sources
+                ],
+            }
+            for planned in plan.tensors
+        ],
+    }
+
+
 _EPILOG = """\b
 Examples:
   specrun convert Llama-3.2-1B                        writes Llama-3.2-1.2B-F16.gguf here
@@ -229,6 +241,7 @@ Examples:
   specrun convert old-checkpoint --allow-pickle       .bin and .pt weights
   specrun convert medusa-vicuna-7b --target vicuna-7b-Q4_K_M.gguf --allow-pickle
   specrun convert EAGLE-LLaMA3-8B --target-model-dir Llama-3-8B-Instruct -o heads
+  specrun convert Qwen3-8B --outtype q4_k_m --with Qwen3-8B-DFlash -o qwen3   then: specrun chat -m qwen3
 
 \b
 DIR holds config.json, tokenizer.json and the weights as safetensors, in one file or in several with an
@@ -239,7 +252,12 @@ neither tokenizer nor the target's weights, and fit one target only: say which.
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("folder", metavar="DIR", type=PATH, help="The folder of the checkpoint.")
+@click.argument(
+    "folder",
+    metavar="DIR",
+    type=PATH,
+    help="The folder of the checkpoint; with --with, also a GGUF file.",
+)
 @conversion_options
 @terminal_options
 @json_option()
@@ -247,6 +265,9 @@ def convert(folder: Path, settings: ConversionSettings, terminal: Terminal, as_j
     """Convert a Hugging Face checkpoint to a GGUF file that computes the same numbers."""
     folder = folder.expanduser()
     output = None if settings.output is None else settings.output.expanduser()
+    if settings.drafters:
+        _convert_set(folder, output, settings, terminal, as_json=as_json)
+        return
     plan, write, facts = _job(folder, settings)
     if settings.dry_run:
         planned = plan(folder)
@@ -257,6 +278,62 @@ def convert(folder: Path, settings: ConversionSettings, terminal: Terminal, as_j
             folder, output, force=settings.force, n_threads=settings.threads, progress=progress
         )
     print_report(report, terminal, as_json=as_json, target=facts)
+
+
+def _convert_set(
+    folder: Path,
+    output: Path | None,
+    settings: ConversionSettings,
+    terminal: Terminal,
+    *,
+    as_json: bool,
+) -> None:
+    """Convert a target and its drafters into one folder, with a file that says how to run them."""
+    from specrun.convert import plan_set
+
+    if output is None:
+        raise OptionError("--with makes several files: name the folder for them with -o FOLDER")
+    given = settings.target, settings.target_model_dir, settings.kind
+    if given != (None, None, None):
+        raise OptionError(
+            "--with drafts for the model in DIR, and kinds are recognised: leave out --target, "
+            "--target-model-dir and --kind"
+        )
+    planned = plan_set(
+        folder,
+        [drafter.expanduser() for drafter in settings.drafters],
+        output,
+        outtype=settings.outtype or "f16",
+        allow_pickle=settings.allow_pickle,
+        pre=settings.pre,
+        imatrix=settings.imatrix,
+        verify=settings.verify,
+    )
+    if settings.dry_run and as_json:
+        plans = [_plan_content(member.plan, member.place) for member in planned.members]
+        terminal.answer(json.dumps({"files": plans}, indent=2) + "\n")
+        return
+    if settings.dry_run:
+        for member in planned.members:
+            print_plan(member.plan, member.place, terminal, as_json=False)
+        return
+    reports, made = planned.convert(
+        force=settings.force,
+        n_threads=settings.threads,
+        progress=partial(byte_progress, terminal, "converting"),
+    )
+    if as_json:
+        content = {
+            "set": str(made.folder),
+            "drafter": made.drafter,
+            "run": made.command,
+            "files": [dataclasses.asdict(report) for report in reports],
+        }
+        terminal.answer(json.dumps(content, default=str, indent=2) + "\n")
+        return
+    for report in reports:
+        print_report(report, terminal, as_json=False)
+    terminal.answer(f"run it: {made.command}\n")
 
 
 def _job(

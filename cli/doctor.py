@@ -292,7 +292,7 @@ def _evaluate(path: Path) -> dict[str, Any]:
 
     context = ContextOptions(n_ctx=256, n_threads=1, n_threads_batch=1)
     # This process may end as a trial's may, so it needs no trial.
-    with Runtime(path, context=context, n_gpu_layers=0, trust=True) as runtime:
+    with Runtime(path, "none", context=context, n_gpu_layers=0, trust=True) as runtime:
         prompt = [token % runtime.vocabulary.size for token in range(_PROMPT_TOKENS)]
         result = runtime.generate(prompt, SamplingParams(temperature=0), max_tokens=4)
         return {"tokens": len(result.token_ids)}

@@ -41,7 +41,7 @@ from specrun.cli.terminal.answer import (
 )
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime import GenerationStream, Runtime
-from specrun.runtime.tuning import workload_of
+from specrun.runtime.planning import workload_of
 
 _EPILOG = """\b
 Examples:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
 
+from specrun.bindings.errors import TemplateError
 from specrun.cli.bench.command import OutputForm, format_options, measure_and_print
 from specrun.cli.options.group import Section, SectionedCommand
 from specrun.cli.options.model import (
@@ -15,13 +19,21 @@ from specrun.cli.options.model import (
     TemplateSettings,
     draft_options,
     load_options,
+    template_options,
 )
-from specrun.cli.options.opening import open_runtime
+from specrun.cli.options.opening import open_engine, open_runtime
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.sampling import SamplingGrid, grid_options
 from specrun.cli.options.types import MAX_COUNT
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime import SamplingParams
+
+if TYPE_CHECKING:
+    from specrun.bench.prove.prove import Proof, ProofOptions
+    from specrun.bench.prove.tools import Post
+    from specrun.bench.report import Table
+    from specrun.runtime.engine import Engine
+    from specrun.runtime.round import Shape
 
 _PROOF = Section("Proof")
 _EPILOG = """\b
@@ -29,6 +41,7 @@ Examples:
   specrun prove --demo
   specrun prove -m target.gguf -md small.gguf
   specrun prove -m target.gguf --drafter prompt-lookup --shape fixed --json
+  specrun prove -m target.gguf --tools                   tool calls of specrun serve
 
 \b
 The acceptance rule is enumerated, in the compiled code that walks for it by the settings of sampling.
@@ -36,16 +49,23 @@ Texts of plain decoding are forced through trees and chains, and through several
 variation and flips of trees against chains, and of chains against plain decoding. Texts are compared
 with plain decoding's, the law of short texts with the target's (chi-square), answers after faults with a
 fresh session's. All use the flags and threads that are given. Each check has a control that it has to see.
+--tools asks a server for tool calls, streamed by three APIs, with drafts and without: required ones,
+named ones, strict schemas, reasoning before them, several answers at once, log-probabilities.
 What is left out says why. Exit status 1 if a check fails, 130 if Ctrl-C came before the end.
 """  # noqa: E501 - as it is shown
 
 
 sampling_options = grid_options("0.8", " that the rule is tried at")
+_Measure = Callable[[Callable[[str], None]], list["Proof"]]
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @load_options
 @draft_options
+@_PROOF.flag(
+    "--tools",
+    "Check streams of tool calls: a server's, drafted as `specrun serve` does, byte by byte.",
+)
 @_PROOF.option(
     "--minutes",
     "About how long at most; each check does its least in any case.",
@@ -54,31 +74,27 @@ sampling_options = grid_options("0.8", " that the rule is tried at")
 )
 @_PROOF.option("--seed", "Seed of all random numbers.", click.IntRange(0, MAX_COUNT), default=0)
 @sampling_options
+@template_options
 @format_options
 @terminal_options
 def prove(
     load: LoadSettings,
     draft: DraftSettings,
+    tools: bool,
     minutes: float,
     seed: int,
     sampling: SamplingGrid,
+    template: TemplateSettings,
     form: OutputForm,
     terminal: Terminal,
 ) -> None:
     """Check that this pair's text is the target's own, on this machine."""
-    from specrun.bench.prove.prove import Proof, ProofOptions, proof_table
-    from specrun.bench.prove.prove import prove as check
+    from specrun.bench.prove.prove import ProofOptions
 
-    template = TemplateSettings(None, None, no_chat_template=True)
-    if not (load.demo or draft.is_named):
-        draft = dataclasses.replace(draft, drafter="none")
-    with open_runtime(load, draft, template, SamplingParams(), terminal) as runtime:
-
-        def measure(say: Callable[[str], None]) -> list[Proof]:
-            options = ProofOptions(60.0 * minutes, seed, sampling)
-            return [check(runtime, options, progress=say)]
-
-        (proof,) = measure_and_print("prove", measure, proof_table, form, terminal)
+    options = ProofOptions(60.0 * minutes, seed, sampling)
+    checking = _tools if tools else _texts
+    with checking(load, draft, template, options, terminal) as (measure, table):
+        (proof,) = measure_and_print("prove", measure, table, form, terminal)
     for found in proof.checks:
         if found.status == "failed":
             terminal.error(f"{found.name}: {found.note}")
@@ -86,3 +102,66 @@ def prove(
         click.get_current_context().exit(1)
     if proof.interrupted:
         click.get_current_context().exit(INTERRUPTED)
+
+
+@contextmanager
+def _texts(
+    load: LoadSettings,
+    draft: DraftSettings,
+    template: TemplateSettings,
+    options: ProofOptions,
+    terminal: Terminal,
+) -> Iterator[tuple[_Measure, Callable[..., Table]]]:
+    """Yield the checks of texts, and the table of their results."""
+    from specrun.bench.prove.prove import proof_table
+    from specrun.bench.prove.prove import prove as check
+
+    template = TemplateSettings(None, None, no_chat_template=True)
+    if not (load.demo or draft.is_named):
+        draft = dataclasses.replace(draft, drafter="none")
+    with open_runtime(load, draft, template, SamplingParams(), terminal) as runtime:
+        yield lambda say: [check(runtime, options, progress=say)], proof_table
+
+
+@contextmanager
+def _tools(
+    load: LoadSettings,
+    draft: DraftSettings,
+    template: TemplateSettings,
+    options: ProofOptions,
+    terminal: Terminal,
+) -> Iterator[tuple[_Measure, Callable[..., Table]]]:
+    """Yield the checks of tool calls, and the table of their results."""
+    from specrun.bench.prove.prove import proof_table
+    from specrun.bench.prove.tools import PlantedDrafts, ToolProof
+    from specrun.cli.serve.settings import require_packages
+
+    require_packages()
+    from specrun.cli.serve.asking import asking
+
+    planted, say_once = PlantedDrafts(options.seed), functools.cache(terminal.note)
+
+    @contextmanager
+    def opening(shape: Shape, n_slots: int) -> Iterator[tuple[Engine, Post]]:
+        own = dataclasses.replace(draft, shape=shape)
+        others = ("prompt-lookup", planted)
+        settings = (load, own, template, SamplingParams(), terminal)
+        with open_engine(*settings, slots=n_slots, others=others) as engine:
+            _require_template(engine, say_once)
+            with asking(engine) as post:
+                yield engine, post
+
+    proof = ToolProof(opening, planted, options, draft.shape)
+    table = functools.partial(proof_table, words=proof.verdict)
+    yield (lambda say: [proof.run(say)]), table
+
+
+def _require_template(engine: Engine, note: Callable[[str], None]) -> None:
+    """Raise `TemplateError` for a model that has no template; say where it shows no tools."""
+    try:
+        template = engine.tool_template
+    except TemplateError:
+        problem = f"{engine.model.path} has no chat template, so nothing shows it tools"
+        raise TemplateError(f"{problem}: give one (--chat-template-file)") from None
+    if "tools" not in template.names:
+        note("the chat template shows no tools: the server describes them in words")

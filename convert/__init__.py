@@ -14,6 +14,7 @@ try:
     from specrun.convert.cut import CutReport, LayeredModel, PadReport, cut_layers, pad_ffn
     from specrun.convert.heads.head_conversion import convert_head, plan_head
     from specrun.convert.heads.target_facts import TargetFacts, target_facts
+    from specrun.convert.model_set import SetPlan, plan_set
     from specrun.convert.quantize import (
         ImportanceMatrix,
         ImportanceOptions,
@@ -43,6 +44,7 @@ __all__ = [
     "PadReport",
     "QuantizationReport",
     "RandomLlama",
+    "SetPlan",
     "TargetFacts",
     "convert_checkpoint",
     "convert_head",
@@ -52,6 +54,7 @@ __all__ = [
     "pad_ffn",
     "plan_conversion",
     "plan_head",
+    "plan_set",
     "quantize_head",
     "quantize_model",
     "read_importance",

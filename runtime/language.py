@@ -61,6 +61,8 @@ def quoted(text: str) -> str:
 
 def parse_expression(text: str) -> Expression:
     """Return the parsed expression; raises `OptionError` that shows the place of an error."""
+    if not isinstance(text, str):
+        raise OptionError(f"an expression is a text, such as 'prompt-lookup', not {text!r}")
     parser = _Parser(text)
     expression = parser.expression(0)
     parser.expect_end()
@@ -262,7 +264,7 @@ TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
 
 _HEAD_TREE_OPTIONS = ("tree", "nodes", "accuracy")
 _PARALLEL_OPTIONS = ("n", "below", "sampling", "topk")
-_EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy")
+_EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy", "window")
 
 # FasterDecoding/Medusa, medusa/model/medusa_choices.py. Hydra (zankner/Hydra) took over the first.
 # Each tree was searched for one pair of models on one kind of GPU, which verifies 63 nodes nearly
@@ -338,9 +340,6 @@ class Method:
 
     llama_cpp_head: bool = False
     """Whether that architecture is llama.cpp's own, which then loads and quantizes it itself."""
-
-    trained_here: bool = True
-    """Whether its heads are trained here; others are converted from published checkpoints."""
 
     spec_types: tuple[str, ...] = ()
     """Its names as a --spec-type: llama.cpp's if llama.cpp has the method, and ours."""
@@ -438,11 +437,10 @@ METHODS: Mapping[str, Method] = {
             "dflash",
             "DFlash, DFlash2 and DSpark: one evaluation of a few layers drafts a whole block.",
             "specrun.runtime.drafters.dflash.source",
-            options=("n", "sampling", "p_min", *TREE_OPTIONS),
+            options=("n", "sampling", "p_min", *TREE_OPTIONS, "window"),
             file=DraftFile("the GGUF file of a block drafter", "dflash(FILE.gguf)"),
             head="dflash",
             llama_cpp_head=True,
-            trained_here=False,
             spec_types=("draft-dflash", "draft-dspark"),
         ),
         Method(

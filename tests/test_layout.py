@@ -110,17 +110,21 @@ def test_only_the_command_line_prints():
 def test_every_folder_with_code_is_packaged_and_typed():
     assert folders_without_init(SOURCES) == []
     settings = PYPROJECT["tool"]["setuptools"]
-    assert set(settings["packages"]) == {
-        ".".join(("specrun", *source.parts[:-1])) for source in SOURCES
-    }
-    assert settings["package-dir"] == {f"specrun.{package}": package for package in ORDER}
+    folders = {".".join(("specrun", *source.parts[:-1])) for source in SOURCES}
+    assert set(settings["packages"]) == {"specrun", *folders}
+    places = {f"specrun.{package}": package for package in ORDER}
+    assert settings["package-dir"] == {"specrun": "package", **places}
     assert [package for package in ORDER if not (ROOT / package / "py.typed").is_file()] == []
     assert "py.typed" in settings["package-data"]["*"]
 
 
-def test_specrun_is_a_namespace():
-    assert not (ROOT / "specrun").exists()
-    assert importlib.import_module("specrun").__file__ is None
+def test_the_package_hands_on_names_of_the_runtime_and_holds_nothing_else():
+    own = [path.name for path in (ROOT / "package").iterdir() if path.name != "__pycache__"]
+    assert sorted(own) == ["__init__.py", "py.typed"]
+    package, runtime = map(importlib.import_module, ("specrun", "specrun.runtime"))
+    assert set(package.__all__) <= set(runtime.__all__)
+    assert all(getattr(package, name) is getattr(runtime, name) for name in package.__all__)
+    assert package.__version__ == importlib.metadata.version("specrun")
 
 
 def test_public_names_exist_and_are_documented():

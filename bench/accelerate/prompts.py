@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bench.drafters.prompts import GENERAL_PROMPTS, read_prompts, spread
-from specrun.runtime.tuning import EDITED, QUESTIONS
+from specrun.runtime.planning import EDITED, QUESTIONS
 
 PROMPTS = "your prompts"
 """The workload of prompts that a user gave."""

@@ -29,7 +29,7 @@ from specrun.bench.prove.forced import (
 from specrun.bench.prove.setting import Check, ForkingDrafter, Logits, Setting
 from specrun.bindings.contexts import Context
 from specrun.runtime.acceptance import SequentialCascade
-from specrun.runtime.engine import SharedEvaluation, SlotClock, n_slot_sequences
+from specrun.runtime.engine import Runtime, SharedEvaluation, SlotClock, n_slot_sequences
 from specrun.runtime.planning import known_curve
 from specrun.runtime.round import CachedText, TargetModel, target_context_options
 from specrun.runtime.trees import DraftTree
@@ -53,7 +53,7 @@ def check_cache(setting: Setting) -> Check:
 
     Notes how often chains part, and between which tokens they may.
     """
-    deadline, drafter = setting.deadline(0.15), ForkingDrafter(setting, setting.source("cache"))
+    deadline, drafter = setting.deadline(0.15), setting.forking_drafter("cache")
     found = defaultdict[str, _TreeDrifts](lambda: _TreeDrifts.of(drafter))
     with _target(setting, drafter) as target, closing(plain_texts(setting, target)) as texts:
         for number, text in enumerate(itertools.islice(texts, _MOST_TEXTS), 1):
@@ -83,9 +83,12 @@ def check_cache(setting: Setting) -> Check:
 
 @contextmanager
 def _target(setting: Setting, drafter: ForkingDrafter) -> Iterator[TargetModel]:
-    """Give the pair's own target, emptied; one for the drafter if the pair drafts nothing."""
-    session = setting.runtime.session
-    if session.drafter.max_nodes:
+    """Give the pair's own target, emptied; one for the drafter if the pair drafts nothing.
+
+    An engine's thread has its targets, so the drafter has one of its own beside them, too.
+    """
+    session = setting.opened.session
+    if session.drafter.max_nodes and isinstance(setting.opened, Runtime):
         session.forget()
         yield session.target
     else:
@@ -178,7 +181,7 @@ def check_conversations(setting: Setting) -> Check:
     why = _left_out(setting)
     if why:
         return Check("conversations", "left out", note=why)
-    deadline, drafter = setting.deadline(0.1), ForkingDrafter(setting, setting.source("slots"))
+    deadline, drafter = setting.deadline(0.1), setting.forking_drafter("slots")
     drafter.min_nodes, drafter.max_nodes = 1, min(_NODES, setting.max_nodes)
     drafter.max_leaves = min(drafter.max_leaves, drafter.max_nodes)
     found = defaultdict[str, _SlotDrifts](_SlotDrifts)
@@ -211,7 +214,7 @@ def _left_out(setting: Setting) -> str:
         return "a recurrent state is for one conversation at a time"
     if isinstance(setting.rule, SequentialCascade):
         return f"{setting.rule.name} is for one conversation at a time"
-    if setting.runtime.session.drafter.embedding_inputs is not None:
+    if setting.opened.session.drafter.embedding_inputs is not None:
         return "drafts at positions that are no tokens are for one conversation at a time"
     return ""
 

@@ -130,6 +130,13 @@ def _go_on(target: TargetModel, prompt: list[int], ends: list[int]) -> ForcedTex
     return ForcedText(prompt, text.tokens[len(prompt) :], rows)
 
 
+def known_text(target: TargetModel, prompt: list[int], coming: list[int]) -> ForcedText:
+    """Return a text that is known, with the rows that plain decoding has."""
+    text = ForcedText(prompt, coming, [])
+    rows = force(target, CachedText(), text, lambda *_: (DraftTree(), ()))
+    return ForcedText(prompt, coming, [row.copy() for row in rows if row is not None])
+
+
 # -- rounds ----------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ proves nothing and is left out.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from specrun.bench.prove.setting import Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
 from specrun.bench.report import Table
 from specrun.bindings.errors import UnsupportedModelError
-from specrun.runtime.engine import Runtime
+from specrun.runtime.engine.core import EngineCore
 from specrun.runtime.laws import SamplingParams
 
 
@@ -69,21 +70,21 @@ STEPS: tuple[tuple[str, Step], ...] = (
 
 
 def prove(
-    runtime: Runtime,
+    opened: EngineCore,
     options: ProofOptions | None = None,
     *,
     progress: Callable[[str], None] = lambda _: None,
     steps: Sequence[tuple[str, Step]] = STEPS,
 ) -> Proof:
-    """Check a runtime that is open and idle; Ctrl-C ends that with the results so far.
+    """Check a runtime or an engine that is idle; Ctrl-C ends that with the results so far.
 
     An error in a check is its failure: a sound pair raises none.
     """
     options = options or ProofOptions()
     started = time.monotonic()
-    setting = Setting(runtime, options.seed, options.seconds, options.params)
+    setting = Setting(opened, options.seed, options.seconds, options.params)
     checks: list[Check] = []
-    interrupted = False
+    drafter, interrupted = opened.session.drafter.name, False
     try:
         for name, step in steps:
             progress(name)
@@ -99,8 +100,8 @@ def prove(
         done = len(checks)
         checks += [Check(name, "left out", note="interrupted") for name, _ in steps[done:]]
     return Proof(
-        target=str(runtime.model.path),
-        drafter=runtime.drafter,
+        target=str(opened.model.path),
+        drafter=drafter,
         rule=setting.rule.name,
         exact=setting.rule.exact,
         width=setting.width,
@@ -111,16 +112,32 @@ def prove(
     )
 
 
-def proof_table(proofs: Sequence[Proof]) -> Table:
-    """Return the table of `specrun prove`, a row a check, and each check in words."""
-    rows, notes = [], []
+def verdict(proof: Proof) -> tuple[str, str]:
+    """Return two lines: what the checks found, and of which pair."""
+    failed = [check for check in proof.checks if check.status == "failed"]
+    passed = [check.name for check in proof.checks if check.status == "passed"]
+    left = [check.name for check in proof.checks if check.status == "left out"]
+    out = f"; left out: {', '.join(left)}" if left else ""
+    width = "free" if proof.width is None else f"{proof.width} tokens"
+    exact = proof.rule if proof.exact else f"not exact: {proof.rule}"
+    first = f"passed: {', '.join(passed)}{out}."
+    if failed:
+        first = f"failed: {failed[0].name}: {failed[0].note}."
+    elif not passed:
+        first = f"nothing was checked{out}."
+    return first, (
+        f"{proof.target} with {proof.drafter}; rule {exact}; shape {width}; "
+        f"seed {proof.seed}; {proof.seconds:.0f} s."
+    )
+
+
+def proof_table(
+    proofs: Sequence[Proof], words: Callable[[Proof], tuple[str, str]] = verdict
+) -> Table:
+    """Return the table of `specrun prove`: the verdict, a row a check, and each check in words."""
+    rows, notes, heading = [], [], list[str]()
     for proof in proofs:
-        width = "free" if proof.width is None else f"{proof.width} tokens"
-        exact = proof.rule if proof.exact else f"not exact: {proof.rule}"
-        notes.append(
-            f"{proof.target} with {proof.drafter}; rule {exact}; shape {width}; "
-            f"seed {proof.seed}; {proof.seconds:.0f} s."
-        )
+        heading += words(proof)
         for check in proof.checks:
             rows.append(
                 {
@@ -132,7 +149,7 @@ def proof_table(proofs: Sequence[Proof]) -> Table:
                 }
             )
             notes.append(_words(check))
-    return Table.of(rows, *notes)
+    return dataclasses.replace(Table.of(rows, *notes), heading=tuple(heading))
 
 
 def _words(check: Check) -> str:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from specrun.bindings.contexts import ContextOptions
 from specrun.runtime.acceptance import ExactRule, Rule, SequentialCascade
 from specrun.runtime.engine import Runtime, Session
+from specrun.runtime.engine.core import EngineCore
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.round import Drafter, DraftRequest, Shape
 from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
@@ -73,45 +74,53 @@ def judged(sound: bool, control: bool) -> Status:
 
 
 class Setting:
-    """A runtime under test. Contexts that checks open in addition evaluate as it does.
+    """A runtime or an engine under test. Contexts that checks open in addition evaluate as it does.
 
     `step` is how close two tokens are, in nats, if a step of the cache's type explains that one was
     taken for the other, `near` if the effect of widths explains it; 0 in a fixed shape. `rate` is
     how often, a token, texts of chains part from plain decoding's by rounding. The last two are
     known once the cache was checked. `forced` are texts of plain decoding, for several checks.
-    `params` are the settings of sampling by which the rule is enumerated.
+    `params` are the settings of sampling by which the rule is enumerated; `length` is how many
+    tokens texts have at most.
     """
 
     def __init__(
         self,
-        runtime: Runtime,
+        opened: EngineCore,
         seed: int,
         seconds: float,
         params: Sequence[SamplingParams] = (SamplingParams(),),
     ) -> None:
-        self.runtime, self.seed, self.seconds, self.params = runtime, seed, seconds, params
-        self.model = runtime.model
-        self.width = runtime.session.target.width
-        drafter = runtime.session.drafter
+        self.opened, self.seed, self.seconds, self.params = opened, seed, seconds, params
+        self.model = opened.model
+        self.width = opened.session.target.width
+        drafter = opened.session.drafter
         self.max_nodes = drafter.max_nodes or min(_CHAIN, (self.width or 1 + _CHAIN) - 1)
         self.max_leaves = drafter.max_leaves if self.model.can_branch else 1
-        caches = (runtime.options.context.cache_type_k, runtime.options.context.cache_type_v)
+        caches = (opened.options.context.cache_type_k, opened.options.context.cache_type_v)
         steps = max(_FLOORS.get(str(name), _COARSE) for name in caches)
+        self.length = _N_CTX
         self.near = self.step = 0.0 if self.width else 2 * steps
         self.rate = 0.0
         self.forced: list[ForcedText] = []
 
     @property
+    def runtime(self) -> Runtime:
+        """The runtime under test, whose answers their readers step; raises for an engine."""
+        assert isinstance(self.opened, Runtime)
+        return self.opened
+
+    @property
     def rule(self) -> Rule | SequentialCascade:
         """The acceptance rule under test."""
-        return self.runtime.session.rule
+        return self.opened.session.rule
 
     @property
     def context(self) -> ContextOptions:
         """Options of contexts: as the runtime's, and shorter if evaluations vary anyway."""
-        options = self.runtime.options.context
+        options = self.opened.options.context
         size = options.size_for(self.model)
-        n_ctx = size if self.width else min(size, _N_CTX + self.max_nodes)
+        n_ctx = size if self.width else min(size, self.length + self.max_nodes)
         return dataclasses.replace(options, n_ctx=n_ctx)
 
     def prompts(self) -> list[list[int]]:
@@ -122,13 +131,18 @@ class Setting:
         """Return a check's own generator."""
         return random.Random(f"{self.seed}/{name}")
 
+    def forking_drafter(self, name: str) -> ForkingDrafter:
+        """Return a check's own drafter of random trees, no larger than those of the pair."""
+        n_vocab = self.model.vocabulary.size
+        return ForkingDrafter(self.max_nodes, self.max_leaves, n_vocab, self.source(name))
+
     def deadline(self, share: float) -> float:
         """Return when a check has to end that may take this share of the time."""
         return time.monotonic() + share * self.seconds
 
     def session(self, drafter: Drafter, context: ContextOptions | None = None) -> Session:
         """Open a session on the target, the caller's to close: with the rule if it is exact."""
-        shape: Shape = self.width or self.runtime.options.shape
+        shape: Shape = self.width or self.opened.options.shape
         rule = self.rule if self.rule.exact else ExactRule()
         return Session.open(self.model, drafter, context or self.context, rule, (), shape)
 
@@ -144,11 +158,12 @@ class ForkingDrafter(Drafter):
 
     name = "random trees"
 
-    def __init__(self, setting: Setting, source: random.Random) -> None:
-        self.max_nodes, self.max_leaves = setting.max_nodes, setting.max_leaves
-        self.min_nodes = 0
+    def __init__(
+        self, max_nodes: int, max_leaves: int, n_vocab: int, source: random.Random
+    ) -> None:
+        self.max_nodes, self.max_leaves, self.min_nodes = max_nodes, max_leaves, 0
         self.text: Sequence[int] = ()
-        self.source, self.n_vocab = source, setting.model.vocabulary.size
+        self.source, self.n_vocab = source, n_vocab
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return a tree, as large as the round allows."""

@@ -91,17 +91,19 @@ def parting(
     if place is None:
         return None if len(ours) == len(plain) else math.inf
     law = plain_law(session, [*prompt, *plain[:place]], sampled(temperature or 1.0))
-    ours_now, gains = ours[place], (0.0, 20.0)
+    plain_now, ours_now, gains = plain[place], ours[place], (0.0, 20.0)
+    chances = [law.probability(token) for token in (plain_now, ours_now)]
+    if min(chances) <= 0.0:
+        return math.inf
     if temperature == 0.0:
-        chances = [law.probability(token) for token in (plain[place], ours_now)]
-        return abs(math.log(chances[0] / chances[1])) if min(chances) > 0.0 else math.inf
+        return abs(math.log(chances[0] / chances[1]))
     noise = SeededNoise.for_answer(seed, prompt)
 
     def taken(gain: float) -> bool:
-        weights = law.probs.copy()
-        weights[ours_now] *= math.exp(gain)
+        # The draw is a race, so the two need no others, whatever a grammar forbids of these.
+        weights = np.array([chances[0], chances[1] * math.exp(gain)])
         noise.seek(len(prompt) + place)
-        return noise.choose(Law.normalised(weights)) == ours_now
+        return noise.choose(_law_of_two((plain_now, ours_now), weights)) == ours_now
 
     if not taken(gains[1]):
         return math.inf
@@ -109,6 +111,11 @@ def parting(
         middle = sum(gains) / 2
         gains = (gains[0], middle) if taken(middle) else (middle, gains[1])
     return temperature * gains[1]
+
+
+def _law_of_two(tokens: tuple[int, int], weights: npt.NDArray[np.float64]) -> Law:
+    order = np.argsort(tokens)
+    return Law.normalised(weights[order], np.array(tokens)[order])
 
 
 def most_partings(expected: float) -> int:
@@ -125,7 +132,7 @@ def most_partings(expected: float) -> int:
     return most
 
 
-class _Partings:
+class Partings:
     """The partings of texts from plain decoding's, and the part of them that rounding explains."""
 
     def __init__(self, setting: Setting) -> None:
@@ -150,6 +157,12 @@ class _Partings:
         return len(self._distances)
 
     @property
+    def n_unexplained(self) -> int:
+        """How many are too far apart for rounding; in a fixed shape all are."""
+        bound = -1.0 if self._setting.width is not None else self._setting.near
+        return sum(distance > bound for distance in self._distances)
+
+    @property
     def largest(self) -> float | None:
         """How close the tokens of the clearest parting are, in nats; None if not at all."""
         largest = max(self._distances, default=0.0)
@@ -161,8 +174,7 @@ class _Partings:
         setting, found = self._setting, self._distances
         if setting.width is not None:
             return f"{len(found)} texts part from plain decoding's" if found else ""
-        far = sum(distance > setting.near for distance in found)
-        if far:
+        if far := self.n_unexplained:
             return f"{far} texts part from plain decoding's"
         n, most = sum(distance > setting.step for distance in found), self._most
         problem = f"{n} texts part from plain decoding's in {self.n_tokens} tokens, chains explain"
@@ -188,7 +200,7 @@ def _point_masses(
     setting: Setting, opened: ExitStack
 ) -> list[tuple[Session, ForkingDrafter | None]]:
     """Return sessions whose drafts are chosen, no larger than those of the pair."""
-    forking = ForkingDrafter(setting, setting.source("texts"))
+    forking = setting.forking_drafter("texts")
     environment = DraftEnvironment(setting.model, setting.context, by_clock=False)
     size = f"n={min(4, setting.max_nodes)}, nodes={setting.max_nodes}"
     lookup = f"prompt-lookup(min_ngram=1, {size}, branches={min(4, setting.max_leaves)})"
@@ -202,7 +214,7 @@ def _point_masses(
 def check_texts(setting: Setting) -> Check:
     """Compare texts with plain decoding's: point masses at every temperature, all drafters at 0."""
     deadline = setting.deadline(0.2)
-    partings, control, times = _Partings(setting), _Partings(setting), 0
+    partings, control, times = Partings(setting), Partings(setting), 0
     tried: dict[float, None] = {}
     # At temperature 0 all other rules give plain decoding's text, whatever the drafter.
     states_its_own = isinstance(setting.rule, PairRule | SequentialCascade)
@@ -252,7 +264,7 @@ def check_faults(setting: Setting) -> Check:
     """
     source, deadline = setting.source("faults"), setting.deadline(0.15)
     params, prompts = sampled(0.0), setting.prompts()
-    partings, session = _Partings(setting), setting.runtime.session
+    partings, session = Partings(setting), setting.runtime.session
     times, cut = 0, 0
     with setting.session(NoDrafter()) as plain:
         wanted: dict[int, list[int]] = {}

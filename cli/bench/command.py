@@ -119,6 +119,8 @@ def print_table(table: Table, form: OutputForm, terminal: Terminal) -> None:
 
     table = table.folded(CONSTANT_COLUMNS)
     console = Console(file=sys.stdout, no_color=not terminal.color_answers, highlight=False)
+    for line in table.heading:
+        console.print(Text(line, "bold"), soft_wrap=True)
     if table.constants:
         console.print(
             Text(" · ".join(f"{name} {value}" for name, value in table.constants), "bold")

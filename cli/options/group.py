@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
@@ -177,6 +178,7 @@ MODEL, PROMPT, DRAFTING, SAMPLING = map(Section, ("Model", "Prompt", "Drafting",
 TEMPLATE, EVALUATION = Section("Chat template"), Section("Context and devices")
 OUTPUT = Section("Output")
 _OTHER = "Other"
+_DRAFTS = ("drafter", "model_draft", "spec_type", "reference")  # options that name a drafter
 _ORDER = [
     *(known.name for known in (MODEL, PROMPT, DRAFTING, SAMPLING, TEMPLATE, EVALUATION, OUTPUT)),
     _OTHER,
@@ -203,6 +205,9 @@ class SectionedCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
         """Put the files of models in the place of their names, and run the command."""
+        models = [known.name for known in self.params if isinstance(known.type, ModelFileType)]
+        for name in models:
+            _open_set(str(name), ctx.params)
         _name_head(ctx.params)
         # Those in whose favour `load_options` and `draft_options` drop a model.
         instead: dict[str, tuple[str, ...]] = {"model": ("demo",)}
@@ -224,6 +229,26 @@ class SectionedCommand(click.Command):
         for name, records in options_by_section(ctx).items():
             with formatter.section(name):
                 formatter.write_dl(records, col_max=34)
+
+
+def _open_set(name: str, given: dict[str, Any]) -> None:
+    """Put the target of a model set in the place of its folder, and its drafters if none is named.
+
+    Raises OptionError for a set of which only a file can be meant.
+    """
+    folder = given.get(name)
+    if not isinstance(folder, Path) or not folder.is_dir():
+        return
+    from specrun.runtime.models import is_set, read_set
+
+    if not is_set(folder):
+        return
+    if name != "model":
+        raise OptionError(f"{folder} is a set of models: name one of its files")
+    found = read_set(folder)
+    given["model"] = found.model
+    if "drafter" in given and not any(given.get(other) for other in _DRAFTS):
+        given["drafter"] = found.drafter
 
 
 def _name_head(given: dict[str, Any]) -> None:

@@ -24,9 +24,8 @@ from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.grammar.compiled import compiled
 from specrun.runtime.online import KEEP, LearnFrom
-from specrun.runtime.planning import ANY, tuned_plan
+from specrun.runtime.planning import ANY, drafter_for, tuned_plan
 from specrun.runtime.round import Shape
-from specrun.runtime.tuning import drafter_for
 
 if TYPE_CHECKING:
     from specrun.runtime.engine import Engine

@@ -184,7 +184,10 @@ class ModelName(str):
 
 
 class ModelFileType(click.ParamType["Path | ModelName"]):
-    """A model: the command gets the path of its file, or with `folder` of a folder."""
+    """A model: the command gets the path of its file, or with `folder` of a folder.
+
+    A folder that holds a model set stands for its target, and for its drafters.
+    """
 
     name = "FILE|NAME"
 
@@ -193,7 +196,7 @@ class ModelFileType(click.ParamType["Path | ModelName"]):
 
     def convert(self, value: Any, param: _Parameter, ctx: _Context) -> Path | ModelName:  # noqa: ANN401
         """Return an existing file, or a name that `located` finds later."""
-        from specrun.runtime.models import HubName, is_hub_name, looks_like_path
+        from specrun.runtime.models import HubName, is_hub_name, is_set, looks_like_path
 
         if isinstance(value, Path | ModelName):
             return value
@@ -203,7 +206,7 @@ class ModelFileType(click.ParamType["Path | ModelName"]):
             return ModelName(text)
         if not looks_like_path(path, text):
             return ModelName(text)
-        return path if self._folder else require_file(path)
+        return path if self._folder or is_set(path) else require_file(path)
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str

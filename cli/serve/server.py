@@ -12,9 +12,10 @@ import json
 import logging
 import os
 import socket
+import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from operator import attrgetter
 from types import FrameType
 from typing import TYPE_CHECKING, Literal, cast
@@ -25,7 +26,7 @@ from sse_starlette.sse import AppStatus
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from specrun.cli.serve.errors import RequestError, openai_error
-from specrun.cli.serve.settings import ServeSettings
+from specrun.cli.serve.settings import ServeSettings, bound_socket, url_of
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -261,6 +262,23 @@ def server_of(
         timeout_graceful_shutdown=int(settings.drain_seconds + _MORE_SECONDS),
     )
     return DrainingServer(config, app.state.service, ready)
+
+
+@contextmanager
+def serving_here(app: Starlette, settings: ServeSettings) -> Iterator[str]:
+    """Serve on a free port of this machine, in a thread, until the block ends; yield the URL."""
+    with bound_socket("127.0.0.1", 0) as listener:
+        ready = threading.Event()
+        server = server_of(app, settings, ready.set)
+        work = {"sockets": [listener]}
+        thread = threading.Thread(target=server.run, kwargs=work, name="specrun server")
+        thread.start()
+        try:
+            ready.wait()
+            yield url_of("127.0.0.1", listener)
+        finally:
+            server.should_exit = True
+            thread.join()
 
 
 class DrainingServer(uvicorn.Server):

@@ -11,6 +11,7 @@ _COMMANDS = (
     LazyCommand("specrun.cli.train.heads", "hydra", "Medusa's heads that see each other's tokens."),
     LazyCommand("specrun.cli.train.heads", "eagle", "A layer that predicts hidden states."),
     LazyCommand("specrun.cli.train.heads", "eagle3", "A layer that reads three of the target's."),
+    LazyCommand("specrun.cli.train.heads", "dflash", "A few layers that draft a block at once."),
     LazyCommand("specrun.cli.train.heads", "pass", "Look-ahead embeddings.", "pass_"),
     LazyCommand("specrun.cli.train.heads", "space", "A new target that reads mask tokens."),
     LazyCommand("specrun.cli.train.models", "drafter", "A small model, taught by the target."),
@@ -27,9 +28,9 @@ Examples:
 
 \b
 Data are a text, or JSON Lines: {"text"}, {"prompt", "answer"} or {"messages": [{"role", "content"}]}. Of
-prompts and chats only the answers are learnt. Without --data a target of eagle, eagle3, medusa or hydra
-answers built-in prompts, or those of --prompts, and its answers are learnt. Ctrl-C keeps a checkpoint, and
---resume goes on from it.
+prompts and chats only the answers are learnt. Without --data a target of dflash, eagle, eagle3, medusa or
+hydra answers built-in prompts, or those of --prompts, and its answers are learnt. Ctrl-C keeps a checkpoint,
+and --resume goes on from it.
 """  # noqa: E501 - as it is shown
 
 

@@ -285,6 +285,101 @@ def eagle3(
     _train_recipe(Eagle3Recipe(**_fields(values)), job, states, earlier)
 
 
+_DFLASH_EPILOG = """\b
+Examples:
+  specrun train dflash --target model-Q4_K_M.gguf -o block --gguf block.gguf
+  specrun train dflash --target model.gguf --prompts mine.txt -o block --gguf block.gguf --markov-rank 64
+  specrun train dflash --target Llama-3.2-1B --data chats.jsonl -o block --block 16 --layers 5
+
+\b
+A block drafter (DFlash) drafts a whole block in one evaluation of a few layers, which read inputs of some
+of the target's layers. --markov-rank adds DSpark's Markov head, which weighs a token by the one before, and
+--confidence the head that says how far a draft is sure. The file is llama.cpp's architecture dflash.
+"""  # noqa: E501 - as it is shown
+
+
+def _layer_numbers(
+    _context: click.Context, _parameter: click.Parameter, value: str | None
+) -> tuple[int, ...] | None:
+    """Return the numbers of a list such as 1,4,7."""
+    if value is None:
+        return None
+    try:
+        return tuple(int(number) for number in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of layers such as 1,4,7") from None
+
+
+@train_command(
+    _DFLASH_EPILOG,
+    _HEAD.option(
+        "--block N",
+        "Tokens of a block, of which the last one of the text is the first.",
+        click.IntRange(2, 256),
+        dest="block_size",
+        default=8,
+    ),
+    _HEAD.option("--layers N", "Its layers.", click.IntRange(1, 64), dest="n_layers", default=2),
+    _HEAD.option(
+        "--slot-decay X",
+        "The loss of the token at depth k weighs this to the power of k - 1; e^(-1/4) in DFlash's "
+        "paper for blocks of 8, e^(-1/7) for 16.",
+        click.FloatRange(0, 1, min_open=True),
+        default=0.78,
+    ),
+    _HEAD.option(
+        "--anchor-every N",
+        "Blocks are learnt behind one of N tokens, drawn anew at each step.",
+        click.IntRange(1),
+        default=4,
+    ),
+    _HEAD.option(
+        "--markov-rank N",
+        "Of DSpark's Markov head, 256 in its paper.",
+        click.IntRange(0),
+        default=0,
+        show_default="none",
+    ),
+    _HEAD.flag("--confidence", "With DSpark's confidence head, beside a Markov head."),
+    _HEAD.option(
+        "--optimizer",
+        "Of the matrices between states; muon: a step teaches more and takes longer.",
+        click.Choice(["adamw", "muon"]),
+        default="adamw",
+    ),
+    _HEAD.option(
+        "--draft-tokens N",
+        "Draft the N tokens alone that are said most often, with an output matrix of its own: "
+        "faster where the vocabulary is large.",
+        click.IntRange(0),
+        default=0,
+        show_default="all",
+    ),
+    _law_option,
+    _HEAD.option(
+        "--read-layers LIST",
+        "The layers whose inputs are read, such as 1,4,7.",
+        callback=_layer_numbers,
+        show_default="2, n/2, n-3",
+    ),
+    _HEAD.option(
+        "--mask-token ID",
+        "The token that stands for those to draft.",
+        click.IntRange(0),
+        dest="mask",
+        show_default="the one said least often",
+    ),
+    states_options,
+    target="MODEL",
+    needs_data=False,
+)
+def dflash(job: TrainJob, states: TrainFeatures, **values: OptionValue) -> None:
+    """Train a block drafter for a target (DFlash, DSpark)."""
+    from specrun.train.heads import DFlashRecipe
+
+    _train_recipe(DFlashRecipe(**_fields(values)), job, states)
+
+
 # == Look-ahead positions =========================================================================
 
 

@@ -314,8 +314,6 @@ def _refuse_heads(draft: Path) -> None:
     if method is None:
         return
     has = f"{draft.name} holds {kind} heads, not a model"
-    if not method.trained_here:
-        raise click.UsageError(f"{has}: leave out -md, they plan by the target's costs alone")
     raise click.UsageError(f"{has}: specrun calibrate measures those")
 
 

@@ -3,6 +3,7 @@
 from specrun.convert.checkpoint.checkpoint import (
     PICKLE_ENDINGS,
     Checkpoint,
+    load_pickle,
     open_checkpoint,
     read_array,
     read_pickle,
@@ -18,6 +19,7 @@ from specrun.convert.checkpoint.source_tensor import (
     NUMBER_TYPES,
     PIECE_BYTES,
     SOURCE_KEY,
+    ReplacedRow,
     SourceDigest,
     SourceTensor,
     bfloat16_bits,

@@ -71,7 +71,7 @@ def read_pickle(path: Path) -> dict[str, _PickledTensor]:
     of names to tensors or needs more than tensors, SpecrunError if torch is missing or too old
     to open it safely.
     """
-    content = _load(path)
+    content = load_pickle(path)
     for inner in ("state_dict", "model"):  # as training programs wrap it
         if isinstance(content, Mapping) and isinstance(content.get(inner), Mapping):
             content = content[inner]
@@ -80,7 +80,8 @@ def read_pickle(path: Path) -> dict[str, _PickledTensor]:
     return {str(name): _pickled(path, str(name), tensor) for name, tensor in content.items()}
 
 
-def _load(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
+def load_pickle(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
+    """Return what torch saved in a file: tensors and plain containers; raises as `read_pickle`."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -223,15 +224,20 @@ _PICKLED_WEIGHTS = "pytorch_model.bin"
 _PICKLED_INDEX = "pytorch_model.bin.index.json"
 # Pickles in folders of weights that are none.
 _NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
+_NOT_WEIGHTS += ("mask_embedding.pt",)
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint(Named):
-    """An opened folder: nothing of the weights is in memory until a tensor is read."""
+    """An opened folder: nothing of the weights is in memory until a tensor is read.
+
+    `allow_pickle`: files of torch beside the weights may be opened, too.
+    """
 
     folder: Path
     config: JsonObject
     tensors: Mapping[str, SourceTensor]
+    allow_pickle: bool = False
 
     @property
     def shown(self) -> str:
@@ -273,7 +279,8 @@ def open_checkpoint(
         raise FileMissingError(f"there is no folder {folder}; check the path")
     _refuse_adapter(folder)
     config = read_json_object(folder / "config.json")
-    return Checkpoint(folder, config, _find_tensors(folder, also_named, allow_pickle=allow_pickle))
+    tensors = _find_tensors(folder, also_named, allow_pickle=allow_pickle)
+    return Checkpoint(folder, config, tensors, allow_pickle)
 
 
 def _refuse_adapter(folder: Path) -> None:

@@ -158,6 +158,34 @@ class SourceTensor(ABC):
         return (widened(raw) if self.type_name == "BF16" else raw).reshape(self.shape)
 
 
+@dataclass(frozen=True, slots=True)
+class ReplacedRow(SourceTensor):
+    """A matrix with the numbers of another in all rows but one, which is `values`, in raw form."""
+
+    inner: SourceTensor
+    row: int
+    values: npt.NDArray[Any]
+
+    @classmethod
+    def of(cls, inner: SourceTensor, row: int, values: npt.NDArray[Any]) -> ReplacedRow:
+        """Return a matrix with one row replaced by numbers, in the matrix's own type."""
+        kind = "F32" if inner.type_name == "F64" else inner.type_name
+        stored = stored_as(values, kind, inner.name)
+        raw = stored.astype(NUMBER_TYPES[inner.type_name], copy=False)
+        return cls(inner.path, inner.name, inner.type_name, inner.shape, inner, row, raw)
+
+    def raw(self, start: int, count: int) -> npt.NDArray[Any]:
+        """Return a piece, as `SourceTensor.raw`."""
+        piece = self.inner.raw(start, count)
+        width = self.shape[-1]
+        first = self.row * width  # of the replaced numbers
+        begin, end = max(start, first), min(start + count, first + width)
+        if begin < end:
+            piece = piece.copy()
+            piece[begin - start : end - start] = self.values[begin - first : end - first]
+        return piece
+
+
 class SourceDigest:
     """Collects the hashes of a checkpoint's files and tensors, in any order."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from gguf.quants import dequantize
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf import GGUFHeader, TensorInfo, read_header
 from specrun.bindings.quantizer import quantize_rows
-from specrun.convert.checkpoint import read_array, stored_as
+from specrun.convert.checkpoint import SourceTensor, read_array, stored_as
 from specrun.convert.gguf.writer import STORED_TYPES, Metadata, PlannedTensor, write_gguf
 from specrun.convert.names import Named
 
@@ -96,21 +96,46 @@ class GGUFSource(Named):
             f"stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and Q8_0 can be read"
         )
 
+    def as_source(self, tensor: TensorInfo) -> SourceTensor:
+        """Return a tensor of any type that `numbers` reads as one of F32 of a checkpoint."""
+        shape = tensor.shape[::-1]
+        return _Dequantized(self.path, tensor.name, "F32", shape, self, tensor)
+
     def numbers(self, tensor: TensorInfo) -> npt.NDArray[np.float32]:
         """Return the numbers of a tensor, shape in numpy's order.
 
         Raises UnsupportedModelError for types that the gguf package cannot read.
         """
-        shape = tensor.shape[::-1]
-        width = tensor.n_bytes // max(1, tensor.n_elements // shape[-1])
-        stored = read_array(self.path, np.uint8, (*shape[:-1], width), tensor.offset)
+        rows = self.rows(tensor, 0, tensor.n_elements // tensor.shape[0])
+        return rows.reshape(tensor.shape[::-1])
+
+    def rows(self, tensor: TensorInfo, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Return some rows of a tensor, [count, width]; raises as `numbers`."""
+        width = tensor.n_bytes // max(1, tensor.n_elements // tensor.shape[0])
+        place = tensor.offset + first * width
+        stored = read_array(self.path, np.uint8, (count, width), place)
         try:
             found = dequantize(stored, GGMLQuantizationType[tensor.type_name])
         except (KeyError, NotImplementedError) as error:
             raise self.unsupported(
                 f"stores {tensor.name} as {tensor.type_name}, which cannot be read"
             ) from error
-        return np.ascontiguousarray(found.reshape(shape), np.float32)
+        return np.ascontiguousarray(found, np.float32).reshape(count, tensor.shape[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Dequantized(SourceTensor):
+    """A tensor of a GGUF file as numbers, which are worked out where they are read."""
+
+    source: GGUFSource
+    tensor: TensorInfo
+
+    def raw(self, start: int, count: int) -> npt.NDArray[Any]:
+        """Return a piece, as `SourceTensor.raw`."""
+        width = self.shape[-1]
+        first, last = start // width, (start + count - 1) // width
+        rows = self.source.rows(self.tensor, first, last - first + 1).reshape(-1)
+        return rows[start - first * width :][:count]
 
 
 def _from_q8_0(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float16]:

@@ -16,13 +16,13 @@ and gemma.py.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
-from specrun.bindings.errors import PairError
-from specrun.convert.checkpoint import Checkpoint, JsonObject
+from specrun.bindings.errors import MalformedFileError, PairError
+from specrun.convert.checkpoint import Checkpoint, JsonObject, ReplacedRow, load_pickle
 from specrun.convert.families import steps
 from specrun.convert.families.family import Array, TensorRule, unchanged
 from specrun.convert.families.rope import describe_rope, llama3_factors, rope_base, rope_settings
@@ -79,6 +79,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     _require_known(checkpoint, config)
     _check_target(config, target)
     hidden, vocab_size = config.count("hidden_size"), config.count("vocab_size", target.vocab_size)
+    checkpoint = _with_mask_vector(checkpoint, config, target)
     taps, is_gemma4 = _taps(checkpoint, config, target), _GEMMA4 in architectures(config)
     metadata, rules = Metadata(), list[TensorRule]()
     steps.describe_decoder(config, metadata, "dflash", key_length=True)
@@ -181,9 +182,6 @@ def _require_known(checkpoint: Checkpoint, config: JsonObject) -> None:
         refused = f"a block drafter of an unknown architecture, {named[0]}"
     if refused is not None:
         raise checkpoint.unsupported(f"is {refused}: {_RUNS}")
-    if (checkpoint.folder / _MASK_VECTOR).exists():
-        problem = f"has an embedding of its mask alone ({_MASK_VECTOR})"
-        raise checkpoint.unsupported(f"{problem}: put it into {_EMBEDDING}, beside {_OUTPUT}")
     if _W1 in checkpoint.tensors and _is_dflash2(checkpoint, config):
         raise checkpoint.unsupported("has a Markov head and a selector: no generation has both")
     require(config, "attention_bias", False)
@@ -291,6 +289,51 @@ def _describe_block(
     metadata.count(f"tokenizer.ggml.{_MASK}", mask)
     if _is_dspark(checkpoint, config):
         metadata.flag("dflash.sample_from_anchor", _from_anchor(checkpoint, config))
+
+
+def _with_mask_vector(
+    checkpoint: Checkpoint, config: JsonObject, target: TargetFacts
+) -> Checkpoint:
+    """Return a checkpoint with the embedding of its mask, if that lies in a file of its own.
+
+    llama.cpp has one matrix of embeddings. So the drafter gets one of its own, the target's in all
+    other rows, and with it an output matrix.
+    """
+    if not (checkpoint.folder / _MASK_VECTOR).exists():
+        return checkpoint
+    found, tensors, mask = _mask_vector(checkpoint), checkpoint.tensors, config.token(_MASK)
+    embedding, output = tensors.get(_EMBEDDING), tensors.get(_OUTPUT)
+    if embedding is not None and config.flag("tie_word_embeddings", False):
+        output = output or embedding
+    if embedding is None or output is None:
+        theirs = target.load_matrices()
+        embedding, output = embedding or theirs[0], output or theirs[1]
+    rows, width = embedding.shape
+    if found.size != width or mask is None or mask >= rows:
+        problem = f"has {found.size} numbers in {_MASK_VECTOR} for token {mask}"
+        raise checkpoint.malformed(f"{problem}, and embeddings of {width} for {rows} tokens")
+    masked = ReplacedRow.of(embedding, mask, found)
+    matrices = {_EMBEDDING: masked, _OUTPUT: output}
+    return dataclasses.replace(checkpoint, tensors={**tensors, **matrices})
+
+
+def _mask_vector(checkpoint: Checkpoint) -> Array:
+    """Return the numbers of the mask's own file, beside the token if it names one."""
+    if not checkpoint.allow_pickle:
+        problem = f"has the embedding of its mask in {_MASK_VECTOR}, a pickle, which can run code"
+        raise checkpoint.unsupported(f"{problem}: --allow-pickle lets it build tensors only")
+    path = checkpoint.folder / _MASK_VECTOR
+    content = load_pickle(path)
+    if isinstance(content, Mapping):
+        config = _flat_config(checkpoint)
+        token, mask = content.get(_MASK, config.any(_MASK)), config.any(_MASK)
+        if token != mask:
+            raise MalformedFileError(f"{path} is of token {token}, and the mask is token {mask}")
+        content = content.get("embedding")
+    if not hasattr(content, "detach"):
+        raise MalformedFileError(f"{path} holds no embedding: download it again")
+    numbers: Array = content.detach().float().numpy().reshape(-1)
+    return numbers
 
 
 # == Positions and windows =========================================================================

@@ -22,15 +22,23 @@ from specrun.bindings.errors import (
 )
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models import Model
-from specrun.convert.checkpoint import Checkpoint, read_json_object
+from specrun.convert.checkpoint import (
+    Checkpoint,
+    SourceTensor,
+    open_checkpoint,
+    read_json_object,
+)
 from specrun.convert.families import family_of
 from specrun.convert.families.family import Array
 from specrun.convert.gguf import GGUFSource, Metadata, name_of, write_gguf
+from specrun.convert.text_part import text_part
 from specrun.convert.tokenizer import read_vocabulary
 
 _TOKENIZER = "tokenizer."
-_ROPE_FACTORS = "rope_freqs.weight"
+_ROPE_FACTORS, _EMBEDDING = "rope_freqs.weight", "token_embd.weight"
 Setting = bool | int | float | str
+Matrices = tuple[SourceTensor, SourceTensor]
+_Loaders = tuple[Callable[[], Metadata], Callable[[], Array | None], Callable[[], Matrices]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,8 @@ class TargetFacts:
     ("rope.freq_base", "context_length", "attention.layer_norm_rms_epsilon"): those that hold one
     value. `fingerprint` is `Vocabulary.fingerprint` of the loaded model. `load_tokenizer` returns
     the `tokenizer.*` keys to copy, and `load_rope_factors` the numbers that divide the rope
-    frequencies ([head width / 2], None for none). `has_sections`: its rope has some (M-RoPE).
+    frequencies ([head width / 2], None for none). `load_matrices` returns its embeddings and its
+    output matrix, which may be the same. `has_sections`: its rope has some (M-RoPE).
     """
 
     path: Path
@@ -54,6 +63,7 @@ class TargetFacts:
     settings: Mapping[str, Setting]
     load_tokenizer: Callable[[], Metadata]
     load_rope_factors: Callable[[], Array | None]
+    load_matrices: Callable[[], Matrices]
     has_sections: bool = False
 
     def describe(self, metadata: Metadata) -> None:
@@ -135,8 +145,16 @@ def _of_file(path: Path) -> TargetFacts:
         tensor = source.tensors.get(_ROPE_FACTORS)
         return None if tensor is None else source.loader(tensor)[1]()
 
-    architecture = header.architecture
-    return _facts(path, name, architecture, header.metadata, tokens, tokenizer, rope_factors)
+    def matrices() -> Matrices:
+        source = GGUFSource(path)
+        found = [source.tensors.get(own) for own in (_EMBEDDING, "output.weight")]
+        embedding, output = found
+        if embedding is None:
+            raise source.unsupported(f"has no {_EMBEDDING}")
+        return source.as_source(embedding), source.as_source(output or embedding)
+
+    loaders = tokenizer, rope_factors, matrices
+    return _facts(path, name, header.architecture, header.metadata, tokens, loaders)
 
 
 def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
@@ -155,7 +173,16 @@ def _of_folder(folder: Path, pre: str | None) -> TargetFacts:
         rules = (rule for rule in family.rules(checkpoint.config) if rule.name == _ROPE_FACTORS)
         return next((rule.change() for rule in rules), None)
 
-    return _facts(folder, name, architecture, as_stored, tokens, vocabulary.copy, rope_factors)
+    def matrices() -> Matrices:
+        whole = text_part(open_checkpoint(folder))
+        sources = {rule.name: rule.sources for rule in family.rules(whole.config)}
+        names = sources[_EMBEDDING], sources.get("output.weight", sources[_EMBEDDING])
+        shape = whole.config.count("vocab_size"), whole.config.count("hidden_size")
+        first, last = (whole.tensor(name, shape) for (name,) in names)
+        return first, last
+
+    loaders = vocabulary.copy, rope_factors, matrices
+    return _facts(folder, name, architecture, as_stored, tokens, loaders)
 
 
 def _facts(
@@ -164,8 +191,7 @@ def _facts(
     architecture: str,
     metadata: Mapping[str, Any],
     tokens: tuple[int, bytes],
-    tokenizer: Callable[[], Metadata],
-    rope_factors: Callable[[], Array | None],
+    loaders: _Loaders,
 ) -> TargetFacts:
     own = f"{architecture}."
     found = {key.removeprefix(own): value for key, value in metadata.items() if key.startswith(own)}
@@ -183,8 +209,9 @@ def _facts(
         fingerprint=tokens[1],
         settings=settings,
         has_sections="rope.dimension_sections" in found,
-        load_tokenizer=tokenizer,
-        load_rope_factors=rope_factors,
+        load_tokenizer=loaders[0],
+        load_rope_factors=loaders[1],
+        load_matrices=loaders[2],
     )
 
 

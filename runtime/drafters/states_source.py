@@ -11,12 +11,22 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
+from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.source import Source
 from specrun.runtime.heads import FloatRows, TextRows
+from specrun.runtime.language import ExpressionOptions
 from specrun.runtime.round.drafter import Owned, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
 
 _ROOT_ROWS = (0,)  # those of most rounds
+
+
+def seen_window(options: ExpressionOptions, n_ctx: int) -> int:
+    """Return how many of the last positions a head sees by `window=`, 0: all of them."""
+    window = options.optional_integer("window")
+    if window is not None and window < 1:
+        raise OptionError(f"window is {window}: give at least 1, or leave it out")
+    return 0 if window is None or window >= n_ctx else window
 
 
 class Cells(Owned, Protocol):
@@ -48,8 +58,12 @@ class StatesSource(Source, Generic[StateT]):
         self.state.begin(tokens)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Take the prompt's states."""
+        """Take the prompt's states, as far back as the head sees."""
         held, wanted = self.state, range(count)
+        if held.window:
+            wanted = wanted[max(0, len(self._prompt) - 1 - held.window - start) :]
+        if not wanted:
+            return
         if not held.reads_all:  # earlier states would be copied and never read
             wanted = wanted[-1:]
         states = self.read_states(rows, wanted)

@@ -22,7 +22,12 @@ from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade
 from specrun.runtime.engine.streams import Mailbox
 from specrun.runtime.laws.noise import SeededNoise
 from specrun.runtime.laws.samplers import FRESH, SamplerState, sequence_breakers
-from specrun.runtime.laws.sampling import SamplingParams, unknown_option, whole_number
+from specrun.runtime.laws.sampling import (
+    SamplingParams,
+    setting_named,
+    unknown_option,
+    whole_number,
+)
 from specrun.runtime.round.backend_laws import candidates_needed, sampled_on_device
 from specrun.runtime.round.drafter import Drafter
 from specrun.runtime.round.loop import (
@@ -111,7 +116,11 @@ class AnswerOptions:
 def answer_options(options: Mapping[str, Any]) -> AnswerOptions:
     """Return the options of an answer; `OptionError` for an unknown one names the nearest."""
     known = [field.name for field in dataclasses.fields(AnswerOptions)]
-    for name in options:
+    for name, value in options.items():
+        setting = None if name in known else setting_named(name)
+        if setting is not None:
+            advice = f"did you mean SamplingParams({setting}={value!r})?"
+            raise OptionError(f"an answer has no option {name!r}: {advice}")
         if name not in known:
             raise unknown_option(name, known, "an answer")
     return AnswerOptions(**options)

@@ -11,8 +11,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
@@ -57,6 +58,17 @@ class DrafterKey(NamedTuple):
     kind: RuleKind
 
 
+class DrafterMaker(Protocol):
+    """Makes the weights of a drafter that no expression describes; requests take it by its name."""
+
+    @property
+    def name(self) -> str:
+        """A name that no method has."""
+
+    def __call__(self, environment: DraftEnvironment) -> DrafterWeights:
+        """Return the weights of drafters for the environment's target."""
+
+
 class SlotDrafters:
     """The drafters of one slot, each made when an answer first needs it; `own` is the default."""
 
@@ -94,7 +106,7 @@ class Choices:
         rule: Rule | SequentialCascade,
         environment: DraftEnvironment,
         slots: int,
-        others: Sequence[str] = (),
+        others: Sequence[str | DrafterMaker] = (),
         rules: Sequence[str] = (),
     ) -> None:
         self._single = slots == 1
@@ -106,7 +118,10 @@ class Choices:
         self.own = DrafterKey(own.name, self._kinds[0])
         self.own_drafter = self.own.expression
         """The expression of the default drafter now: requests name it as it was opened."""
-        names = [str(parse_expression(text)) for text in others]
+        self._makers = {each.name: each for each in others if not isinstance(each, str)}
+        names = [
+            str(parse_expression(each)) if isinstance(each, str) else each.name for each in others
+        ]
         self.names = (*dict.fromkeys([self.own.expression, "none", *names]),)
         self.weights: dict[DrafterKey, DrafterWeights] = {self.own: own}
         self.slots = [SlotDrafters(self.weights, self.own) for _ in range(slots)]
@@ -124,7 +139,8 @@ class Choices:
 
     def _open(self, key: DrafterKey) -> None:
         if key not in self.weights:
-            self.weights[key] = build_drafter(key.expression, key.kind.suited(self.environment))
+            make = self._makers.get(key.expression, partial(build_drafter, key.expression))
+            self.weights[key] = make(key.kind.suited(self.environment))
         if not self._single and self.slots[0].get(key).embedding_inputs is not None:
             why = "drafts at positions that are no tokens, which a batch has alone"
             raise OptionError(f"{key.expression} {why}: give slots=1")

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.machine.workers import require_workers
@@ -25,10 +25,13 @@ from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
 from specrun.runtime.round.results import GenerationResult
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from specrun.bindings.models.model import Model
     from specrun.bindings.models.vocabulary import Vocabulary
     from specrun.runtime.chat.template import ChatTemplate, Message
     from specrun.runtime.drafters.environment import DraftEnvironment
+    from specrun.runtime.engine.keywords import AnswerKeywords, SharedKeywords
     from specrun.runtime.engine.opening import RuntimeOptions
     from specrun.runtime.memory import Fitted
     from specrun.runtime.online import RejectionStore
@@ -79,7 +82,7 @@ class EngineCore(ABC):
         self,
         target: str | os.PathLike[str] | None,
         drafter: str | None,
-        options: Mapping[str, Any],
+        options: Mapping[str, object],
         slots: int = 1,
     ) -> None:
         """Open a target, or the embedded one, with slots."""
@@ -122,7 +125,7 @@ class EngineCore(ABC):
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of a continuation of `prompt`, a text or token ids, at once.
 
@@ -146,7 +149,7 @@ class EngineCore(ABC):
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of `submit`, with `logprobs` unless they are switched off."""
         return self.submit(prompt, params, **{"logprobs": True, **options})
@@ -155,7 +158,7 @@ class EngineCore(ABC):
         self,
         prompt: str | Sequence[int],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationResult:
         """Return the finished continuation of `prompt`; options are those of `submit`."""
         return self.submit(prompt, params, **options).drain()
@@ -164,7 +167,7 @@ class EngineCore(ABC):
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of an answer to {"role", "content"} messages; else as `submit`."""
         return self.submit(self.chat_prompt(messages), params, **options)
@@ -173,7 +176,7 @@ class EngineCore(ABC):
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of an answer to {"role", "content"} messages; else as `stream`."""
         return self.stream(self.chat_prompt(messages), params, **options)
@@ -182,7 +185,7 @@ class EngineCore(ABC):
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> GenerationResult:
         """Return the finished answer; tokens shared with the last one are not evaluated again."""
         return self.generate(self.chat_prompt(messages), params, **options)
@@ -191,7 +194,7 @@ class EngineCore(ABC):
         self,
         prompts: Iterable[str | Sequence[int]],
         params: SamplingParams | None = None,
-        **options: Any,  # noqa: ANN401 - the fields of AnswerOptions
+        **options: Unpack[AnswerKeywords],
     ) -> list[GenerationResult]:
         """Return the continuations of all prompts, in their order; the rest as for `submit`."""
         return list(_results([self.submit(prompt, params, **options) for prompt in prompts]))
@@ -203,7 +206,7 @@ class EngineCore(ABC):
         *,
         max_tokens: Sequence[int | None],
         indices: Sequence[int],
-        **options: Any,  # noqa: ANN401 - the other fields of AnswerOptions
+        **options: Unpack[SharedKeywords],
     ) -> Iterator[GenerationResult]:
         """Yield the continuations of all prompts in turn; each has its own limit and index.
 
@@ -225,7 +228,11 @@ class EngineCore(ABC):
     ) -> Request:
         """Return a request; raises `OptionError` for choices that are not offered or do not fit."""
         self._require_open()
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            given = "**settings" if isinstance(params, Mapping) else "temperature=0.7"
+            advice = f"give a SamplingParams, such as SamplingParams({given})"
+            raise OptionError(f"the settings of sampling are {params!r}: {advice}")
         tokens = prompt_tokens(self.vocabulary, prompt)
         require_workers(self.options.placement.rpc)
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
@@ -238,6 +245,9 @@ class EngineCore(ABC):
         """
         from specrun.runtime.chat.template import chat_tokens, is_begun_answer
 
+        if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+            advice = "give a list of messages, such as [{'role': 'user', 'content': 'hi'}]"
+            raise OptionError(f"the conversation is {messages!r}: {advice}")
         is_begun = is_begun_answer(messages)
         return chat_tokens(self.chat_template, self.vocabulary, messages, is_begun=is_begun)
 
@@ -300,13 +310,13 @@ class EngineCore(ABC):
         if len(self._sessions) > 1:
             problem = f"a session file holds one conversation, and there are {len(self._sessions)}"
             raise OptionError(f"{problem} slots: give slots=1")
-        return self._first
+        return self.session
 
     # -- its state ---------------------------------------------------------------------------------
 
     def statistics(self) -> EngineStatistics:
         """Return the present state; numbers may be of neighbouring moments."""
-        schedule, alone = self._schedule, self._first.conversation
+        schedule, alone = self._schedule, self.session.conversation
         shared = schedule.shared
         return EngineStatistics(
             slots=len(self._sessions),
@@ -337,7 +347,8 @@ class EngineCore(ABC):
     # -- open models and drafters ------------------------------------------------------------------
 
     @property
-    def _first(self) -> Session:
+    def session(self) -> Session:
+        """The first slot, a runtime's only one; raises `ClosedError` after `close()`."""
         self._require_open()
         return self._sessions[0]
 
@@ -349,7 +360,7 @@ class EngineCore(ABC):
     @property
     def vocabulary(self) -> Vocabulary:
         """The target's vocabulary."""
-        return self._first.vocabulary
+        return self.session.vocabulary
 
     @property
     def n_ctx(self) -> int:
@@ -357,7 +368,7 @@ class EngineCore(ABC):
 
         llama.cpp rounds it up to a multiple of 256.
         """
-        return self._first.target.context.n_ctx
+        return self.session.target.context.n_ctx
 
     @property
     def memory_line(self) -> str:

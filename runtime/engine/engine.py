@@ -15,6 +15,9 @@ from specrun.runtime.round.drafter import close_all
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+    from typing import Unpack
+
+    from specrun.runtime.engine.keywords import RuntimeKeywords
 
 _Result = TypeVar("_Result")
 
@@ -33,16 +36,18 @@ class Engine(EngineCore):
     def __init__(
         self,
         target: str | os.PathLike[str],
-        drafter: str | None = "none",
+        drafter: str | None = None,
         *,
         slots: int = 4,
-        **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions and its context
+        **options: Unpack[RuntimeKeywords],
     ) -> None:
         self._open(target, drafter, options, slots)
         self._start()
 
     @classmethod
-    def demo(cls, drafter: str = "draft", *, slots: int = 4, **options: Any) -> Engine:  # noqa: ANN401
+    def demo(
+        cls, drafter: str = "draft", *, slots: int = 4, **options: Unpack[RuntimeKeywords]
+    ) -> Engine:
         """Open the embedded family; paths may be left out of drafters, as in "draft(n=3)"."""
         engine = cls.__new__(cls)
         engine._open(None, drafter, options, slots)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_type_hints
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
@@ -23,12 +23,18 @@ from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.mtp import reads_own_blocks
-from specrun.runtime.drafters.retrieval import KeepAnswers, open_answers, with_reference
-from specrun.runtime.engine.choices import Choices
+from specrun.runtime.drafters.retrieval import open_answers, with_reference
+from specrun.runtime.engine.choices import Choices, DrafterMaker
+from specrun.runtime.engine.keywords import RuntimeKeywords
 from specrun.runtime.engine.session import Session
 from specrun.runtime.engine.slots import EvaluationCost, SharedEvaluation, SlotClock
 from specrun.runtime.language import parse_expression
-from specrun.runtime.laws.sampling import random_if_unset, unknown_option
+from specrun.runtime.laws.sampling import (
+    SamplingParams,
+    random_if_unset,
+    unknown_option,
+    whole_number,
+)
 from specrun.runtime.memory import (
     Fitted,
     Loading,
@@ -38,9 +44,10 @@ from specrun.runtime.memory import (
     noting_plan,
     plan_in_use,
 )
+from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.online import LearnFrom, RejectionStore, open_rejections
-from specrun.runtime.planning import Contact, CostCurve, contact_curve
+from specrun.runtime.planning import Contact, CostCurve, contact_curve, drafter_for
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.round.drafter import Owned
 from specrun.runtime.round.padding import Shape
@@ -71,10 +78,11 @@ class RuntimeOptions(LoadOptions):
     `specrun.train.online.online_drafter.OnlineDrafter` learns from them. `answers` True keeps what
     was answered for prompt lookups of later answers, "keep" in the user's state folder, a path in
     that file. A request may choose
-    "none", the drafter or one of the drafters `others`, in full or by the name of its method if
-    only one has it, and another acceptance rule: any exact one if `accept` is exact, any that is
-    not if one of those is among `rules`. `measure` times evaluations when a file is loaded for the
-    first time here, if a token takes more than 2 ms and anything drafts (`Runtime.contact_line`).
+    "none", the drafter or one of the drafters `others` (expressions, or makers of drafters of one's
+    own), in full or by the name of its method if only one has it, and another acceptance rule: any
+    exact one if `accept` is exact, any that is not if one of those is among `rules`. `measure`
+    times evaluations when a file is loaded for the first time here, if a token takes more than 2 ms
+    and anything drafts (`Runtime.contact_line`).
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=4096))
@@ -88,8 +96,8 @@ class RuntimeOptions(LoadOptions):
     backend_sampling: BackendSampling = "off"
     lora: Sequence[str] = ()
     learn: LearnFrom = False
-    answers: KeepAnswers = False
-    others: Sequence[str] = ()
+    answers: LearnFrom = False
+    others: Sequence[str | DrafterMaker] = ()
     rules: Sequence[str] = ()
     measure: bool = True
 
@@ -100,6 +108,14 @@ def loading_with(options: RuntimeOptions) -> Iterator[None]:
     trust = trusting_files() if options.trust else nullcontext()
     with trust, placing(options.placement):
         yield
+
+
+def _default_drafter(target: Path, options: RuntimeOptions) -> str:
+    """Return the drafter of a target if none is named, as `specrun chat` chooses it."""
+    warm = SamplingParams().temperature
+    given = options.shape == "free"  # another shape may be too narrow for the drafter of a profile
+    chosen = drafter_for(target, warm, options=options, accept=options.accept, use_profile=given)
+    return chosen.expression
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +139,7 @@ class OpenSlots:
 def open_slots(
     target: str | os.PathLike[str] | None,
     drafter: str | None,
-    values: Mapping[str, Any],
+    values: Mapping[str, object],
     n_slots: int = 1,
 ) -> OpenSlots:
     """Open a target with drafters and slots; None: the embedded family's target.
@@ -133,7 +149,9 @@ def open_slots(
     options = parse_options(values)
     _require_slots(n_slots, options)
     path, files = (demo_target(), demo_drafters()) if target is None else (locate_model(target), {})
-    drafter, rule = drafter or "none", build_rule(options.accept)
+    rule = build_rule(options.accept)
+    if drafter is None:
+        drafter = _default_drafter(path, options)
     if options.reference is not None:
         drafter = with_reference(drafter, Path(options.reference))
     with loading_with(options):
@@ -277,22 +295,47 @@ def _cost_alone(environment: DraftEnvironment) -> Callable[[int], EvaluationCost
     return cost_of
 
 
-def parse_options(values: Mapping[str, Any]) -> RuntimeOptions:
+_KINDS: dict[object, tuple[Callable[[object], bool], str]] = {
+    int: (lambda value: whole_number(value) is not None, "a whole number"),
+    bool: (lambda value: isinstance(value, bool), "True or False"),
+    str: (lambda value: isinstance(value, str), "a text"),
+    LayerCount: (
+        lambda value: whole_number(value) is not None or value in ("auto", "all"),
+        'a count of layers, "auto" or "all"',
+    ),
+    RopeScaling: (
+        lambda value: isinstance(value, RopeScaling),
+        "a RopeScaling, such as RopeScaling('yarn', scale=2)",
+    ),
+    ContextOptions: (
+        lambda value: isinstance(value, ContextOptions),
+        "a ContextOptions, such as ContextOptions(n_ctx=8192)",
+    ),
+    Placement: (
+        lambda value: isinstance(value, Placement),
+        "a Placement, such as Placement(devices=['CUDA0'])",
+    ),
+}
+
+
+def _wanted_kind(value: object, kind: object) -> str:
+    """Return what an option of this kind has to be, "" if the value may be that."""
+    fits, wanted = _KINDS.get(kind, (lambda _: True, ""))
+    return "" if fits(value) else wanted
+
+
+def parse_options(values: Mapping[str, object]) -> RuntimeOptions:
     """Return the options; those of context and placement may be given one by one, too."""
+    kinds = get_type_hints(RuntimeKeywords)
+    for name, value in values.items():
+        if name not in kinds:
+            raise unknown_option(name, list(kinds), "Runtime")
+        wanted = _wanted_kind(value, kinds[name])
+        if wanted:
+            raise OptionError(f"{name} is {value!r}: give {wanted}")
     own = [field.name for field in dataclasses.fields(RuntimeOptions)]
     of_context = ContextOptions.chosen_names()
     of_placement = [field.name for field in dataclasses.fields(Placement)]
-    for name in values:
-        if name not in own and name not in of_context and name not in of_placement:
-            raise unknown_option(name, [*of_context, *of_placement, *own], "Runtime")
-    for name, kind, example in (
-        ("rope", RopeScaling, "RopeScaling('yarn', scale=2)"),
-        ("context", ContextOptions, "ContextOptions(n_ctx=8192)"),
-        ("placement", Placement, "Placement(devices=['CUDA0'])"),
-    ):
-        if name in values and not isinstance(values[name], kind):
-            advice = f"give a {kind.__name__}, such as {example}"
-            raise OptionError(f"{name} is {values[name]!r}: {advice}")
     options = RuntimeOptions(**{name: value for name, value in values.items() if name in own})
     if isinstance(options.lora, str | os.PathLike):
         raise OptionError(f"lora is {options.lora!r}: give a list of files, as ['a.gguf:0.5']")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from specrun.runtime.engine.answer import Request
 from specrun.runtime.engine.core import EngineCore
-from specrun.runtime.engine.session import Session
 from specrun.runtime.engine.streams import GenerationStream
 from specrun.runtime.round.drafter import Drafter
+
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from specrun.runtime.engine.keywords import RuntimeKeywords
 
 _Result = TypeVar("_Result")
 
@@ -21,35 +25,37 @@ class Runtime(EngineCore):
     `target` is a path, an unambiguous name of a model that the hub, llama.cpp, ollama or LM Studio
     keep on this disk, or `hf:OWNER/REPO:QUANT`, which is fetched from the hub. `drafter` is an
     expression of the drafter language (`"none"`, `"prompt-lookup"`, `"draft(small.gguf, n=5)"`,
-    ...). Further options are those of `RuntimeOptions`, of its `context` and its `placement`, such
-    as `n_ctx=8192` or `devices=["CUDA0"]`; an unknown one raises `OptionError` naming the nearest.
-    Close it, or use it as a context manager.
+    ...); None takes the choice of `specrun accelerate` for this file, else `"auto"`, as
+    `specrun chat` does. Further options are those of `RuntimeOptions`, of its `context` and its
+    `placement`, such as `n_ctx=8192` or `devices=["CUDA0"]`; an unknown one raises `OptionError`
+    naming the nearest. Close it, or use it as a context manager.
     """
 
     def __init__(
         self,
         target: str | os.PathLike[str],
-        drafter: str | None = "none",
-        **options: Any,  # noqa: ANN401 - the fields of RuntimeOptions and its context
+        drafter: str | None = None,
+        **options: Unpack[RuntimeKeywords],
     ) -> None:
         self._open(target, drafter, options)
 
     @classmethod
-    def demo(cls, drafter: str = "draft", **options: Any) -> Runtime:  # noqa: ANN401 - see __init__
+    def demo(cls, drafter: str = "draft", **options: Unpack[RuntimeKeywords]) -> Runtime:
         """Open the embedded family; paths may be left out of `drafter`, as in "draft(n=3)"."""
         runtime = cls.__new__(cls)
         runtime._open(None, drafter, options)
         return runtime
 
+    def __repr__(self) -> str:
+        if self.closed:
+            return "<Runtime, closed>"
+        path = self.model.path.name
+        return f"<Runtime of {path}: drafter {self.drafter!r}, n_ctx {self.n_ctx}>"
+
     def _submit(self, request: Request) -> GenerationStream:
         return self._schedule.stream(request)
 
     # -- the session -------------------------------------------------------------------------------
-
-    @property
-    def session(self) -> Session:
-        """The only slot; raises `ClosedError` after `close()`."""
-        return self._first
 
     def require_idle(self) -> None:
         """Raise `BusyError` while an answer is being streamed."""

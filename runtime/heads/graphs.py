@@ -261,6 +261,12 @@ class KeyValueCache:
         mixed = builder.permute(builder.mul_mat(by_cell, weights), 0, 2, 1, 3)
         return builder.reshape(builder.contiguous(mixed), sizes.size, n)
 
+    def drop(self, n: int) -> None:
+        """Forget the first n cells; those behind move to their places."""
+        for name in ("keys", "values"):
+            rows = self._tensors.read(name, np.float32)
+            self._tensors.write(name, rows[n * self.sizes.kv_size :])
+
     def close(self) -> None:
         """Free the cells."""
         self._tensors.close()

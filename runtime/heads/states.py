@@ -59,16 +59,29 @@ class TextRows(Generic[Said]):
     0 for the state alone, 1 for a pair of the state and the token after it. `evaluate` puts rows
     into their cells and returns what the head says after the last one; there are `n_cells`. At most
     `chunk` rows wait.
+
+    With a `window` at most so many rows are kept. `drop(n, position)` then takes the first n, which
+    begin at a position, out of their cells, and those behind move up; n is a multiple of `step`.
     """
 
     reads_all = True
     """Whether the rows of all positions are wanted; otherwise the last one's is enough."""
 
     def __init__(
-        self, evaluate: Callable[[RowPiece], Said], n_cells: int, *, ahead: int, chunk: int = _CHUNK
+        self,
+        evaluate: Callable[[RowPiece], Said],
+        n_cells: int,
+        *,
+        ahead: int,
+        chunk: int = _CHUNK,
+        window: int = 0,
+        drop: Callable[[int, int], None] = lambda *_: None,
+        step: int = 1,
     ) -> None:
         self._evaluate, self._n_cells, self._ahead = evaluate, n_cells, ahead
-        self._chunk = chunk
+        self._chunk, self.window = chunk, window
+        self._drop, self._step = drop, step
+        self._most = min(window or n_cells, n_cells)
         # Rows belong to the beginning of it that they depend on. What may follow means nothing: an
         # interrupt may have left it there.
         self._text: list[int] = []
@@ -132,7 +145,7 @@ class TextRows(Generic[Said]):
         base, count, end, pending, last, said, early = self._held
         after, n_known = start + len(rows), len(tokens) - self._ahead
         follow = start == end > base and early is None and start < after <= n_known
-        if follow and after - base <= self._n_cells and after - base - count <= self._chunk:
+        if follow and after - base <= self._most and after - base - count <= self._chunk:
             # What most rounds do: rows that follow those that are known, with all their tokens.
             self._text[start:] = tokens[start : after + self._ahead]
             self._held = base, count, after, (*pending, rows), last, said, None
@@ -140,14 +153,19 @@ class TextRows(Generic[Said]):
         # The row that came too early has its token now: it goes in front of the new ones.
         if early is not None and start == end + 1:
             start, rows = end, np.concatenate([early, rows])
+        if self.window and len(rows) > self.window:
+            start, rows = start + len(rows) - self.window, rows[-self.window :]
         if not base <= start <= end:
             # A gap, or an earlier beginning: rows in cells are of consecutive positions.
             self._held = _nothing_from(start)
             base, count, end, pending, last, said, early = self._held
             self._text = list(tokens[: max(0, start)])
+        if self.window and start + len(rows) - base > self.window:
+            self._drop_first(start + len(rows) - base - self.window)
+            base, count, end, pending, last, said, early = self._held
         known = end
         ready = min(len(rows), n_known - start)  # whose tokens are known
-        end = max(known, min(start + ready, base + self._n_cells))
+        end = max(known, min(start + ready, base + self._most))
         early = early if end == known else None
         # The row that has no token yet is kept, or the next round would begin behind a gap.
         if ready < len(rows) and end == start + ready:
@@ -162,6 +180,18 @@ class TextRows(Generic[Said]):
         # Long prompts go into cells piece by piece: pending states are many numbers.
         while self._n_pending > self._chunk:
             self._put(self._chunk)
+
+    def _drop_first(self, n: int) -> None:
+        """Forget the first n rows or a few more, whatever the others know of them."""
+        while self._n_pending:
+            self._put(min(self._chunk, self._n_pending))
+        base, count, end, _, last, said, early = self._held
+        n = min(count, -(-n // self._step) * self._step)
+        last, said = (None, None) if n == count else (last, said)
+        # Nothing is known while cells move: an interrupt leaves that.
+        self._held = _nothing_from(end)
+        self._drop(n, base)
+        self._held = base + n, count - n, end, (), last, said, early
 
     # -- drafting ----------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ import secrets
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.grammar.grammar import Grammar
@@ -214,6 +214,12 @@ class _WorkedOut:
     them (-1: all), or by a grammar. `cuts`: top-k, top-p, the logarithm of min-p, and temperature.
     `is_cut`: the law is what these make of a row, top-k not being off, and nothing else.
     """
+
+    def __new__(cls, *_: object, **given: object) -> Self:
+        for name in given:
+            if name not in SETTINGS and name != "grammar":
+                raise OptionError(f"SamplingParams has no option {name!r}: {_near_setting(name)}")
+        return object.__new__(cls)
 
     __slots__ = (
         *("chain", "cuts", "has_penalties", "is_adaptive", "is_cut", "is_greedy", "is_plain"),
@@ -536,10 +542,6 @@ class SamplingParams(_WorkedOut):
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SamplingParams:
         """Return settings from a mapping; unknown names raise with the nearest known one."""
-        known = [entry.name for entry in dataclasses.fields(cls)]
-        for name in values:
-            if name not in known:
-                raise unknown_option(name, known, "SamplingParams")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -549,6 +551,23 @@ class SamplingParams(_WorkedOut):
     def replace(self, **changes: Any) -> SamplingParams:  # noqa: ANN401 - values of any field
         """Return a copy with some settings changed; unknown names raise."""
         return SamplingParams.from_dict({**self.to_dict(), **changes})
+
+
+def setting_named(name: str) -> str | None:
+    """Return the field of `SamplingParams` that a name means: its own, an alias, or the nearest."""
+    names = {
+        alias.strip().lstrip("-").replace("-", "_"): own
+        for own, known in SETTINGS.items()
+        for alias in (*known.flags.split(" ")[:-1], known.variable, *known.names, *known.fields)
+    }
+    names |= {own: own for own in (*SETTINGS, "grammar")}
+    near = difflib.get_close_matches(name.replace("-", "_"), names, 1)
+    return names[near[0]] if near else None
+
+
+def _near_setting(name: str) -> str:
+    near = setting_named(name)
+    return f"did you mean {near!r}?" if near else f"known are {', '.join(sorted(SETTINGS))}"
 
 
 def _completed(name: str, setting: Setting) -> Setting:

@@ -17,6 +17,7 @@ from specrun.bindings.contexts import (
     Lender,
     MtpContext,
     block_options,
+    needs_lender,
 )
 from specrun.bindings.gguf import GGUFHeader, read_header
 from specrun.bindings.machine import Placement, placing
@@ -60,7 +61,8 @@ class ModelPart:
 
     `nextn`: it has a context over its NextN blocks too, or alone without a trunk. `drafts`:
     it lies on the devices of drafts. The plan's context is that of each of `n_texts` conversations;
-    if it is `shared`, of all of them together. A block drafter reads matrices of its `lender`.
+    if it is `shared`, of all of them together. A block drafter reads matrices of its `lender`, and
+    with a `window` has cells for so many positions of a text.
     """
 
     title: str
@@ -72,6 +74,7 @@ class ModelPart:
     n_texts: int = 1
     shared: bool = False
     lender: Path | None = None
+    window: int = 0
 
     def with_cache(self, keys: str, values: str) -> ModelPart:
         """Return the same with keys and values of other types."""
@@ -93,7 +96,7 @@ class ModelPart:
         if self.shared:
             return n_ctx
         if self.lender is not None:  # a block lies behind the text, in cells of its own
-            return self.n_texts * (n_ctx + self.context.n_outputs)
+            return self.n_texts * (min(n_ctx, self.window or n_ctx) + self.context.n_outputs)
         stretched = self.context.rope.stretches
         return self.n_texts * (n_ctx if stretched else min(n_ctx, self.model.n_ctx_train))
 
@@ -103,7 +106,7 @@ class HeadPart:
     """Heads: bytes of `weights`, of keys and values per `cell`, of graphs, and of those per cell.
 
     `output` are the bytes of the target's output matrix, which is loaded again if the heads are
-    computed on another device; 0 for heads that have their own.
+    computed on another device; 0 for heads that have their own. `window` as of `ModelPart`.
     """
 
     title: str
@@ -113,6 +116,7 @@ class HeadPart:
     graph_cell: int = 0
     output: int = 0
     n_texts: int = 1
+    window: int = 0
 
     def cells(self, n_ctx: int) -> int:
         """Return the bytes of its cells for a context of so many tokens."""
@@ -123,7 +127,7 @@ class HeadPart:
         return self.n_texts * (self.graphs + self.graph_cell * self._n_cells(n_ctx))
 
     def _n_cells(self, n_ctx: int) -> int:
-        return -(-(n_ctx + _SPARE_CELLS) // STEP) * STEP + 1
+        return -(-(min(n_ctx, self.window or n_ctx) + _SPARE_CELLS) // STEP) * STEP + 1
 
 
 Part = ModelPart | HeadPart
@@ -152,13 +156,12 @@ def parts_of(
         if path is None or not path.is_file() or expression.atom == "rest":
             continue
         header = read_header(path)
-        if header.architecture == BLOCK_ARCHITECTURE:
-            found.append(
-                dataclasses.replace(_blocks(path, header, target, context), n_texts=n_texts)
-            )
-        elif method_of_head(header.architecture) is not None:
-            has_states = True
-            found.append(dataclasses.replace(_heads(header, shape), n_texts=n_texts))
+        if method_of_head(header.architecture) is not None:
+            blocks = header.architecture == BLOCK_ARCHITECTURE
+            has_states = has_states or not blocks
+            part = _blocks(path, header, target, context) if blocks else _heads(header, shape)
+            window = options_of(expression).length("window") or 0
+            found.append(dataclasses.replace(part, n_texts=n_texts, window=window))
         else:
             blocks = expression.atom == "mtp"
             drafts = _drafting(context, blocks=blocks)
@@ -278,6 +281,16 @@ class MemoryCounts:
     def compute(self, part: ModelPart, n_ctx: int, *, nextn: bool = False) -> int:
         """Return the bytes of the compute buffers of a context, all on one device."""
         return self._count(part, n_ctx, nextn=nextn).compute
+
+    def lent(self, part: ModelPart) -> Breakdown:
+        """Return what the context takes through which a block drafter reads its target."""
+        if part.lender is None or not needs_lender(self._opened_of(part.model.path)):
+            return Breakdown()
+        key = part.lender, "lent"
+        if key not in self._found:
+            with placing(_CPU_ONLY), Lender(self._opened_of(part.lender)) as lent:
+                self._found[key] = sum(memory_breakdown(lent).values(), Breakdown())
+        return self._found[key]
 
     def cells(self, part: ModelPart, n_ctx: int, *, nextn: bool = False) -> list[int]:
         """Return the bytes of the cells of each layer, of the NextN blocks alone if `nextn`.

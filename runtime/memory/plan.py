@@ -162,6 +162,9 @@ def _model_rows(
             own = place if part.context.offload_kv else HOST
             cells[own] = cells.get(own, 0) + n_bytes
         whole += counts.compute(part, n_ctx, nextn=nextn)
+    lent = counts.lent(part)
+    cells[HOST] = cells.get(HOST, 0) + lent.cells
+    whole += lent.compute
     by_place = weights.by_place
     if places[-1] == HOST:  # some models have a second copy of their embeddings there
         here = (HOST,) * len(places)

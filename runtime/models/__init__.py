@@ -13,6 +13,7 @@ if TYPE_CHECKING:
         is_offline,
         without_hub,
     )
+    from specrun.runtime.models.model_set import ModelSet, is_set, read_set
     from specrun.runtime.models.names import (
         ModelEntry,
         catalogue,

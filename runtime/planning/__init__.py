@@ -14,6 +14,7 @@ from specrun.runtime.planning.curves import (
     lower_median,
     typical_curve,
 )
+from specrun.runtime.planning.default_drafter import EDITED, QUESTIONS, drafter_for, workload_of
 from specrun.runtime.planning.draft_plan import MOST_DRAFTED, DraftPlan, Plan
 from specrun.runtime.planning.measure import (
     CONTACT_SIZES,

@@ -376,7 +376,10 @@ class Usage:
         return dataclasses.asdict(self)
 
 
-@dataclass(frozen=True, slots=True)
+_SHOWN = 60  # characters of a text in the representation of a result
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class GenerationResult:
     """A finished answer. `token_ids` include a token that ended it; `text` does not.
 
@@ -389,6 +392,11 @@ class GenerationResult:
     usage: Usage
     stats: SpecStats
     seed: int
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
+        how = f"{len(self.token_ids)} tokens in {self.stats.rounds} rounds, {self.finish_reason}"
+        return f"<GenerationResult {text!r}: {how}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a mapping, ready for JSON."""

@@ -14,7 +14,6 @@ from specrun.runtime.tuning.acceptance import (
     measure_dynamic_acceptance,
     require_law,
 )
-from specrun.runtime.tuning.default_drafter import EDITED, QUESTIONS, drafter_for, workload_of
 from specrun.runtime.tuning.heads import (
     HeadCalibration,
     HeadCalibrationOptions,
@@ -22,6 +21,7 @@ from specrun.runtime.tuning.heads import (
     calibrated_layers,
     features_along,
     guess_kinds,
+    written_texts,
 )
 from specrun.runtime.tuning.results import (
     ACCEPTED,

@@ -17,6 +17,9 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.drafters.dflash.drafter import BlockDrafter
+from specrun.runtime.drafters.dflash.rows import BlockRows
+from specrun.runtime.drafters.dflash.source import BlockState
 from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, EagleState, PairHead
 from specrun.runtime.drafters.hydra import HydraHead
 from specrun.runtime.drafters.medusa import MedusaHead
@@ -195,6 +198,56 @@ class HydraGuesses:
         return np.concatenate(pieces)
 
 
+class BlockGuesses:
+    """A block drafter, one block behind each of the text's tokens."""
+
+    def __init__(self, drafter: BlockDrafter, options: ContextOptions, ranks: int) -> None:
+        file = drafter.file
+        self.n_depths, self.taps = file.n_slots, tuple(file.taps)
+        # A depth is one slot: its share of a block.
+        self.evaluated_params = drafter.multiplied / file.n_slots
+        self._drafter, self._ranks = drafter, ranks
+        try:
+            self._cells = drafter.cells(options, file.n_slots)
+        except BaseException:
+            drafter.close()
+            raise
+
+    def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
+        """Yield the best tokens of each slot below the text's own; see `HeadGuesses`."""
+        state = BlockState(self._cells)
+        state.begin(tokens)
+        state.learn(0, features[:begin], tokens)
+        for position in range(begin, min(len(features), len(tokens) - 2)):
+            state.learn(position, features[position : position + 1], tokens)
+            # A whole block wherever the text ends: its size changes all rows.
+            rows = state.block(tokens[: position + 2], self.n_depths)
+            if rows is None:  # more positions than there are cells
+                return
+            guesses: Guesses = []
+            for slot, before in enumerate(tokens[position + 1 : -1][: self.n_depths]):
+                if not rows.goes_on(slot, before):
+                    break
+                guesses.append(self._best(rows, slot, before))
+            yield guesses
+
+    def _best(self, rows: BlockRows, slot: int, before: int) -> list[int]:
+        found = rows.after(slot, [before], points=True)
+        if found.highest is not None:
+            tokens, logits = found.highest.tokens[0], found.highest.logits[0]
+        else:
+            assert found.whole is not None
+            logits = found.whole[0]
+            tokens = np.arange(len(logits))
+        order = np.argsort(-logits, kind="stable")[: self._ranks]
+        return [int(token) for token in tokens[order]]
+
+    def close(self) -> None:
+        """Free the drafter."""
+        self._cells.close()
+        self._drafter.close()
+
+
 def guess_kinds() -> list[str]:
     """Return the architectures of heads that can be asked."""
     return list(_OPENERS)
@@ -238,11 +291,17 @@ def _open_eagle(path: Path, target: Model, ranks: int, n: int, n_threads: int) -
     return EagleGuesses(head, n + _EAGLE_DEPTHS, file.header.n_parameters + borrowed)
 
 
+def _open_dflash(path: Path, target: Model, ranks: int, n: int, n_threads: int) -> HeadGuesses:
+    options = ContextOptions(n_ctx=n, n_threads=n_threads)
+    return BlockGuesses(BlockDrafter(path, target, n_threads=n_threads), options, ranks)
+
+
 _OPENERS: Mapping[str, Callable[[Path, Model, int, int, int], HeadGuesses]] = {
     "medusa": _open_medusa,
     "hydra": _open_hydra,
     "eagle": _open_eagle,
     "eagle3": _open_eagle,
+    "dflash": _open_dflash,
 }
 
 
@@ -352,6 +411,18 @@ def calibrate_heads(
     progress("done", 1.0)
     behind = (counts.n_reached, counts.n_asked, counts.n_positions)
     return HeadCalibration(accuracy, counts.alone, *behind, plan, curve)
+
+
+def written_texts(
+    options: HeadCalibrationOptions,
+    texts_of: Callable[[Model], Sequence[CalibrationText]],
+    progress: Progress = lambda _what, _share: None,
+) -> list[CalibrationText]:
+    """Return the texts that heads are asked along, prompts continued by the target."""
+    layers = calibrated_layers(options)
+    with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
+        context = sized_to_measure(options.context, target)
+        return _written(options, target, context, list(texts_of(target)), progress)
 
 
 def features_along(

@@ -22,7 +22,7 @@ Name = tuple[str, ...]
 _BLOCK = re.compile(r"^```\w*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _INDENTED = re.compile(r"^    (specrun .*)$", re.MULTILINE)
 _SPAN = re.compile(r"`([^`]+)`")
-_CALL = re.compile(r"(?<![\w.-])specrun +(?=[a-z-])([^;&]*)")
+_CALL = re.compile(r"(?<![\w.-])(?<!from )specrun +(?=[a-z-])([^;&]*)")
 _FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
 
 

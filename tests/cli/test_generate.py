@@ -26,7 +26,7 @@ STATS_KEYS = [
 
 
 def answer(models: Models, messages: list[dict[str, str]], params: SamplingParams, n: int) -> str:
-    with Runtime(models.target, n_threads=1, n_threads_batch=1) as runtime:
+    with Runtime(models.target, "none", n_threads=1, n_threads_batch=1) as runtime:
         return runtime.chat(messages, params, max_tokens=n).text
 
 

@@ -71,7 +71,7 @@ def test_a_named_pipe_is_refused_at_once(pipe: Path, read: Callable[[Path], Any]
 
 
 def test_a_session_is_neither_read_from_one_nor_kept_in_one(models: Models, pipe: Path) -> None:
-    with Runtime(models.target, n_threads=1) as runtime:
+    with Runtime(models.target, "none", n_threads=1) as runtime:
         runtime.generate("a", max_tokens=1)
         assert isinstance(within_time(lambda: runtime.load_session(pipe)), SpecrunError)
         assert isinstance(within_time(lambda: runtime.save_session(pipe)), OptionError)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.tiny_checkpoints import (
-    Tensors,
-    llama_config,
-    llama_tensors,
-    safetensors_bytes,
-    tokenizer_files,
-)
+from support.tiny_checkpoints import Tensors, save_checkpoint
 
 from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.bindings.models import Model
@@ -84,24 +77,6 @@ def write_checkpoint(tmp_path: Path) -> Callable[..., Path]:
         tensors: Tensors | None = None,
         **files: bytes | dict[str, Any] | None,
     ) -> Path:
-        config = config or llama_config()
-        folder = tmp_path / "checkpoint"
-        folder.mkdir(exist_ok=True)
-        # One token less than the matrix has rows, as in checkpoints that round the vocabulary up.
-        contents: dict[str, Any] = {
-            "config.json": config,
-            **tokenizer_files(config["vocab_size"] - 1),
-        }
-        contents["model.safetensors"] = safetensors_bytes(
-            llama_tensors(config) if tensors is None else tensors
-        )
-        contents.update(files)
-        for name, content in contents.items():
-            if content is None:
-                (folder / name).unlink(missing_ok=True)
-            else:
-                data = content if isinstance(content, bytes) else json.dumps(content).encode()
-                (folder / name).write_bytes(data)
-        return folder
+        return save_checkpoint(tmp_path / "checkpoint", config, tensors, **files)
 
     return write

@@ -105,7 +105,7 @@ def test_a_faulty_runtime_is_reported(kind: type[Runtime], said: str) -> None:
 
 
 def test_what_differs_is_said(tiny_model: Path) -> None:
-    with Runtime(tiny_model, n_ctx=256, n_threads=1) as runtime:
+    with Runtime(tiny_model, "none", n_ctx=256, n_threads=1) as runtime:
         greedy = SamplingParams(temperature=0.0)
         short, long = (runtime.generate((3, 1, 4), greedy, max_tokens=n) for n in (4, 8))
         other = runtime.generate((3, 1, 5), greedy, max_tokens=8)
@@ -147,7 +147,7 @@ def test_open_files_are_counted(tmp_path: Path) -> None:
 
 def test_an_interrupt_comes_at_its_line(tiny_model: Path) -> None:
     before = sys.gettrace()
-    with Runtime(tiny_model, n_ctx=256, n_threads=1) as runtime:
+    with Runtime(tiny_model, "none", n_ctx=256, n_threads=1) as runtime:
         stream = runtime.stream((3, 1, 4), max_tokens=8)
         with pytest.raises(InjectedInterrupt), faults._interrupt_at(200):
             stream.drain()
@@ -158,7 +158,7 @@ def test_an_interrupt_comes_at_its_line(tiny_model: Path) -> None:
 
 
 def test_an_evaluation_fails_once(tiny_model: Path) -> None:
-    with Runtime(tiny_model, n_ctx=256, n_threads=1) as runtime:
+    with Runtime(tiny_model, "none", n_ctx=256, n_threads=1) as runtime:
         stream = runtime.stream((3, 1, 4), max_tokens=60)
         assert not take_answer(runtime, stream, "decode failed", random.Random(1))
         assert 0 < len(stream.result.token_ids) < 30
@@ -168,7 +168,7 @@ def test_an_evaluation_fails_once(tiny_model: Path) -> None:
 def test_a_runtime_that_answers_twice_at_once_is_reported(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with Runtime(tiny_model, n_ctx=256, n_threads=1) as runtime:
+    with Runtime(tiny_model, "none", n_ctx=256, n_threads=1) as runtime:
         stream = runtime.stream((3, 1, 4), max_tokens=60)
         monkeypatch.setattr(runtime, "generate", lambda *_, **__: None)
         with pytest.raises(AssertionError, match="a second answer was given"):

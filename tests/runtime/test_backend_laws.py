@@ -279,8 +279,8 @@ def test_log_probabilities_are_kept_where_they_are_asked_for(
 ) -> None:
     params = SamplingParams(seed=4)
     with (
-        Runtime(pair[0], **F32, backend_sampling="on") as cutting,
-        Runtime(pair[0], **F32) as runtime,
+        Runtime(pair[0], "none", **F32, backend_sampling="on") as cutting,
+        Runtime(pair[0], "none", **F32) as runtime,
     ):
         for _ in range(2):  # an answer without them before, and after
             silent = list(cutting.stream([3, 1, 4], params, max_tokens=24, logprobs=False))

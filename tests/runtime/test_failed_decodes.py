@@ -147,7 +147,7 @@ def test_a_text_that_believes_in_a_cleared_memory_is_caught(
             patch.setattr(Memory, "last_position", lambda *_: text.n_cached - 1)
             rewind(target, text, length)
 
-    with Runtime(files["hybrid"], **F32) as runtime:
+    with Runtime(files["hybrid"], "none", **F32) as runtime:
         wanted = said(runtime, PROMPT)
         runtime.session.forget()
         monkeypatch.setattr(TargetModel, "rewind", believing)

@@ -309,7 +309,7 @@ def test_what_a_trial_is_to_find(files: dict[str, Path], beside: str) -> None:
 def test_recurrent_models_are_refused(tmp_path: Path) -> None:
     path = write_tiny_mamba(tmp_path / "mamba.gguf")
     with pytest.raises(UnsupportedModelError, match="recurrent state"):
-        Runtime(path, shape="fixed", n_ctx=256)
+        Runtime(path, "none", shape="fixed", n_ctx=256)
 
 
 def test_an_answer_ends_before_what_fills_up_does_not_fit(files: dict[str, Path]) -> None:

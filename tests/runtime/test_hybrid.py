@@ -100,7 +100,7 @@ def test_what_is_further_back_cannot_be_taken_back(qwen: Path) -> None:
 
 
 def test_a_conversation_goes_on(qwen: Path) -> None:
-    with Runtime(qwen, drafter="mtp(n=4)", **F32) as runtime, Runtime(qwen, **F32) as plain:
+    with Runtime(qwen, drafter="mtp(n=4)", **F32) as runtime, Runtime(qwen, "none", **F32) as plain:
         prompt = list(PROMPT)
         for _ in range(3):
             result = runtime.generate(prompt, GREEDY, max_tokens=12)

@@ -42,7 +42,10 @@ ANSWERS = 94
 @pytest.fixture(scope="module")
 def runtimes(tiny_model: Path) -> Iterator[dict[str, Runtime]]:
     lookup = "prompt-lookup(n=4, min_ngram=1)"
-    with Runtime(tiny_model, **F32) as plain, Runtime(tiny_model, lookup, **F32) as drafting:
+    with (
+        Runtime(tiny_model, "none", **F32) as plain,
+        Runtime(tiny_model, lookup, **F32) as drafting,
+    ):
         yield {"none": plain, "prompt-lookup": drafting}
 
 

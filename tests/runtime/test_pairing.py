@@ -140,7 +140,7 @@ def test_a_pair_of_unequal_size_answers_as_plain_decoding(write, target, size, s
     )
     # Tokens beyond the smaller vocabulary stand in the prompt and are favoured in the answer.
     prompt = [*PROMPT, 380, 390, *PROMPT, 398]
-    with Runtime(target, **F32) as runtime:
+    with Runtime(target, "none", **F32) as runtime:
         plain = runtime.generate(prompt, greedy, max_tokens=40)
     with Runtime(
         target, f"draft({quoted(str(drafter))}, n=4, sampling={sampling})", **F32
@@ -182,7 +182,7 @@ def test_a_recurrent_or_hybrid_model_is_refused_for_drafting(write, target, monk
 
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "none"])
 def test_a_recurrent_target_runs_without_a_drafter_only(target, monkeypatch, drafter):
-    with Runtime(target, seed=0, **F32) as runtime:
+    with Runtime(target, "none", seed=0, **F32) as runtime:
         expected = [
             runtime.generate(prompt, max_tokens=8).token_ids
             for prompt in (PROMPT, PROMPT[:9], PROMPT)

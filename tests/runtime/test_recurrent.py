@@ -22,11 +22,11 @@ def answer(runtime: Runtime, prompt: list[int]) -> list[int]:
 
 def test_plain_decoding_works_and_a_second_prompt_starts_from_a_clean_state(mamba: Path) -> None:
     prompts = [[1, 2, 3, 4, 5], [1, 2, 9, 8], [1, 2, 9, 8, 7, 6]]
-    with Runtime(mamba, n_ctx=256, n_threads=1) as runtime:
+    with Runtime(mamba, "none", n_ctx=256, n_threads=1) as runtime:
         assert not runtime.model.can_branch
         answers = [answer(runtime, prompt) for prompt in prompts]
     for prompt, given in zip(prompts, answers, strict=True):
-        with Runtime(mamba, n_ctx=256, n_threads=1) as fresh:
+        with Runtime(mamba, "none", n_ctx=256, n_threads=1) as fresh:
             assert answer(fresh, prompt) == given
     assert (
         len({tuple(answer) for answer in answers}) > 1
@@ -43,7 +43,7 @@ def test_drafting_is_refused_with_what_to_do(mamba: Path, drafter: str) -> None:
 
 
 def test_a_stream_that_was_abandoned_leaves_it_usable(mamba: Path) -> None:
-    with Runtime(mamba, n_ctx=256, n_threads=1) as runtime:
+    with Runtime(mamba, "none", n_ctx=256, n_threads=1) as runtime:
         wanted = answer(runtime, [1, 2, 3])
         stream = runtime.stream([4, 5, 6], SamplingParams(temperature=0.0), max_tokens=12)
         next(stream)

@@ -47,7 +47,7 @@ def runtime(tiny_model, drafter):
 
 @pytest.fixture
 def plain(tiny_model):
-    with Runtime(tiny_model, **F32) as opened:
+    with Runtime(tiny_model, "none", **F32) as opened:
         yield opened
 
 
@@ -220,7 +220,7 @@ def test_the_same_seed_gives_the_same_answer(runtime, tiny_model, drafter):
     ("of_runtime", "of_params"), [({}, None), ({"seed": -1}, None), ({"seed": 5}, -1)], ids=str
 )
 def test_without_a_seed_answers_differ_and_can_be_repeated(tiny_model, of_runtime, of_params):
-    with Runtime(tiny_model, **F32, **of_runtime) as runtime:
+    with Runtime(tiny_model, "none", **F32, **of_runtime) as runtime:
         unset = WARM.replace(seed=of_params)
         first, other = (runtime.generate(PROMPT, unset, max_tokens=20) for _ in range(2))
         assert first.token_ids != other.token_ids
@@ -238,7 +238,10 @@ def test_any_whole_number_is_a_seed(plain, seed):
 
 @pytest.mark.parametrize("seed", [1.5, "7", True], ids=repr)
 def test_what_is_no_seed_is_refused(tiny_model, seed):
-    for refused in (lambda: SamplingParams(seed=seed), lambda: Runtime(tiny_model, seed=seed)):
+    for refused in (
+        lambda: SamplingParams(seed=seed),
+        lambda: Runtime(tiny_model, "none", seed=seed),
+    ):
         with pytest.raises(OptionError, match=f"seed is {seed!r}: it must be a whole number"):
             refused()
 
@@ -271,7 +274,7 @@ def test_a_chat_reuses_its_history(runtime):
 
 def test_a_chat_without_a_template_says_what_to_do(tiny_small_vocab):
     with (
-        Runtime(tiny_small_vocab, **F32) as runtime,
+        Runtime(tiny_small_vocab, "none", **F32) as runtime,
         pytest.raises(TemplateError, match="--chat-template-file") as caught,
     ):
         runtime.chat(MESSAGES)
@@ -280,7 +283,7 @@ def test_a_chat_without_a_template_says_what_to_do(tiny_small_vocab):
 
 def test_a_template_can_be_given(tiny_small_vocab):
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    with Runtime(tiny_small_vocab, **F32, chat_template=template) as runtime:
+    with Runtime(tiny_small_vocab, "none", **F32, chat_template=template) as runtime:
         assert runtime.chat_prompt(MESSAGES) == runtime.vocabulary.tokenize("hi")
 
 
@@ -301,7 +304,7 @@ def test_names_of_control_tokens_in_a_prompt_are_control_tokens_unless_it_is_tok
 )
 def test_an_unknown_option_raises_with_the_nearest_name(tiny_model, wrong, near):
     with pytest.raises(OptionError, match=f"did you mean '{near}'"):
-        Runtime(tiny_model, **{wrong: 1})
+        Runtime(tiny_model, "none", **{wrong: 1})
 
 
 @pytest.mark.parametrize(
@@ -322,7 +325,7 @@ def test_an_unknown_option_raises_with_the_nearest_name(tiny_model, wrong, near)
 )
 def test_a_bad_option_is_refused_and_nothing_stays_open(tiny_model, options, named):
     with pytest.raises(OptionError, match=named) as caught:
-        Runtime(tiny_model, **{"n_ctx": 256, "n_threads": 1, **options})
+        Runtime(tiny_model, "none", **{"n_ctx": 256, "n_threads": 1, **options})
     assert caught.value.exit_code == 2
 
 
@@ -368,26 +371,26 @@ def test_a_missing_file_is_named(tiny_model, tmp_path, which):
     missing = tmp_path / "nowhere.gguf"
     with pytest.raises(FileMissingError, match=r"nowhere\.gguf") as caught:
         if which == "target":
-            Runtime(missing, **F32)
+            Runtime(missing, "none", **F32)
         else:
             Runtime(tiny_model, f"draft({quoted(str(missing))})", **F32)
     assert caught.value.exit_code == 3
 
 
 def test_a_path_may_be_a_text(tiny_model):
-    with Runtime(str(tiny_model), **F32) as runtime:
+    with Runtime(str(tiny_model), "none", **F32) as runtime:
         assert runtime.n_ctx == 256
 
 
 def test_a_folder_as_target(tmp_path):
     with pytest.raises(ModelError):
-        Runtime(tmp_path, **F32)
+        Runtime(tmp_path, "none", **F32)
 
 
 def test_the_context_is_cut_to_the_trained_length(tiny_model):
-    with Runtime(tiny_model, n_threads=1, n_ctx=10**6) as runtime:
+    with Runtime(tiny_model, "none", n_threads=1, n_ctx=10**6) as runtime:
         assert runtime.n_ctx == 1024
-    with Runtime(tiny_model, n_threads=1, n_ctx=0) as runtime:
+    with Runtime(tiny_model, "none", n_threads=1, n_ctx=0) as runtime:
         assert runtime.n_ctx == 1024
 
 
@@ -406,7 +409,7 @@ CALLS = {
 @pytest.mark.parametrize("used_before", [False, True])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_closed_runtime_raises(tiny_model, call, used_before):
-    runtime = Runtime(tiny_model, **F32)
+    runtime = Runtime(tiny_model, "none", **F32)
     if used_before:
         runtime.chat(MESSAGES, max_tokens=1)
     runtime.close()
@@ -477,12 +480,12 @@ def test_options_have_the_defaults_of_llama():
 
 def test_options_of_a_context_may_be_given_one_by_one_or_as_one(tiny_model):
     whole = ContextOptions(n_ctx=512, n_threads=1, cache_type_k="f32")
-    with Runtime(tiny_model, context=whole, cache_type_v="f32") as runtime:
+    with Runtime(tiny_model, "none", context=whole, cache_type_v="f32") as runtime:
         assert runtime.options.context == ContextOptions(
             n_ctx=512, n_threads=1, cache_type_k="f32", cache_type_v="f32"
         )
         assert (runtime.n_ctx, runtime.session.target.context.options.cache_type_k) == (512, "f32")
-    with Runtime(tiny_model, n_threads=1, flash_attention="on") as runtime:
+    with Runtime(tiny_model, "none", n_threads=1, flash_attention="on") as runtime:
         assert runtime.options == RuntimeOptions(
             ContextOptions(n_ctx=4096, n_threads=1, flash_attention="on")
         )
@@ -493,13 +496,13 @@ def test_options_of_a_context_may_be_given_one_by_one_or_as_one(tiny_model):
 )
 def test_what_follows_from_the_drafter_is_no_option(tiny_model, wrong):
     with pytest.raises(OptionError, match=f"no option {wrong!r}"):
-        Runtime(tiny_model, **{wrong: 1})
+        Runtime(tiny_model, "none", **{wrong: 1})
 
 
 @pytest.mark.parametrize("options", [{"context": {"n_ctx": 5}}, {"rope": "yarn"}], ids=str)
 def test_an_option_of_the_wrong_kind_is_refused(tiny_model, options):
     with pytest.raises(OptionError, match=r"give a (ContextOptions|RopeScaling), such as"):
-        Runtime(tiny_model, **options)
+        Runtime(tiny_model, "none", **options)
 
 
 def test_further_drafters_learn_for_themselves_and_change_no_word(tiny_model: Path) -> None:

@@ -95,7 +95,10 @@ def test_another_model_or_settings_are_refused(
 ) -> None:
     with opened(tiny_flat_twin) as runtime, pytest.raises(PairError, match="its model is"):
         runtime.load_session(kept)
-    with Runtime(tiny_model, **EXACT) as runtime, pytest.raises(PairError, match="cache types"):
+    with (
+        Runtime(tiny_model, "none", **EXACT) as runtime,
+        pytest.raises(PairError, match="cache types"),
+    ):
         runtime.load_session(kept)
     with opened(tiny_model, rope=RopeScaling("linear", scale=2)) as runtime:
         with pytest.raises(PairError, match="rope scaling"):

@@ -102,6 +102,6 @@ def test_rebuilt_are_the_rounds_of_another_width_than_the_one_before(
 def test_nobody_knows_what_was_rebuilt_where_conversations_share_evaluations(
     tiny_model: Path,
 ) -> None:
-    with Engine(tiny_model, slots=2, n_ctx=512) as engine:
+    with Engine(tiny_model, "none", slots=2, n_ctx=512) as engine:
         result = engine.submit([5, 6, 7], GREEDY, max_tokens=8).result
     assert result.stats.rebuilt is None

@@ -84,7 +84,7 @@ def test_an_engine_tells_those_of_plain_decoding(files: dict[str, Path], drafter
 
 
 def test_they_are_of_the_law_before_any_transformation(files: dict[str, Path]) -> None:
-    with Runtime(files["shallow"], context=CONTEXT) as runtime:
+    with Runtime(files["shallow"], "none", context=CONTEXT) as runtime:
         stream = runtime.stream(PROMPTS[0], WARM, max_tokens=1, top_logprobs=320)
         event = next(stream)
         assert event._decided_by is not None
@@ -113,14 +113,14 @@ def test_of_equal_logits_the_lower_tokens_come_first() -> None:
 
 
 def test_more_than_was_asked_for_is_an_error(files: dict[str, Path]) -> None:
-    with Runtime(files["shallow"], context=CONTEXT) as runtime:
+    with Runtime(files["shallow"], "none", context=CONTEXT) as runtime:
         event = next(runtime.stream(PROMPTS[0], GREEDY, max_tokens=1, top_logprobs=2))
         assert len(event.top_logprobs(1)) == 1
         with pytest.raises(OptionError, match="top_logprobs is 3: the answer was asked for with 2"):
             event.top_logprobs(3)
         with pytest.raises(OptionError, match="top_logprobs is -1: give how many"):
             runtime.stream(PROMPTS[0], GREEDY, top_logprobs=-1)
-    with Engine(files["shallow"], slots=1, context=CONTEXT) as engine:
+    with Engine(files["shallow"], "none", slots=1, context=CONTEXT) as engine:
         with pytest.raises(OptionError, match=r"top_logprobs is 1\.5: give how many"):
             engine.submit(PROMPTS[0], GREEDY, top_logprobs=1.5)  # type: ignore[arg-type]
         event = next(engine.submit(PROMPTS[0], GREEDY, max_tokens=1))

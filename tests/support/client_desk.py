@@ -68,7 +68,7 @@ class Desk:
     def served(self, model: Path, **options: Any) -> Iterator[Recorded]:
         """Serve a model on loopback, through a proxy that refuses all other hosts."""
         chosen = {"slots": 2, "n_threads": 2, "trust": True, **options}
-        with Engine(model, **chosen) as engine:
+        with Engine(model, "none", **chosen) as engine:
             with serving(engine, model="local") as address, recording(address) as self.server:
                 yield self.server
 

@@ -23,7 +23,7 @@ def greedy_answers(
 ) -> list[list[int]]:
     """Prompts of three tokens, each with the target's answer at temperature 0."""
     texts = []
-    with Runtime(path, **options) as runtime:
+    with Runtime(path, "none", **options) as runtime:
         for number in range(count):
             prompt = [5 + number, 6, 7 + number]
             answer = runtime.generate(prompt, SamplingParams(temperature=0.0), max_tokens=length)

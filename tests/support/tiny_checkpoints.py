@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,3 +142,30 @@ def tokenizer_files(size: int, **changes: Any) -> dict[str, Any]:
         "chat_template": TEMPLATE,
     }
     return {"tokenizer.json": {**tokenizer, **changes}, "tokenizer_config.json": settings}
+
+
+def save_checkpoint(
+    folder: Path,
+    config: dict[str, Any] | None = None,
+    tensors: Tensors | None = None,
+    **files: bytes | dict[str, Any] | None,
+) -> Path:
+    """Write a Hugging Face folder; files may be replaced by name, None leaves one out."""
+    config = config or llama_config()
+    folder.mkdir(exist_ok=True)
+    # One token less than the matrix has rows, as in checkpoints that round the vocabulary up.
+    contents: dict[str, Any] = {
+        "config.json": config,
+        **tokenizer_files(config["vocab_size"] - 1),
+    }
+    contents["model.safetensors"] = safetensors_bytes(
+        llama_tensors(config) if tensors is None else tensors
+    )
+    contents.update(files)
+    for name, content in contents.items():
+        if content is None:
+            (folder / name).unlink(missing_ok=True)
+        else:
+            data = content if isinstance(content, bytes) else json.dumps(content).encode()
+            (folder / name).write_bytes(data)
+    return folder

@@ -152,7 +152,10 @@ def test_a_run_of_pass_learns_resumes_and_drafts(taught: Any, tmp_path: Path) ->
     convert_checkpoint(taught.folder, target, outtype="f32")
     convert_head(tmp_path / "whole", file, target=target)
     greedy, question = SamplingParams(temperature=0.0), "What"
-    with Runtime(target, n_ctx=64) as plain, Runtime(target, f"pass({file})", n_ctx=64) as fast:
+    with (
+        Runtime(target, "none", n_ctx=64) as plain,
+        Runtime(target, f"pass({file})", n_ctx=64) as fast,
+    ):
         wanted, found = (each.generate(question, greedy, max_tokens=12) for each in (plain, fast))
     assert found.token_ids == wanted.token_ids
     assert found.stats.drafted > 0

@@ -88,7 +88,7 @@ def measure_family(
 
     `n_threads` 0 is one per core.
     """
-    with Runtime(target, n_threads=n_threads, n_threads_batch=n_threads) as runtime:
+    with Runtime(target, "none", n_threads=n_threads, n_threads_batch=n_threads) as runtime:
         plain = [_ask(runtime, item.question).text for item in questions]
     expression = f"draft({drafter}, n={DRAFT_LENGTH})"
     results = _drafted(target, expression, questions, n_threads)

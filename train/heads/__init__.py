@@ -1,5 +1,6 @@
-"""Heads that read the target's hidden states: Medusa, Hydra, EAGLE and EAGLE-3."""
+"""Heads that read the target's states: Medusa, Hydra, EAGLE, EAGLE-3, and block drafters."""
 
+from specrun.train.heads.dflash import DFlashRecipe
 from specrun.train.heads.eagle import EagleInputs, EagleRecipe, EagleStart
 from specrun.train.heads.eagle3 import Eagle3Recipe
 from specrun.train.heads.earlier_head import read_earlier_head

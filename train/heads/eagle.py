@@ -33,10 +33,8 @@ from torch import Tensor, nn
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.eagle import DRAFT_TOKENS, FEWEST
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing, draft_marks
-from specrun.train.heads.chains import (
-    MEASURED_DEPTH,
-    ChainLearner,
-    ChainRecipe,
+from specrun.train.heads.chains import MEASURED_DEPTH, ChainLearner, ChainRecipe
+from specrun.train.heads.draft_laws import (
     LawTokens,
     always_compared,
     check_law_tokens,

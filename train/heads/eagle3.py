@@ -30,11 +30,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specrun.bindings.errors import ModelError, OptionError
-from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing
-from specrun.train.heads.chains import (
-    MEASURED_DEPTH,
-    ChainLearner,
-    ChainRecipe,
+from specrun.train.data.corpus import TokenBatch, TokenCorpus
+from specrun.train.heads.chains import MEASURED_DEPTH, ChainLearner, ChainRecipe
+from specrun.train.heads.draft_laws import (
+    DraftLaws,
     LawTokens,
     always_compared,
     check_law_tokens,
@@ -179,12 +178,7 @@ class Eagle3Recipe(ChainRecipe):
 
     def taps(self, shape: ModelShape) -> tuple[int, ...]:
         """Return the three layers, checked against the target."""
-        chosen = self.layers or shape.default_taps()
-        for layer in chosen:
-            if not 0 <= layer < shape.n_layers:
-                there = f"the target has layers 0 to {shape.n_layers - 1}"
-                raise OptionError(f"layer {layer} is to be read, and {there}")
-        return chosen
+        return shape.checked_taps(self.layers or shape.default_taps())
 
     def going_on(self, head: EarlierHead) -> Eagle3Recipe:
         """Return the recipe with the layers and as many draft tokens as the head's, all compared.
@@ -286,7 +280,6 @@ class Eagle3Learner(ChainLearner):
         self.recipe = recipe
         self.head = Eagle3Head(shape, draft_tokens, target.output, scale)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
-        self._choices: dict[int, Tensor] = {}
         self._law_tokens = None
         if often is not None:
             size, count = len(draft_tokens), recipe.law_tokens
@@ -321,63 +314,27 @@ class Eagle3Learner(ChainLearner):
         replace(head, weights=weights).put_into(self.head, known)
 
     @functools.cached_property
-    def _drafts(self) -> TargetMatrices:
-        """The target with the rows of its output matrix whose tokens can be drafted."""
-        return replace(self._target, output=self._target.output[self.head.draft_tokens])
+    def _laws(self) -> DraftLaws:
+        """The laws to learn; of the head's draft tokens, which may be an earlier head's."""
+        return DraftLaws(self._target, self.head.draft_tokens, self._law_tokens)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the sum over all steps: later ones depend on the states of earlier ones."""
         found = self._source.features(batch)
-        wanted = choosing(batch.learnt)
-        states = found.final[wanted]
-        # The target's laws among the tokens that are compared, and whether its choice is one.
-        among = None if self._law_tokens is None else self._law_tokens.drawn(noise)
-        compared = self._drafts
-        if among is not None:
-            compared = replace(compared, output=compared.output[among])
-        laws = compared.law(states)
-        places = self._places(batch.numbers, states, wanted.sum(-1).tolist())
-        drafted = places >= 0
-        if among is not None:
-            is_compared = torch.zeros(len(self.head.d2t), dtype=torch.bool, device=self.device)
-            is_compared[among] = True
-            drafted = drafted & is_compared[places.clamp(min=0)]
+        laws = self._laws.of(batch, found.final, noise)
 
         def loss(predicted: Tensor, numbers: Tensor) -> Tensor:
             """The mean cross-entropy over rows [n, h], zero if the choice cannot be drafted."""
-            counted = drafted[numbers]
+            counted = laws.counted[numbers]
             # A sum times 0, as a number alone has no gradient.
             if not counted.any():
                 return 0.0 * predicted.sum()
             # The mean is over all rows: those that do not count add 0 to it.
             share = float(counted.float().mean())
-            shown = self.head.logits(predicted[counted], among)
-            return share * law_cross_entropy(shown, laws[numbers[counted]])
+            shown = self.head.logits(predicted[counted], laws.among)
+            return share * law_cross_entropy(shown, laws.rows[numbers[counted]])
 
         yield from self.chain_losses(batch, self.first_states(found), loss, step)
-
-    @functools.cached_property
-    def _place_of(self) -> Tensor:
-        """The place of each of the target's tokens in the draft vocabulary, -1: it has none."""
-        tokens = self.head.draft_tokens
-        places = torch.full((len(self.head.t2d),), -1, dtype=torch.long, device=tokens.device)
-        places[tokens] = torch.arange(len(tokens), device=tokens.device)
-        return places
-
-    def _places(self, numbers: Sequence[int], states: Tensor, counts: Sequence[int]) -> Tensor:
-        """Return the place of the target's first choice after states [n, h], [n], or -1.
-
-        They are `counts` of each text, and found out once: where targets are narrow, logits of the
-        whole vocabulary are a third of a step.
-        """
-        choices = self._choices
-        if any(number not in choices for number in numbers):
-            found = self._place_of[self._target.logits(states).argmax(-1)]
-            start = 0
-            for number, count in zip(numbers, counts, strict=True):
-                choices[number] = found[start : start + count]
-                start += count
-        return torch.cat([choices[number] for number in numbers])
 
     def first_states(self, found: Features) -> Tensor:
         """Return `fc` of the taps."""

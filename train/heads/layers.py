@@ -25,9 +25,9 @@ from specrun.train.target.shape import ModelShape
 class RMSNorm(nn.Module):
     """Root-mean-square norm with a learnt scale, over the last axis."""
 
-    def __init__(self, shape: ModelShape) -> None:
+    def __init__(self, shape: ModelShape, width: int | None = None) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(shape.hidden))
+        self.weight = nn.Parameter(torch.ones(width or shape.hidden))
         self.eps = shape.norm_eps
 
     def forward(self, hidden: Tensor) -> Tensor:

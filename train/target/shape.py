@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.errors import UnsupportedModelError
+from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
 from specrun.convert.checkpoint import open_checkpoint
 from specrun.train.target.hf_model import read_config
@@ -53,6 +53,14 @@ class ModelShape:
         n = self.n_layers
         usual = (2, n // 2, n - 3)
         return usual if 2 < n // 2 < n - 3 else (min(1, n - 1), n // 2, n - 1)
+
+    def checked_taps(self, layers: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the layers; raises OptionError for one that the model does not have."""
+        outside = next((layer for layer in layers if not 0 <= layer < self.n_layers), None)
+        if outside is not None:
+            there = f"the target has layers 0 to {self.n_layers - 1}"
+            raise OptionError(f"layer {outside} is to be read, and {there}")
+        return layers
 
     def llama_config(self, **more: object) -> dict[str, Any]:
         """Return the config.json of a Llama of these sizes, and `more`, which overrides it."""

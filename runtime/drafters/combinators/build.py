@@ -30,7 +30,9 @@ from specrun.runtime.drafters.draft_model import (
     draft_context_options,
     open_draft_model,
     remark_on_context,
+    window_beyond,
 )
+from specrun.runtime.drafters.draft_model.window import KeptTokens
 from specrun.runtime.drafters.environment import (
     BuildPart,
     DraftEnvironment,
@@ -89,13 +91,14 @@ class _CascadeModel:
         """Return a conversation's cascade, which owns `inner`: if anything fails, it is closed."""
         with contextlib.ExitStack() as opened:  # closed again if anything below fails
             opened.callback(inner.close)
-            context = Context(self.model, self._context_options(inner))
+            options, kept, remark = self._cache_beside(inner)
+            context = Context(self.model, options)
             opened.callback(context.close)
-            target_size = self.env.target.vocabulary.size
-            if self.cache is None:
-                model = DraftModelTarget(context, target_vocab_size=target_size)
+            size = self.env.target.vocabulary.size
+            if kept is None:
+                model = DraftModelTarget(context, target_vocab_size=size)
             else:
-                model = BoundedTarget(context, self.cache)
+                model = BoundedTarget(context, kept, n_ctx=self.env.n_ctx, target_vocab_size=size)
             drafter = CascadeDrafter(
                 model,
                 inner,
@@ -105,21 +108,28 @@ class _CascadeModel:
                 max_rounds=self.max_rounds,
                 name=self.name,
             )
-            if self.cache is None:
-                n_ctx = context.options.n_ctx
-                drafter.remark = remark_on_context(self.model, n_ctx, self.env.n_ctx)
-            else:
-                drafter.remark = self.cache.remark
+            drafter.remark = remark
+            if self.cache is not None:
                 drafter.layer_inputs = self.cache.layer_inputs
             opened.pop_all()
         return drafter
 
-    def _context_options(self, inner: Drafter) -> ContextOptions:
+    def _cache_beside(self, inner: Drafter) -> tuple[ContextOptions, KeptTokens | None, str]:
+        """Return the settings of a context for the trees of `inner`, and a remark for the user.
+
+        And the tokens of a text that the cache holds; None: all.
+        """
         n_sequences, n_outputs = inner.max_leaves, inner.max_nodes + 1 + JOINED_TOKENS
+        n_nodes = self.n + n_outputs
         if self.cache is not None:
-            return self.cache.context_options(self.n + n_outputs, n_sequences, n_outputs)
+            options = self.cache.context_options(n_nodes, n_sequences, n_outputs)
+            return options, self.cache.kept(), self.cache.remark
         options = draft_context_options(self.env.context, self.model)
-        return dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
+        window = window_beyond(self.model, options.n_ctx, n_nodes)
+        remark = remark_on_context(self.model, options.n_ctx, self.env.n_ctx, window)
+        kept = KeptTokens(window) if remark and window is not None else None
+        options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
+        return options, kept, remark
 
     def close(self) -> None:
         """Free the draft model, unless it is the target."""

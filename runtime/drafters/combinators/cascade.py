@@ -14,9 +14,9 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.drafters.combinators.members import graft
 from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params
+from specrun.runtime.drafters.draft_model.window import KeptTokens
 from specrun.runtime.drafters.growing import check_p_min
 from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
-from specrun.runtime.drafters.partial import PartialCache
 from specrun.runtime.drafters.tree_options import ChainSampling
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.noise import NoiseSource
@@ -404,7 +404,8 @@ class _Rows(PlacedRows):
 #
 # In `cascade(partial(...), b)` the target itself decodes speculatively with what its window keeps,
 # and what it emits is verified with the whole text. So b's cheap drafts are checked by all weights
-# without the keys and values of a long text, and only what passed reads those.
+# without the keys and values of a long text, and only what passed reads those. A draft model that
+# was trained for shorter texts than the target's keeps a window in the same way.
 
 
 class BoundedTarget(DraftModelTarget):
@@ -414,14 +415,16 @@ class BoundedTarget(DraftModelTarget):
     a draft begins, never within it.
     """
 
-    def __init__(self, context: Context, cache: PartialCache) -> None:
-        super().__init__(context, target_vocab_size=context.model.vocabulary.size)
-        self._cache, self._kept = cache, cache.kept()
+    def __init__(
+        self, context: Context, kept: KeptTokens, *, n_ctx: int, target_vocab_size: int
+    ) -> None:
+        super().__init__(context, target_vocab_size=target_vocab_size)
+        self._n_ctx, self._kept = n_ctx, kept
 
     @property
     def n_ctx(self) -> int:
         """The most tokens that a text may have."""
-        return self._cache.n_ctx
+        return self._n_ctx
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Turn to another text of the whole target's: what is shared stays known."""
@@ -447,7 +450,8 @@ class BoundedTarget(DraftModelTarget):
         tokens = [text.tokens[place] for place in self._kept.between]
         sink = self._kept.window.sink
         for start, stop in self._pieces(0, len(tokens), self.context.n_batch):
-            self._batch.fill_chain(tokens[start:stop], sink + start, self._all_ids, 0)
+            piece = self._fed(tokens[start:stop])
+            self._batch.fill_chain(piece, sink + start, self._all_ids, 0)
             self.context.decode(self._batch)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.combinators.members import first_path, graft
+from specrun.runtime.drafters.combinators.members import MembersDrafter, first_path, graft
 from specrun.runtime.drafters.lookahead import NgramPool, NgramStore, WindowGuard, add_phrases
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows, PlacedRows
@@ -99,7 +99,7 @@ class PhraseDrafter(Drafter):
         return phrase_tree(self._store.pool, last, self._count, depth, room)
 
 
-class OuroborosDrafter(Drafter):
+class OuroborosDrafter(MembersDrafter):
     """Extends the chains of `draft` by up to `count` phrases of `length` tokens. Owns `draft`.
 
     `draft` is a cascade over a `PhraseDrafter` of the same `store`, or any drafter of chains. A
@@ -119,8 +119,9 @@ class OuroborosDrafter(Drafter):
         if count < 1 or length < 1:
             given = f"phrases={count} of length={length}"
             raise OptionError(f"{name}: {given}: give at least 1 of both")
-        self.name = name
+        super().__init__([draft], name=name)
         self.reads_logits = True
+        self.keeps_rows = False  # phrases have none
         self.max_nodes = draft.max_nodes + count * length
         self.max_leaves = draft.max_leaves + count - 1
         self._draft, self._store, self._count = draft, store, count
@@ -129,24 +130,9 @@ class OuroborosDrafter(Drafter):
         self._proposal: _Proposal | None = None
         self._n_phrases = [0, 0]  # drafted, and used by at least one token
 
-    @property
-    def native_seconds(self) -> float:
-        """Time inside the draft model's evaluations."""
-        return self._draft.native_seconds
-
-    @property
-    def n_params(self) -> int:
-        """The draft model's parameters."""
-        return self._draft.n_params
-
-    @property
-    def depth_params(self) -> float:
-        """The draft model's."""
-        return self._draft.depth_params
-
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: the pool goes on, unless there are no tokens; then it starts over."""
-        self._draft.begin(tokens)
+        super().begin(tokens)
         self._proposal = None
         self._n_phrases = [0, 0]
         if not tokens:
@@ -218,7 +204,7 @@ class OuroborosDrafter(Drafter):
     def rewind(self, length: int) -> None:
         """Forget guesses; phrases that they made stay, as phrases may come from anywhere."""
         del self._read[length:]
-        self._draft.rewind(length)
+        super().rewind(length)
 
     def report(self) -> dict[str, Any]:
         """Return how the phrases fared, and the draft model's own rounds."""
@@ -227,10 +213,6 @@ class OuroborosDrafter(Drafter):
             "phrases": {"pool": len(self._store.pool), "drafted": drafted, "used": used},
             **self._draft.report(),
         }
-
-    def close(self) -> None:
-        """Close `draft`; the store belongs to the weights."""
-        self._draft.close()
 
 
 @dataclass(frozen=True, slots=True)

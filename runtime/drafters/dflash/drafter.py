@@ -26,9 +26,10 @@ from specrun.bindings.ggml.tensor import I32
 from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, read_numbers
 from specrun.bindings.models import Model, trusting_files
 from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
-from specrun.runtime.drafters.dflash.file import MARKOV, VOCABULARY_MAP, BlockFile
+from specrun.runtime.drafters.dflash.file import CONFIDENCE, MARKOV, VOCABULARY_MAP, BlockFile
 from specrun.runtime.drafters.dflash.rows import (
     BlockRows,
+    Confidences,
     IdRows,
     LatticeRows,
     MarginalRows,
@@ -182,6 +183,10 @@ class BlockCells:
         self._decode(self._features)
         return True
 
+    def drop(self, n: int, position: int) -> None:
+        """Forget the first n features of a text, which begin at a position."""
+        self._owned.memory.truncate(0, position + n)
+
     def block(self, last: int, position: int, n_slots: int) -> BlockRows:
         """Evaluate a block that predicts so many tokens after a text's last one, at a position."""
         # A selector's scores come with the block's states: its logits need not be copied.
@@ -227,8 +232,9 @@ class BlockCells:
         if self._markov is None:
             return MarginalRows(logits)
         confidences = None
-        if file.has_confidence:  # the same number in all places of a state
-            confidences = [float(rows.nextn_state(slot)[0]) for slot in slots]
+        if self._markov.moves is not None:  # the same number in all places of a state
+            chances = [float(rows.nextn_state(slot)[0]) for slot in slots]
+            confidences = Confidences(chances, self._markov.moves)
         return MarkovRows(logits, last, self._shifts, self._markov.drafted, confidences)
 
     def _shifts(self, tokens: Sequence[int], before: int, numbers: IdRows | None) -> FloatRows:
@@ -245,7 +251,8 @@ class BlockCells:
 class MarkovHead:
     """DSpark's Markov head as a ggml graph over the drafter's own tensors, where ggml shares them.
 
-    `drafted` are the tokens of a draft vocabulary, None for all. Close it before the model.
+    `drafted` are the tokens of a draft vocabulary, None for all; `moves` what the confidence head
+    adds after each token, None without one. Close it before the model.
     """
 
     def __init__(self, model: Model, *, n_threads: int = 0) -> None:
@@ -253,10 +260,13 @@ class MarkovHead:
         self.device = ComputeDevice(device_for_heads(model), n_threads=n_threads)
         self._tensors = TargetTensors(model, self.device)
         self.drafted: IdRows | None = None
+        self.moves: FloatRows | None = None
         names = {tensor.name for tensor in model.header.tensors}
         try:
             if VOCABULARY_MAP in names:
                 self.drafted = read_numbers(model.path, VOCABULARY_MAP, np.int64)
+            if CONFIDENCE in names:
+                self.moves = self._confidence_moves()
             self._graph(1)
         except BaseException:
             self.close()
@@ -274,6 +284,18 @@ class MarkovHead:
             given["numbers"] = numbers.astype(np.int32)
         rows = self._graph(width, 0 if numbers is None else len(numbers)).run(given)["shifts"]
         return rows[: len(tokens)].astype(np.float32, copy=False)
+
+    def _confidence_moves(self) -> FloatRows:
+        """Return the confidence head's products with the embeddings of all tokens, [vocabulary]."""
+        with closing(GraphBuilder(self.device, max_operations=4)) as builder:
+            tokens = self._tensors.named(MARKOV)
+            row = builder.get_rows(self._tensors.table(CONFIDENCE), builder.input("row", I32, 1))
+            rank = tokens.shape[0]  # behind the weights of the slot's state
+            weights = builder.columns(row, row.shape[0] - rank, rank)
+            builder.output("moves", builder.mul_mat(tokens, weights))
+            with closing(builder.build()) as graph:
+                found = graph.run({"row": np.zeros(1, np.int32)})["moves"]
+        return found.reshape(-1).astype(np.float32)
 
     def _graph(self, width: int, n_numbers: int = 0) -> Graph:
         graph = self._graphs.get((width, n_numbers))

@@ -13,8 +13,10 @@ the distribution after a node is one of its slot and, but for DFlash, of the nod
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import overload
 
 import numpy as np
@@ -31,18 +33,37 @@ Shifts = Callable[[Sequence[int], int, IdRows | None], FloatRows]
 
 Of the drafted tokens with these numbers, or None: of all."""
 
+_LEAST_CHANCE = 1e-7
 _CHOSEN_AMONG = 256
 """A slot's best tokens, among which its children are chosen: the bias moves others less far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Confidences:
+    """DSpark's confidence head: the chance that a slot's token is accepted if those before are.
+
+    `chances` are those of the slots on llama.cpp's own chain. As a head reads the slot's state and
+    the token before it, log-odds after another one differ by the difference of their `moves`.
+    """
+
+    chances: Sequence[float]
+    moves: FloatRows
+
+    def after(self, slot: int, tokens: Sequence[int], before: int) -> list[float]:
+        """Return the chance of a slot after each token; `before` is the one on the chain."""
+        chance = min(max(self.chances[slot], _LEAST_CHANCE), 1.0 - _LEAST_CHANCE)
+        odds = math.log(chance / (1.0 - chance)) - float(self.moves[before])
+        return [0.5 + 0.5 * math.tanh(0.5 * (odds + float(self.moves[each]))) for each in tokens]
 
 
 class BlockRows(ABC):
     """The rows of one evaluated block, views that die with the next evaluation.
 
-    `confidences` are, for each slot, the chance that its token is accepted if those before are, by
-    a head that was trained for that; None if there is none.
+    `confidences` are the chances that tokens are accepted, by a head that was trained for that;
+    None if there is none.
     """
 
-    confidences: Sequence[float] | None = None
+    confidences: Confidences | None = None
 
     @abstractmethod
     def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
@@ -50,6 +71,10 @@ class BlockRows(ABC):
 
         `points`: children are chosen, so that only the likeliest tokens of a row count.
         """
+
+    def goes_on(self, slot: int, token: int) -> bool:
+        """Return whether a slot's rows are known after this token, as those of any draft are."""
+        return True
 
 
 class MarginalRows(BlockRows):
@@ -75,7 +100,7 @@ class MarkovRows(BlockRows):
         last: int,
         shifts: Shifts,
         drafted: IdRows | None = None,
-        confidences: Sequence[float] | None = None,
+        confidences: Confidences | None = None,
     ) -> None:
         self.confidences = confidences
         self._logits, self._shifts, self._drafted = logits, shifts, drafted
@@ -85,7 +110,7 @@ class MarkovRows(BlockRows):
     def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
         """Return the slot's row for each node, with the bias of its token."""
         row, before, sure = self._logits[slot], self._before(slot), self.confidences
-        certainties = sure and [sure[slot]] * len(tokens)
+        certainties = None if sure is None else sure.after(slot, tokens, before)
         others = [*dict.fromkeys(token for token in tokens if token != before)]
         if others and points:
             return NodeRows(highest=self._best(row, before, tokens), certainties=certainties)
@@ -151,6 +176,10 @@ class LatticeRows(BlockRows):
         ids = np.ascontiguousarray(np.broadcast_to(named[order], scores.shape))
         whole = _ScatteredRows(ids, scores, self._vocab_size)
         return NodeRows(whole, highest=HighestLogits(ids, scores))
+
+    def goes_on(self, slot: int, token: int) -> bool:
+        """Return whether the token is a candidate of the slot before."""
+        return slot == 0 or token in self._candidates[slot - 1]
 
 
 class _ScatteredRows(Sequence[Logits]):

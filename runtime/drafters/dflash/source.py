@@ -20,7 +20,7 @@ from specrun.runtime.drafters.dflash.rows import BlockRows
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.source import Asked, NodeRows
-from specrun.runtime.drafters.states_source import StatesSource
+from specrun.runtime.drafters.states_source import StatesSource, seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.heads import FloatRows, TextRows
 from specrun.runtime.language import Expression, options_of
@@ -38,8 +38,14 @@ from specrun.runtime.trees.tree import ROOT
 class BlockState(TextRows[bool]):
     """The positions of a text are rows of the target's features, put into the drafter's cells."""
 
-    def __init__(self, cells: BlockCells) -> None:
-        super().__init__(cells.put, cells.n_cells, ahead=0, chunk=FEATURES_AT_ONCE)
+    def __init__(self, cells: BlockCells, window: int = 0) -> None:
+        super().__init__(
+            *(cells.put, cells.n_cells),
+            ahead=0,
+            chunk=FEATURES_AT_ONCE,
+            window=window,
+            drop=cells.drop,
+        )
         self._cells = cells
 
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
@@ -62,10 +68,11 @@ class BlockSource(StatesSource[BlockState]):
         *,
         chooses: bool = False,
         keeps_rows: bool = False,
+        window: int = 0,
     ) -> None:
         file = drafter.file
-        super().__init__(BlockState(cells), cells, drafter.n_params, drafter.multiplied)
-        self._window = file.window
+        state = BlockState(cells, window)
+        super().__init__(state, cells, drafter.n_params, drafter.multiplied)
         self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
         self._most_slots = self._n_slots = cells.n_slots
         self._keeps_leaf, self._chooses = keeps_rows, chooses
@@ -147,15 +154,6 @@ class BlockSource(StatesSource[BlockState]):
             found = self._after(0, [self._last])
         return found
 
-    def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Take the prompt's features, as far back as the drafter sees."""
-        unseen = len(self._prompt) - 1 - self._window - start if self._window else 0
-        if unseen <= 0:
-            super().learn_prompt(start, rows, count)
-        elif unseen < count:
-            states = self.read_states(rows, range(unseen, count))
-            self.state.learn(start + unseen, states, self._prompt)
-
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, features] of the tapped layers' inputs, in the drafter's order."""
         return np.stack(
@@ -191,7 +189,7 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     path = model_file_of(expression, env)
     sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
     check_p_min(p_min)
-    threads = env.context.n_threads
+    threads, seen = env.context.n_threads, seen_window(options, env.n_ctx)
     layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
     drafter = BlockDrafter(
         path, env.target, n_gpu_layers=layers, use_mmap=env.use_mmap, n_threads=threads
@@ -207,7 +205,9 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
     # Rules that weigh distributions read one more, after a whole draft.
     n_slots = min(depth + env.keeps_rows, drafter.file.n_slots)
-    context = dataclasses.replace(env.context, n_ctx=env.n_ctx)
+    windows = seen, drafter.file.window
+    window = min((each for each in windows if 0 < each < env.n_ctx), default=0)
+    context = dataclasses.replace(env.context, n_ctx=window or env.n_ctx)
     chooses = tree.nodes == "auto" or not (tree.asks_for_tree or isinstance(tree.n, int))
     name, rounds = str(expression), _rounds(drafter, env)
     # Drawn tokens come one after the other, from a block that is evaluated as a whole.
@@ -216,7 +216,9 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     def start() -> GrowingDrafter:
         cells = drafter.cells(context, n_slots, env.meeting)
         chosen = sampling == "argmax"
-        source = BlockSource(drafter, cells, chooses=chosen, keeps_rows=env.keeps_rows)
+        source = BlockSource(
+            drafter, cells, chooses=chosen, keeps_rows=env.keeps_rows, window=window
+        )
         cost = rounds if planned > 1 else lambda _: rounds(n_slots)
         plan = env.draft_plan(0.0, depth=planned, rounds=cost) if chooses else None
         return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)

@@ -7,6 +7,7 @@ from specrun.runtime.drafters.draft_model.build import (
     open_draft_model,
     plan_draft,
     remark_on_context,
+    window_beyond,
 )
 from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size, model_drafter
 from specrun.runtime.drafters.draft_model.state import DraftModelState

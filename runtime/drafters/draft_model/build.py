@@ -180,7 +180,8 @@ def _with_draft_model(
 
     options = draft_context_options(env.context, model)
     options = dataclasses.replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
-    window = _window(pair, model, options.n_ctx, plan.n_nodes)
+    is_like = pair.tokens is None and not pair.by_text
+    window = window_beyond(model, options.n_ctx, plan.n_nodes) if is_like else None
     short = remark_on_context(model, options.n_ctx, env.n_ctx, window)
     remark = "; ".join(filter(None, (pair.remark, short)))
 
@@ -210,14 +211,13 @@ def _with_draft_model(
 _SINK = 4  # tokens of the beginning that are kept, as of `partial`
 
 
-def _window(pair: DraftPair, model: Model, n_ctx: int, n_nodes: int) -> Window | None:
+def window_beyond(model: Model, n_ctx: int, n_nodes: int) -> Window | None:
     """Return the window of a text that a model drafts from beyond what it was trained for.
 
-    None if its memory drops no tokens, if they are not the target's, or if there is no room.
+    Its tokens are the target's. None if its memory drops no tokens, or if there is no room.
     """
     size = (n_ctx - _SINK - n_nodes - 2) // 2
-    fits = model.can_branch and pair.tokens is None and not pair.by_text
-    return Window(_SINK, size) if fits and size > n_nodes else None
+    return Window(_SINK, size) if model.can_branch and size > n_nodes else None
 
 
 def remark_on_context(model: Model, n_ctx: int, longest: int, window: Window | None = None) -> str:

@@ -1,7 +1,7 @@
 """Builds `eagle(head.gguf, ...)` and `eagle3(head.gguf, ...)`: the head and the shape of its trees.
 
 Their options are `n`, `tree`, `depth`, `topk`, `nodes` and `accuracy` (see `tree_options`), and
-`sampling` and `p_min`; of `eagle` also `draft_tokens` (see `versions.draft_vocabulary`).
+`sampling`, `p_min` and `window`; of `eagle` also `draft_tokens` (see `versions.draft_vocabulary`).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from specrun.runtime.drafters.eagle.source import EagleSource
 from specrun.runtime.drafters.eagle.versions import ALL, Eagle3Head, EagleHead, draft_vocabulary
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.states_source import seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
 from specrun.runtime.language import Expression, ExpressionOptions, options_of
@@ -70,12 +71,13 @@ def _build(
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     ranks, whole_rows = shape.max_width, sampling != "argmax" or env.keeps_rows
-    threads = env.context.n_threads
+    threads, window = env.context.n_threads, seen_window(options, env.n_ctx)
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
-    name, n_cells = str(expression), env.n_ctx + evaluated + env.keeps_rows  # of a leaf's row
+    name = str(expression)
+    n_cells = (window or env.n_ctx) + evaluated + env.keeps_rows  # of a leaf's row
 
     def start() -> GrowingDrafter:
-        source, plan = EagleSource(head.cells(n_cells)), tree.plan(shape, env, share)
+        source, plan = EagleSource(head.cells(n_cells), window), tree.plan(shape, env, share)
         return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
 
     pace = env.pace_of(chooses="auto" in (tree.n, tree.nodes), draws=sampling != "argmax")

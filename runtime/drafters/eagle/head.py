@@ -267,6 +267,10 @@ class PairCells:
         self._check(tokens, piece.count + m + plan.n_drafted)
         return self._trees.draft(plan, m, PairTrees.run, piece)
 
+    def drop(self, n: int, _position: int) -> None:
+        """Forget the first n pairs; those behind move into their cells."""
+        self._cache.drop(n)
+
     def close(self) -> None:
         """Free graphs and cache; calling it again does nothing."""
         self._trees.close()

@@ -35,11 +35,19 @@ _ITSELF = np.ones((1, 1), np.bool_)
 class EagleState(TextRows[EagleRows]):
     """The pairs of a text are rows of the target's features; a round's nodes lie in cells behind.
 
-    Nodes are numbered from 0 in the order of their evaluation.
+    Nodes are numbered from 0 in the order of their evaluation. With a `window` the head sees at
+    most so many of the last pairs, and at least three quarters of them.
     """
 
-    def __init__(self, cells: PairCells) -> None:
-        super().__init__(self._evaluate_real, cells.n_cells, ahead=1)
+    def __init__(self, cells: PairCells, window: int = 0) -> None:
+        step = max(1, window // 4)  # all cells move at each
+        super().__init__(
+            *(self._evaluate_real, cells.n_cells),
+            ahead=1,
+            window=window,
+            drop=cells.drop,
+            step=step,
+        )
         self._cells = cells
         self._root: EagleRows | None = None
         self._nodes: DraftNodes | None = None
@@ -175,8 +183,8 @@ class EagleSource(StatesSource[EagleState]):
 
     names_trees = True
 
-    def __init__(self, cells: PairCells) -> None:
-        super().__init__(EagleState(cells), cells, cells.n_params, cells.depth_params)
+    def __init__(self, cells: PairCells, window: int = 0) -> None:
+        super().__init__(EagleState(cells, window), cells, cells.n_params, cells.depth_params)
         self._taps, self.keeps_rows = cells.taps, cells.whole_rows
         self.needs_hidden_states = not cells.taps
         self.layer_inputs = tuple(sorted(set(cells.taps)))

@@ -3,7 +3,6 @@
 from specrun.runtime.drafters.retrieval.answers import (
     MOST_TOKENS,
     AnswerStore,
-    KeepAnswers,
     answers_file,
     kept_answers,
     newest,

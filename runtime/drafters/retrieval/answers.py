@@ -9,10 +9,8 @@ vocabulary in a file that only its owner can read. It is bounded: the oldest tex
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError, SpecrunError
 from specrun.bindings.files import logger, state_folder
@@ -25,13 +23,10 @@ from specrun.runtime.drafters.retrieval.datastore import (
     read_store_header,
     store_tokens,
 )
+from specrun.runtime.online import KEEP, LearnFrom
 
 MOST_TOKENS = 1 << 20
 """Tokens of a store at most; a file has about 8 bytes for each."""
-KEEP = "keep"
-KeepAnswers: TypeAlias = "bool | str | os.PathLike[str]"
-"""False: nothing is kept; True: until the runtime is closed; "keep": in the user's state folder; or
-the path of a file."""
 
 _SUFFIX = ".store"
 _LEAST = 2  # tokens of a text: one is followed by another
@@ -105,7 +100,7 @@ def newest(texts: Sequence[list[int]], most: int) -> list[list[int]]:
     return [*texts]
 
 
-def open_answers(keep: KeepAnswers, target: Model) -> AnswerStore | None:
+def open_answers(keep: LearnFrom, target: Model) -> AnswerStore | None:
     """Return the store that `keep` names, None without one.
 
     A damaged file in the user's state folder is put aside, with a warning in the log. Raises

@@ -25,9 +25,8 @@ from specrun.bindings.errors import OptionError, OutOfMemoryError, SpecrunError
 from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.memory import LoadOptions
-from specrun.runtime.planning import describe_settings, load_profile, profile_file
+from specrun.runtime.planning import describe_settings, drafter_for, load_profile, profile_file
 from specrun.runtime.round import GenerationResult
-from specrun.runtime.tuning import drafter_for
 
 CONTEXT = ContextOptions(n_ctx=512, n_threads=1)
 GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
@@ -327,7 +326,7 @@ def test_a_head_that_comes_with_specrun_is_found_for_its_vocabulary_alone(
 
 
 def test_the_built_in_prompts_to_edit_are_taken_for_such() -> None:
-    from specrun.runtime.tuning import workload_of
+    from specrun.runtime.planning import workload_of
 
     for workload, prompts in search_prompts(None).held_out.items():
         assert {workload_of(prompt) for prompt in prompts} == {workload}

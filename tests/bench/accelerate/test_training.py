@@ -170,7 +170,7 @@ def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts(
     assert 4 <= plan["steps"] < 1_000_000
     with Runtime(target, f'eagle3("{head}", n=2)', n_threads=1, trust=True) as runtime:
         drafted = runtime.generate("abc", SamplingParams(temperature=0.0), max_tokens=16)
-    with Runtime(target, n_threads=1, trust=True) as runtime:
+    with Runtime(target, "none", n_threads=1, trust=True) as runtime:
         plain = runtime.generate("abc", SamplingParams(temperature=0.0), max_tokens=16)
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.drafted > 0

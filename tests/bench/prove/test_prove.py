@@ -15,6 +15,7 @@ from support.mutated_source import IS_COMPILED, Mutant, mutated
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32
 from support.tiny_nextn import write_tiny_qwen35
+from support.wrong_rules import KeepsFirst
 
 from specrun.bench.prove import rules, texts
 from specrun.bench.prove.cache import check_cache
@@ -22,17 +23,10 @@ from specrun.bench.prove.prove import STEPS, Proof, ProofOptions, prove
 from specrun.bench.prove.rules import WithoutResidual, check_rule
 from specrun.bench.prove.setting import ALPHA, Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
-from specrun.runtime.acceptance import (
-    Acceptance,
-    AcceptanceRule,
-    ExactRule,
-    KSeqRule,
-    LawAt,
-    exact,
-)
+from specrun.runtime.acceptance import KSeqRule, exact
 from specrun.runtime.engine import Runtime
 from specrun.runtime.language import quoted
-from specrun.runtime.laws import Law, NoiseSource, SamplingParams
+from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.round import CachedText, NoDrafter, Shape, TargetModel
 from specrun.runtime.round import target as target_module
 from specrun.runtime.round.target import EvaluatedRows
@@ -111,7 +105,7 @@ def test_a_cascade_that_verifies_nothing_keeps_its_own_text_after_faults(
 
 
 def test_a_recurrent_target_is_not_given_trees(tmp_path: Path) -> None:
-    with Runtime(write_tiny_mamba(tmp_path / "mamba.gguf"), **F32) as runtime:
+    with Runtime(write_tiny_mamba(tmp_path / "mamba.gguf"), "none", **F32) as runtime:
         proof = prove(runtime, ProofOptions(SECONDS))
     found = statuses(proof)
     assert proof.passed, proof
@@ -198,21 +192,6 @@ def test_a_stale_sibling_fails(setting: Setting, monkeypatch: pytest.MonkeyPatch
     assert found.figure is not None
     assert found.bound is not None
     assert found.figure > 10 * found.bound
-
-
-class KeepsFirst:
-    """Keeps the first draft, whatever the target's law is."""
-
-    name, exact = "keeps first", True
-
-    def accept(
-        self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
-    ) -> Acceptance:
-        rule: AcceptanceRule = ExactRule()
-        if not tree.n_candidates:
-            return rule.accept(tree, law_at, noise, position)
-        noise.seek(position + 1)
-        return Acceptance((0,), noise.choose(law_at(0)), rejected=False)
 
 
 def test_a_rule_that_keeps_drafts_changes_texts(setting: Setting) -> None:

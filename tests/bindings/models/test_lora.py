@@ -113,7 +113,7 @@ def test_what_is_no_adapter_for_the_model_is_refused(
 ) -> None:
     path = write_lora(tmp_path / "adapter.gguf", tiny_model, **changes)
     with pytest.raises(kind, match=said):
-        Runtime(tiny_model, lora=[str(path)], **F32)
+        Runtime(tiny_model, "none", lora=[str(path)], **F32)
 
 
 def test_the_names_of_adapters(tiny_model: Path, lora: Path, tmp_path: Path) -> None:
@@ -126,23 +126,23 @@ def test_the_names_of_adapters(tiny_model: Path, lora: Path, tmp_path: Path) -> 
         with pytest.raises(OptionError, match="scale"):
             LoraFile.parse(f"{lora}:{scale}")
     with pytest.raises(FileMissingError):
-        Runtime(tiny_model, lora=[str(tmp_path / "absent.gguf")], **F32)
+        Runtime(tiny_model, "none", lora=[str(tmp_path / "absent.gguf")], **F32)
     with pytest.raises(OptionError, match="give a list"):
-        Runtime(tiny_model, lora=str(lora), **F32)
+        Runtime(tiny_model, "none", lora=str(lora), **F32)
     with pytest.raises(MalformedFileError):
-        Runtime(tiny_model, lora=[str(odd)], **F32)
+        Runtime(tiny_model, "none", lora=[str(odd)], **F32)
 
 
 def test_a_session_is_not_taken_up_without_its_adapter(
     tiny_model: Path, lora: Path, tmp_path: Path
 ) -> None:
     path = tmp_path / "a.session"
-    with Runtime(tiny_model, lora=[str(lora)], **F32) as runtime:
+    with Runtime(tiny_model, "none", lora=[str(lora)], **F32) as runtime:
         runtime.generate(PROMPT, GREEDY, max_tokens=2)
         runtime.save_session(path)
-    with Runtime(tiny_model, lora=[str(lora)], **F32) as runtime:
+    with Runtime(tiny_model, "none", lora=[str(lora)], **F32) as runtime:
         assert runtime.load_session(path) == len(PROMPT) + 1
     for other in ([], [f"{lora}:0.5"]):
-        with Runtime(tiny_model, lora=other, **F32) as runtime:
+        with Runtime(tiny_model, "none", lora=other, **F32) as runtime:
             with pytest.raises(PairError, match="adapters"):
                 runtime.load_session(path)

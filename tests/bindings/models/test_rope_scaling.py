@@ -59,7 +59,7 @@ def test_a_files_own_scaling_is_not_made_worse() -> None:
 
 def test_runtime_takes_no_word_for_a_scaling(tiny_model: Path) -> None:
     with pytest.raises(OptionError, match="rope is 'yarn'"):
-        Runtime(tiny_model, rope="yarn")
+        Runtime(tiny_model, "none", rope="yarn")
 
 
 def test_llama_cpp_is_asked_for_it() -> None:

@@ -143,7 +143,7 @@ def test_a_model_that_was_counted_is_not_known_with_its_weights(
 
 
 def test_trusted_files_are_not_tried(tiny_model: Path, started: list[str]) -> None:
-    with Runtime(tiny_model, n_ctx=256, trust=True) as runtime:
+    with Runtime(tiny_model, "none", n_ctx=256, trust=True) as runtime:
         assert runtime.generate([1, 2], max_tokens=1).token_ids
     with trusting_files():
         Model(tiny_model).close()

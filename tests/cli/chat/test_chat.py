@@ -44,7 +44,7 @@ def test_answers_follow_the_whole_conversation(talk: Talk, models: Models) -> No
     bias = {token: float("-inf") for token in (*ODD_BYTES, *CONTROL_TOKENS)}
     params = SamplingParams(temperature=0, logit_bias=bias)
     messages: list[dict[str, str]] = []
-    with Runtime(models.target, n_threads=1, n_threads_batch=1) as runtime:
+    with Runtime(models.target, "none", n_threads=1, n_threads_batch=1) as runtime:
         for text in ("hello", "and again"):
             messages.append({"role": "user", "content": text})
             messages.append(

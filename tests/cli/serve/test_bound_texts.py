@@ -174,7 +174,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         context=2048,
     )
     write_random_llama(path, spec)
-    with Engine(path, slots=1, n_threads=1, n_ctx=2048, trust=True) as engine:
+    with Engine(path, "none", slots=1, n_threads=1, n_ctx=2048, trust=True) as engine:
         yield engine
 
 

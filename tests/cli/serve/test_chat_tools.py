@@ -395,10 +395,10 @@ def test_a_file_may_have_two_templates(tmp_path, tiny_model):
     path = tmp_path / "two templates.gguf"
     write_random_llama(path, RandomLlama(vocabulary=vocabulary, width=16, layers=1))
     options: dict[str, Any] = {"slots": 1, "n_threads": 1, "n_ctx": 64}
-    with Engine(path, **options) as engine:
+    with Engine(path, "none", **options) as engine:
         assert engine.tool_template.source == HERMES
         assert engine.chat_template.source == TEMPLATE
-    with Engine(path, **options, chat_template=MISTRAL) as engine:
+    with Engine(path, "none", **options, chat_template=MISTRAL) as engine:
         assert engine.tool_template.source == MISTRAL
-    with Engine(tiny_model, **options) as engine:
+    with Engine(tiny_model, "none", **options) as engine:
         assert engine.tool_template is engine.chat_template

@@ -43,7 +43,7 @@ def pooled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def asked(pooled: Path) -> Iterator[TestClient]:
-    with Engine(pooled, slots=1, context=ContextOptions(**F32)) as engine:
+    with Engine(pooled, "none", slots=1, context=ContextOptions(**F32)) as engine:
         app = create_app(engine, ServeSettings(model="tiny"))
         with TestClient(app, base_url="http://localhost") as client:
             yield client

@@ -74,7 +74,7 @@ def created(address: str, **options: Any) -> Any:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_that_knows_no_tools_calls_them(models, family):
     named: Any = {"type": "function", "function": {"name": "clock"}}
-    with Engine(models[family], slots=1, n_threads=1, n_ctx=2048) as engine:
+    with Engine(models[family], "none", slots=1, n_threads=1, n_ctx=2048) as engine:
         with serving(engine) as address:
             replies = [
                 created(address, tool_choice="required", seed=seed, parallel_tool_calls=False)
@@ -110,7 +110,7 @@ def test_parameters_that_are_deep_by_reference_end_no_server(models, family):
         "required": ["a"],
     }
     del deep["function"]["parameters"]["$ref"]
-    with Engine(models[family], slots=1, n_threads=1, n_ctx=2048) as engine:
+    with Engine(models[family], "none", slots=1, n_threads=1, n_ctx=2048) as engine:
         with serving(engine) as address:
             for asked in ("required", {"type": "function", "function": {"name": "deep"}}):
                 with suppress(openai.BadRequestError):  # "$defs" beside the arguments of tags
@@ -132,7 +132,7 @@ def test_what_is_forced_is_what_is_read(models, thinking):
         "</function>\n</tool_call>",
     }
     for family, text in texts.items():
-        with Engine(models[family], slots=1, n_threads=1, n_ctx=64) as engine:
+        with Engine(models[family], "none", slots=1, n_threads=1, n_ctx=64) as engine:
             syntax = syntax_of(FAMILIES[family])
             forced = ForcedCalls(syntax.form, schemas, {})
             grammar = Grammar.lark(forced.grammar(think, thinking=thinking))
@@ -183,7 +183,7 @@ def test_drafts_change_no_call(models):
 
 def test_several_calls_where_they_may(models):
     """A bias makes the model go on after a call, as far as it may."""
-    with Engine(models["hermes"], slots=1, n_threads=1, n_ctx=2048) as engine:
+    with Engine(models["hermes"], "none", slots=1, n_threads=1, n_ctx=2048) as engine:
         bias = {str(token): -100 for token in engine.vocabulary.end_of_generation}
         asked = {"tools": [CLOCK], "tool_choice": "required", "max_tokens": 200, "seed": 1}
         with serving(engine) as address:
@@ -199,7 +199,7 @@ def test_several_calls_where_they_may(models):
 def test_a_schema_that_cannot_be_forced_is_named(models):
     tool: Any = function_tool("f")
     tool["function"]["parameters"] = {"type": "object", "properties": {"a": {"type": "nothing"}}}
-    with Engine(models["hermes"], slots=1, n_threads=1, n_ctx=1024) as engine:
+    with Engine(models["hermes"], "none", slots=1, n_threads=1, n_ctx=1024) as engine:
         with serving(engine) as address:
             with pytest.raises(openai.BadRequestError, match="cannot be forced") as caught:
                 created(address, tools=[tool], tool_choice="required")
@@ -225,7 +225,7 @@ def test_what_begins_as_a_call_of_a_strict_tool_is_one(models, family):
         strict=frozenset({"get_weather"}),
     )
     good = GOOD[family]
-    with Engine(models[family], slots=1, n_threads=1, n_ctx=64) as engine:
+    with Engine(models[family], "none", slots=1, n_threads=1, n_ctx=64) as engine:
         grammar = plan.grammar(engine.vocabulary, "")
         assert grammar is not None
         for text, is_taken in (
@@ -262,7 +262,7 @@ def test_tools_are_called_or_the_answer_follows_its_schema(models, family, is_st
     )
     call = GOOD[family].removeprefix("Hm.").lstrip()
     answer = '{"rain": true, "next": "today"}'
-    with Engine(models[family], slots=1, n_threads=1, n_ctx=64) as engine:
+    with Engine(models[family], "none", slots=1, n_threads=1, n_ctx=64) as engine:
         grammar = plan.grammar(engine.vocabulary, "", ANSWER)
         open_grammar = plan.grammar(engine.vocabulary, "<think>\n", ANSWER)
         must_call = dataclasses.replace(plan, must_call=True)
@@ -315,7 +315,7 @@ def test_every_api_takes_tools_beside_an_answers_schema(models, family):
         },
     }
     kinds = set()
-    with Engine(models[family], slots=1, n_threads=1, n_ctx=2048) as engine:
+    with Engine(models[family], "none", slots=1, n_threads=1, n_ctx=2048) as engine:
         with TestClient(
             create_app(engine, ServeSettings(model="x")), base_url="http://127.0.0.1:8080"
         ) as client:
@@ -351,7 +351,7 @@ def said_in(reply: dict[str, Any]) -> tuple[str, list[Any]]:
 def test_a_schema_that_cannot_be_compiled_ends_no_other_call(models, caplog):
     bad: Any = function_tool("bad")
     bad["function"]["parameters"] = {"type": "object", "properties": {"a": {"type": "nothing"}}}
-    with Engine(models["hermes"], slots=1, n_threads=1, n_ctx=2048) as engine:
+    with Engine(models["hermes"], "none", slots=1, n_threads=1, n_ctx=2048) as engine:
         with serving(engine) as address:
             for seed in range(2):
                 asked = {"tools": [bad, CLOCK], "tool_choice": "required", "seed": seed}
@@ -373,7 +373,7 @@ def test_definitions_are_followed_in_arguments_that_are_tags(models):
     }
     plan = ReplyPlan(syntax=syntax_of(QWEN_CODER), schemas={"f": schema}, must_call=True)
     text = "<tool_call>\n<function=f>\n<parameter=n>\n2\n</parameter>\n</function>\n</tool_call>"
-    with Engine(models["qwen3-coder"], slots=1, n_threads=1, n_ctx=64) as engine:
+    with Engine(models["qwen3-coder"], "none", slots=1, n_threads=1, n_ctx=64) as engine:
         grammar = plan.grammar(engine.vocabulary, "")
         assert follows(engine, grammar, text)
         assert not follows(engine, grammar, text.replace("2", "4"))
@@ -416,7 +416,7 @@ def test_schemas_of_a_hundred_thousand_characters(models):
     assert len(json.dumps(schemas)) > 100_000
     plan = ReplyPlan(syntax=syntax_of(HERMES), schemas=schemas, must_call=True)
     text = '<tool_call>\n{"name": "tool_63", "arguments": {"field_63_7": "63 7 19"}}\n</tool_call>'
-    with Engine(models["hermes"], slots=1, n_threads=1, n_ctx=64) as engine:
+    with Engine(models["hermes"], "none", slots=1, n_threads=1, n_ctx=64) as engine:
         grammar = plan.grammar(engine.vocabulary, "")
         assert grammar is not None
         assert follows(engine, grammar, text)

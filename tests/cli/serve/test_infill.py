@@ -99,7 +99,7 @@ def test_a_long_text_is_shortened_far_from_the_gap(code_vocabulary):
 
 
 def test_a_real_engine_fills_streamed_and_whole(code_model):
-    with Engine(code_model, slots=1, n_threads=1, n_ctx=256) as engine:
+    with Engine(code_model, "none", slots=1, n_threads=1, n_ctx=256) as engine:
         body = {"input_prefix": "a = ", "input_suffix": "\n", "n_predict": 8, "temperature": 0}
         whole = asked(engine, "/infill", **body).json()
         lines = asked(engine, "/infill", **body, stream=True).text.split("\n\n")

@@ -198,7 +198,7 @@ def test_paths_and_methods_that_there_are_not(client: TestClient) -> None:
 
 
 def test_a_model_without_a_template_takes_no_messages(tiny_small_vocab: Path) -> None:
-    with Engine(tiny_small_vocab, slots=1, context=ContextOptions(**F32)) as engine:
+    with Engine(tiny_small_vocab, "none", slots=1, context=ContextOptions(**F32)) as engine:
         app = create_app(engine, ServeSettings(model="plain"))
         with TestClient(app, base_url="http://localhost") as client:
             reply = client.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 2})

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gguf import GGUFReader
+from safetensors.numpy import save_file
 from support.saved_dflash import Layout, published_config, published_tensors, save_published
-from support.tiny_dflash import TinyDFlash, variant
+from support.tiny_dflash import TinyDFlash, token_matrices, variant
 from support.tiny_models import CHAT, F32
 
 from specrun.bindings.contexts import ContextOptions
@@ -24,6 +25,7 @@ from specrun.bindings.errors import (
 from specrun.bindings.gguf import ArrayValue, read_header
 from specrun.bindings.models import Model
 from specrun.convert import convert_head, plan_head, target_facts
+from specrun.convert.checkpoint import read_safetensors
 from specrun.convert.heads.head_conversion import detect_kind
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
@@ -479,11 +481,65 @@ def test_what_cannot_be_right_is_refused(
         plan_head(folder, target=target)
 
 
-def test_a_mask_embedding_beside_the_weights_is_refused(target: Path, tmp_path: Path) -> None:
-    folder = save_published(tmp_path / "drafter", DFLASH, "z-lab")
-    (folder / "mask_embedding.pt").write_bytes(b"x")
-    with pytest.raises(UnsupportedModelError, match="of its mask alone"):
+# -- an embedding of the mask in a file of its own ------------------------------------------------
+
+
+VECTOR = np.linspace(-2.0, 2.0, 32, dtype=np.float32)
+
+
+@pytest.mark.parametrize("form", ["named", "bare", "of a folder", "of its own matrices"])
+def test_a_mask_embedding_replaces_a_row_of_the_targets(
+    target: Path, tmp_path: Path, form: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    own = form == "of its own matrices"
+    drafter = variant(DFLASH2, own_tokens=own)
+    folder = save_published(tmp_path / "drafter", drafter, "z-lab")
+    vector = torch.tensor(VECTOR)
+    content = {"mask_token_id": drafter.mask, "embedding": vector}
+    torch.save(vector[None] if form == "bare" else content, folder / "mask_embedding.pt")
+    with pytest.raises(UnsupportedModelError, match=r"of its mask in .*--allow-pickle"):
         plan_head(folder, target=target)
+    facts: Any = target
+    embedding, output = token_matrices(target)
+    if form == "of a folder":  # as the facts of a folder have them, in the checkpoint's own type
+        path = tmp_path / "matrices.safetensors"
+        save_file({"a": embedding.astype(np.float16), "b": output.astype(np.float16)}, path)
+        matrices = read_safetensors(path)
+        facts = dataclasses.replace(
+            target_facts(target), load_matrices=lambda: (matrices["a"], matrices["b"])
+        )
+    made = tmp_path / "a.gguf"
+    convert_head(folder, made, target=facts, outtype="f32", allow_pickle=True)
+    found = tensors_of(made)
+    if own:
+        embedding, output = (drafter.tensors()[f"{n}.weight"] for n in ("token_embd", "output"))
+    wanted = embedding.copy()
+    wanted[drafter.mask] = VECTOR
+    exact = {"rtol": 1e-3 if form == "of a folder" else 0.0, "atol": 0.0}
+    np.testing.assert_allclose(found["token_embd.weight"], wanted, **exact)
+    np.testing.assert_allclose(found["output.weight"], output, **exact)
+    drafted, drafts_without = drafts(target, made), drafter.write(tmp_path / "b.gguf", target)
+    assert drafted[0] == drafts(target, drafts_without)[0]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"mask_token_id": 7, "embedding": VECTOR}, "of token 7, and the mask is token 5"),
+        ({"mask_token_id": 5, "embedding": VECTOR[:9]}, "has 9 numbers .* embeddings of 32"),
+        ({"mask_token_id": 5}, "holds no embedding"),
+    ],
+)
+def test_mask_embeddings_that_cannot_be_right(
+    target: Path, tmp_path: Path, content: dict[str, Any], problem: str
+) -> None:
+    torch = pytest.importorskip("torch")
+    folder = save_published(tmp_path / "drafter", DFLASH, "z-lab")
+    content = {k: torch.tensor(v) if k == "embedding" else v for k, v in content.items()}
+    torch.save(content, folder / "mask_embedding.pt")
+    with pytest.raises(MalformedFileError, match=problem):
+        plan_head(folder, target=target, allow_pickle=True)
 
 
 def test_a_drafter_that_is_quantized_already(target: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ LLAMA3 = {
 
 
 def compared(facts: TargetFacts) -> dict[str, Any]:
-    left_out = ("path", "name", "load_tokenizer", "load_rope_factors")
+    left_out = ("path", "name", "load_tokenizer", "load_rope_factors", "load_matrices")
     return {
         name: getattr(facts, name) for name in facts.__dataclass_fields__ if name not in left_out
     }
@@ -59,8 +59,15 @@ def test_a_folder_says_what_its_file_says(
     """The folder without its weights, as people have it."""
     folder = write_checkpoint(llama_config(rope_scaling=scaling))
     file = convert_checkpoint(folder, tmp_path / "m.gguf").output
-    (folder / "model.safetensors").unlink()
     from_folder, from_file = target_facts(folder), target_facts(file)
+    both = zip(from_folder.load_matrices(), from_file.load_matrices(), strict=True)
+    for one, other in both:
+        np.testing.assert_allclose(one.read(), other.read(), rtol=1e-3, atol=1e-6)
+        part = one.read().reshape(-1)[37:99]
+        np.testing.assert_allclose(other.raw(37, 62), part, rtol=1e-3, atol=1e-6)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileMissingError, match=r"model\.safetensors"):
+        from_folder.load_matrices()
     assert compared(from_folder) == compared(from_file)
     assert entries(from_folder.load_tokenizer()) == entries(from_file.load_tokenizer())
     ours, theirs = from_folder.load_rope_factors(), from_file.load_rope_factors()

@@ -41,7 +41,7 @@ def engine(files: dict[str, Path]) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def plain(files: dict[str, Path]) -> list[list[int]]:
-    with Runtime(files["shallow"], context=CONTEXT) as runtime:
+    with Runtime(files["shallow"], "none", context=CONTEXT) as runtime:
         return [runtime.generate(each, GREEDY, max_tokens=LENGTH).token_ids for each in PROMPTS]
 
 

@@ -92,7 +92,7 @@ def test_rows_of_another_conversation_would_be_seen(
         return placed(rows, range(len(places)))  # type: ignore[arg-type]
 
     monkeypatch.setattr(slots, "PlacedRows", first_rows)
-    with Engine(files["shallow"], slots=3, context=sized(512)) as engine:
+    with Engine(files["shallow"], "none", slots=3, context=sized(512)) as engine:
         results = engine.generate_many(PROMPTS, GREEDY, max_tokens=LENGTH)
     assert [each.token_ids for each in results] != alone(files["shallow"], "none", GREEDY)
 
@@ -141,9 +141,9 @@ def test_the_oldest_takes_the_cells_of_the_newest(files: dict[str, Path]) -> Non
     """Two answers that each fit alone and not together: both end, with their own texts."""
     prompts = [[5, 3] * 20, [4, 9, 1] * 20]
     options = sized(256)
-    with Runtime(files["shallow"], context=options) as runtime:
+    with Runtime(files["shallow"], "none", context=options) as runtime:
         wanted = [runtime.generate(p, GREEDY, max_tokens=150).token_ids for p in prompts]
-    with Engine(files["shallow"], slots=2, context=options) as engine:
+    with Engine(files["shallow"], "none", slots=2, context=options) as engine:
         results = engine.generate_many(prompts, GREEDY, max_tokens=150)
         load = engine.statistics().load
     assert [each.token_ids for each in results] == wanted
@@ -154,7 +154,7 @@ def test_a_prefix_that_another_slot_holds_is_not_evaluated_again(files: dict[str
     system = [(11 * place) % 90 for place in range(100)]
     prompts = [[*system, 1 + row, 2] for row in range(3)]
     wanted = alone(files["shallow"], "none", GREEDY, prompts)
-    with Engine(files["shallow"], slots=3, context=sized(256)) as engine:
+    with Engine(files["shallow"], "none", slots=3, context=sized(256)) as engine:
         first = engine.submit(prompts[0], GREEDY, max_tokens=LENGTH).result
         # Where each had cells of its own, three would not fit 256.
         others = engine.generate_many(prompts[1:], GREEDY, max_tokens=LENGTH)
@@ -167,7 +167,7 @@ def test_a_prefix_that_another_slot_holds_is_not_evaluated_again(files: dict[str
 
 
 def test_an_answer_that_is_cancelled_frees_its_slot(files: dict[str, Path]) -> None:
-    with Engine(files["shallow"], slots=1, context=sized(4096)) as engine:
+    with Engine(files["shallow"], "none", slots=1, context=sized(4096)) as engine:
         endless = engine.submit(PROMPTS[0], GREEDY)
         assert next(endless).token_id is not None
         dropped = engine.submit(PROMPTS[1], GREEDY)
@@ -180,7 +180,7 @@ def test_an_answer_that_is_cancelled_frees_its_slot(files: dict[str, Path]) -> N
 
 
 def test_what_one_asks_wrongly_is_no_matter_for_the_others(files: dict[str, Path]) -> None:
-    with Engine(files["shallow"], slots=2, context=sized(256)) as engine:
+    with Engine(files["shallow"], "none", slots=2, context=sized(256)) as engine:
         good = engine.submit(PROMPTS[0], GREEDY, max_tokens=LENGTH)
         too_long = engine.submit([1] * 300, GREEDY)
         with pytest.raises(ContextFullError, match="300 tokens"):
@@ -204,7 +204,7 @@ def test_streams_of_an_event_loop_and_of_threads(files: dict[str, Path]) -> None
     async def read_all(engine: Engine) -> list[list[int]]:
         return await asyncio.gather(*(read(engine, prompt) for prompt in PROMPTS))
 
-    with Engine(files["shallow"], slots=2, context=sized(512)) as engine:
+    with Engine(files["shallow"], "none", slots=2, context=sized(512)) as engine:
         assert asyncio.run(read_all(engine)) == wanted
         found: dict[int, list[int]] = {}
 
@@ -221,7 +221,7 @@ def test_streams_of_an_event_loop_and_of_threads(files: dict[str, Path]) -> None
 
 
 def test_closing_ends_every_answer(files: dict[str, Path]) -> None:
-    engine = Engine(files["shallow"], slots=1, context=sized(4096))
+    engine = Engine(files["shallow"], "none", slots=1, context=sized(4096))
     streams = [engine.submit(prompt, GREEDY) for prompt in PROMPTS]
     next(streams[0])
     engine.close()
@@ -235,7 +235,7 @@ def test_closing_ends_every_answer(files: dict[str, Path]) -> None:
 
 def test_a_long_prompt_is_read_between_the_rounds_of_others(files: dict[str, Path]) -> None:
     """While 1,000 tokens are read in pieces of 256, another answer has a token after each."""
-    with Engine(files["shallow"], slots=2, context=sized(4096)) as engine:
+    with Engine(files["shallow"], "none", slots=2, context=sized(4096)) as engine:
         talker = engine.submit(PROMPTS[0], GREEDY)
         next(talker)
         before = engine.statistics().load
@@ -261,7 +261,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(
         read(schedule, session, piece)
 
     monkeypatch.setattr(Schedule, "_read_piece", noted)
-    with Engine(files["shallow"], slots=3, context=sized(4096)) as engine:
+    with Engine(files["shallow"], "none", slots=3, context=sized(4096)) as engine:
         long = engine.submit([(7 * place) % 90 for place in range(1000)], GREEDY, max_tokens=1)
         while not seen:
             time.sleep(0.0005)
@@ -298,10 +298,10 @@ def test_what_an_engine_cannot_do_is_said(
 
 def test_recurrent_models_answer_one_at_a_time(files: dict[str, Path]) -> None:
     with pytest.raises(UnsupportedModelError, match="recurrent state"):
-        Engine(files["hybrid"], slots=2)
-    with Engine(files["hybrid"], slots=1, context=sized(256)) as engine:
+        Engine(files["hybrid"], "none", slots=2)
+    with Engine(files["hybrid"], "none", slots=1, context=sized(256)) as engine:
         result = engine.submit(PROMPTS[0], GREEDY, max_tokens=LENGTH).result
-    with Runtime(files["hybrid"], context=sized(256)) as runtime:
+    with Runtime(files["hybrid"], "none", context=sized(256)) as runtime:
         assert runtime.generate(PROMPTS[0], GREEDY, max_tokens=LENGTH).token_ids == result.token_ids
 
 
@@ -312,7 +312,7 @@ def threads_of_engines() -> Iterator[threading.Thread]:
 def test_conversations_are_as_long_as_the_model_was_trained_for(files: dict[str, Path]) -> None:
     """2,048 cells for two conversations of a model that was trained for 1,024 tokens."""
     prompts = [[(7 * place + row) % 90 for place in range(1000)] for row in range(2)]
-    with Engine(files["shallow"], slots=2, context=sized(2048)) as engine:
+    with Engine(files["shallow"], "none", slots=2, context=sized(2048)) as engine:
         results = engine.generate_many(prompts, GREEDY)
         load = engine.statistics().load
         assert engine.n_ctx == 2048
@@ -323,7 +323,7 @@ def test_conversations_are_as_long_as_the_model_was_trained_for(files: dict[str,
 
 def test_no_thread_is_left(files: dict[str, Path]) -> None:
     before = set(threads_of_engines())
-    with Engine(files["shallow"], slots=1, context=sized(256)):
+    with Engine(files["shallow"], "none", slots=1, context=sized(256)):
         assert set(threads_of_engines()) - before
     deadline = time.monotonic() + 5.0
     while set(threads_of_engines()) - before and time.monotonic() < deadline:

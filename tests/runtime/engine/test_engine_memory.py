@@ -56,7 +56,7 @@ def test_slots_times_length_is_what_fits(wide: Path, monkeypatch: pytest.MonkeyP
     line = f"{each:,} tokens of context for 3 conversations each, {n_ctx:,} together, what fits"
     assert line in engine.memory_line
     # One conversation in the same memory would have more: the plan counts all of them.
-    with Runtime(wide, devices=["none"], n_ctx=0, n_threads=1) as runtime:
+    with Runtime(wide, "none", devices=["none"], n_ctx=0, n_threads=1) as runtime:
         assert runtime.n_ctx > each
 
 
@@ -71,6 +71,6 @@ def test_every_slots_draft_model_is_counted(wide: Path, monkeypatch: pytest.Monk
 
 
 def test_a_context_that_is_given_is_shared(wide: Path) -> None:
-    with Engine(wide, slots=3, devices=["none"], **{**F32, "n_ctx": 3072}) as engine:
+    with Engine(wide, "none", slots=3, devices=["none"], **{**F32, "n_ctx": 3072}) as engine:
         assert engine.n_ctx == 3072
         assert engine.fitted is None

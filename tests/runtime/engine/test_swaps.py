@@ -57,7 +57,7 @@ def test_without_the_flag_nothing_is_noted(files: dict[str, Path]) -> None:
 def test_a_swap_waits_for_the_answers_under_way_and_holds_those_that_come(
     files: dict[str, Path],
 ) -> None:
-    with Runtime(files["shallow"], **F32) as plain:
+    with Runtime(files["shallow"], "none", **F32) as plain:
         wanted = [plain.generate(each, GREEDY, max_tokens=60).token_ids for each in PROMPTS]
     with opened(files) as engine:
         first = [engine.submit(prompt, GREEDY, max_tokens=60) for prompt in PROMPTS[:3]]

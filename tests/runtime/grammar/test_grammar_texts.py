@@ -159,7 +159,7 @@ def test_each_slot_of_an_engine_has_a_grammar_of_its_own(
     ) as engine:
         streams = [engine.submit(prompt, params, max_tokens=LENGTH) for prompt, params in asked]
         texts = [stream.result.text for stream in streams]
-    with Runtime(files["shallow"], context=sized()) as runtime:
+    with Runtime(files["shallow"], "none", context=sized()) as runtime:
         alone = [
             runtime.generate(prompt, params, max_tokens=LENGTH).text for prompt, params in asked
         ]
@@ -169,7 +169,7 @@ def test_each_slot_of_an_engine_has_a_grammar_of_its_own(
 
 def test_an_answer_ends_where_nothing_may_follow(files: dict[str, Path]) -> None:
     """Without an evaluation more: the end of the text is not asked of the model."""
-    with Runtime(files["shallow"], context=sized()) as runtime:
+    with Runtime(files["shallow"], "none", context=sized()) as runtime:
         params = GREEDY.replace(grammar=Grammar.regex("[a-f]{3}"))
         result = runtime.generate(PROMPTS[0], params)
     assert len(result.text) == 3
@@ -178,7 +178,7 @@ def test_an_answer_ends_where_nothing_may_follow(files: dict[str, Path]) -> None
 
 
 def test_a_limit_ends_a_text_within_the_grammar(files: dict[str, Path]) -> None:
-    with Runtime(files["shallow"], context=sized()) as runtime:
+    with Runtime(files["shallow"], "none", context=sized()) as runtime:
         result = runtime.generate(PROMPTS[0], GREEDY, max_tokens=5)
     assert result.finish_reason == "length"
     assert result.text.startswith("{")
@@ -187,7 +187,7 @@ def test_a_limit_ends_a_text_within_the_grammar(files: dict[str, Path]) -> None:
 def test_a_grammar_after_a_marker_begins_inside_drafts(files: dict[str, Path]) -> None:
     """The bias leaves few tokens, so that the marker comes soon, of two tokens."""
     grammar = Grammar.regex("[0-9]{4}", after="ab")
-    with Runtime(files["shallow"], context=sized()) as runtime:
+    with Runtime(files["shallow"], "none", context=sized()) as runtime:
         few = runtime.vocabulary.tokenize_within(b"abc0123")
     params = WHOLE.replace(grammar=grammar, logit_bias=dict.fromkeys(few, 30.0))
     drafters = ("none", "prompt-lookup(min_ngram=1)", "draft(FILE:twin, n=4, sampling=argmax)")

@@ -54,7 +54,7 @@ def text(runtime: Runtime) -> list[int]:
 
 
 def test_without_devices_nothing_is_planned(files: dict[str, Path]) -> None:
-    with Runtime(files["shallow"], devices=["none"], n_ctx=512) as runtime:
+    with Runtime(files["shallow"], "none", devices=["none"], n_ctx=512) as runtime:
         assert runtime.fitted is None
         assert runtime.memory_line == ""
 
@@ -62,7 +62,10 @@ def test_without_devices_nothing_is_planned(files: dict[str, Path]) -> None:
 def test_a_context_of_0_is_the_trained_one_where_it_fits(
     files: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with caplog.at_level("INFO"), Runtime(files["wide"], devices=["none"], n_ctx=0) as runtime:
+    with (
+        caplog.at_level("INFO"),
+        Runtime(files["wide"], "none", devices=["none"], n_ctx=0) as runtime,
+    ):
         assert runtime.n_ctx == 8192
         assert "8,192 tokens of context, all it was trained for" in caplog.text
         assert runtime.memory_line == ""  # as expected
@@ -75,7 +78,7 @@ def test_a_context_of_0_is_what_fits(
 ) -> None:
     host = MemoryDevice("CPU", 42 * MIB)
     monkeypatch.setattr(fit, "this_machine", lambda: host)
-    with Runtime(files["wide"], devices=["none"], n_ctx=0, n_threads=1) as runtime:
+    with Runtime(files["wide"], "none", devices=["none"], n_ctx=0, n_threads=1) as runtime:
         assert 4096 <= runtime.n_ctx < 8192
         assert f"{runtime.n_ctx:,} tokens of context, what fits" in runtime.memory_line
         assert runtime.fitted is not None
@@ -85,12 +88,12 @@ def test_a_context_of_0_is_what_fits(
 def test_layers_are_as_many_as_fit_and_the_text_is_the_same(
     files: dict[str, Path], workers: tuple[str, str], small_devices: Any
 ) -> None:
-    with Runtime(files["wide"], devices=["none"], **F32) as runtime:
+    with Runtime(files["wide"], "none", devices=["none"], **F32) as runtime:
         wanted = text(runtime)
     found = []
     for mebibytes in (8, 12, 15, 60):
         small_devices(mebibytes * MIB)
-        with Runtime(files["wide"], rpc=workers[:1], **F32) as runtime:
+        with Runtime(files["wide"], "none", rpc=workers[:1], **F32) as runtime:
             plan = runtime.fitted.plan if runtime.fitted else None
             assert plan is not None
             assert plan.fits
@@ -123,7 +126,9 @@ def test_the_plan_of_a_device_is_what_llama_cpp_counts_there(
 ) -> None:
     from specrun.bindings.memory_breakdown import memory_breakdown
 
-    with Runtime(files["wide"], rpc=workers[:1], use_mmap=False, n_ctx=0, n_threads=1) as runtime:
+    with Runtime(
+        files["wide"], "none", rpc=workers[:1], use_mmap=False, n_ctx=0, n_threads=1
+    ) as runtime:
         found = memory_breakdown(runtime.session.target.context)
         assert runtime.fitted is not None
         plan = runtime.fitted.plan
@@ -140,7 +145,7 @@ def test_layers_that_do_not_fit_are_refused_with_what_would(
 ) -> None:
     small_devices(12 * MIB)
     with pytest.raises(OutOfMemoryError) as raised:
-        Runtime(files["wide"], rpc=workers[:1], n_gpu_layers="all", n_ctx=8192)
+        Runtime(files["wide"], "none", rpc=workers[:1], n_gpu_layers="all", n_ctx=8192)
     message = str(raised.value)
     assert "7 of 7 layers with 8,192 tokens of context need" in message
     assert "and 12 MiB are there" in message
@@ -152,7 +157,7 @@ def test_layers_that_do_not_fit_are_refused_with_what_would(
 def test_out_of_memory_comes_with_the_plan(models: dict[str, Path]) -> None:
     """A worker that reports all of the machine's memory, and gives less than the weights."""
     with running_worker(memory=MIB) as (worker, _), pytest.raises(OutOfMemoryError) as raised:
-        Runtime(models["large"], rpc=[worker], n_gpu_layers="all", n_ctx=8192)
+        Runtime(models["large"], "none", rpc=[worker], n_gpu_layers="all", n_ctx=8192)
     (note,) = raised.value.__notes__
     assert note.startswith("the plan, with 8,192 tokens of context:")
     assert "target weights 168 MiB" in note

@@ -132,7 +132,7 @@ def test_of_a_pair_it_is_what_both_models_say_along_the_answer(
 ) -> None:
     params = DRAWN.replace(temperature=temperature)
     prompt = [1, 5, 9, 5]
-    with Runtime(pair[0], **OPTIONS) as runtime:
+    with Runtime(pair[0], "none", **OPTIONS) as runtime:
         answer = runtime.generate(prompt, params, max_tokens=24).token_ids
     text = CalibrationText((*prompt, *answer), len(prompt))
     wide = ContextOptions(n_ctx=256, n_threads=1, n_threads_batch=1, n_outputs=32)

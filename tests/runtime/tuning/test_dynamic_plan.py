@@ -83,7 +83,7 @@ def test_replayed_acceptance_is_what_decoding_accepts(
     says on average."""
     shape, n_tokens = DynamicShape(3, 2, 4), 24
     expression = f'draft("{tiny_flat_twin}", depth=3, topk=2, nodes=4)'
-    with Runtime(tiny_model, n_ctx=128, n_threads=1) as plain:
+    with Runtime(tiny_model, "none", n_ctx=128, n_threads=1) as plain:
         text = (5, 6, 7, *plain.generate([5, 6, 7], GREEDY, max_tokens=n_tokens).token_ids)
     accepted = []
     with Runtime(tiny_model, drafter=expression, n_ctx=128, n_threads=1) as runtime:

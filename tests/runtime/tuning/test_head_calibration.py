@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.tiny_dflash import Generation, TinyDFlash, token_matrices
 from support.tiny_eagle import random_eagle
 from support.tiny_heads import TinyMedusa, random_medusa
 from support.tiny_models import F32
@@ -71,7 +72,7 @@ def states_of(path: Path, text: Sequence[int]) -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def texts(tiny_model: Path) -> list[list[int]]:
-    with Runtime(tiny_model, **F32) as runtime:
+    with Runtime(tiny_model, "none", **F32) as runtime:
         return [
             [*prompt, *runtime.generate(prompt, GREEDY, max_tokens=40).token_ids]
             for prompt in PROMPTS
@@ -265,7 +266,7 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
     embedding = torch.tensor(tensors["token_embd.weight"], dtype=torch.float64)
     head = random_eagle3(embedding.shape[1], len(embedding))
     path = head.write(tmp_path / "eagle3.gguf", tiny_deep_model)
-    with Runtime(tiny_deep_model, **F32) as runtime:
+    with Runtime(tiny_deep_model, "none", **F32) as runtime:
         text = [5, 6, 7, *runtime.generate([5, 6, 7], GREEDY, max_tokens=20).token_ids]
     result = calibrated(tiny_deep_model, path, text)
     options = dataclasses.replace(CONTEXT, n_outputs=64, layer_inputs=tuple(sorted(head.taps)))
@@ -286,6 +287,44 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
         ranks.append(own)
     np.testing.assert_allclose(np.array(result.accuracy), np.array(accuracy_from(ranks, 5)))
     assert sum(map(sum, result.alone)) > 0.0
+
+
+@pytest.mark.parametrize("generation", ["dflash", "dflash2", "dspark"])
+def test_a_block_drafter_is_counted_as_by_the_reference(
+    tiny_deep_model: Path, tmp_path: Path, generation: Generation
+) -> None:
+    """Each slot below the text's tokens; of DFlash2 only as far as these are candidates."""
+    tokens = token_matrices(tiny_deep_model)
+    size, width = tokens[0].shape
+    tiny = TinyDFlash(generation, vocab_size=size, width=width, spread=0.3)
+    path = tiny.write(tmp_path / "block.gguf", tiny_deep_model)
+    with Runtime(tiny_deep_model, **F32) as runtime:
+        text = [5, 6, 7, *runtime.generate([5, 6, 7], GREEDY, max_tokens=20).token_ids]
+    result = calibrated(tiny_deep_model, path, text)
+    options = dataclasses.replace(CONTEXT, n_outputs=64, layer_inputs=(0, 1))
+    with Model(tiny_deep_model) as model, Context(model, options) as context:
+        features = features_along(context, text, tiny.taps).astype(np.float64)
+    ranks = []
+    for t in range(len(text) - 2):
+        states, logits = tiny.block(features[: t + 1], text[t + 1], tiny.block_size, tokens)
+        lattice = tiny.lattice(states, logits, text[t + 1]) if generation == "dflash2" else []
+        own, above = [], np.array([text[t + 1]])
+        for slot in range(min(tiny.n_slots, len(text) - t - 2)):
+            row, before = logits[slot + tiny.first], text[t + 1 + slot]
+            if generation == "dspark":
+                row = row + tiny.bias(before)
+            elif lattice and before not in above:
+                break
+            elif lattice:
+                (names, scores), place = lattice[slot], above.tolist().index(before)
+                row, above = np.full(size, -np.inf), names
+                row[names] = scores[place]
+            known = np.isfinite(row[text[t + 2 + slot]])
+            own.append(rank_in(row, text[t + 2 + slot]) if known else size)
+        ranks.append(own)
+    wanted = accuracy_from(ranks, tiny.n_slots)
+    np.testing.assert_allclose(np.array(result.accuracy), np.array(wanted))
+    assert result.n_positions == len(text) - 2
 
 
 def test_prompts_are_continued_and_not_counted(

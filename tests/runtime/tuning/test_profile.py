@@ -19,13 +19,14 @@ from specrun.runtime.planning import (
     Profile,
     describe_file,
     describe_settings,
+    drafter_for,
     known_profile_file,
     load_profile,
     profile_file,
     save_profile,
+    workload_of,
 )
-from specrun.runtime.tuning import drafter_for, workload_of
-from specrun.runtime.tuning.default_drafter import ChosenDrafter
+from specrun.runtime.planning.default_drafter import ChosenDrafter
 
 CONTEXT = ContextOptions(n_ctx=256, n_threads=1)
 SETTINGS = describe_settings(LoadOptions(CONTEXT))
@@ -98,7 +99,9 @@ def test_a_rule_that_is_not_exact_gets_no_drafter_that_nobody_named(target: Path
 def test_a_model_that_cannot_take_back_drafts_is_decoded_plainly(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("specrun.runtime.tuning.default_drafter.is_recurrent", lambda _header: True)
+    monkeypatch.setattr(
+        "specrun.runtime.planning.default_drafter.is_recurrent", lambda _header: True
+    )
     assert chosen(target, 0.0) == ChosenDrafter("none")
 
 

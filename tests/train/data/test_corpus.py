@@ -75,7 +75,7 @@ def test_answers_that_the_template_shows_otherwise_are_found(
 
 
 def test_tokens_are_the_runtimes(tokenizer: TargetTokenizer, taught) -> None:
-    with Runtime(taught.gguf, n_threads=1, n_ctx=256) as runtime:
+    with Runtime(taught.gguf, "none", n_threads=1, n_ctx=256) as runtime:
         asked = list(CHAT.messages[:2])
         assert tokenizer.prompt(Chat(tuple(asked))) == runtime.chat_prompt(asked)
         assert tokenizer.prompt(Answered("Who?", None)) == runtime.chat_prompt(

@@ -17,7 +17,8 @@ from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing, corpus_of, draft_marks
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.heads import Eagle3Recipe, EagleRecipe, HydraRecipe, MedusaRecipe
-from specrun.train.heads.chains import chain_states, frequent_tokens
+from specrun.train.heads.chains import chain_states
+from specrun.train.heads.draft_laws import frequent_tokens
 from specrun.train.heads.eagle import EagleLearner
 from specrun.train.heads.eagle3 import Eagle3Learner, tap_scale
 from specrun.train.heads.hydra import HydraLearner, shaken

@@ -68,7 +68,7 @@ def tokens_a_round(taught, drafter: str) -> float:
     greedy = SamplingParams(temperature=0.0)
     options = {"n_threads": 1, "n_threads_batch": 1, "n_ctx": 256, "flash_attention": "off"}
     answers = {}
-    with Runtime(taught.gguf, **options) as plain:
+    with Runtime(taught.gguf, "none", **options) as plain:
         for question, answer in ANSWERS.items():
             answers[question] = plain.chat(
                 [{"role": "user", "content": question}], greedy, max_tokens=60

@@ -194,7 +194,7 @@ def _recorded(
     }
     n = replaying.parallel
     if n > 1:
-        with Engine(target, slots=n, **options, n_ctx=n * n_ctx) as engine:
+        with Engine(target, "none", slots=n, **options, n_ctx=n * n_ctx) as engine:
             return record_together(engine, prompts, params, **recording)
-    with Runtime(target, **options, n_ctx=n_ctx) as runtime:
+    with Runtime(target, "none", **options, n_ctx=n_ctx) as runtime:
         return record_answers(runtime, prompts, params, **recording)

@@ -57,7 +57,7 @@ def soak_engine(
     started, tally, number = time.monotonic(), Tally(), options.first
     with tempfile.TemporaryDirectory(prefix="specrun-soak-") as folder:
         files = write_files(Path(folder))
-        with _open(files, slots) as engine, Runtime(files["TARGET"], **CONTEXT) as plain:
+        with _open(files, slots) as engine, Runtime(files["TARGET"], "none", **CONTEXT) as plain:
             try:
                 while (passed := time.monotonic() - started) < options.seconds:
                     if number - options.first == options.sessions:

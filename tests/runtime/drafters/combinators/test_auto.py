@@ -322,7 +322,7 @@ def test_texts_are_plain_decodings(models: tuple[Path, str]) -> None:
         SamplingParams(temperature=t, top_k=0, top_p=1.0, min_p=0.0, seed=4) for t in (0.8, 1.0)
     ]
     with (
-        Runtime(target, **F32) as plain,
+        Runtime(target, "none", **F32) as plain,
         Runtime(target, drafter=f"auto({point_masses})", **F32) as runtime,
     ):
         for params in settings:

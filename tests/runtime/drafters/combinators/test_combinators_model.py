@@ -19,6 +19,8 @@ from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.combinators import CascadeDrafter, DraftModelTarget
+from specrun.runtime.drafters.combinators.cascade import BoundedTarget
+from specrun.runtime.drafters.draft_model.window import KeptTokens, Window
 from specrun.runtime.language import quoted
 from specrun.runtime.round import CachedText, TargetModel
 from specrun.runtime.trees import DraftTree
@@ -75,7 +77,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def plain(models: Path) -> Iterator[Runtime]:
-    with Runtime(models / "target.gguf", **F32) as runtime:
+    with Runtime(models / "target.gguf", "none", **F32) as runtime:
         yield runtime
 
 
@@ -183,6 +185,19 @@ def test_tokens_that_only_one_model_knows(models: Path) -> None:
         assert (text.tokens, text.n_cached) == ([3, 450, 7, 499, 420, 5], 6)
         larger.rewind(text, 0)
         assert len(smaller.evaluate(CachedText([3]), DraftTree()).logits(0)) == 300
+
+
+def test_a_window_of_tokens_that_only_the_target_knows(models: Path) -> None:
+    text, kept = [450, 7, 3, 1, 4, 499, 5, 9, 2, 6, 5], KeptTokens(Window(sink=2, size=4))
+    options = ContextOptions(**F32, n_outputs=5)
+    with Model(models / "drafter.gguf") as model, Context(model, options) as context:
+        bounded = BoundedTarget(context, kept, n_ctx=1000, target_vocab_size=500)
+        eos, known = model.vocabulary.eos, CachedText(text)
+        bounded.prefill(known, len(text) - 1)
+        rows = bounded.evaluate(known, DraftTree.chain([420, 5]))
+        fed = [eos, 7, 4, eos, 5, 9, 2, 6, 5, eos, 5]  # sink, window, tree
+        for row, wanted in enumerate(fresh_logits(model, fed)[-3:]):
+            np.testing.assert_allclose(rows.logits(row), wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize("n_known", [0, 1, 2, 5])

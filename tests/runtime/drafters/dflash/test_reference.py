@@ -144,7 +144,14 @@ def test_confidences_are_those_of_the_reference(
         state.learn(0, features.astype(np.float32), [1, 2, 3, 4, 5])
         rows = state.block([1, 2, 3, 4, 5, LAST], tiny.n_slots)
         assert rows is not None
-        assert [*rows.confidences] == pytest.approx(wanted, abs=1e-5)
+        assert rows.confidences is not None
+        assert [*rows.confidences.chances] == pytest.approx(wanted, abs=1e-5)
+        others = [7, 300, 12]  # below tokens that are not on llama.cpp's chain
+        for slot in range(1, tiny.n_slots):
+            wanted = [tiny.confident(states[tiny.first + slot], token) for token in others]
+            found = rows.after(slot, others).certainties
+            assert found == pytest.approx(wanted, abs=1e-5)
+            assert found != pytest.approx([rows.confidences.chances[slot]] * 3, abs=1e-2)
         cells.close()
 
 

@@ -124,7 +124,7 @@ def test_texts_stay_and_come_again_with_a_real_drafter(
     options = {"n_ctx": 256, "n_threads": 1}
     expression = f"draft({quoted(str(tiny_flat_twin))}, n=6, p_min=adaptive(start=0.4, step=0.5))"
     with (
-        Runtime(tiny_model, **options) as plain,
+        Runtime(tiny_model, "none", **options) as plain,
         Runtime(tiny_model, drafter=expression, **options) as speculative,
     ):
         wanted = plain.generate("abc", greedy, max_tokens=40)

@@ -37,7 +37,7 @@ def test_texts_stay_whatever_the_lengths(
     expression = expression.format(quoted(str(tiny_flat_twin)))
     warm = SamplingParams(temperature=0.8, seed=3)
     with (
-        Runtime(tiny_model, **OPTIONS) as plain,
+        Runtime(tiny_model, "none", **OPTIONS) as plain,
         Runtime(tiny_model, drafter=expression, **OPTIONS) as speculative,
     ):
         for params in (GREEDY, *((warm,) if "argmax" in expression else ())):

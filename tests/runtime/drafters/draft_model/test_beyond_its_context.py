@@ -80,10 +80,22 @@ def test_within_its_context_nothing_changes(folder):
     assert first.stats.drafted == again.stats.drafted == other.stats.drafted
 
 
-@pytest.mark.parametrize("kind", ["cascade({}, prompt-lookup)", "relay({}@2, prompt-lookup@2)"])
-def test_drafters_made_of_it_say_so_too(folder, kind):
-    with opened(folder, "none") as plain, opened(folder, kind.format(draft(folder, "n=4"))) as own:
+OF_IT = {
+    "cascade": "cascade({}, prompt-lookup)",
+    "ouroboros": "ouroboros({}, phrases=2, length=2)",
+    "relay": "relay({}@2, prompt-lookup@2)",
+}
+
+
+@pytest.mark.parametrize("kind", OF_IT)
+def test_drafters_made_of_it_draft_on_and_say_so(folder, kind):
+    expression = OF_IT[kind].format(draft(folder, "n=4"))
+    with opened(folder, "none") as plain, opened(folder, expression) as own:
         assert own.remark.count(f"trained for {TRAINED} tokens") == 1
         for prompt in PROMPTS:
             expected = plain.generate(prompt, GREEDY, max_tokens=60).token_ids
-            assert own.generate(prompt, GREEDY, max_tokens=60).token_ids == expected
+            result = own.generate(prompt, GREEDY, max_tokens=60)
+            assert result.token_ids == expected
+            # The second prompt is beyond its context from the first round on.
+            assert result.stats.drafted > 2 * 0.9 * result.stats.rounds
+            assert result.stats.accepted > 0

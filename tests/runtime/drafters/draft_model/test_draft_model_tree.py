@@ -67,7 +67,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture(scope="module")
 def plain(pair: tuple[Path, Path]) -> Iterator[Runtime]:
-    with Runtime(pair[0], **F32) as runtime:
+    with Runtime(pair[0], "none", **F32) as runtime:
         yield runtime
 
 

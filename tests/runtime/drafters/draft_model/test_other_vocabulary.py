@@ -140,7 +140,7 @@ def test_other_ids_for_the_same_tokens_change_nothing(
 def test_texts_stay_where_tokens_are_missing(tiny_model: Path, poorer: Path, options: str) -> None:
     for params in (GREEDY, *((WARM,) if options != "n=4" else ())):
         with (
-            Runtime(tiny_model, **F32) as plain,
+            Runtime(tiny_model, "none", **F32) as plain,
             Runtime(tiny_model, f"draft({quoted(str(poorer))}, {options})", **F32) as drafted,
         ):
             wanted = plain.generate(PROMPT, params, max_tokens=60)
@@ -215,7 +215,7 @@ def test_text_drafts_keep_the_text(tiny_model: Path, tiny_flat_twin: Path, poore
     for path in (tiny_flat_twin, poorer):
         expression = f"draft({quoted(str(path))}, n=4, vocabulary=text)"
         with (
-            Runtime(tiny_model, **F32) as plain,
+            Runtime(tiny_model, "none", **F32) as plain,
             Runtime(tiny_model, expression, **F32) as drafted,
         ):
             accepted = 0

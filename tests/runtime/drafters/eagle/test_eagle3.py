@@ -120,7 +120,7 @@ def test_the_text_is_plain_decodings_own(
     tiny_deep_model: Path, trained: Path, options: str
 ) -> None:
     with (
-        Runtime(tiny_deep_model, **F32) as plain,
+        Runtime(tiny_deep_model, "none", **F32) as plain,
         Runtime(tiny_deep_model, f"eagle3({quoted(str(trained))}, {options})", **F32) as drafts,
     ):
         for temperature in (0.0, 0.8, 1.0):

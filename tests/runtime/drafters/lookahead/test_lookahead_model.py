@@ -123,7 +123,7 @@ def model(target: Path) -> Iterator[Model]:
 
 def test_after_many_wide_rounds_the_cache_is_that_of_the_committed_tokens(model: Model) -> None:
     """Windows of 19 nodes, and guesses of which four are accepted, in every round."""
-    with Runtime(model.path, **F32) as runtime:
+    with Runtime(model.path, "none", **F32) as runtime:
         text = [*PROMPT, *runtime.generate(PROMPT, GREEDY, max_tokens=LENGTH).token_ids]
     environment = DraftEnvironment(model, ContextOptions(**F32))
     drafter = Oracle(

@@ -146,7 +146,7 @@ def answer(
 def fitted(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Heads trained for a second on greedy texts of the target."""
     texts, states = [], []
-    with Runtime(tiny_model, **F32) as runtime:
+    with Runtime(tiny_model, "none", **F32) as runtime:
         for seed in range(12):
             prompt = [5 + seed, 6, 7 + seed]
             params = SamplingParams(temperature=0.0)

@@ -69,7 +69,7 @@ def plain(files: dict[str, Path]) -> Iterator[Callable[..., list[int]]]:
         name: str, params: SamplingParams, length: int = 40, prompt: list[int] = PROMPT
     ) -> list[int]:
         if name not in opened:
-            opened[name] = Runtime(files[name], **F32)
+            opened[name] = Runtime(files[name], "none", **F32)
         return opened[name].generate(prompt, params, max_tokens=length).token_ids
 
     yield decode
@@ -318,7 +318,7 @@ def test_experts_draft_and_their_cache_is_what_a_fresh_evaluation_makes(tmp_path
     text."""
     path = write_tiny_glm4moe(tmp_path / "glm.gguf")
     rows = []
-    with Runtime(path, drafter="mtp(n=3)", **F32) as runtime, Runtime(path, **F32) as plain:
+    with Runtime(path, drafter="mtp(n=3)", **F32) as runtime, Runtime(path, "none", **F32) as plain:
         for temperature in (0.0, 1.0):
             params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=3)
             result = runtime.generate(PROMPT, params, max_tokens=60)

@@ -269,7 +269,7 @@ def sources(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     text.write_text("the quick brown fox jumps over the lazy dog. the quick dog.\n" * 3)
     pool, path = NgramPool(4), folder / "pool.ngrams"
     pool.add([104, 105, 106, 107])
-    with Runtime(tiny_model, **F32) as runtime:
+    with Runtime(tiny_model, "none", **F32) as runtime:
         save_pool(pool, path, runtime.session.target.context.model.vocabulary)
     return {"TEXT": quoted(str(text)), "POOL": quoted(str(path))}
 
@@ -288,7 +288,10 @@ def test_point_masses_are_plain_decodings_text(
     for name, path in sources.items():
         drafter = drafter.replace(name, path)
     prompt = list(b"the quick brown fox, the quick")
-    with Runtime(tiny_model, **F32) as plain, Runtime(tiny_model, drafter=drafter, **F32) as other:
+    with (
+        Runtime(tiny_model, "none", **F32) as plain,
+        Runtime(tiny_model, drafter=drafter, **F32) as other,
+    ):
         for params in (WHOLE.replace(seed=2), SamplingParams(temperature=0.0, repeat_penalty=1.2)):
             wanted = plain.generate(prompt, params, max_tokens=24)
             found = other.generate(prompt, params, max_tokens=24)

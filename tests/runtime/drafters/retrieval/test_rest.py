@@ -155,7 +155,7 @@ def test_a_reference_as_an_option_of_the_runtime(target, store):
     with Runtime(target, drafter="prompt-lookup(n=4)", reference=corpus, **F32) as runtime:
         assert runtime.drafter == f"prompt-lookup(n=4, reference={corpus})"
     with pytest.raises(OptionError, match="not part of none"):
-        Runtime(target, reference=corpus, **F32)
+        Runtime(target, "none", reference=corpus, **F32)
 
 
 REFERENCES: list[tuple[str, str]] = [

@@ -16,7 +16,7 @@ from specrun.runtime.acceptance import build_rule
 from specrun.runtime.language import parse_expression, short_label
 from specrun.runtime.memory.fit import LoadOptions
 from specrun.runtime.models.names import is_recurrent
-from specrun.runtime.planning import ANY, Choice, describe_settings, load_profile
+from specrun.runtime.planning.profile import ANY, Choice, describe_settings, load_profile
 
 PLAIN, AUTO = "none", "auto"
 QUESTIONS, EDITED = "questions", "edited"
