@@ -165,7 +165,7 @@ class DraftEnvironment:
         """Return what drafts take, learnt where the target's rounds are timed."""
         if not isinstance(curve, LiveCurve):
             return DraftCost(rounds, lambda: curve.seconds(1))
-        return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.widest > 0)
+        return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.is_told)
 
     def pace_of(self, *, chooses: bool, draws: bool = False) -> Pace:
         """Return the pace of a drafter that `chooses` how much it drafts or not, and may draw.

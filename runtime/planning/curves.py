@@ -265,6 +265,11 @@ class LiveCurve(CostCurve):
         times = self._learnt.times
         return max(times) if len(times.get(1, ())) > 1 else 0
 
+    @property
+    def is_told(self) -> bool:
+        """Whether it says what plain rounds take here: that was measured, or seen."""
+        return bool(self.spread) or self.widest > 0
+
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
         """Return the time of n tokens, as it is believed now."""
         seconds = self._learnt.seconds(n)
