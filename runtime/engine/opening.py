@@ -264,7 +264,8 @@ def _share(
     context = Context(model, choices.context_options(model, n_slots, n_ctx))
     clock, meeting = cast("SlotClock", environment.clock), environment.meeting
     longest = min(n_ctx, longest)
-    return SharedEvaluation(context, n_slots, longest, environment.known, clock, meeting)
+    widths = choices.widths(n_slots)
+    return SharedEvaluation(context, n_slots, longest, environment.known, clock, meeting, widths)
 
 
 def _memory_note(loading: Loading) -> str:
