@@ -40,9 +40,9 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # whose distributions are not known yet: like this one at first and usual, m, further on, for
 # certain tokens come in runs. To look k tokens ahead is what steps of T require, which make the
 # second token after them cheap. Before the drafter computes its next distribution, a is what the
-# last one lets expect, and pays for d too. If that is too little for the first of chosen tokens, one
-# is asked for now and then all the same (`_Learnt.hopes`). Only distributions of tokens not drawn
-# yet and earlier rounds are read, so drafts stay exact. T and d may be learnt by the clock if
+# last one lets expect, and pays for d too. If that is too little for the first of chosen tokens, a
+# drafter is asked now and then all the same (`_Learnt.hopes`). Only distributions of tokens not
+# drawn yet and earlier rounds are read, so drafts stay exact. T and d may be learnt by the clock if
 # tokens are chosen, for such drafts change no text. Of drawn ones the same text and costs lead to
 # the same lengths.
 #
