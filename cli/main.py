@@ -41,6 +41,7 @@ _COMMANDS = (
     LazyCommand("specrun.cli.manual", "config", "Show the config file, and what is set."),
     LazyCommand("specrun.cli.manual", "completion", "Print a shell's completion script."),
     LazyCommand("specrun.cli.manual", "man", "Print the manual page."),
+    LazyCommand("specrun.cli.clean", "clean", "List or remove what is kept on this disk."),
     LazyCommand("specrun.cli.doctor", "doctor", "Check this installation and this machine."),
 )
 

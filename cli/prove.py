@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from specrun.bench.prove.tools import Post
     from specrun.bench.report import Table
     from specrun.runtime.engine import Engine
+    from specrun.runtime.engine.choices import DrafterMaker
     from specrun.runtime.round import Shape
 
 _PROOF = Section("Proof")
@@ -133,25 +134,26 @@ def _tools(
 ) -> Iterator[tuple[_Measure, Callable[..., Table]]]:
     """Yield the checks of tool calls, and the table of their results."""
     from specrun.bench.prove.prove import proof_table
-    from specrun.bench.prove.tools import PlantedDrafts, ToolProof
+    from specrun.bench.prove.tools import ToolProof
     from specrun.cli.serve.settings import require_packages
 
     require_packages()
     from specrun.cli.serve.asking import asking
 
-    planted, say_once = PlantedDrafts(options.seed), functools.cache(terminal.note)
+    say_once = functools.cache(terminal.note)
 
     @contextmanager
-    def opening(shape: Shape, n_slots: int) -> Iterator[tuple[Engine, Post]]:
+    def opening(
+        shape: Shape, n_slots: int, others: Sequence[DrafterMaker]
+    ) -> Iterator[tuple[Engine, Post]]:
         own = dataclasses.replace(draft, shape=shape)
-        others = ("prompt-lookup", planted)
         settings = (load, own, template, SamplingParams(), terminal)
         with open_engine(*settings, slots=n_slots, others=others) as engine:
             _require_template(engine, say_once)
             with asking(engine) as post:
                 yield engine, post
 
-    proof = ToolProof(opening, planted, options, draft.shape)
+    proof = ToolProof(opening, options, draft.shape)
     table = functools.partial(proof_table, words=proof.verdict)
     yield (lambda say: [proof.run(say)]), table
 

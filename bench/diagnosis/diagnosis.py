@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
+from specrun.bench.diagnosis.experts import ExpertReads
 from specrun.bindings.errors import SpecrunError
 from specrun.runtime.language import parse_expression
 from specrun.runtime.planning import CostCurve, expected_tokens
@@ -164,8 +165,8 @@ class Diagnosis:
 
     `speed_up` was measured, `expected` follows from tokens a round, the curve and what drafter and
     Python took; `rebuilt_share` is that of the rounds that built the target's graph anew.
-    Milliseconds are those of a round. `workload` names the texts, if there are
-    several kinds.
+    Milliseconds are those of a round. `experts` are those that rounds of a mixture read.
+    `workload` names the texts, if there are several kinds.
     """
 
     drafter: str
@@ -189,6 +190,7 @@ class Diagnosis:
     curve: tuple[tuple[int, float], ...]
     best: Achievable
     reasons: tuple[Reason, ...]
+    experts: ExpertReads | None = None
     workload: str = ""
 
     @property
@@ -251,12 +253,14 @@ def diagnose(
     *,
     speed_up: float | None = None,
     mixture: tuple[int, int] = (0, 0),
+    experts: ExpertReads | None = None,
     workload: str = "",
 ) -> Diagnosis:
     """Return the diagnosis of what was measured; seconds of `curve` are those of the same machine.
 
     `speed_up` is the one to tell, None: that of the sums. `mixture` are the experts of a layer and
-    how many of them a token uses, zeros for a dense model; `workload` names the texts.
+    how many of them a token uses, zeros for a dense model; `experts`, what its rounds read, if that
+    was counted; `workload` names the texts.
     """
     curve = curve.as_padded()
     rounds, drafting = drafted.rounds, max(1, drafted.drafting_rounds)
@@ -298,7 +302,8 @@ def diagnose(
         expected_plain_ms=1e3 * (curve.seconds(1) + as_measured.plain_python_s),
         curve=singles,
         best=best,
-        reasons=_reasons(as_measured, plain, drafted, best, mixture, speed, quotes=quotes),
+        reasons=_reasons(as_measured, plain, drafted, best, mixture, experts, speed, quotes=quotes),
+        experts=experts,
         workload=workload,
     )
 
@@ -360,6 +365,7 @@ def _reasons(
     drafted: Work,
     best: Achievable,
     mixture: tuple[int, int],
+    experts: ExpertReads | None,
     speed_up: float,
     *,
     quotes: bool,
@@ -368,7 +374,7 @@ def _reasons(
     acceptance = drafted.acceptance
     slower = _slower(found, plain, drafted, speed_up)
     candidates = (
-        _steep(found, best, mixture),
+        _steep(found, best, mixture, experts),
         _weak(found, acceptance, best),
         _silent(found, acceptance) if quotes else None,
         _dear(found),
@@ -380,7 +386,9 @@ def _reasons(
     return tuple(sorted(kept, key=lambda reason: -reason.without)[:_MOST_REASONS])
 
 
-def _steep(found: _Round, best: Achievable, mixture: tuple[int, int]) -> Reason | None:
+def _steep(
+    found: _Round, best: Achievable, mixture: tuple[int, int], experts: ExpertReads | None
+) -> Reason | None:
     curve = found.curve
     if curve.seconds(_STEEP_AT) < _STEEP * curve.seconds(1):
         return None
@@ -394,9 +402,12 @@ def _steep(found: _Round, best: Achievable, mixture: tuple[int, int]) -> Reason 
     most = f"even drafts that cost nothing and are always right would give {best.perfect:.1f} times"
     n_experts, n_used = mixture
     if n_experts:
-        experts = f"a token uses {n_used} of {n_experts} experts, and several tokens read more"
+        what = f"a token uses {n_used} of {n_experts} experts, and several tokens read more"
+        if experts is not None:
+            what += f" ({experts.read:.1f} in a round of {experts.width}, {experts.traffic:.1f} "
+            what += "times the weights of a token)"
         help = "a dense model of the same family, or a GPU that holds all experts"
-        return Reason("experts", f"{experts}: {sizes}; {most}", help, without)
+        return Reason("experts", f"{what}: {sizes}; {most}", help, without)
     help = (
         "another weight type of the same model (specrun tune -m compares those beside it), or a "
         "GPU, on which several tokens cost hardly more than one"

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from specrun.bench.diagnosis.diagnosis import Diagnosis, diagnose, work_of
+from specrun.bench.diagnosis.diagnosis import Diagnosis, Work, diagnose, work_of
+from specrun.bench.diagnosis.experts import ExpertReads, expert_reads
 from specrun.bench.drafters.comparison import Arm
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import interleaved, ratio_of
@@ -112,6 +113,7 @@ def _widths(answer: GenerationResult, most: int) -> tuple[int, ...]:
 
 
 PLAIN = "none"
+_USUAL_WIDTH = 4  # of rounds, if nothing was drafted
 _WARM_UP_TOKENS = 8
 
 Progress = Callable[[str, float], None]
@@ -174,15 +176,27 @@ def diagnose_pair(
         beside = stack.enter_context(CurveBeside(arms[0].runtime, curve, n_answers, middle))
         results = _answers(arms, beside, options, progress)
         label, curve = arms[1].label, beside.curve()
+        works = (work_of(results[0]), work_of(results[1]))
+        experts = _experts(arms[0], results[0], works[1])
     return diagnose(
         label,
         options.params.temperature,
-        work_of(results[0]),
-        work_of(results[1]),
+        *works,
         curve,
         speed_up=_speed_up(results, len(options.prompts)),
         mixture=mixture(read_header(options.target)),
+        experts=experts,
     )
+
+
+def _experts(arm: Arm, answers: Sequence[GenerationResult], drafted: Work) -> ExpertReads | None:
+    """Return the experts that rounds read in the answers' texts, if the target is a mixture."""
+    runtime = arm.runtime
+    width = _USUAL_WIDTH
+    if drafted.drafting_rounds:
+        width = max(2, round(1 + drafted.nodes / drafted.drafting_rounds))
+    texts = [answer.token_ids for answer in answers]
+    return expert_reads(runtime.model, runtime.options.context, texts, width)
 
 
 def _answers(

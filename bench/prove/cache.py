@@ -29,7 +29,7 @@ from specrun.bench.prove.forced import (
 from specrun.bench.prove.setting import Check, ForkingDrafter, Logits, Setting
 from specrun.bindings.contexts import Context
 from specrun.runtime.acceptance import SequentialCascade
-from specrun.runtime.engine import Runtime, SharedEvaluation, SlotClock, n_slot_sequences
+from specrun.runtime.engine import Runtime, SharedEvaluation, SlotClock, slot_options
 from specrun.runtime.planning import known_curve
 from specrun.runtime.round import CachedText, TargetModel, target_context_options
 from specrun.runtime.trees import DraftTree
@@ -210,8 +210,8 @@ def _left_out(setting: Setting) -> str:
     """Return why this pair answers one conversation at a time; empty if it need not."""
     if setting.width is not None:
         return "a fixed shape is for one conversation at a time"
-    if not setting.model.can_branch:
-        return "a recurrent state is for one conversation at a time"
+    if not (setting.model.can_branch or setting.model.can_roll_back):
+        return "a recurrent state that is held for a round is for one conversation at a time"
     if isinstance(setting.rule, SequentialCascade):
         return f"{setting.rule.name} is for one conversation at a time"
     if setting.opened.session.drafter.embedding_inputs is not None:
@@ -224,10 +224,11 @@ def _slots(setting: Setting, drafter: ForkingDrafter) -> Iterator[SharedEvaluati
     """Open a context with a slot for each conversation, as an engine does."""
     model, own = setting.model, target_context_options(setting.context, drafter)
     options = dataclasses.replace(
-        own,
-        n_ctx=own.n_ctx * _CONVERSATIONS,
-        n_sequences=n_slot_sequences(own.n_sequences, _CONVERSATIONS),
+        slot_options(own, _CONVERSATIONS, can_branch=model.can_branch),
+        # Alone, a chain is as wide as those of all together.
+        n_ctx=(own.n_ctx + _CONVERSATIONS * own.n_outputs) * _CONVERSATIONS,
         n_outputs=own.n_outputs * _CONVERSATIONS,
+        n_rollback=own.n_outputs * _CONVERSATIONS,
     )
     curve = known_curve(model.path, setting.context, model.n_gpu_layers)
     with Context(model, options) as context:

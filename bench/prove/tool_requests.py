@@ -42,7 +42,7 @@ class ToolCase:
     strict: bool = True
     tool: str | None = None
     several: bool = True
-    thinks: bool = True
+    thinks: bool = False
     temperature: float = 0.0
 
 
@@ -87,9 +87,9 @@ _WRITTEN = ("write_file", {"path": "notes/list.py", "content": "primes = [2, 3, 
 CASES = (
     ToolCase("after a call", (_WRITE, _AGAIN), _WRITTEN, "written: notes/list.py"),
     ToolCase("free to call", (_WEATHER,), required=False, strict=False),
+    ToolCase("behind reasoning", (_WRITE,), strict=False, thinks=True, temperature=0.6),
+    ToolCase("a named tool", (_WRITE,), tool="search", several=False),
     ToolCase("strict", (_WRITE, _AGAIN), _WRITTEN, "written", required=False, temperature=0.9),
-    ToolCase("a named tool", (_WRITE,), tool="search", several=False, thinks=False),
-    ToolCase("required", (_WEATHER,), strict=False, temperature=0.7),
     ToolCase("sampled freely", (_WRITE,), required=False, strict=False, temperature=1.0),
 )
 """The most telling first: an API's check may have time for these alone."""

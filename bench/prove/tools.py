@@ -38,6 +38,9 @@ from specrun.bench.prove.tool_requests import (
     request_body,
 )
 from specrun.bindings.errors import OptionError, SpecrunError, UnsupportedModelError
+from specrun.runtime.chat import think_tags_of
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.engine.choices import DrafterMaker
 from specrun.runtime.engine.core import EngineCore
 from specrun.runtime.round import DraftRequest, NoDrafter, Shape, common_prefix
 from specrun.runtime.round.drafter import DrafterWeights
@@ -49,6 +52,7 @@ if TYPE_CHECKING:
 
 _SLOTS = 3
 _LENGTH = 96  # tokens of an answer at most
+_THOUGHTS = 256  # tokens more, if its model thinks
 _LEAST = 3  # cases that the second and the third API have in any case
 _TREE = (6, 3)  # nodes and leaves of a random tree
 _CONTROL_SEEDS = (1, 2)
@@ -77,8 +81,10 @@ class Reply:
 Post = Callable[[str, Body], Reply]
 """Sends a body to a path of the server; several threads may."""
 
-Opening = Callable[[Shape, int], AbstractContextManager[tuple[EngineCore, Post]]]
-"""Opens an engine of a shape with so many slots, and serves it."""
+Opening = Callable[
+    [Shape, int, Sequence[DrafterMaker]], AbstractContextManager[tuple[EngineCore, Post]]
+]
+"""Opens an engine of a shape with so many slots, which offers these drafters, and serves it."""
 
 
 # == Random trees ==================================================================================
@@ -121,6 +127,17 @@ class _PlantedDrafter(ForkingDrafter):
         known = (text for text in reversed(self._texts) if list(text[: len(so_far)]) == so_far)
         self.text = next(known, ())
         return super().propose(request)
+
+
+class LookedUpDrafts:
+    """Makes drafters of prompt lookup, in chains for targets that verify no trees."""
+
+    name = "prompt-lookup"
+
+    def __call__(self, environment: DraftEnvironment) -> DrafterWeights:
+        """Return their weights."""
+        chains = "" if environment.target.can_branch else "(branches=1)"
+        return build_drafter(self.name + chains, environment)
 
 
 # == Comparisons ===================================================================================
@@ -214,12 +231,11 @@ class ToolProof:
     def __init__(
         self,
         opening: Opening,
-        planted: PlantedDrafts,
         options: ProofOptions,
         shape: Shape | None = None,
     ) -> None:
-        self._opening, self._planted, self._options = opening, planted, options
-        self._shape = shape
+        self._opening, self._options, self._shape = opening, options, shape
+        self._planted = PlantedDrafts(options.seed)
         self._found: list[ServedTools] = []
 
     def run(self, progress: Callable[[str], None]) -> Proof:
@@ -244,7 +260,8 @@ class ToolProof:
         return dataclasses.replace(free, checks=checks, seconds=seconds, width=strict.width)
 
     def _of(self, shape: Shape, n_slots: int, progress: Callable[[str], None]) -> Proof:
-        with self._opening(shape, n_slots) as (engine, post):
+        offered = (LookedUpDrafts(), self._planted)
+        with self._opening(shape, n_slots, offered) as (engine, post):
             found = ServedTools(engine, post, self._planted)
             has_apis = any(each.n_streams for each in self._found)
             self._found.append(found)
@@ -265,10 +282,12 @@ class ToolProof:
             return f"failed: {failed[0].name}: {failed[0].note}.", second
         told = [each.words for each in self._found if each.n_streams]
         if not any(check.status == "passed" and check.name != "cache" for check in proof.checks):
-            why = next((check.note for check in proof.checks if check.note), "interrupted")
+            notes = {check.name: check.note for check in proof.checks}
+            why = next((notes[api] for api in PATHS if notes.get(api)), "interrupted")
             return f"nothing was compared: {why}.", second
         n_calls = max(each.n_calls for each in self._found)
-        first = f"passed: {n_calls} tool calls come out with drafts as without: {'; '.join(told)}."
+        what = f"{n_calls} tool calls" if n_calls else "texts (there was no call)"
+        first = f"passed: {what} come out with drafts as without: {'; '.join(told)}."
         return first, second
 
 
@@ -330,8 +349,8 @@ class ServedTools:
     def _arms(self) -> dict[str, str | None]:
         """The drafters by their names, and how requests name them; None: they need not."""
         arms: dict[str, str | None] = {} if self._own == "none" else {self._own: None}
-        offered = [str(each) for each in self._engine.options.others if isinstance(each, str)]
-        arms |= {name: name for name in [*offered, self._planted.name] if name not in arms}
+        offered = (LookedUpDrafts.name, self._planted.name)
+        arms |= {name: name for name in offered if name not in arms}
         return arms
 
     def _check(self, setting: Setting, api: Api) -> Check:
@@ -367,7 +386,9 @@ class ServedTools:
         known = (each for each in self._asked if (each.api, each.case) == (api, case))
         if (earlier := next(known, None)) is not None:
             return earlier
-        body = _drafted_by(request_body(api, case, setting.seed, _LENGTH), "none")
+        thinks = case.thinks and think_tags_of(self._engine.tool_template.source) is not None
+        length = _LENGTH + thinks * _THOUGHTS
+        body = _drafted_by(request_body(api, case, setting.seed, length), "none")
         reply = self._post(PATHS[api], body)
         asked = _Asked(api, case, body, reply, _stream_of(api, reply))
         self._planted.texts.append([*reply.prompt, *reply.tokens])

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from specrun.bindings.contexts.input_observer import InputObserver, InputSums, expert_sums
     from specrun.bindings.contexts.memory import (
         ALL_SEQUENCES,
+        Checkpoints,
         Memory,
-        MoveLoop,
         Moves,
         copy_sequence,
         load_sequence,

@@ -250,6 +250,14 @@ class Batch:
         offsets += self._ids_address
         self._pointers[:n] = offsets
 
+    def tokens_by_sequence(self) -> dict[int, int]:
+        """Return how many tokens each sequence has."""
+        low, high = self.id_bounds
+        if low == high:
+            return {low: self.n_tokens}
+        ids = self.ids[: int(self.id_counts[: self.n_tokens].sum())]
+        return dict(enumerate(np.bincount(ids - low).tolist(), low))
+
     def layout(self) -> tuple[bytes, ...]:
         """Return the key of a batch but for tokens and positions: ids and output flags."""
         counts = self.id_counts[: self.n_tokens]

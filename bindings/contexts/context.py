@@ -14,7 +14,7 @@ import numpy.typing as npt
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context_options import CACHE_TYPES, FLASH_ATTENTION, ContextOptions
 from specrun.bindings.contexts.input_observer import InputObserver
-from specrun.bindings.contexts.memory import Memory
+from specrun.bindings.contexts.memory import Checkpoints, Memory
 from specrun.bindings.contexts.rows import BackendSamplers, OutputBuffers, Rows, check_layer_inputs
 from specrun.bindings.direct_calls import step_function
 from specrun.bindings.errors import (
@@ -74,14 +74,16 @@ class Context:
         # Whether its threads are at work is noted once, with the first evaluation.
         self._has_threads_to_note = any(count(self._handle) > 1 for count in threads)
         self.n_batch = int(self._native.llama_n_batch(self._handle))
-        self.n_outputs = max(self.options.n_outputs, self.options.n_sequences)
+        self.n_outputs = self._n_outputs
         self.memory = Memory(
             self._native,
             NativeHandle(self._native.llama_get_memory(self._handle), None, self._handle),
             n_sequences=self.options.n_sequences,
             can_branch=self._can_branch,
-            unified=True,
+            unified=not self.options.apart,
             n_rollback=self._n_rollback,
+            checkpoints=self._checkpoints(),
+            spare=self.options.n_sequences if self._has_spare else None,
         )
         self.native_seconds = 0.0
         # A device's work is only enqueued by the call that evaluates; processors are done by then.
@@ -121,9 +123,25 @@ class Context:
 
     @property
     def _n_rollback(self) -> int:
-        # A recurrent state is one sequence's: trees are not for it.
-        can = self.model.can_roll_back and self.options.n_sequences == 1
-        return self.options.n_rollback if can else 0
+        return self.options.n_rollback if self.model.can_roll_back else 0
+
+    @property
+    def _has_spare(self) -> bool:
+        """Whether a sequence more holds an earlier state of the only one (`Memory.hold`)."""
+        options, can_drop = self.options, self._can_branch or self.model.can_roll_back
+        return bool(options.n_rollback) and options.n_sequences == 1 and not can_drop
+
+    @property
+    def _n_outputs(self) -> int:
+        """The most rows; after a return to a held state accepted tokens are evaluated again."""
+        again = self.options.n_rollback if self._has_spare else 0
+        # llama.cpp reserves a first output row for every sequence, whatever the parameters are.
+        return max(self.options.n_outputs + again, self.options.n_sequences + self._has_spare)
+
+    def _checkpoints(self) -> Checkpoints | None:
+        """Return the room for checkpoints of recurrent states, if there is any."""
+        budget = self.options.checkpoint_memory
+        return None if self._can_branch or not budget else Checkpoints(self._handle, budget)
 
     def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
         """Return the parameters for llama.cpp."""
@@ -133,9 +151,8 @@ class Context:
         params.n_ctx = options.n_ctx or options.size_for(self.model)
         params.n_batch = options.n_batch
         params.n_ubatch = min(options.n_ubatch, options.n_batch)
-        params.n_seq_max = options.n_sequences
-        # llama.cpp reserves a first output row for every sequence, whatever the parameters are.
-        params.n_outputs_max = max(options.n_outputs, options.n_sequences)
+        params.n_seq_max = options.n_sequences + self._has_spare
+        params.n_outputs_max = self._n_outputs
         # Samplers (`cut_rows`) are to take all of them, though every node is sequence 0's.
         params.n_outputs_max_per_seq = params.n_outputs_max
         params.n_threads = threads
@@ -149,7 +166,7 @@ class Context:
         params.offload_kqv = options.offload_kv
         options.rope.apply(params)
         # Sequences share prefixes: a tree is many sequences over one prefix.
-        params.kv_unified = True
+        params.kv_unified = not options.apart
         # A rolling window of keys and values could not be rolled back after a rejection.
         params.swa_full = True
         params.no_perf = True
@@ -254,7 +271,7 @@ class Context:
             samplers.before_evaluation(handle, batch)
         buffers.n_candidates = samplers.in_force
         if memory.n_rollback:
-            memory.note_evaluation(1)  # until it succeeds there is nothing to take back
+            memory.note_evaluation({})  # until it succeeds there is nothing to take back
         started = perf_counter()
         code = native.llama_decode(handle, struct)
         if self.waits_for_device:  # the time belongs to the evaluation all the same
@@ -268,7 +285,7 @@ class Context:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
         if memory.n_rollback:
-            memory.note_evaluation(batch.n_tokens)
+            memory.note_evaluation(batch.tokens_by_sequence())
         n_states = batch.n_outputs if self._evaluates_nextn else batch.n_tokens
         # With hidden states llama.cpp gives a row for every token, whatever the flags are.
         return Rows(buffers, batch, n_states, every_token=self._has_hidden_states)

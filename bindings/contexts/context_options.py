@@ -123,6 +123,7 @@ AS_TRAINED = RopeScaling()
 
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+CHECKPOINT_MEMORY = 2**30
 MAX_THREADS = 512  # GGML_MAX_N_THREADS: ggml crashes beyond it
 FLASH_ATTENTION = {"auto": -1, "off": 0, "on": 1}
 # ggml_type numbers of the types of keys and values.
@@ -143,9 +144,11 @@ class ContextOptions:
     `layer_inputs` are the layers whose inputs are available at every token, at no such price.
     `nextn_states` makes the inputs of NextN blocks available, for every token and without the
     output head. `n_rollback` is the number of the last evaluation's tokens that a recurrent state
-    can take back, if `Model.can_roll_back`; other models ignore it. Without `offload_kv` keys and
-    values stay in this machine's memory, whatever device computes. `rope` stretches positions
-    beyond the trained context.
+    can take back, if `Model.can_roll_back`; other models ignore it. Sequences that lie `apart` have
+    cells of their own, equally many, and share none. Without `offload_kv` keys and values stay in
+    this machine's memory, whatever device computes. `rope` stretches positions beyond the trained
+    context. `checkpoint_memory` are the bytes for copies of recurrent states (`Checkpoints`), 0 for
+    none.
     """
 
     n_ctx: int = 0
@@ -159,11 +162,13 @@ class ContextOptions:
     layer_inputs: tuple[int, ...] = field(default=(), metadata=_FROM_USE)
     nextn_states: bool = field(default=False, metadata=_FROM_USE)
     n_rollback: int = field(default=0, metadata=_FROM_USE)
+    apart: bool = field(default=False, metadata=_FROM_USE)
     flash_attention: Literal["auto", "on", "off"] = "auto"
     cache_type_k: str = "f16"
     cache_type_v: str = "f16"
     offload_kv: bool = True
     rope: RopeScaling = AS_TRAINED
+    checkpoint_memory: int = CHECKPOINT_MEMORY
 
     def __post_init__(self) -> None:
         if not 0 <= self.n_ctx < 2**31:
@@ -180,6 +185,9 @@ class ContextOptions:
         if not 1 <= self.n_sequences <= MAX_SEQUENCES:
             limits = f"llama.cpp allows 1 to {MAX_SEQUENCES}"
             raise OptionError(f"n_sequences is {self.n_sequences}: {limits}")
+        if not 0 <= self.checkpoint_memory < 2**60:
+            problem = f"checkpoint_memory is {self.checkpoint_memory}"
+            raise OptionError(f"{problem}: give bytes, as 2**30, or 0 for no checkpoints")
         if self.flash_attention not in FLASH_ATTENTION:
             raise OptionError(f"flash attention is {self.flash_attention!r}: use auto, on or off")
         for name in ("cache_type_k", "cache_type_v"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
-from specrun.bindings.library import last_native_errors, llama, memory_functions, native_function
+from specrun.bindings.library import last_native_errors, llama, native_function
 
 if TYPE_CHECKING:
     from specrun.bindings.contexts.context import Context
@@ -34,13 +34,16 @@ if TYPE_CHECKING:
 ALL_SEQUENCES = -1
 
 Moves = Sequence[tuple[int, int, bool]]
-MoveLoop = Callable[[tuple[int, int, int], int, int, int, Any], bool]
-"""Compiled code that makes moves. It takes the addresses of llama_memory_seq_rm, of
-llama_memory_seq_cp and of a memory, and the arguments of `Memory.follow`."""
+"""Of each a sequence, how many positions it shares already, and whether it strays from there."""
 
 
 class Memory:
-    """Truncate, branch, keep and clear cached positions; owned by its `Context`."""
+    """Truncate, branch, keep and clear cached positions; owned by its `Context`.
+
+    A recurrent state cannot drop positions but for a few of the last evaluation (`n_rollback`).
+    `checkpoints` are earlier states of its sequences, to which `return_to` goes back. `spare` is a
+    sequence that holds one earlier state of sequence 0 (`hold`, `return_to_held`), None without.
+    """
 
     def __init__(
         self,
@@ -51,20 +54,23 @@ class Memory:
         can_branch: bool,
         unified: bool,
         n_rollback: int = 0,
+        checkpoints: Checkpoints | None = None,
+        spare: int | None = None,
     ) -> None:
         self._native = native
         # A round makes dozens of these two calls: looking them up in the module would show.
         self._remove, self._share = native.llama_memory_seq_rm, native.llama_memory_seq_cp
-        self._addresses: tuple[int, int] | None = None
         if native is llama():  # a stand-in for the library is called itself
             self._remove, self._share = remove_function(), share_function()
-            self._addresses = memory_functions()
         self._open_handle: Any = handle
         self._n_sequences = n_sequences
         self._can_branch = can_branch
         self._unified = unified
         self.n_rollback = n_rollback  # the most tokens that a recurrent state can take back at once
-        self._may_take_back = 0  # how many tokens a recurrent state can take back now
+        # How many tokens the recurrent state of each sequence can take back now.
+        self._may_take_back: Mapping[int, int] = {}
+        self.checkpoints = checkpoints
+        self.spare = spare
 
     @property
     def _handle(self) -> Any:  # noqa: ANN401 - a ctypes pointer
@@ -76,20 +82,16 @@ class Memory:
     def close(self) -> None:
         """Forget the native memory, which is the context's."""
         self._open_handle = None
+        if self.checkpoints is not None:
+            self.checkpoints.close()
 
-    @property
-    def addresses(self) -> tuple[int, int, int] | None:
-        """The addresses of llama_memory_seq_rm, of llama_memory_seq_cp and of the memory.
+    def note_evaluation(self, n_tokens: Mapping[int, int]) -> None:
+        """Note how many tokens of each sequence were evaluated last: their states may return.
 
-        None if every change has to be made by this object.
+        The earlier states of other sequences are lost: llama.cpp may have moved their cells.
         """
-        if not (self._unified and self._can_branch) or self._addresses is None:
-            return None
-        return *self._addresses, self._handle  # the handle itself: nothing is freed under a call
-
-    def note_evaluation(self, n_tokens: int) -> None:
-        """Note how many tokens a recurrent state saw at once: it can return to before them."""
-        self._may_take_back = min(self.n_rollback, n_tokens - 1)
+        most = self.n_rollback
+        self._may_take_back = {each: min(most, n - 1) for each, n in n_tokens.items()}
 
     def truncate(self, start: int, end: int = -1, sequence: int = ALL_SEQUENCES) -> None:
         """Drop positions start <= p < end (-1: to the end) of one sequence, or of all of them.
@@ -105,7 +107,12 @@ class Memory:
             sequences = range(self._n_sequences) if sequence == ALL_SEQUENCES else (sequence,)
             for seq_id in sequences:
                 self._take_back(seq_id, start, end)
-        elif not self._remove(self._open_handle or self._handle, sequence, start, end):
+            return
+        if not self._can_branch:
+            self._forget_states(sequence, start)
+        if self.spare is not None:  # what it holds would keep cells in use
+            self._remove(self._handle, self.spare, 0, -1)
+        if not self._remove(self._open_handle or self._handle, sequence, start, end):
             problem = f"llama.cpp cannot drop positions from {start} on of this memory"
             raise UnsupportedModelError(problem)
 
@@ -114,11 +121,66 @@ class Memory:
         last = self.last_position(sequence)
         if last < start:
             return
-        # llama.cpp takes back once: steps do not add up.
-        most, self._may_take_back = self._may_take_back, 0
+        most = self._may_take_back.get(sequence, 0)
         possible = last - start + 1 <= most and not 0 <= end <= last
+        self._forget_states(sequence, start)
         if not possible or not self._remove(self._handle, sequence, start, -1):
             raise UnsupportedModelError("this architecture's memory cannot drop these positions")
+
+    def _forget_states(self, sequence: int, start: int) -> None:
+        """Forget the states of a sequence, or of all, that saw more than `start` tokens."""
+        # llama.cpp takes back once: steps do not add up.
+        self._may_take_back = (
+            {}
+            if sequence == ALL_SEQUENCES
+            else {own: n for own, n in self._may_take_back.items() if own != sequence}
+        )
+        if self.checkpoints is not None:
+            self.checkpoints.forget(sequence, start)
+
+    def note_checkpoint(self, sequence: int = 0) -> None:
+        """Copy the state of a sequence, as it is now, if there are checkpoints."""
+        if self.checkpoints is not None:
+            self.checkpoints.take(sequence, self.last_position(sequence) + 1)
+
+    def returns_to(self, length: int, sequence: int = 0) -> int:
+        """Return how many tokens `return_to` would leave of a sequence; it changes nothing."""
+        n_tokens = self.last_position(sequence) + 1
+        if n_tokens - length <= self._may_take_back.get(sequence, 0):
+            return min(length, n_tokens)
+        return 0 if self.checkpoints is None else self.checkpoints.newest(sequence, length)
+
+    def return_to(self, length: int, sequence: int = 0) -> int:
+        """Keep no more than `length` tokens of a recurrent sequence; return how many there are.
+
+        It takes back tokens of the last evaluation if it can, returns to the latest checkpoint that
+        is not behind `length`, or else drops the whole sequence.
+        """
+        left = self.returns_to(length, sequence)
+        n_taken_back = self.last_position(sequence) + 1 - left
+        if left and n_taken_back <= self._may_take_back.get(sequence, 0):
+            self.truncate(left, -1, sequence)
+            return left
+        if left and self.checkpoints is not None and self.checkpoints.place(sequence, left):
+            self._forget_states(sequence, left)
+            # The state is that of the checkpoint: only keys and values lie behind it.
+            if self._remove(self._handle, sequence, left, -1):
+                return left
+        self.truncate(0, -1, sequence)
+        return 0
+
+    def hold(self) -> None:
+        """Hold sequence 0 as it is now; what was held before is dropped.
+
+        The next evaluation of the sequence leaves its state and takes another cell.
+        """
+        self._remove(self._handle, self.spare, 0, -1)
+        self._share(self._handle, 0, self.spare, 0, -1)
+
+    def return_to_held(self) -> None:
+        """Let sequence 0 be as it was when it was held last."""
+        self._remove(self._handle, 0, 0, -1)
+        self._share(self._handle, self.spare, 0, 0, -1)
 
     def branch(self, source: int, target: int, start: int = 0, end: int = -1) -> None:
         """Let sequence `target` share the cached positions start <= p < end of `source`."""
@@ -130,32 +192,38 @@ class Memory:
             raise UnsupportedModelError("sequences of this memory cannot share positions")
         self._share(self._open_handle or self._handle, source, target, start, end)
 
-    def follow(self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop) -> bool:
-        """Let compiled code share positions up to `end` of `source` with sequences that lack them.
+    def follow(self, source: int, first: int, end: int, moves: Moves) -> None:
+        """Let sequences share what they lack of the positions first <= p < end of `source`.
 
-        Each of `moves` is a sequence, in ascending order, the number of positions from `first` on
-        that it shares already, and whether it strays: its other cells are dropped first. Returns
-        False, and changes nothing, if every change has to be made by this object.
+        Other cells, to which they stray, are dropped. Moves are in the order of their sequences. A
+        tree of a dozen leaves makes two dozen calls: they are checked once.
         """
-        addresses = self.addresses
-        if addresses is None:
-            return False
         for sequence in (source, moves[0][0], moves[-1][0]):
             self._check_sequence(sequence)
         if first < 0:
             raise OptionError(f"cannot truncate from position {first}: it is negative")
-        if not loop(addresses, source, first, end, moves):
-            problem = f"llama.cpp cannot drop positions from {first} on of this memory"
-            raise UnsupportedModelError(problem)
-        return True
+        if not (self._can_branch and self._unified):
+            raise UnsupportedModelError("sequences of this memory cannot share positions")
+        remove, share, handle = self._remove, self._share, self._handle
+        for sequence, shared, strays in moves:
+            start = first + shared
+            # First, or the path would be attended to beside another branch's cells.
+            if strays and not remove(handle, sequence, start, end):
+                problem = f"llama.cpp cannot drop positions from {start} on of this memory"
+                raise UnsupportedModelError(problem)
+            share(handle, source, sequence, start, end)
 
     def keep(self, sequence: int) -> None:
         """Drop every other sequence."""
         self._check_sequence(sequence)
+        for other in range(self._n_sequences):
+            if other != sequence:
+                self._forget_states(other, 0)
         self._native.llama_memory_seq_keep(self._handle, sequence)
 
     def clear(self) -> None:
         """Drop everything."""
+        self._forget_states(ALL_SEQUENCES, 0)
         self._native.llama_memory_clear(self._handle, True)
 
     def last_position(self, sequence: int = 0) -> int:
@@ -182,7 +250,8 @@ class Memory:
 
 
 _pointer, _size, _text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
-_SEQUENCE = ctypes.c_int32
+_SEQUENCE, _FLAGS = ctypes.c_int32, ctypes.c_uint32
+_STATE_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values
 
 
 def sequence_bytes(context: Context) -> int:
@@ -222,24 +291,108 @@ def load_sequence(context: Context, path: Path) -> list[int]:
     return [int(token) for token in ids[: count.value]]
 
 
-def copy_sequence(context: Context, sequence: int) -> npt.NDArray[np.uint8]:
-    """Return a copy of the cached positions of a sequence, in bytes."""
-    size = native_function("llama_state_seq_get_size", _size, _pointer, _SEQUENCE)
-    data = np.empty(int(size(context.handle, sequence)), np.uint8)
-    kinds = _pointer, _pointer, _size, _SEQUENCE
-    copy = native_function("llama_state_seq_get_data", _size, *kinds)
+def copy_sequence(
+    context: Any,  # noqa: ANN401 - a context, or its ctypes pointer
+    sequence: int,
+    *,
+    state_only: bool = False,
+) -> npt.NDArray[np.uint8]:
+    """Return a copy of the cached positions of a sequence, in bytes; of its state alone if asked.
+
+    A memory without keys and values is all state.
+    """
+    handle, flags = getattr(context, "handle", context), _STATE_ONLY if state_only else 0
+    kinds = _pointer, _SEQUENCE, _FLAGS
+    size = native_function("llama_state_seq_get_size_ext", _size, *kinds)
+    data = np.empty(int(size(handle, sequence, flags)), np.uint8)
+    kinds = _pointer, _pointer, _size, _SEQUENCE, _FLAGS
+    copy = native_function("llama_state_seq_get_data_ext", _size, *kinds)
     last_native_errors()
-    if copy(context.handle, data.ctypes.data, len(data), sequence) != len(data):
+    if copy(handle, data.ctypes.data, len(data), sequence, flags) != len(data):
         reason = last_native_errors() or "llama.cpp does not say why"
         raise SpecrunError(f"the cache of sequence {sequence} cannot be copied: {reason}")
     return data
 
 
-def place_sequence(context: Context, data: npt.NDArray[np.uint8], sequence: int) -> None:
+def place_sequence(
+    context: Any,  # noqa: ANN401 - a context, or its ctypes pointer
+    data: npt.NDArray[np.uint8],
+    sequence: int,
+    *,
+    state_only: bool = False,
+) -> None:
     """Give a sequence of the context the positions that `copy_sequence` returned, in free cells."""
-    kinds = _pointer, _pointer, _size, _SEQUENCE
-    place = native_function("llama_state_seq_set_data", _size, *kinds)
+    handle, flags = getattr(context, "handle", context), _STATE_ONLY if state_only else 0
+    kinds = _pointer, _pointer, _size, _SEQUENCE, _FLAGS
+    place = native_function("llama_state_seq_set_data_ext", _size, *kinds)
     last_native_errors()
-    if place(context.handle, data.ctypes.data, len(data), sequence) != len(data):
+    if place(handle, data.ctypes.data, len(data), sequence, flags) != len(data):
         reason = last_native_errors() or "llama.cpp does not say why"
         raise SpecrunError(f"the cache of sequence {sequence} cannot be placed: {reason}")
+
+
+# == Checkpoints: copies of recurrent states =======================================================
+
+
+class Checkpoints:
+    """Copies of recurrent states of a context's sequences, of at most `budget` bytes together.
+
+    Each is the state after the first tokens of a sequence, whose keys and values stay in the
+    cache. The least recently used ones are dropped first. They lie in this machine's memory.
+    """
+
+    def __init__(self, context: Any, budget: int) -> None:  # noqa: ANN401 - a ctypes pointer
+        self._context = context
+        self.budget = budget
+        # By sequence and number of tokens, the least recently used first.
+        self._kept: dict[tuple[int, int], npt.NDArray[np.uint8]] = {}
+
+    @property
+    def n_bytes(self) -> int:
+        """The bytes that they take; sequences may share one."""
+        return sum({id(data): len(data) for data in self._kept.values()}.values())
+
+    def lengths(self, sequence: int = 0) -> list[int]:
+        """Return after how many tokens of a sequence there are checkpoints, in ascending order."""
+        return sorted(length for own, length in self._kept if own == sequence)
+
+    def newest(self, sequence: int, length: int) -> int:
+        """Return the most tokens of a checkpoint that is not behind `length`, 0 if none is."""
+        return max((n for n in self.lengths(sequence) if n <= length), default=0)
+
+    def take(self, sequence: int, n_tokens: int) -> None:
+        """Keep the state of a sequence, which has so many tokens now, if there is room for it."""
+        known = self._kept.pop((sequence, n_tokens), None)
+        if known is None and n_tokens:
+            known = copy_sequence(self._context, sequence, state_only=True)
+        if known is None or len(known) > self.budget:
+            return
+        while self._kept and self.n_bytes + len(known) > self.budget:
+            del self._kept[next(iter(self._kept))]
+        self._kept[sequence, n_tokens] = known
+
+    def place(self, sequence: int, n_tokens: int) -> bool:
+        """Put a checkpoint into its sequence; returns False, and nothing is known, if it fails."""
+        data = self._kept.pop((sequence, n_tokens))
+        try:
+            place_sequence(self._context, data, sequence, state_only=True)
+        except SpecrunError:
+            return False
+        self._kept[sequence, n_tokens] = data
+        return True
+
+    def share(self, source: int, target: int) -> None:
+        """Let a sequence that was copied from another have its checkpoints, too."""
+        for length in self.lengths(source):
+            self._kept[target, length] = self._kept[source, length]
+
+    def forget(self, sequence: int, length: int) -> None:
+        """Drop those of a sequence, or of all, that saw more than `length` tokens."""
+        for own, n_tokens in list(self._kept):
+            if sequence in (own, ALL_SEQUENCES) and n_tokens > length:
+                del self._kept[own, n_tokens]
+
+    def close(self) -> None:
+        """Drop all; no state can be copied any more."""
+        self._kept.clear()
+        self._context = None

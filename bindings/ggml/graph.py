@@ -192,12 +192,16 @@ class Rope:
     """Rotary position embeddings as a model's metadata gives them.
 
     `neox` pairs the halves of a head (Qwen, Gemma), otherwise neighbours (GGUF's Llama layout).
+    With YaRN, `trained` is the context that it stretches by 1 / `freq_scale`; 0: there is none.
+    Rotated heads are then multiplied by `magnitude` and YaRN's own 0.1 ln(1 / freq_scale) + 1.
     """
 
     n_dims: int
     freq_base: float = 10000.0
     freq_scale: float = 1.0
     neox: bool = False
+    trained: int = 0
+    magnitude: float = 1.0
 
 
 class GraphBuilder:
@@ -371,9 +375,10 @@ class GraphBuilder:
         fits = fits and 0 < n_dims <= a.shape[0] and n_dims % 2 == 0
         fits = fits and (factors is None or factors.shape[0] >= n_dims // 2)
         _require(fits, "rope", a, positions)
-        # The last four belong to YaRN, which is off.
-        scaling = (rope.freq_base, rope.freq_scale, 0.0, 1.0, 32.0, 1.0)
-        return self._add("ggml_rope_ext", a, positions, factors, n_dims, mode, 0, *scaling)
+        # YaRN's share, magnitude, and the rotations between which frequencies are interpolated.
+        yarn = (1.0 if rope.trained else 0.0, rope.magnitude, 32.0, 1.0)
+        given = n_dims, mode, rope.trained, rope.freq_base, rope.freq_scale, *yarn
+        return self._add("ggml_rope_ext", a, positions, factors, *given)
 
     def soft_max(self, a: Tensor, mask: Tensor | None = None, scale: float = 1.0) -> Tensor:
         """Return softmax(scale a + mask) of each row of a (k, n, heads); mask (k, n) F32 or F16."""

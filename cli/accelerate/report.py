@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from specrun.bench.accelerate import AccelerateResult
     from specrun.bench.accelerate.record import Measured
     from specrun.bench.diagnosis.diagnosis import Achievable, Diagnosis
+    from specrun.bench.diagnosis.experts import ExpertReads
     from specrun.runtime.planning import Choice
 
 
@@ -65,7 +66,18 @@ def diagnosis_facts(diagnosis: Diagnosis) -> dict[str, str]:
     }
     if curve:
         facts["cost curve"] = f"{sizes} tokens take {curve} times as long as one"
+    if diagnosis.experts is not None:
+        facts["experts"] = _experts(diagnosis.experts)
     return {**facts, "at best": _at_best(diagnosis.best)}
+
+
+def _experts(found: ExpertReads) -> str:
+    counted = "counted" if found.evaluations else "by chance"
+    return (
+        f"a round of {found.width} tokens reads {found.read:.1f} of {found.n_experts} in a layer "
+        f"({counted}; {found.by_chance:.1f} by chance), a token {found.n_used}: "
+        f"{100 * found.share:.0f} % of all weights, a token {100 * found.plain_share:.0f} %"
+    )
 
 
 def _rebuilt(diagnosis: Diagnosis) -> str:

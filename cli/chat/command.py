@@ -97,11 +97,11 @@ def _print_banner(
     runtime: Runtime, answer: AnswerSettings, terminal: Terminal, *, demo: bool
 ) -> None:
     model = runtime.model
-    name = model.header.metadata.get("general.name") or model.path.name
+    file = model.path.name
+    name = str(model.header.metadata.get("general.name") or file)
     about = f"{model.architecture}, {count_text(model.n_params)} parameters"
-    terminal.note(
-        f"specrun {specrun_version()} · {one_line(str(name), 60)} ({one_line(about)})", "bold"
-    )
+    facts = about if name == file else f"{file}, {about}"
+    terminal.note(f"specrun {specrun_version()} · {one_line(name, 60)} ({one_line(facts)})", "bold")
     drafter = (
         f"drafter {one_line(runtime.drafter)} · {runtime.session.rule.name} · context "
         f"{runtime.n_ctx:,} tokens"

@@ -54,29 +54,37 @@ def read_message(read_line: LineReader) -> str:
     An input that ends inside the quotes ends the message.
     """
     text = read_line(PROMPT)
+    while _is_open(text):
+        try:
+            text += "\n" + read_line(CONTINUATION)
+        except EOFError:
+            break
     opened = text.strip()
     if not opened.startswith(_QUOTES):
         return text
-    lines = [opened.removeprefix(_QUOTES)]
-    while not lines[-1].rstrip().endswith(_QUOTES):
-        try:
-            lines.append(read_line(CONTINUATION))
-        except EOFError:
-            return "\n".join(lines).strip("\n")
-    lines[-1] = lines[-1].rstrip().removesuffix(_QUOTES)
-    return "\n".join(lines).strip("\n")
+    return opened.removeprefix(_QUOTES).removesuffix(_QUOTES).strip("\n")
+
+
+def _is_open(text: str) -> bool:
+    """Whether a text begins with quotes that are not closed yet."""
+    opened = text.strip()
+    within = opened.removeprefix(_QUOTES)
+    return opened.startswith(_QUOTES) and not within.endswith(_QUOTES)
 
 
 def make_line_reader(commands: Iterable[str]) -> LineReader:
     """Return a function that reads a line: by prompt_toolkit on a screen, else from stdin.
 
-    On a screen, Alt-Enter puts a line break into the message, and Enter sends it.
+    On a screen, Alt-Enter puts a line break into the message, and Enter sends it, but for quotes
+    that are open: a message in quotes is one entry of the history.
     """
     screen = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
     if not sys.stdin.isatty() or screen is None:
         return _read_plain_line
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.application import get_app
     from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.filters import Condition
     from prompt_toolkit.key_binding import KeyBindings
     from prompt_toolkit.output import create_output
 
@@ -92,6 +100,7 @@ def make_line_reader(commands: Iterable[str]) -> LineReader:
         complete_while_typing=False,
         enable_history_search=True,
         key_bindings=keys,
+        multiline=Condition(lambda: _is_open(get_app().current_buffer.text)),
         prompt_continuation=CONTINUATION,
         output=create_output(stdout=screen),
     )

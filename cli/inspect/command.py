@@ -258,10 +258,9 @@ def _pair_remark(target: Path, draft: Path) -> str:
     from specrun.runtime.drafters.draft_model import DraftPair
     from specrun.runtime.drafters.eagle import check_head, is_head
     from specrun.runtime.language import Expression
-    from specrun.runtime.models import check_blocks, check_rollback
+    from specrun.runtime.models import check_blocks
 
     with Model(target) as first:
-        check_rollback(first)
         if read_header(draft).architecture == BLOCK_ARCHITECTURE:
             BlockFile.read(draft, first)
             return ""

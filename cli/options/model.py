@@ -25,7 +25,7 @@ from specrun.cli.options.group import (
     outvoted,
     with_fields,
 )
-from specrun.cli.options.types import FILE, LAYER_COUNT, MAX_COUNT, SHAPE, SHARE
+from specrun.cli.options.types import FILE, LAYER_COUNT, MAX_COUNT, ROOM, SHAPE, SHARE
 from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import one_line
 from specrun.runtime.acceptance import build_rule, rule_names
@@ -433,6 +433,15 @@ load_options = option_group(
         read=partial(max, 0),
     ),
     *attention_options(EVALUATION, within="context."),
+    _loading(
+        "context.checkpoint_memory",
+        "--checkpoint-memory SIZE",
+        "Memory for states of recurrent and hybrid models at the borders of messages, so that an "
+        "edited or repeated turn of a chat is not read from its beginning (llama-server's context "
+        "checkpoints); 0: none.",
+        ROOM,
+        default="1G",
+    ),
     *(
         _loading(
             field,

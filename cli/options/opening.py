@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -29,6 +29,7 @@ from specrun.runtime.round import Shape
 
 if TYPE_CHECKING:
     from specrun.runtime.engine import Engine
+    from specrun.runtime.engine.choices import DrafterMaker
 
 
 Opened = TypeVar("Opened", "Runtime", "Engine")
@@ -81,7 +82,7 @@ def open_engine(
     terminal: Terminal,
     *,
     slots: int,
-    others: tuple[str, ...] = (),
+    others: Sequence[str | DrafterMaker] = (),
     rules: tuple[str, ...] = (),
     lora: tuple[str, ...] = (),
     workload: str = ANY,

@@ -97,6 +97,11 @@ def read_size(text: str) -> int:
     return n_bytes
 
 
+def read_room(text: str) -> int:
+    """Return the bytes of a size, or 0 for none."""
+    return 0 if text.strip() == "0" else read_size(text)
+
+
 def read_sizes(text: str) -> tuple[int, ...]:
     """Return the bytes of 8G,12G; "cards" are the sizes of common cards."""
     sizes = "8G,12G,16G,24G" if text.strip() == "cards" else text
@@ -165,6 +170,7 @@ def read_tensor_type(text: str) -> tuple[str, str]:
 LAYER_COUNT = Parsed("N|auto|all", read_layer_count)
 SHAPE = Parsed("free|pairs|fixed|N", read_shape)
 SIZE = Parsed("SIZE", read_size)
+ROOM = Parsed("SIZE", read_room)
 SIZES = Parsed("SIZE,...", read_sizes)
 LOGIT_BIAS = Parsed("ID(+/-)BIAS", parse_logit_bias)
 COUNTS = Parsed("N,N", read_counts)

@@ -20,7 +20,16 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrun.bindings.errors import SpecrunError
-from specrun.cli.serve import anthropic, chat, completions, figures, properties, responses, tokens
+from specrun.cli.serve import (
+    anthropic,
+    chat,
+    completions,
+    figures,
+    ollama,
+    properties,
+    responses,
+    tokens,
+)
 from specrun.cli.serve.errors import RequestError, request_error
 from specrun.cli.serve.figures import Metrics
 from specrun.cli.serve.page import page_routes
@@ -179,6 +188,12 @@ def routes() -> list[BaseRoute]:
         *_both("/messages", anthropic.messages, "POST"),
         *_both("/messages/count_tokens", anthropic.count_tokens, "POST"),
         *_both("/embeddings", tokens.embeddings, "POST"),
+        Route("/api/chat", ollama.chat, methods=["POST"]),
+        Route("/api/generate", ollama.generate, methods=["POST"]),
+        Route("/api/show", ollama.show, methods=["POST"]),
+        Route("/api/tags", ollama.tags, methods=["GET"]),
+        Route("/api/ps", ollama.running, methods=["GET"]),
+        Route("/api/version", ollama.version, methods=["GET"]),
     ]
 
 

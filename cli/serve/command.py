@@ -318,12 +318,14 @@ def _print_block(
     about = one_line(f"{model.architecture}, {count_text(model.n_params)} parameters")
     n_keys = len(settings.api_keys)
     waiting = f"{settings.bounds.queue:,} more may wait"
+    is_each = engine.n_ctx < statistics.n_ctx  # of models with a recurrent state
+    sharing = "each with" if is_each else "which share"
     terminal.note(f"specrun {specrun_version()} · {name} ({about})", "bold")
     for label, text in (
         ("model", f"{settings.model!r} in replies"),
         ("drafter", f"{one_line(engine.drafter)} · {rule}"),
         ("others", one_line(", ".join(engine.drafters[1:]))),
-        ("slots", f"{statistics.slots}, which share {engine.n_ctx:,} tokens · {waiting}"),
+        ("slots", f"{statistics.slots}, {sharing} {engine.n_ctx:,} tokens · {waiting}"),
         ("sampling", describe_sampling(settings.params, settings.max_tokens)),
         ("key", f"asked for ({n_keys})" if n_keys else "none: whoever is on this machine may ask"),
         ("pages", ", ".join(settings.cors) or "its own alone"),

@@ -9,8 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import types
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -20,6 +30,7 @@ import msgspec
 from sse_starlette.sse import EventSourceResponse
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Send
 
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.body import UNPACKERS, read_body
@@ -35,7 +46,7 @@ _Value = TypeVar("_Value")
 _Body = TypeVar("_Body", bound=AnswerBody)
 Endpoint = Callable[[Request], Awaitable[Response]]
 _ANTHROPIC = ("/v1/messages", "/messages")
-_PING_SECONDS = 15
+_OLLAMA = "/api/"
 _LEFT = 499  # nginx's status for clients that left, for the log
 
 
@@ -54,6 +65,10 @@ class ReplyForm(ABC):
 
     Events are bytes as `event_bytes` makes them, b"" for none.
     """
+
+    media_type = "text/event-stream"
+    ping_seconds = 15
+    """After so long without an event a comment shows that the answer is still being made."""
 
     def __init__(self, answer: ServedAnswer) -> None:
         self._answer = answer
@@ -79,6 +94,13 @@ class ReplyForm(ABC):
         """Return the reply that is not streamed."""
 
 
+class LinesForm(ReplyForm):
+    """The form of an API whose streams are lines of JSON, which have no comments."""
+
+    media_type = "application/x-ndjson"
+    ping_seconds = 365 * 86_400
+
+
 def parts_of(reply: Reply) -> list[Part]:
     """Return the parts of a reply that is whole, as a stream has them: no text if it only calls."""
     parts: list[Part] = [Reasoning(reply.reasoning)] if reply.reasoning else []
@@ -95,6 +117,11 @@ def event_bytes(payload: object, name: str = "") -> bytes:
     return b"event: " + name.encode() + b"\n" + data if name else data
 
 
+def line_bytes(payload: object) -> bytes:
+    """Return a line with a JSON object."""
+    return _encoder.encode(payload) + b"\n"
+
+
 def json_reply(payload: object, status: int = 200, **headers: str) -> Response:
     """Return a reply with a JSON object."""
     body = _encoder.encode(payload)
@@ -103,7 +130,10 @@ def json_reply(payload: object, status: int = 200, **headers: str) -> Response:
 
 def failure(path: str, error: RequestError) -> Response:
     """Return the reply to a request for a path that fails."""
-    payload = (anthropic_error if path.startswith(_ANTHROPIC) else openai_error)(error)
+    if path.startswith(_OLLAMA):
+        payload: dict[str, Any] = {"error": str(error)}
+    else:
+        payload = (anthropic_error if path.startswith(_ANTHROPIC) else openai_error)(error)
     headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
     if error.status == HTTPStatus.REQUEST_TIMEOUT:  # later bytes belong to no request
         headers["Connection"] = "close"
@@ -167,9 +197,44 @@ async def _stream(request: Request, answer: ServedAnswer, form: ReplyForm) -> Re
     if first.done():
         first.result()  # an error, which still has a status
     events = _events(first, deltas, form)
-    return EventSourceResponse(
-        events, sep="\n", ping=_PING_SECONDS, send_timeout=settings.send_seconds
+    return EventStream(
+        events,
+        media_type=form.media_type,
+        sep="\n",
+        ping=form.ping_seconds,
+        send_timeout=settings.send_seconds,
     )
+
+
+class EventStream(EventSourceResponse):
+    """A stream of events that limits the time of a send only if its client has to be waited for.
+
+    Nearly every event is sent at once. A timer for each takes about as long as all else of it here.
+    """
+
+    async def _send_with_timeout(self, send: Send, message: MutableMapping[str, Any]) -> None:
+        """Send a message; raise `SendTimeoutError` if the client takes nothing for long."""
+        sending = send(message).__await__()
+        try:
+            waits_for = next(sending)
+        except StopIteration:
+            return
+        await super()._send_with_timeout(lambda _: _going_on(sending, waits_for), message)
+
+
+@types.coroutine
+def _going_on(sending: Generator[Any, Any, None], waits_for: object) -> Generator[Any, Any, None]:
+    """Go on with what has begun to be sent, and waits."""
+    try:
+        while True:
+            try:
+                value = yield waits_for
+            except BaseException as error:  # a timeout, or the end of the stream
+                waits_for = sending.throw(error)
+            else:
+                waits_for = sending.send(value)
+    except StopIteration:
+        return
 
 
 async def _events(

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TextIO
+from typing import IO, Any, Literal, TextIO
 
 import click
 
@@ -35,6 +37,35 @@ def one_line(text: str, limit: int = 200) -> str:
     """Return the text as one line without control characters, cut to `limit` characters."""
     line = " ".join(printable(text).split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+_NARROWEST = 20
+
+
+def _columns() -> int:
+    """Return how many characters a line of notes has: one less than the screen's width."""
+    try:
+        width = os.get_terminal_size(sys.stderr.fileno()).columns
+    except (OSError, ValueError):
+        width = 0
+    return max(_NARROWEST, (width or shutil.get_terminal_size().columns) - 1)
+
+
+def wrapped(text: str) -> str:
+    """Return the text with its lines broken at words; the rest of a line keeps its indentation."""
+    lines = []
+    for line in text.split("\n"):
+        indent = line[: len(line) - len(line.lstrip())]
+        short = textwrap.wrap(
+            line,
+            _columns(),
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+            replace_whitespace=False,
+        )
+        lines += short or [""]
+    return "\n".join(lines)
 
 
 ColorChoice = Literal["on", "off", "auto"]
@@ -85,8 +116,9 @@ class Terminal:
     # -- stderr ------------------------------------------------------------------------------------
 
     def say(self, text: str, style: Style = "plain") -> None:
-        """Write a line to stderr, also with `quiet`."""
-        _write(sys.stderr, self._styled(printable(text), style, self.color_notes) + "\n")
+        """Write a line to stderr, also with `quiet`; a screen gets it wrapped at words."""
+        text = wrapped(printable(text)) if self.notes_on_screen else printable(text)
+        _write(sys.stderr, self._styled(text, style, self.color_notes) + "\n")
 
     def note(self, text: str, style: Style = "dim") -> None:
         """Write a line to stderr that `quiet` leaves out."""
@@ -104,7 +136,8 @@ class Terminal:
     def passing(self, text: str) -> None:
         """Show a line that the next passing line replaces; "" takes it away. Screens only."""
         if self.notes_on_screen and not self.quiet:
-            _write(sys.stderr, "\r\x1b[K" + self._styled(printable(text), "dim", self.color_notes))
+            text = one_line(text, _columns())  # a longer one could not be replaced
+            _write(sys.stderr, "\r\x1b[K" + self._styled(text, "dim", self.color_notes))
 
     def _styled(self, text: str, style: Style, color: bool) -> str:
         return f"{_CODES[style]}{text}{_RESET}" if color and _CODES[style] else text
@@ -143,6 +176,11 @@ class ReportedError(click.ClickException):
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(printable(message))
         self.exit_code = exit_code  # type: ignore[misc]  # click's default is one for the class
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print it to stderr, wrapped at words on a screen."""
+        text = f"Error: {self.format_message()}"
+        click.echo(wrapped(text) if sys.stderr.isatty() else text, file=file, err=file is None)
 
 
 def set_verbosity(verbosity: int) -> None:

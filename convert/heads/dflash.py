@@ -4,7 +4,8 @@ DFlash (z-lab): `fc.weight` [h, taps * h] and `hidden_norm` fuse inputs of some 
 layers; `layers.{i}.*` are layers of Qwen 3, which attend to these and to the block; `norm.weight`
 ends them. Embeddings and output matrix are the target's, or the checkpoint's own. DFlash2 adds a
 convolution around attention and network of each layer and `candidate_selector.*`; DSpark (DeepSeek)
-`markov_head.*` and mostly `confidence_head.*`; JetSpec only a causal mask (`causal_head`).
+`markov_head.*` and mostly `confidence_head.*`; JetSpec only a causal mask (`causal_head`). A Markov
+head with a gate or a state has one small matrix more, which goes into the file's metadata.
 
 Settings lie at the top (DeepSpec), in `dflash_config` (z-lab) or in `transformer_layer_config`
 (speculators). `target_layer_ids` name layers by their outputs, `aux_hidden_state_layer_ids` by
@@ -39,6 +40,7 @@ from specrun.convert.heads.head_kind import (
     whole_numbers,
 )
 from specrun.convert.heads.target_facts import TargetFacts
+from specrun.runtime.drafters.dflash.file import MARKOV_BIAS, MARKOV_KIND, MARKOV_WEIGHT
 
 _DFLASH = frozenset({"DFlashDraftModel", "DFlashSpeculator", "DFlash2DraftModel"})
 _DSPARK = frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"})
@@ -52,9 +54,9 @@ _REFUSED_ARCHITECTURES = {
 }
 _REFUSED_TENSORS = {
     "prefix_gru": "a Domino drafter, whose GRU reads the tokens before in the block",
-    "markov_head.gate_proj.": "DSpark with a gated Markov head, which reads the block's states",
-    "markov_head.joint_proj.": "DSpark with a recurrent Markov head (rnn), which keeps a state",
 }
+_GATE, _STATE = "markov_head.gate_proj", "markov_head.joint_proj"
+_HEADS = {"vanilla": "", "gated": _GATE, "rnn": _STATE}  # by markov_head_type
 _RUNS = "neither llama.cpp nor specrun has its graph; DFlash, DFlash2 and DSpark are run"
 
 _W1, _W2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
@@ -110,7 +112,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     rules += _tokens(checkpoint, config, vocab_size, ids)
     drafted = vocab_size if ids is None else len(ids)
     if _is_dspark(checkpoint, config):
-        rules += _markov(checkpoint, hidden, vocab_size, drafted, metadata)
+        rules += _markov(checkpoint, config, vocab_size, drafted, metadata)
     for layer in range(config.count("num_hidden_layers")):
         rules += _layer(checkpoint, config, layer)
         rules += _gemma4_layer(config, layer) if is_gemma4 else ()
@@ -118,6 +120,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
         _describe_dflash2(config, metadata)
         rules += _dflash2(config, vocab_size)
     left_out = (*_LEFT_OUT, _MAP) if ids is None else _LEFT_OUT
+    left_out += (f"{_GATE}.", f"{_STATE}.")  # they are in the metadata
     return HeadPlan(metadata, rules, hidden, vocab_size, left_out, checkpoint)
 
 
@@ -174,7 +177,7 @@ def _require_known(checkpoint: Checkpoint, config: JsonObject) -> None:
     named, known = architectures(config), {*_DFLASH, *_DSPARK}
     refused = known_as(checkpoint, _REFUSED_ARCHITECTURES, _REFUSED_TENSORS)
     head = config.text("markov_head_type", "vanilla")
-    if refused is None and head != "vanilla" and _is_dspark(checkpoint, config):
+    if refused is None and head not in _HEADS and _is_dspark(checkpoint, config):
         refused = f"DSpark with a Markov head of type {head!r}"
     if refused is None and config.text("projector_type", "") == "domino":
         refused = _REFUSED_TENSORS["prefix_gru"]
@@ -444,17 +447,18 @@ def _tokens(
 
 
 def _markov(
-    checkpoint: Checkpoint, hidden: int, vocab_size: int, drafted: int, metadata: Metadata
+    checkpoint: Checkpoint, config: JsonObject, vocab_size: int, drafted: int, metadata: Metadata
 ) -> Iterator[TensorRule]:
     """Yield the Markov head, of zeros if there is none, and the confidence head.
 
     llama.cpp has the confidence head, and a first slot that predicts, only beside a Markov head.
     """
-    there, rank = checkpoint.tensors, _NO_RANK
+    there, rank, hidden = checkpoint.tensors, _NO_RANK, config.count("hidden_size")
     if _W1 in there or _W2 in there:
         rank = matrix_shape(checkpoint, _W1)[1]
         yield TensorRule("markov_w1.weight", (_W1,), (vocab_size, rank))
         yield TensorRule("markov_w2.weight", (_W2,), (drafted, rank))
+        _describe_latents(checkpoint, config, hidden, rank, metadata)
     else:
         for name, rows in (("markov_w1", vocab_size), ("markov_w2", drafted)):
             zeros = partial(np.zeros, (rows, rank), np.float32)
@@ -472,6 +476,27 @@ def _markov(
         yield TensorRule("conf_proj.weight", (_CONFIDENCE,), shape, keep_f32=True)
     if _CONFIDENCE_BIAS in there:
         yield TensorRule("conf_proj.bias", (_CONFIDENCE_BIAS,), (1,))
+
+
+def _describe_latents(
+    checkpoint: Checkpoint, config: JsonObject, hidden: int, rank: int, metadata: Metadata
+) -> None:
+    """Write the gate of a Markov head, or its state's matrix, of which llama.cpp has no tensors."""
+    there = checkpoint.tensors
+    found = [kind for kind, name in _HEADS.items() if name and f"{name}.weight" in there]
+    kind = config.text("markov_head_type", found[0] if found else "vanilla")
+    if found not in ([], [kind]) or (kind != "vanilla" and not found):
+        has = f"{found[0]!r}" if found else "no gate and no state"
+        raise checkpoint.malformed(f"has a Markov head of type {kind!r} by its config, and {has}")
+    if kind == "vanilla":
+        return
+    parts, own = (1, 1) if kind == "gated" else (3, 2)
+    shape = parts * rank, hidden + own * rank
+    weight = checkpoint.tensor(f"{_HEADS[kind]}.weight", shape)
+    bias = checkpoint.tensor(f"{_HEADS[kind]}.bias", shape[:1])
+    metadata.text(f"dflash.{MARKOV_KIND}", kind)
+    metadata.numbers(f"dflash.{MARKOV_WEIGHT}", weight.read().reshape(-1).tolist())
+    metadata.numbers(f"dflash.{MARKOV_BIAS}", bias.read().tolist())
 
 
 def _layer(checkpoint: Checkpoint, config: JsonObject, layer: int) -> Iterator[TensorRule]:

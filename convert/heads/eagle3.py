@@ -8,12 +8,14 @@ optional. EAGLE-3.1 adds `input_norm.weight`, which llama.cpp has too, `fc_norm.
 `norm_output`, which it has not.
 
 DeepSpec's heads read five layers, `target_layer_ids`, and norm the queries and keys of each head,
-which llama.cpp does not. SafeAILab's layout has `midlayer.*` and a flat config.json; SpecForge's,
+which llama.cpp does not. Layers behind the first (speculators) read states alone, as a Llama's do.
+P-EAGLE drafts all tokens at once, from pairs of a mask token and `mask_hidden` [1, 1, 3h], in
+mostly four layers. SafeAILab's layout has `midlayer.*` and a flat config.json; SpecForge's,
 of the same names, an `eagle_config` inside; that of RedHat's speculators `layers.0.*`, and the
 sizes in `transformer_layer_config`. Some put `model.` before all names.
 
 References: SafeAILab/EAGLE, eagle/model/cnets.py at 148042c5; vllm-project/speculators,
-models/eagle3; deepseek-ai/DeepSpec, modeling/eagle3; llama.cpp, conversion/llama.py.
+models/eagle3 and peagle; deepseek-ai/DeepSpec, modeling/eagle3; llama.cpp, conversion/llama.py.
 """
 
 from __future__ import annotations
@@ -38,22 +40,21 @@ from specrun.convert.heads.head_kind import (
     draft_ids,
     known_as,
     matrix_shape,
-    require_one_layer,
     whole_numbers,
 )
 from specrun.convert.heads.target_facts import TargetFacts
+from specrun.runtime.drafters.eagle import DRAFTED, MASK_FEATURES, MASK_TOKEN
 
 _LAYERS = ("midlayer.", "layers.0.")
 _BEGINNINGS = [(prefix, prefix + layer) for prefix in ("", "model.") for layer in _LAYERS]
 _ARCHITECTURES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
 _ARCHITECTURES |= {"Eagle3Speculator", "Eagle3DraftModel", "Qwen3Eagle3Model"}
+_ARCHITECTURES |= {"PEagleSpeculator", "PEagleDraftModel"}
 # Those whose graph neither llama.cpp nor the runtime has, by what their checkpoints say or hold.
-_PARALLEL = "P-EAGLE, which drafts all tokens at once from masks, in several layers"
 _FOURTH = "EAGLE-4, which adds a candidate head and a window to EAGLE-3"
 _GEMMA4 = "EAGLE-3 with a layer of Gemma 4"
-_REFUSED_ARCHITECTURES = {"PEagleSpeculator": _PARALLEL, "PEagleDraftModel": _PARALLEL}
-_REFUSED_ARCHITECTURES |= {"LlamaForCausalLMEagle4": _FOURTH, "Gemma4Eagle3Model": _GEMMA4}
-_REFUSED_TENSORS = {"mask_hidden": _PARALLEL, "efficient_lm_head.weight": _FOURTH}
+_REFUSED_ARCHITECTURES = {"LlamaForCausalLMEagle4": _FOURTH, "Gemma4Eagle3Model": _GEMMA4}
+_REFUSED_TENSORS = {"efficient_lm_head.weight": _FOURTH}
 # The map from the target's tokens to the draft's, and tensors that only training uses.
 _LEFT_OUT = ("t2d", "model.t2d", "verifier_norm.weight", "verifier_lm_head.weight")
 
@@ -61,23 +62,25 @@ _LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 _OUTPUT_IDS = "target_layer_ids"  # DeepSpec's, named by their outputs
 _NESTED = "eagle_config"
 _VOCABULARY_MAP = "d2t"
+_MASK = "mask_hidden"
+_MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")  # as vLLM looks for them
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorNames:
-    """The beginnings of names: `prefix` of all but the output matrix, `layer` of the one layer."""
+    """The beginnings of names: `prefix` of all but the output matrix, `layers` of each layer."""
 
     prefix: str
-    layer: str
+    layers: Sequence[str]
 
 
 def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     config = _flat_config(checkpoint.config)
     _require_known(checkpoint, config)
     names = _tensor_names(checkpoint)
-    require_one_layer(checkpoint, names.layer, "EAGLE-3")
     hidden, joined = matrix_shape(checkpoint, f"{names.prefix}fc.weight")
-    config = as_stored(checkpoint, config, names.layer, hidden)
+    config = as_stored(checkpoint, config, names.layers[0], hidden)
+    config = JsonObject({**config.values, "num_hidden_layers": len(names.layers)}, config.shown)
     reads = config.count("target_hidden_size", target.hidden_size)
     layers = _target_layers(checkpoint.config, target, joined // reads)
     if joined != len(layers) * reads:
@@ -87,7 +90,8 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     ids = draft_ids(checkpoint, target, _vocabulary_map(checkpoint))
     metadata = Metadata()
     steps.describe_decoder(config, metadata, "eagle3", key_length=True)
-    describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3"))
+    describe_rope(config, metadata, "eagle3", scalings=("linear", "llama3", "yarn"))
+    _describe_window(config, metadata)
     metadata.integers("eagle3.target_layers", layers)
     metadata.count("eagle3.target_hidden_size", reads)
     metadata.flag("eagle3.norm_before_residual", _has_setting(config, "norm_before_residual"))
@@ -105,11 +109,24 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
         *llama3_factors(config),
         *_ends(checkpoint, names, hidden, vocab_size, ids),
         *_fusion(names, (hidden, joined), len(layers), all_normed, each_normed),
-        *_layer(checkpoint, config, names),
+        *_parallel(checkpoint, names, joined, target, metadata),
     ]
+    for number, beginning in enumerate(names.layers):
+        rules += _layer(checkpoint, config, number, beginning)
     # A map to the same tokens is no map.
     left_out = _LEFT_OUT if ids is not None else (*_LEFT_OUT, _vocabulary_map(checkpoint))
     return HeadPlan(metadata, rules, reads, vocab_size, left_out)
+
+
+def _describe_window(config: JsonObject, metadata: Metadata) -> None:
+    """Write how far back the layers see, if all of them slide."""
+    kinds = {*map(str, config.items("layer_types"))}
+    if "sliding_attention" not in kinds:
+        return
+    if len(kinds) > 1:
+        mixed = "layers of sliding and of full attention: specrun has one kind for a head"
+        raise config.unsupported(f"has {mixed}, and llama.cpp has full ones alone")
+    metadata.count("eagle3.attention.sliding_window", config.count("sliding_window"))
 
 
 def _flat_config(config: JsonObject) -> JsonObject:
@@ -122,7 +139,11 @@ def _tensor_names(checkpoint: Checkpoint) -> _TensorNames:
     """Return the beginnings of the names; raises MalformedFileError for no EAGLE-3 head."""
     for prefix, layer in _BEGINNINGS:
         if f"{layer}hidden_norm.weight" in checkpoint.tensors:
-            return _TensorNames(prefix, layer)
+            # No layer is passed over: those behind a gap are tensors that nothing knows.
+            more = [layer]
+            while f"{prefix}layers.{len(more)}.input_layernorm.weight" in checkpoint.tensors:
+                more.append(f"{prefix}layers.{len(more)}.")
+            return _TensorNames(prefix, more)
     raise checkpoint.malformed(
         "has no tensor midlayer.hidden_norm.weight or "
         "layers.0.hidden_norm.weight: it is incomplete, or no EAGLE-3 head"
@@ -197,40 +218,86 @@ def _fusion(
         yield TensorRule(f"fc_norm.{i}.weight", (source,), (joined // n_layers,))
 
 
-def _layer(checkpoint: Checkpoint, config: JsonObject, names: _TensorNames) -> Iterator[TensorRule]:
-    """Yield the one layer; rows of q and k move, because llama.cpp rotates neighbours."""
+def _parallel(
+    checkpoint: Checkpoint,
+    names: _TensorNames,
+    joined: int,
+    target: TargetFacts,
+    metadata: Metadata,
+) -> Iterator[TensorRule]:
+    """Yield P-EAGLE's features of the mask, and write the token and how many are drafted."""
+    source, config = f"{names.prefix}{_MASK}", checkpoint.config
+    stored = checkpoint.tensors.get(source)
+    if stored is None:
+        if config.any("speculators_model_type") == "peagle":
+            raise checkpoint.malformed(f"has no tensor {source}, from which P-EAGLE drafts")
+        return
+    if stored.n_elements != joined:
+        problem = f"has {source} of {stored.n_elements} numbers, and {joined} are read"
+        raise checkpoint.malformed(problem)
+    stated = [config.object("dflash_config").token(_MASK_TOKENS[0])]
+    stated += [config.token(key) for key in _MASK_TOKENS]
+    mask = next((token for token in stated if token is not None), None)
+    if mask is None:
+        keys = ", ".join(_MASK_TOKENS)
+        raise config.malformed(f"does not say which token stands for those to draft ({keys})")
+    if mask >= target.vocab_size:
+        raise PairError(
+            f"{config.shown} does not fit the target {target.path}: its mask is token {mask}, and "
+            f"the target has {target.vocab_size}"
+        )
+    metadata.count(MASK_TOKEN, mask)
+    methods = config.object("speculators_config").items("proposal_methods")
+    stated_tokens = JsonObject(methods[0] if methods else {}, config.shown)
+    if "speculative_tokens" in stated_tokens:
+        metadata.count(f"eagle3.{DRAFTED}", stated_tokens.count("speculative_tokens"))
+    yield TensorRule(MASK_FEATURES, (source,), stored.shape, _flat, (joined,), keep_f32=True)
+
+
+def _flat(array: Array) -> Array:
+    return array.reshape(-1)
+
+
+def _layer(
+    checkpoint: Checkpoint, config: JsonObject, number: int, beginning: str
+) -> Iterator[TensorRule]:
+    """Yield a layer; rows of q and k move, because llama.cpp rotates neighbours.
+
+    The first reads the token's embedding beside the state, and norms both.
+    """
     hidden, wide = config.count("hidden_size"), config.count("intermediate_size")
     heads, shared = config.count("num_attention_heads"), steps.kv_heads(config)
-    width = steps.head_width(config)
-    for part, count, turns in (("q", heads, True), ("k", shared, True), ("v", shared, False)):
-        ours, theirs = f"blk.0.attn_{part}", f"{names.layer}self_attn.{part}_proj"
-        shape, rope_heads = (count * width, 2 * hidden), count if turns else 0
-        yield from steps.with_bias(ours, theirs, shape, bias=False, rope_heads=rope_heads)
-    for name, source, sizes in (
-        ("attn_output", "self_attn.o_proj", (hidden, heads * width)),
-        ("attn_norm", "input_layernorm", (hidden,)),
-        ("attn_norm_2", "hidden_norm", (hidden,)),
-        ("ffn_norm", "post_attention_layernorm", (hidden,)),
-        ("ffn_gate", "mlp.gate_proj", (wide, hidden)),
-        ("ffn_up", "mlp.up_proj", (wide, hidden)),
-        ("ffn_down", "mlp.down_proj", (hidden, wide)),
+    width, there, block = steps.head_width(config), checkpoint.tensors, f"blk.{number}."
+    reads = hidden if number else 2 * hidden
+    attention, network = config.flag("attention_bias", False), config.flag("mlp_bias", False)
+    for name, source, shape, rope_heads, biased in (
+        ("attn_q", "self_attn.q_proj", (heads * width, reads), heads, attention),
+        ("attn_k", "self_attn.k_proj", (shared * width, reads), shared, attention),
+        ("attn_v", "self_attn.v_proj", (shared * width, reads), 0, attention),
+        ("attn_output", "self_attn.o_proj", (hidden, heads * width), 0, attention),
+        ("ffn_gate", "mlp.gate_proj", (wide, hidden), 0, network),
+        ("ffn_up", "mlp.up_proj", (wide, hidden), 0, network),
+        ("ffn_down", "mlp.down_proj", (hidden, wide), 0, network),
     ):
-        yield TensorRule(f"blk.0.{name}.weight", (f"{names.layer}{source}.weight",), sizes)
+        theirs = beginning + source
+        bias = biased or f"{theirs}.bias" in there
+        yield from steps.with_bias(block + name, theirs, shape, bias=bias, rope_heads=rope_heads)
+    norms = [("attn_norm", "input_layernorm"), ("ffn_norm", "post_attention_layernorm")]
+    for name, source in norms if number else [*norms, ("attn_norm_2", "hidden_norm")]:
+        yield TensorRule(f"{block}{name}.weight", (f"{beginning}{source}.weight",), (hidden,))
     for part in "qk":
-        source = f"{names.layer}self_attn.{part}_norm.weight"
-        if source in checkpoint.tensors:
+        source = f"{beginning}self_attn.{part}_norm.weight"
+        if source in there:
             turned = partial(steps.interleave_halves, heads=1)
-            yield TensorRule(f"blk.0.attn_{part}_norm.weight", (source,), (width,), turned)
+            yield TensorRule(f"{block}attn_{part}_norm.weight", (source,), (width,), turned)
 
 
 def _require_known(checkpoint: Checkpoint, config: JsonObject) -> None:
     refused = known_as(checkpoint, _REFUSED_ARCHITECTURES, _REFUSED_TENSORS)
     if refused is not None:
-        has = "neither llama.cpp nor specrun has its graph; EAGLE-3 and 3.1 of one layer are run"
+        has = "neither llama.cpp nor specrun has its graph; EAGLE-3, 3.1 and P-EAGLE are run"
         raise checkpoint.unsupported(f"is {refused}: {has}")
     require(config, "hidden_act", "silu")
-    require(config, "attention_bias", False)
-    require(config, "mlp_bias", False)
 
 
 def _in_config(config: JsonObject) -> bool:
@@ -245,4 +312,4 @@ def _in_tensors(names: Collection[str]) -> bool:
 
 
 KIND = HeadKind("eagle3", _in_config, _in_tensors, _plan)
-"""EAGLE-3 and 3.1."""
+"""EAGLE-3, 3.1 and P-EAGLE."""

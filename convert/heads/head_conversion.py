@@ -50,7 +50,7 @@ from specrun.convert.gguf import (
     safe_file_name,
     write_gguf,
 )
-from specrun.convert.heads import dflash, eagle, eagle3, hydra, lookahead, medusa
+from specrun.convert.heads import dflash, eagle, eagle3, hydra, lookahead, medusa, mtp
 from specrun.convert.heads.head_kind import HeadKind
 from specrun.convert.heads.target_facts import TargetFacts, target_facts
 from specrun.convert.names import nearest
@@ -69,16 +69,15 @@ HEAD_KINDS: tuple[HeadKind, ...] = (
 )
 """All kinds of heads that can be converted."""
 
-_MTP = ("mtp.", "model.mtp.", "mtp_layers.")  # names of MTP blocks begin so
-
 _WEIGHTS = tuple(name for kind in HEAD_KINDS for name in kind.weights)
 
 
 def _known_kind(name: str) -> HeadKind:
     """Return the kind of that name; raises OptionError for another."""
-    found = next((kind for kind in HEAD_KINDS if kind.name == name), None)
+    kinds = (*HEAD_KINDS, mtp.KIND)
+    found = next((kind for kind in kinds if kind.name == name), None)
     if found is None:
-        known = [kind.name for kind in HEAD_KINDS]
+        known = [kind.name for kind in kinds]
         raise OptionError(f"kind is {name!r}: use one of {', '.join(known)}{nearest(name, known)}")
     return found
 
@@ -97,12 +96,9 @@ def _open_head(folder: Path, *, allow_pickle: bool = False) -> Checkpoint:
 def kind_of(checkpoint: Checkpoint) -> HeadKind:
     """Return the kind of an opened head; raises UnsupportedModelError for an unknown one."""
     found = _by_files_or_config(checkpoint.folder) or _by_tensors(checkpoint)
+    if found is None and mtp.has_blocks(checkpoint.tensors):
+        found = mtp.KIND
     if found is None:
-        if any(name.startswith(_MTP) for name in checkpoint.tensors):
-            raise checkpoint.unsupported(
-                "holds MTP blocks, which are not converted here: llama.cpp's "
-                "convert_hf_to_gguf.py --mtp makes the file that mtp(FILE) drafts with"
-            )
         known = ", ".join(kind.name for kind in HEAD_KINDS)
         first = ", ".join(list(checkpoint.tensors)[:3])
         raise checkpoint.unsupported(f"is no head of a known layout ({known}): it has {first}, ...")
@@ -130,7 +126,7 @@ def _by_files_or_config(folder: Path) -> HeadKind | None:
 
 def _by_tensors(checkpoint: Checkpoint) -> HeadKind | None:
     names = checkpoint.tensors.keys()
-    return next((kind for kind in HEAD_KINDS if kind.in_tensors(names)), None)
+    return next((kind for kind in (*HEAD_KINDS, mtp.KIND) if kind.in_tensors(names)), None)
 
 
 # == Conversion: planned, checked, written =========================================================
@@ -176,7 +172,7 @@ def plan_head(
     facts.describe(metadata)
     return ConversionPlan(
         checkpoint=checkpoint,
-        architecture=chosen.name,
+        architecture=head.architecture or chosen.name,
         metadata=metadata,
         tensors=tensors,
         vocab_size=head.vocab_size,

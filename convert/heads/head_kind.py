@@ -15,7 +15,7 @@ from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.gguf import Metadata
 from specrun.convert.heads.target_facts import TargetFacts
-from specrun.runtime.language import head_kinds
+from specrun.runtime.language import METHODS
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class HeadPlan:
     tokens of the target it was made for. `left_out` are tensors of the checkpoint that are known
     and not wanted, by name; a name that ends in a dot covers all that begin so. `renamed` is the
     checkpoint under the names that `tensors` have, if that is not the one that was read.
+    `architecture` is the file's, if that is not the name of the kind.
     """
 
     metadata: Metadata
@@ -37,11 +38,12 @@ class HeadPlan:
     vocab_size: int
     left_out: Collection[str] = ()
     renamed: Checkpoint | None = None
+    architecture: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class HeadKind:
-    """A kind of head: `name`, one of `head_kinds`, is `--kind` and the file's architecture.
+    """A kind of head: `name`, that of a method, is `--kind` and mostly the file's architecture.
 
     `weights` are the names of weight files, without ending, that only this kind has; `in_config`
     and `in_tensors` tell whether a config, or the names of a checkpoint's tensors, are this kind's
@@ -59,7 +61,7 @@ class HeadKind:
     weights: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.name not in head_kinds():
+        if self.name not in METHODS:
             raise ValueError(f"no method of runtime/language.py drafts with {self.name!r} heads")
 
 

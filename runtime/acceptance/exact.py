@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 
-import numpy as np
-
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance.rule import (
     Acceptance,
@@ -28,7 +26,7 @@ from specrun.runtime.acceptance.rule import (
     settle_point_masses,
     walk,
 )
-from specrun.runtime.laws.law import FloatArray, Law
+from specrun.runtime.laws.law import FloatArray, Law, scale_to_one
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.trees.tree import ROOT, DraftTree, Draw
 
@@ -161,36 +159,32 @@ class _Level:
     Passes over the vocabulary wait until they are asked for: a draft kept whole needs none.
     """
 
-    __slots__ = ("_left", "draft", "law", "share")
+    __slots__ = ("_left", "_total", "draft", "law", "share")
 
     def __init__(self, share: float, law: Law, draft: Law) -> None:
         self.share, self.law, self.draft = share, law, draft
-        self._left: tuple[FloatArray, float] | None = None
+        self._left: FloatArray | None = None
 
     @property
-    def left(self) -> tuple[FloatArray, float]:
-        """The weights (p_i P_{i+1} - Q_{i+1})+ of the recovered token, and their sum S_i.
-
-        They are on the support of `law`.
-        """
-        left = self._left
-        if left is None:
-            weights = self.law.left_over(self.draft, self.share)
-            left = self._left = weights, float(np.add.reduce(weights))
-        return left
+    def total(self) -> float:
+        """The sum S_i of the weights (p_i P_{i+1} - Q_{i+1})+ of the recovered token."""
+        if self._left is None:
+            self._left = self.law.left_over(self.draft, self.share)
+            self._total = scale_to_one(self._left)
+        return self._total
 
     @property
     def keep_probability(self) -> float:
         """The paper's h_i: the probability of keeping exactly i tokens, given no more are kept."""
-        total = self.left[1]
-        rest = total + (1.0 - self.share)
+        rest = self.total + (1.0 - self.share)
         # 0/0 only where p_i = 1 and S_i = 0 (the module's degenerate cases).
-        return total / rest if rest > 0.0 else 1.0
+        return self.total / rest if rest > 0.0 else 1.0
 
     def residual(self) -> Law:
         """Return the law of the recovered token."""
-        weights, total = self.left
-        return Law(weights / total, self.law.ids) if total > 0.0 else self.law
+        if self.total <= 0.0 or self._left is None:
+            return self.law
+        return Law(self._left, self.law.ids)
 
 
 def _leading_chain(tree: DraftTree) -> list[Draw]:

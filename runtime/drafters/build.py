@@ -17,7 +17,7 @@ from specrun.runtime.language import (
     find_method,
     parse_expression,
 )
-from specrun.runtime.models.pairing import check_rollback, check_verifiable
+from specrun.runtime.models.pairing import check_verifiable
 from specrun.runtime.planning import LiveCurve
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, NoDrafter, Pace
 
@@ -73,8 +73,6 @@ def load_builder(method: Method) -> Builder:
 
 def _build(expression: Expression, env: DraftEnvironment) -> DrafterWeights:
     method = find_method(expression.atom)
-    if expression.atom != "none":
-        check_rollback(env.target)
     method.read(expression)  # refuses what the method does not take, before anything is loaded
     # Members go on from each other's guesses: nobody waits for others. What they draft is as it was
     # named, but for those of `auto`, of which one drafts a round alone.

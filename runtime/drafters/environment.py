@@ -18,6 +18,7 @@ from specrun.runtime.memory.fit import LayerCount, LoadOptions
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.planning import MOST_DRAFTED, CostCurve, DraftPlan, LiveCurve, known_curve
 from specrun.runtime.planning.curves import DraftCost
+from specrun.runtime.planning.kept_states import kept_states
 from specrun.runtime.round.drafter import DrafterWeights, Pace, make_all
 from specrun.runtime.round.padding import Shape
 
@@ -44,9 +45,11 @@ class DraftEnvironment:
     (`learnt`). `clock` is what drafters that
     measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
     rules whose law is the drafter's too; `keeps_rows` says that such a rule reads the drafter's own
-    rows. `shape` says whether all evaluations have one width. What drafters leave empty of a block
-    may be filled up (`may_fill`, `fills`). `answers` are those that are kept, for prompt lookups.
-    At a `meeting` draft models of several conversations are evaluated together.
+    rows. `shape` says whether all evaluations have one width. At a `meeting` draft models of
+    several conversations are evaluated together. Drafts of a recurrent target have at most `n_kept`
+    tokens if no number is given, because each keeps a state; None: as many as pay and fit. What
+    drafters leave empty of a block may be filled up (`may_fill`, `fills`). `answers` are those that
+    are kept, for prompt lookups.
     """
 
     target: Model
@@ -62,6 +65,7 @@ class DraftEnvironment:
     shape: Shape = "free"
     keeps_rows: bool = False
     meeting: DraftMeeting | None = None
+    n_kept: int | None = None
     may_fill: bool = True
     answers: Places | None = None
 
@@ -129,7 +133,15 @@ class DraftEnvironment:
         """The most tokens drafted where no number is given: a fixed shape's rounds cost as much."""
         usual = _FIXED_WIDTH if self.shape == "fixed" else MOST_DRAFTED + 1
         width = self.shape if isinstance(self.shape, int) else usual
-        return max(1, min(width, self.context.n_batch) - 1)
+        return self.bounded(max(1, min(width, self.context.n_batch) - 1))
+
+    def bounded(self, n_tokens: int) -> int:
+        """Return a usual length of drafts, or less for a target with a recurrent state."""
+        if self.target.can_branch:
+            return n_tokens
+        if self.n_kept is not None:
+            return min(n_tokens, self.n_kept)
+        return min(n_tokens, kept_states(self.target.path, self.known, self.target.placed.offload))
 
     def draft_plan(
         self,

@@ -41,13 +41,13 @@ from specrun.runtime.trees.growth import (
     Stop,
     Threshold,
     TreeSampling,
-    ending_at,
     proposal_scheme,
     tree_steps,
 )
 from specrun.runtime.trees.topology import Topology
 from specrun.runtime.trees.tree import ROOT, DraftTree
 
+_NO_ENDS: frozenset[int] = frozenset()
 _MOST_HIGHEST = 128  # logits that a graph ranks for draws: more are looked for in whole rows
 
 
@@ -122,10 +122,10 @@ class GrowingDrafter(Drafter):
         self._plans: ShapePlans | None = None
         # Whether no stop reads the distributions; those of an answer's rows, if nothing else does.
         self._is_plain = p_min == 0.0 and plan is None and isinstance(shape, Topology)
-        self._laws: tuple[SamplingParams, RowLaws | None, int] | None = None
+        self._laws: tuple[SamplingParams, RowLaws | None] | None = None
         if source.names_trees and self._depth and p_min == 0.0:
             self._plans = ShapePlans(shape, has_values=plan is not None)
-        self._highest = 0
+        self._plain_highest = self._highest = 0
         self._row_memory = RowMemory()
         # An answer's settings, those of its draft's distributions, and what is read of these.
         self._known: tuple[SamplingParams, SamplingParams, bool] | None = None
@@ -142,20 +142,20 @@ class GrowingDrafter(Drafter):
             prepared = self._take_prepared(request)
             if prepared is not None:
                 return prepared
-        laws, highest = self._plain_laws(request) if self._is_plain else (None, 0)
+        laws = self._plain_laws(request) if self._is_plain else None
         if laws is None:
             return self._alone(self._drafting(request), request)
-        return self._plain_draft(request, laws, highest)
+        return self._plain_draft(request, laws)
 
-    def _plain_laws(self, request: DraftRequest) -> tuple[RowLaws | None, int]:
+    def _plain_laws(self, request: DraftRequest) -> RowLaws | None:
         """Return the distributions of rows if the draft depends on nothing else.
 
-        And of how many highest logits of a row they are; 0: of whole rows.
+        They are of `_plain_highest` of a row's logits, or of whole rows.
         """
-        if request.keep != "nothing" or request.fallback or self.source.waits:
-            return None, 0
-        if request.state.grammar is not None:
-            return None, 0
+        if request.keep != "nothing" or request.fallback or request.state.grammar is not None:
+            return None
+        if self.waits and self.source.waits:
+            return None
         params = request.params
         # One SamplingParams serves a whole answer: identity tells whether it is still the same.
         if self._laws is None or self._laws[0] is not params:
@@ -163,33 +163,31 @@ class GrowingDrafter(Drafter):
             if params.is_greedy:  # a chain of favourites ranks nothing
                 few = self.source.few_tokens or self._plans is not None
                 ranks = few or not self._is_chain
-            laws = None if cuts is None or ranks else RowLaws(cuts)
-            self._laws = params, laws, 0 if params.is_greedy else self._most_highest(params)
-        return self._laws[1:]
+            self._laws = params, None if cuts is None or ranks else RowLaws(cuts)
+            self._plain_highest = 0 if params.is_greedy else self._most_highest(params)
+        return self._laws[1]
 
-    def _plain_draft(self, request: DraftRequest, laws: RowLaws, highest: int) -> DraftTree:
+    def _plain_draft(self, request: DraftRequest, laws: RowLaws) -> DraftTree:
         """Grow a draft depth by depth, as `_drafting` does, from the rows alone."""
         source, tokens, shape = self.source, request.tokens, self._shape
         assert isinstance(shape, Topology)
         # The last node is not evaluated.
         shape = shape.limited(request.max_depth, min(request.max_nodes, source.room(tokens) + 1))
         source.expect(shape.max_depth)
-        rows = source.root(request, highest) if shape.parents else None
+        rows = source.root(request, self._plain_highest) if shape.parents else None
         if rows is None:
             return DraftTree()
         scheme = proposal_scheme("argmax" if request.params.is_greedy else self._sampling)
-        if self._is_chain:
-            scheme = ending_at(request.end_tokens, scheme)
-        steps = tree_steps(shape, scheme, request.noise, len(tokens))
+        ends = request.end_tokens if self._is_chain else _NO_ENDS
+        steps = tree_steps(shape, scheme, request.noise, len(tokens), None, ends)
         next(steps)
+        law, below, send = laws.law, source.below, steps.send
         try:
             while rows is not None:
                 if rows.highest is None:
-                    drawn = [laws.law(row) for row in whole_rows(rows)]
+                    rows = below(*send([*map(law, whole_rows(rows))]))
                 else:
-                    drawn = [*map(laws.law, rows.highest.logits, rows.highest.tokens)]
-                parents, named = steps.send(drawn)
-                rows = source.below(parents, named)
+                    rows = below(*send([*map(law, rows.highest.logits, rows.highest.tokens)]))
         except StopIteration as ended:
             tree: DraftTree = ended.value
             return tree
@@ -329,8 +327,8 @@ class GrowingDrafter(Drafter):
         stop: Stop | None = fallback or plan
         if self._p_min > 0.0:
             stop = Threshold(self._p_min, stop)
-        scheme = ending_at(request.end_tokens, proposal_scheme(sampling))
-        steps = draft.grown(tree_steps(topology, scheme, request.noise, start, stop))
+        scheme, ends = proposal_scheme(sampling), request.end_tokens
+        steps = draft.grown(tree_steps(topology, scheme, request.noise, start, stop, ends))
         tree = yield from steps if fallback is None else fallback.watching(steps)
         return tree if tree is None or plan is None else plan.drafted(tree)
 

@@ -180,10 +180,6 @@ class MtpSource(StatesSource[MtpState]):
         return np.stack([rows.nextn_state(row) for row in wanted])
 
 
-_MOST_RECURRENT = 3
-"""Tokens where each that may be dropped again keeps one more recurrent state."""
-
-
 def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `mtp(n=auto, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
     chain = ChainOptions.of(expression, "argmax").within(env.context.n_batch)
@@ -237,7 +233,7 @@ def _n_tokens(expression: Expression, model: Model, n: int | None, most: int) ->
     """Return the most tokens to draft: as asked, and with several blocks no more than there are."""
     blocks = model.nextn.count
     if blocks < 2:
-        return n or (most if model.can_branch else min(most, _MOST_RECURRENT))
+        return n or most
     if n is not None and n > blocks:
         limit = f"{blocks} NextN blocks, one for each token, so n is at most {blocks}"
         raise OptionError(f"{expression}: {model.path} has {limit}")

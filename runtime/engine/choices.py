@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
-from specrun.bindings.errors import ClosedError, OptionError, UnsupportedModelError
+from specrun.bindings.errors import ClosedError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import PairRule, Rule, SequentialCascade, build_rule, rule_names
 from specrun.runtime.drafters.batching import MOST_SEQUENCES
@@ -26,7 +26,7 @@ from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment, file_of
 from specrun.runtime.engine.answer import AnswerOptions
 from specrun.runtime.engine.sequential import small_model
-from specrun.runtime.engine.slots import n_slot_sequences
+from specrun.runtime.engine.slots import slot_options
 from specrun.runtime.language import parse_expression
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, Owned, close_all
@@ -270,7 +270,7 @@ class Choices:
         """Return the widths of common evaluations that are filled up, and to how many tokens."""
         own, drafters = self.environment, [self.slots[0].get(key) for key in self.weights]
         leaves, nodes = (max(map(attrgetter(n), drafters)) for n in ("max_leaves", "max_nodes"))
-        fits = n_slot_sequences(leaves, slots, fills=True) <= MOST_SEQUENCES
+        fits = leaves * slots + 2 <= MOST_SEQUENCES  # with parking's sequence, and one more
         if slots == 1 or not own.target.can_branch or not fits:
             return {}
         most = min(own.context.n_batch, own.context.n_ubatch)
@@ -282,25 +282,23 @@ class Choices:
         largest = max(drafters, key=lambda each: each.max_leaves)
         sizes = LargestDrafts.of(drafters)
         own = target_context_options(self.environment.context, sizes)
-        if not model.can_branch:
-            kind = f"{model.architecture} models keep a recurrent state"
-            raise UnsupportedModelError(f"{kind}: they answer one conversation at a time (slots=1)")
-        # Prompts are read one at a time: rows of hidden states for these are needed once.
-        n_outputs = (sizes.max_nodes + 1) * slots
         padded = self.widths(slots)
-        n_sequences = n_slot_sequences(own.n_sequences, slots, fills=bool(padded))
-        if n_sequences > MOST_SEQUENCES:
+        most = (MOST_SEQUENCES - 1) // own.n_sequences
+        if slots > most:
             has = f"{largest.name} drafts trees of up to {own.n_sequences} paths"
-            most = (MOST_SEQUENCES - 1) // own.n_sequences
             problem = f"{has}, and llama.cpp has {MOST_SEQUENCES} sequences"
             raise OptionError(
                 f"{problem}: take at most {most} slots, not {slots}, or smaller trees"
             )
+        fills = bool(padded)
+        options = slot_options(own, slots, can_branch=model.can_branch, fills=fills)
+        # Prompts are read one at a time: rows of hidden states for these are needed once.
+        n_outputs = (sizes.max_nodes + 1) * slots
         if n_outputs > own.n_batch:
             problem = f"{slots} slots evaluate up to {n_outputs} tokens at once, a batch has"
             raise OptionError(f"{problem} {own.n_batch}: raise n_batch, or take fewer slots")
         n_outputs = max(n_outputs, own.n_outputs, *padded.values())
-        return dataclasses.replace(own, n_ctx=n_ctx, n_sequences=n_sequences, n_outputs=n_outputs)
+        return dataclasses.replace(options, n_ctx=n_ctx, n_outputs=n_outputs)
 
 
 @dataclass(slots=True)

@@ -152,7 +152,8 @@ class EngineCore(ABC):
         **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of `submit`, with `logprobs` unless they are switched off."""
-        return self.submit(prompt, params, **{"logprobs": True, **options})
+        options.setdefault("logprobs", True)
+        return self.submit(prompt, params, **options)
 
     def generate(
         self,
@@ -322,7 +323,7 @@ class EngineCore(ABC):
             slots=len(self._sessions),
             busy=sum(session.is_busy for session in self._sessions),
             queued=len(schedule.queue) + len(self._requests),
-            n_ctx=self.n_ctx,
+            n_ctx=self.session.target.context.n_ctx,
             cells=alone.n_cached if shared is None else shared.n_cells_used,
             load=schedule.load_now(),
         )
@@ -366,9 +367,11 @@ class EngineCore(ABC):
     def n_ctx(self) -> int:
         """How many tokens all conversations together may have cached.
 
-        llama.cpp rounds it up to a multiple of 256.
+        Of a model with a recurrent state, each of them. llama.cpp rounds it up to a multiple of
+        256.
         """
-        return self.session.target.context.n_ctx
+        target = self.session.target
+        return target.n_positions if target.context.options.apart else target.context.n_ctx
 
     @property
     def memory_line(self) -> str:
@@ -398,7 +401,12 @@ class EngineCore(ABC):
     @property
     def remark(self) -> str:
         """What the user is to know of how it drafts; "" if there is nothing."""
-        return self._sessions[0].drafter.remark
+        session = self._sessions[0]
+        if session.drafter.max_nodes and not session.target.max_nodes:
+            kind = f"{self.model.architecture} models evaluate accepted drafts again"
+            slots = f"with {len(self._sessions)} conversations nothing is drafted"
+            return f"{kind}, which a single conversation can: {slots}"
+        return session.drafter.remark
 
     @property
     def rules(self) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Literal, TypedDict
 
 from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
 from specrun.bindings.machine.placement import Placement, SplitMode
+from specrun.runtime.engine.choices import DrafterMaker
 from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.online import LearnFrom
 from specrun.runtime.round.backend_laws import BackendSampling
@@ -37,7 +38,7 @@ class RuntimeKeywords(TypedDict, total=False):
     lora: Sequence[str]
     learn: LearnFrom
     answers: LearnFrom
-    others: Sequence[str]
+    others: Sequence[str | DrafterMaker]
     rules: Sequence[str]
     measure: bool
     # ContextOptions
@@ -51,6 +52,7 @@ class RuntimeKeywords(TypedDict, total=False):
     cache_type_v: str
     offload_kv: bool
     rope: RopeScaling
+    checkpoint_memory: int
     # Placement
     rpc: Sequence[str]
     devices: Sequence[str] | None

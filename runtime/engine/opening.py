@@ -48,6 +48,7 @@ from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.online import LearnFrom, RejectionStore, open_rejections
 from specrun.runtime.planning import Contact, CostCurve, contact_curve, drafter_for
+from specrun.runtime.planning.kept_states import kept_states_of
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.round.drafter import Owned
 from specrun.runtime.round.padding import Shape
@@ -139,7 +140,7 @@ class OpenSlots:
 def open_slots(
     target: str | os.PathLike[str] | None,
     drafter: str | None,
-    values: Mapping[str, object],
+    values: Mapping[str, Any],
     n_slots: int = 1,
 ) -> OpenSlots:
     """Open a target with drafters and slots; None: the embedded family's target.
@@ -156,6 +157,7 @@ def open_slots(
         drafter = with_reference(drafter, Path(options.reference))
     with loading_with(options):
         loading = Loading(path, drafter, options, files, n_slots)
+        loading = dataclasses.replace(loading, n_kept=kept_states_of(loading))
         fitted = fit_here(loading)
         if fitted is not None:
             loading = fitted.applied_to(loading)
@@ -249,6 +251,7 @@ def _environment(
         by_clock=rule.exact,
         keeps_rows=isinstance(rule, PairRule),
         shape=options.shape,
+        n_kept=loading.n_kept,
         measured=measured,
         **sharing,
     )
@@ -325,7 +328,7 @@ def _wanted_kind(value: object, kind: object) -> str:
     return "" if fits(value) else wanted
 
 
-def parse_options(values: Mapping[str, object]) -> RuntimeOptions:
+def parse_options(values: Mapping[str, Any]) -> RuntimeOptions:
     """Return the options; those of context and placement may be given one by one, too."""
     kinds = get_type_hints(RuntimeKeywords)
     for name, value in values.items():

@@ -174,12 +174,14 @@ class Schedule:
 
     def _evaluate_together(self, shared: SharedEvaluation) -> None:
         """Evaluate the trees of the answers that have room for them, and hand out their rounds."""
-        evaluated = self._fitting()
-        if evaluated:
-            self.load.evaluations += 1
-            self.load.texts += len(evaluated)
-            self.load.tokens += sum(each.n_waiting for each in evaluated)
-            shared.evaluate([each.slot for each in evaluated if each.slot is not None])
+        counts = {each: each.n_waiting for each in self._fitting()}
+        if not counts:
+            return
+        served = shared.evaluate([each.slot for each in counts if each.slot is not None])
+        evaluated = [each for each in counts if each.slot in served]
+        self.load.evaluations += 1
+        self.load.texts += len(evaluated)
+        self.load.tokens += sum(map(counts.__getitem__, evaluated))
         for session in evaluated:
             self._advance(session)
 
@@ -212,14 +214,15 @@ class Schedule:
         idle = [each for each in self.sessions if each.is_idle]
         reads = self.sessions[0].drafter_of(request).reads_target
         seen = [each for each in idle if not reads or each.drafter_of(request) is each.drafter]
-        own, n_own = longest_prefix([each.conversation for each in seen], prompt)
-        other, n_other = longest_prefix([each.conversation for each in self.sessions], prompt)
+        own, n_own = longest_prefix([(each.target, each.conversation) for each in seen], prompt)
+        everyone = [(each.target, each.conversation) for each in self.sessions]
+        other, n_other = longest_prefix(everyone, prompt)
         oldest = min(idle, key=lambda each: each.last_used)
         if other is not None and n_other > n_own and not reads:
             giver = self.sessions[other].slot
             if oldest.slot is not None and giver is not None and oldest.slot is not giver:
                 oldest.slot.take_over(giver, n_other)
-                self.load.shared_prompt_tokens += n_other
+                self.load.shared_prompt_tokens += oldest.conversation.n_cached
             return oldest
         return oldest if own is None else seen[own]
 
@@ -239,6 +242,7 @@ class Schedule:
             return
         except SpecrunError as problem:
             self._end(session, problem)
+            self._recover()
             return
         answer.stage = stage
         if stage == "round":
@@ -350,6 +354,12 @@ class Schedule:
                 if shared.n_cells_free >= n_cells:
                     return True
         return False
+
+    def _recover(self) -> None:
+        """Read again the texts whose cache an evaluation took with it that failed."""
+        for session in self._busy():
+            if session.slot is not None and session.slot.has_lost_cache:
+                self._preempt(session)
 
     def _preempt(self, session: Session) -> None:
         """Take an answer's cells: it reads its text again when there is room."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import time
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.contexts.batch import Batch, BatchShape
+from specrun.bindings.contexts.batch import Batch, BatchShape, chain_shape
 from specrun.bindings.contexts.context import Context
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.memory import copy_sequence, place_sequence
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.drafters.batching import DraftMeeting
@@ -109,6 +111,12 @@ def _cut(runs: Iterable[Run], length: int) -> list[Run]:
 # others. When cells run short, `SharedEvaluation.make_room` copies the texts together and frees the
 # parked cells.
 #
+# Texts of models with a recurrent state lie apart, each in cells of its own, and nothing is parked:
+# such sequences cannot share cells. llama.cpp evaluates only neighbouring sequences of equal length
+# at once. If it evaluated a batch in parts, it could move a state between two of them, and the
+# states to go back to would be lost. So the shorter of neighbours are filled up with tokens that
+# nobody reads and `commit` drops, and all others wait for the next turn.
+#
 # Drafters that stop if drafting does not pay measure their rounds by `SlotClock`. Of an evaluation
 # of k texts and N tokens a slot is charged an equal part of its cost without drafts, T(k), and its
 # own drafts' part of the cost that all drafts add, T(N) - T(k). So the same drafts cost more, and
@@ -183,6 +191,8 @@ class SlotTarget(TargetModel):
         self._shared = shared
         self._cells = SlotCells()
         self.pending: PendingTree | None = None
+        self._n_filled = 0  # the tokens behind the tree of the last evaluation
+        self.last_evaluated = 0
         self._outcome: EvaluatedRows | SpecrunError | None = None
         self._native_s = 0.0
 
@@ -204,7 +214,7 @@ class SlotTarget(TargetModel):
     @property
     def max_nodes(self) -> int:
         """The most nodes of a tree: the slot's share of the tokens that one evaluation takes."""
-        return (super().max_nodes + 1) // len(self._shared.slots) - 1
+        return max(0, (super().max_nodes + 1) // len(self._shared.slots) - 1)
 
     @property
     def longest_piece(self) -> int:
@@ -255,6 +265,24 @@ class SlotTarget(TargetModel):
             self._native_s += self.context.native_seconds - before
             yield
 
+    def fill_up(self, width: int) -> None:
+        """Let the pending chain be followed by tokens that nobody reads, up to a width."""
+        pending = self.pending
+        if pending is None:
+            return
+        self._n_filled = width - len(pending.tokens)
+        if self._n_filled:
+            tokens = [*pending.tokens, *[FILLER] * self._n_filled]
+            shape = chain_shape(width, self._all_ids, width)
+            self.pending = dataclasses.replace(pending, tokens=tokens, shape=shape)
+
+    def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
+        """Keep root and `path`, and drop all other nodes."""
+        n_filled, self._n_filled = self._n_filled, 0
+        if n_filled and len(path) == len(tree.tokens):  # otherwise they go with refused nodes
+            self._drop(text.n_cached + 1 + len(path))
+        super().commit(text, tree, path)
+
     def take(self, outcome: EvaluatedRows | SpecrunError, seconds: float = 0.0) -> None:
         """Take the rows of the pending tree, or the error, and the slot's part of the seconds."""
         self.pending, self._outcome = None, outcome
@@ -263,6 +291,16 @@ class SlotTarget(TargetModel):
     def withdraw(self) -> None:
         """Drop the pending tree: the answer has ended."""
         self.pending = self._outcome = None
+        self._n_filled = 0
+
+    @property
+    def has_lost_cache(self) -> bool:
+        """Whether the cache holds less of the text than is said to be cached.
+
+        A failed evaluation of other texts clears a memory with recurrent states.
+        """
+        last = self.context.memory.last_position(self._first_id)
+        return last + 1 < self.text.n_cached
 
     def rewind(self, text: CachedText, length: int) -> None:
         """Drop everything of the text after its first `length` tokens."""
@@ -301,7 +339,8 @@ class SlotTarget(TargetModel):
 
     def _park(self, sequence: int, start: int) -> None:
         """Keep the cells of positions from `start` on in use, also when a sequence drops them."""
-        self.context.memory.branch(sequence, self._shared.parking, start)
+        if self._shared.parking is not None:
+            self.context.memory.branch(sequence, self._shared.parking, start)
 
     def copied(self) -> npt.NDArray[np.uint8]:
         """Return a copy of the keys and values of the text."""
@@ -323,9 +362,16 @@ class SlotTarget(TargetModel):
         self._cells.cut(n_cached, 0)
 
     def take_over(self, other: SlotTarget, length: int) -> None:
-        """Share the cells of another slot's first `length` tokens, in place of all it has."""
+        """Share the cells of another slot's first `length` tokens, in place of all it has.
+
+        Texts that lie apart are copied.
+        """
         self.rewind(self.text, 0)
         memory, source = self.context.memory, other._first_id
+        if self._shared.parking is None:
+            self._copy(other)
+            self.rewind(self.text, length)
+            return
         for sequence in self._all_ids:
             memory.branch(source, sequence, 0, length)
         self._cells.share(other._cells, other.text.n_cached, length)
@@ -333,16 +379,30 @@ class SlotTarget(TargetModel):
         self.text.n_prompt = min(other.text.n_prompt, length)
         self.text.n_cached = length
 
+    def _copy(self, other: SlotTarget) -> None:
+        """Take a copy of all that another slot has cached, with its checkpoints."""
+        try:
+            self.place(other.copied(), 0)
+        except SpecrunError:  # no memory for a copy: the prompt is read
+            self.leave_cache()
+            return
+        checkpoints = self.context.memory.checkpoints
+        if checkpoints is not None:
+            checkpoints.share(other._first_id, self._first_id)
+        self.text.tokens = other.text.tokens[: other.text.n_cached]
+        self.text.n_prompt = min(other.text.n_prompt, other.text.n_cached)
+        self.text.n_cached = other.text.n_cached
+
 
 class SharedEvaluation:
     """One context of the target with several slots, and the evaluation that they share.
 
     The context has `n_slots` times the sequences and output rows that one drafter's trees need, and
-    one sequence more, `parking`, for cells that were dropped and are not free yet. No text is
-    longer than `n_positions`. The slots' drafters draft together at `meeting`. Evaluations of the
-    numbers of tokens in `widths` are filled up, in a second sequence more. `n_cells_taken` counts
-    the cells before the first of those that no token has taken since the texts were last copied
-    together.
+    one sequence more, `parking`, for cells that were dropped and are not free yet (`slot_options`);
+    None: texts lie apart. No text is longer than `n_positions`. The slots' drafters draft together
+    at `meeting`. Evaluations of the numbers of tokens in `widths` are filled up, in a second
+    sequence more. `n_cells_taken` counts the cells before the first of those that no token has
+    taken since the texts were last copied together.
     """
 
     def __init__(
@@ -358,12 +418,14 @@ class SharedEvaluation:
         self.context, self.clock = context, clock
         self.meeting = meeting or DraftMeeting(n_slots)
         self._curve = curve
-        self.n_positions = min(n_positions, context.n_ctx)
+        apart = context.options.apart
+        self.n_positions = min(n_positions, context.n_ctx // n_slots if apart else context.n_ctx)
         self.longest_piece = longest_piece(curve)
         # One sequence more is parking's, and a second one is that of tokens which fill batches up.
-        n_ids = (context.options.n_sequences - 1) // n_slots
-        self.parking = n_ids * n_slots
+        n_ids = 1 if apart else (context.options.n_sequences - 1) // n_slots
+        self.parking = None if apart else n_ids * n_slots
         self._widths = widths or {}
+        self._n_evaluations = 0
         self.n_cells_taken = 0
         self.slots: list[SlotTarget] = []
         self._rows = Batch(context.n_batch, context.options.n_sequences)
@@ -378,17 +440,49 @@ class SharedEvaluation:
 
     @property
     def n_cells_free(self) -> int:
-        """How many cells are free."""
-        return self.context.n_ctx - self.n_cells_used
+        """How many cells are free; where texts lie apart, each has room for its own."""
+        used = 0 if self.parking is None else self.n_cells_used
+        return self.context.n_ctx - used
 
-    def evaluate(self, slots: Sequence[SlotTarget]) -> None:
+    def _together(self, slots: Sequence[SlotTarget]) -> Sequence[SlotTarget]:
+        """Return those of waiting slots that one evaluation can serve, in llama.cpp's order.
+
+        That is all of them, or where texts lie apart neighbours of the one that waits for longest.
+        """
+        if self.parking is not None or not slots:
+            return slots
+        waiting = {self.slots.index(slot): slot for slot in slots}
+        first = min(slots, key=lambda slot: slot.last_evaluated)
+        chosen = [first]
+        most = min(self.context.n_batch, self.context.options.n_ubatch)
+        for step in (1, -1):
+            place = self.slots.index(first) + step
+            while place in waiting:
+                more = [*chosen, waiting[place]]
+                width = max(slot.n_waiting for slot in more)
+                longest = max(slot.text.n_cached for slot in more)
+                if longest + width > self.n_positions or width * len(more) > most:
+                    break
+                chosen = more
+                place += step
+        return sorted(chosen, key=self.slots.index)
+
+    def evaluate(self, slots: Sequence[SlotTarget]) -> Sequence[SlotTarget]:
         """Evaluate the pending trees of slots in one batch; each takes its rows, or the error.
 
-        Rows are valid until anything else is evaluated.
+        Returns the slots that were served: the trees of others may have to wait. Rows are valid
+        until anything else is evaluated.
         """
+        slots = self._together([slot for slot in slots if slot.n_waiting])
+        if not slots:
+            return slots
+        counts = {slot: slot.n_waiting for slot in slots}
+        self._n_evaluations += 1
+        for slot in slots:
+            slot.last_evaluated = self._n_evaluations
+            if self.parking is None:
+                slot.fill_up(max(counts.values()))
         pending = [(slot, slot.pending) for slot in slots if slot.pending is not None]
-        if not pending:
-            return
         n_tokens = sum(len(each.tokens) for _, each in pending)
         self.make_room(n_tokens)
         texts = [(each.tokens, each.start, each.shape) for _, each in pending]
@@ -398,10 +492,10 @@ class SharedEvaluation:
         except SpecrunError as problem:
             for slot, _ in pending:
                 slot.take(problem)
-            return
+            return slots
         self.n_cells_taken += n_tokens
         self._last = n_tokens, len(pending)
-        parts = self._parts([len(each.tokens) for _, each in pending])
+        parts = self._parts([counts[slot] for slot, _ in pending])
         seconds, place = self.context.native_seconds - before, 0
         for (slot, each), part in zip(pending, parts, strict=True):
             n = len(each.tokens)
@@ -409,6 +503,7 @@ class SharedEvaluation:
             slot.take(PlacedRows(rows, places), seconds * part)
             self.clock.add(slot, seconds * part)
             place += n
+        return slots
 
     def _decode(self, texts: list[tuple[list[int], int, BatchShape]], n_tokens: int) -> Rows:
         """Evaluate texts side by side, in a batch that is filled up where that takes less time.
@@ -416,7 +511,8 @@ class SharedEvaluation:
         What fills it is a text of its own, behind all others, whose cells are free again at once.
         """
         width = self._widths.get(n_tokens, 0)
-        if not n_tokens < width <= self.context.n_ctx - self.n_cells_taken:
+        room = self.context.n_ctx - self.n_cells_taken
+        if self.parking is None or not n_tokens < width <= room:
             self._rows.fill_shapes(texts)
             return self.context.decode(self._rows)
         count, filling = width - n_tokens, self.parking + 1
@@ -433,7 +529,7 @@ class SharedEvaluation:
         tokens then go into parked cells, and those of a text lie in another order from then on.
         """
         n_ctx = self.context.n_ctx
-        if self.n_cells_taken + n_cells <= n_ctx:
+        if self.parking is None or self.n_cells_taken + n_cells <= n_ctx:
             return
         used = sum(slot.text.n_cached for slot in self.slots)
         if used + n_cells <= n_ctx * _MOST_COPIED:
@@ -476,12 +572,17 @@ def _filler(count: int, sequence: int) -> BatchShape:
     return BatchShape.of(range(count), [[sequence]] * count, [1] * count)
 
 
-def n_slot_sequences(n_own: int, n_slots: int, *, fills: bool = False) -> int:
-    """Return how many sequences a context of several slots has: `n_own` each, and parking's.
+def slot_options(
+    own: ContextOptions, n_slots: int, *, can_branch: bool, fills: bool = False
+) -> ContextOptions:
+    """Return the settings of a context for several slots, each of which needs those of `own`.
 
-    And one more if batches are filled up.
+    It has a sequence more if batches that are shared are filled up.
     """
-    return n_own * n_slots + 1 + fills
+    if can_branch:
+        n_sequences = own.n_sequences * n_slots + 1 + fills
+        return dataclasses.replace(own, n_sequences=n_sequences)
+    return dataclasses.replace(own, n_sequences=n_slots, apart=True)
 
 
 def longest_piece(curve: CostCurve) -> int:
@@ -494,12 +595,15 @@ def longest_piece(curve: CostCurve) -> int:
     return next((n for n in _PIECES if curve.seconds(n) <= most), _SHORT_PROMPT)
 
 
-def longest_prefix(texts: Sequence[CachedText], prompt: Sequence[int]) -> tuple[int | None, int]:
+def longest_prefix(
+    slots: Sequence[tuple[TargetModel, CachedText]], prompt: Sequence[int]
+) -> tuple[int | None, int]:
     """Return which text's cache begins like the prompt for longest, and for how many tokens."""
     best: int | None = None
     most = 0
-    for index, text in enumerate(texts):
-        length = min(common_prefix(text.tokens, prompt), text.n_cached, len(prompt) - 1)
+    for index, (target, text) in enumerate(slots):
+        shared = min(common_prefix(text.tokens, prompt), len(prompt) - 1)
+        length = target.returns_to(text, shared) if shared > most else 0
         if length > most:
             best, most = index, length
     return best, most

@@ -152,9 +152,9 @@ class LengthGraphs(Generic[*Key]):
 # told, then each row attends to the cells its mask shows: that serves a prompt, a chain and a tree
 # alike, wherever the rows lie.
 #
-# Tensors of a layer, after a prefix of the head's: `attn_{q,k,v,output}.weight`,
-# `attn_{q,k,v}.bias` and `attn_{q,k}_norm.weight` (head size; all optional), `ffn_norm.weight`,
-# `ffn_{gate,up,down}.weight`, `rope_freqs.weight` (head size / 2, optional), which divides the
+# Tensors of a layer, after a prefix of the head's: `attn_{q,k,v,output}.weight` and
+# `ffn_{gate,up,down}.weight`, each with an optional `.bias`, `attn_{q,k}_norm.weight` (head size,
+# optional), `ffn_norm.weight`, `rope_freqs.weight` (head size / 2, optional), which divides the
 # rotary frequencies as in Llama 3.1. Shapes are in ggml's order, the fastest dimension first.
 
 
@@ -188,16 +188,20 @@ class AttentionSizes:
 class KeyValueCache:
     """One conversation's keys and values of up to `n_cells` rows, rounded up, in F32.
 
-    One more cell, `spare`, is where rows write that only fill up a graph. Close it before the
-    device.
+    Each of `n_layers` has its own. One more cell, `spare`, is where rows write that only fill up a
+    graph. Close it before the device.
     """
 
-    def __init__(self, device: ComputeDevice, sizes: AttentionSizes, n_cells: int) -> None:
+    def __init__(
+        self, device: ComputeDevice, sizes: AttentionSizes, n_cells: int, n_layers: int = 1
+    ) -> None:
         self.sizes = sizes
         self.n_cells = -(-n_cells // _STEP) * _STEP
         self.spare = self.n_cells
         shape = ("F32", (sizes.kv_size, self.n_cells + 1))
-        self._tensors = TensorStore(device, {"keys": shape, "values": shape})
+        parts = ("keys", "values")
+        self._names = [f"{part}{layer}" for layer in range(n_layers) for part in parts]
+        self._tensors = TensorStore(device, dict.fromkeys(self._names, shape))
         # What `length` returned last, and the most cells that would have been too few for it.
         self._length = 0, -1
 
@@ -230,11 +234,12 @@ class KeyValueCache:
         value: Tensor,
         places: Places,
         factors: Tensor | None = None,
+        layer: int = 0,
     ) -> Tensor:
         """Return softmax(q k^T / sqrt(d) + mask) v of all heads, (size, n), for n rows at `places`.
 
         `query` is (size, n), `key` and `value` (kv_size, n), not rotated yet; `factors` divide the
-        rope frequencies.
+        rope frequencies. The keys and values are those of `layer`.
         """
         sizes, d, n, length = self.sizes, self.sizes.head_size, query.shape[1], places.length
 
@@ -244,7 +249,8 @@ class KeyValueCache:
 
         def cached(name: str, rows: Tensor) -> Tensor:
             # Read from the write's own result: only that makes ggml write before it reads.
-            written = builder.set_rows(Tensor(self._tensors[name]), rows, places.cells)
+            cells = Tensor(self._tensors[f"{name}{layer}"])
+            written = builder.set_rows(cells, rows, places.cells)
             builder.keep(written)
             return builder.reshape(builder.rows(written, 0, length), d, sizes.n_kv_heads, length)
 
@@ -263,7 +269,7 @@ class KeyValueCache:
 
     def drop(self, n: int) -> None:
         """Forget the first n cells; those behind move to their places."""
-        for name in ("keys", "values"):
+        for name in self._names:
             rows = self._tensors.read(name, np.float32)
             self._tensors.write(name, rows[n * self.sizes.kv_size :])
 
@@ -413,26 +419,32 @@ def decoder_layer(
     places: Places,
     norm_eps: float,
     factors: Tensor | None = None,
+    layer: int = 0,
 ) -> Tensor:
     """Return y + mlp(norm(y)) with y = residual + attention(x), for rows (hidden, n).
 
-    mlp(x) = down(silu(gate x) * up x). The rows' keys and values go to their places in a cache;
-    `factors` divide the rotary frequencies.
+    mlp(x) = down(silu(gate x) * up x). The rows' keys and values go to their places in a cache, to
+    those of `layer`; `factors` divide the rotary frequencies.
     """
 
+    def linear(name: str, rows: Tensor) -> Tensor:
+        product, bias = (
+            builder.mul_mat(weights[f"{name}.weight"], rows),
+            weights.get(f"{name}.bias"),
+        )
+        return product if bias is None else builder.add(product, bias)
+
     def projected(name: str) -> Tensor:
-        linear = builder.mul_mat(weights[f"attn_{name}.weight"], x)
-        bias, norm = weights.get(f"attn_{name}.bias"), weights.get(f"attn_{name}_norm.weight")
-        linear = linear if bias is None else builder.add(linear, bias)
+        found, norm = linear(f"attn_{name}", x), weights.get(f"attn_{name}_norm.weight")
         if norm is None:
-            return linear
-        size, n = linear.shape[0], linear.shape[1]
-        by_head = builder.reshape(linear, norm.shape[0], size // norm.shape[0], n)
+            return found
+        size, n = found.shape[0], found.shape[1]
+        by_head = builder.reshape(found, norm.shape[0], size // norm.shape[0], n)
         return builder.reshape(builder.rms_norm(by_head, norm, norm_eps), size, n)
 
     q, k, v = map(projected, "qkv")
-    mixed = places.cache.attend(builder, q, k, v, places, factors)
-    y = builder.add(residual, builder.mul_mat(weights["attn_output.weight"], mixed))
+    mixed = places.cache.attend(builder, q, k, v, places, factors, layer)
+    y = builder.add(residual, linear("attn_output", mixed))
     normed = builder.rms_norm(y, weights["ffn_norm.weight"], norm_eps)
-    gate, up = (builder.mul_mat(weights[f"ffn_{name}.weight"], normed) for name in ("gate", "up"))
-    return builder.add(y, builder.mul_mat(weights["ffn_down.weight"], builder.swiglu(gate, up)))
+    gated = builder.swiglu(linear("ffn_gate", normed), linear("ffn_up", normed))
+    return builder.add(y, linear("ffn_down", gated))

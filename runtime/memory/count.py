@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from specrun.bindings.contexts import (
     needs_lender,
 )
 from specrun.bindings.gguf import GGUFHeader, read_header
+from specrun.bindings.library import quiet_log
 from specrun.bindings.machine import Placement, placing
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import Breakdown, CountedModel, memory_breakdown
@@ -43,7 +45,7 @@ BLOCK_DRAFTER = "block drafter"
 
 _ROWS = 16  # the widest round if the expression names no size
 _STATE_ROWS = 64  # with hidden states every token of a piece of a prompt has a row
-_RECURRENT_LENGTH = {"mtp": 3, "draft": 5, "dflash": 5}
+_USUAL_LENGTHS = {"jacobi": 4, "cascade": 5, "ouroboros": 5}  # where no number is given
 _BLOCK = 16  # tokens of a block drafter's, if its file names no size
 _SPARE_CELLS = 64  # nodes of a tree, behind the text
 # Graphs have memory of their own: those that hold logits at once, and those that hold scores, of
@@ -51,6 +53,8 @@ _SPARE_CELLS = 64  # nodes of a tree, behind the text
 _GRAPHS, _ATTENDING_GRAPHS = 2, 6
 _ATTENDING = 8  # rows that attend at once
 _NODES = 32  # rows of the widest graph of a head
+USUAL_KEPT = 4
+"""Recurrent states of a conversation beside the last one, if nobody says how many pay."""
 STEP = 256
 """llama.cpp rounds contexts up to multiples of it."""
 
@@ -139,11 +143,13 @@ def parts_of(
     context: ContextOptions,
     files: Mapping[str, Path] | None = None,
     n_texts: int = 1,
+    n_kept: int = USUAL_KEPT,
 ) -> list[Part]:
     """Return the parts of a runtime, the target first; raises as reading their files does.
 
     `files` are the demo's files, by expressions without a path. Of an engine for `n_texts`
     conversations a context that is given is shared by all; one that is chosen is for each.
+    A recurrent state is kept for `n_kept` drafted tokens of each, or as many as a drafter names.
     """
     expressions = list(_leaves(parse_expression(drafter)))
     shape = ModelShape.read(target)
@@ -172,9 +178,11 @@ def parts_of(
     rows = n_texts * (_STATE_ROWS if has_states else _ROWS)
     options = dataclasses.replace(context, n_outputs=rows, hidden_states=has_states)
     n_rollback = 0
-    if shape.architecture in ROLLBACK_ARCHITECTURES:
-        n_rollback = max((_recurrent_length(item) for item in expressions), default=0)
+    if any(shape.states) and (shape.architecture in ROLLBACK_ARCHITECTURES or n_texts == 1):
+        n_rollback = _drafted(parse_expression(drafter), n_kept)
     shared = n_texts > 1 and context.n_ctx > 0
+    if any(shape.states):  # each conversation has a sequence of its own
+        options = dataclasses.replace(options, n_sequences=n_texts)
     own = ModelPart(TARGET, shape, options, n_rollback, own_blocks, n_texts=n_texts, shared=shared)
     return [own, *found]
 
@@ -206,12 +214,25 @@ def _blocks(path: Path, header: GGUFHeader, target: Path, context: ContextOption
     return ModelPart(BLOCK_DRAFTER, ModelShape.read(path), options, drafts=True, lender=target)
 
 
-def _recurrent_length(expression: Expression) -> int:
-    """Return how many tokens a drafter may have to take back of a recurrent target."""
-    usual = _RECURRENT_LENGTH.get(expression.atom, 0)
-    if usual:
-        return options_of(expression).length("n") or usual
-    return 0
+def _drafted(expression: Expression, n_kept: int) -> int:
+    """Return how many tokens a drafter may have to take back of a recurrent target.
+
+    That is what it names, or else as many as there are states for.
+    """
+    if expression.atom == "none":
+        return 0
+    given = options_of(expression).length("n")
+    if given is not None:
+        return given
+    members = [(each.count, _drafted(each, n_kept)) for each in expression.arguments]
+    method = METHODS.get(expression.atom)
+    if method is None or method.members == 0 or not members:
+        return min(n_kept, _USUAL_LENGTHS.get(expression.atom, n_kept))
+    if expression.atom == "relay":
+        return sum(drafted if count is None else count for count, drafted in members)
+    if expression.atom in _USUAL_LENGTHS:  # only the outer drafter's tokens are verified
+        return options_of(expression.arguments[0]).length("n") or _USUAL_LENGTHS[expression.atom]
+    return max(drafted for _, drafted in members)
 
 
 def _heads(header: GGUFHeader, target: ModelShape) -> HeadPart:
@@ -327,6 +348,17 @@ class MemoryCounts:
             model = CountedModel(path, load_nextn=nextn)
             self._models[path, nextn] = self._opened.enter_context(model)
         return model
+
+
+@functools.lru_cache(maxsize=16)
+def state_bytes(path: Path) -> int:
+    """Return the bytes of one recurrent state of a model, of all layers; 0 if it keeps none."""
+    part = ModelPart(TARGET, ModelShape.read(path), ContextOptions())
+    if not any(part.model.states):
+        return 0
+    with quiet_log(), MemoryCounts() as counts:
+        first, second = (sum(counts.cells(part, n * STEP)) for n in (1, 2))
+    return 2 * first - second
 
 
 def _shared_out(n_bytes: int, widths: Sequence[int]) -> list[int]:

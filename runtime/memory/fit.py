@@ -13,16 +13,26 @@ from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import DecodeMemoryError, OptionError, OutOfMemoryError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.library import quiet_log
-from specrun.bindings.machine import Device, Placement, current_placement, resolve_placement
+from specrun.bindings.machine import (
+    Device,
+    Placement,
+    available_memory,
+    current_placement,
+    resolve_placement,
+)
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
+from specrun.bindings.models import ROLLBACK_ARCHITECTURES
 from specrun.runtime.memory.count import (
     HEADS,
     STEP,
     TARGET,
+    USUAL_KEPT,
     MemoryCounts,
     ModelPart,
+    Part,
     count_on_devices,
     parts_of,
+    state_bytes,
 )
 from specrun.runtime.memory.plan import MemoryPlan, PlanRequest, PlanRow, PlanSettings, count_plan
 from specrun.runtime.memory.shape import HOST, memory_device, this_machine
@@ -402,6 +412,7 @@ class Loading:
     """The files of a runtime and how they are loaded: a plan depends on it. `files` are the demo's.
 
     Several conversations share a context that is given; one that is chosen is for each of them.
+    `n_kept` recurrent states of each are kept for drafts whose length is not given.
     """
 
     target: Path
@@ -409,6 +420,13 @@ class Loading:
     options: LoadOptions
     files: Mapping[str, Path] = field(default_factory=dict)
     n_texts: int = 1
+    n_kept: int = USUAL_KEPT
+
+    @property
+    def parts(self) -> list[Part]:
+        """The parts that take memory; raises as `parts_of`."""
+        context = self.options.context
+        return parts_of(self.target, self.drafter, context, self.files, self.n_texts, self.n_kept)
 
     @property
     def leaves_context(self) -> bool:
@@ -440,13 +458,14 @@ def fit_here(loading: Loading) -> Fitted | None:
     """Choose layers and context for the devices in force (`placing`); None: nothing to choose.
 
     Raises `OutOfMemoryError`, with the numbers and ways out, if the given layers need more than is
-    free on a device. Returns None for files that cannot be read (opening them fails later), and
-    if llama.cpp does not export its counts.
+    free on a device, or recurrent states more than there is anywhere. Returns None for files that
+    cannot be read (opening them fails later), and if llama.cpp does not export its counts.
     """
     devices, target, draft = _devices_in_force()
-    if not devices and not loading.leaves_context:
-        return None
     try:
+        _require_states(loading, devices)
+        if not devices and not loading.leaves_context:
+            return None
         with quiet_log(), MemoryCounts() as counts:
             request = _request(loading, devices, target, draft)
             wish = _wish(loading, request)
@@ -543,11 +562,8 @@ def _request(
     loading: Loading, devices: Sequence[Device], target: tuple[int, ...], draft: tuple[int, ...]
 ) -> PlanRequest:
     placement = current_placement()
-    parts = parts_of(
-        loading.target, loading.drafter, loading.options.context, loading.files, loading.n_texts
-    )
     return PlanRequest(
-        tuple(parts),
+        tuple(loading.parts),
         tuple(memory_device(device) for device in devices),
         target,
         draft,
@@ -613,7 +629,7 @@ def _confirmed(plan: MemoryPlan, wish: Wish, counts: MemoryCounts) -> MemoryPlan
 def _counted(plan: MemoryPlan) -> MemoryPlan:
     request, settings = plan.request, plan.settings
     names = {device.name: place for place, device in enumerate(request.devices)}
-    rows = [row for row in plan.rows if row.kind == "output rows"]
+    rows = [row for row in plan.rows if row.kind in ("output rows", "checkpoints")]
     known = {part.title for part in request.parts if isinstance(part, ModelPart)}
     rows += [row for row in plan.rows if row.part not in known]
     for part in request.parts:
@@ -635,6 +651,42 @@ def _counted(plan: MemoryPlan) -> MemoryPlan:
     order = [part.title for part in request.parts]
     rows.sort(key=lambda row: order.index(row.part))
     return replace(plan, rows=tuple(rows))
+
+
+def state_room(devices: Sequence[Device]) -> int:
+    """Return the bytes that are free where recurrent states are to lie."""
+    return sum(device.memory_free for device in devices) or available_memory()
+
+
+def _require_states(loading: Loading, devices: Sequence[Device]) -> None:
+    """Raise if there is less memory than the recurrent states that drafts need."""
+    target = loading.parts[0]
+    if not isinstance(target, ModelPart) or not target.n_rollback:
+        return
+    if target.model.architecture not in ROLLBACK_ARCHITECTURES:  # it holds one state more
+        return
+    drafted, n_texts = target.n_rollback, loading.n_texts
+    here = devices if loading.options.context.offload_kv else ()
+    state, free = state_bytes(loading.target), state_room(here)
+    needed = state * n_texts * (1 + drafted)
+    if needed <= free:
+        return
+    whose = f" for each of {n_texts} conversations" if n_texts > 1 else ""
+    most = free // max(1, state)
+    fewer = [
+        f"drafts of at most {most // n_texts - 1} tokens (n={most // n_texts - 1})"
+        if most // n_texts > 1
+        else "plain decoding (--drafter none)",
+        f"{most // (1 + drafted)} conversations (--parallel)"
+        if 1 <= most // (1 + drafted) < n_texts
+        else "a smaller model",
+        "states in this machine's memory (--no-kv-offload)" if here else "fewer programs beside it",
+    ]
+    raise OutOfMemoryError(
+        f"drafts of {drafted} tokens need {1 + drafted} recurrent states{whose}, "
+        f"{size_text(needed)} together, and {size_text(free)} are free. "
+        f"What helps: {'; '.join(fewer)}"
+    )
 
 
 def _require_room(plan: MemoryPlan, devices: Sequence[Device], counts: MemoryCounts) -> None:

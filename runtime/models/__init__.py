@@ -34,7 +34,6 @@ if TYPE_CHECKING:
         check_blocks,
         check_draftable,
         check_pair,
-        check_rollback,
         check_same_vocabulary,
     )
     from specrun.runtime.models.stores import StoredModel, StoredModels, stored_models

@@ -112,7 +112,7 @@ def _unknown(text: str, models: Sequence[StoredModel]) -> str:
 LEAST_RATIO = 2.0
 """How many times as many parameters a target has as a model that could draft for it."""
 
-_STATE_KEYS = (".ssm.", ".wkv.")  # of recurrent and hybrid models: they cannot take back drafts
+_STATE_KEYS = (".ssm.", ".wkv.", ".shortconv.")  # of recurrent and hybrid models
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def could_draft(drafter: ModelEntry, target: ModelEntry) -> bool:
     """Whether one could draft for the other, by vocabulary, kind and size."""
     if target.method is not None or target.vocabulary is None:
         return False
-    if drafter.vocabulary != target.vocabulary or drafter is target or target.recurrent:
+    if drafter.vocabulary != target.vocabulary or drafter is target:
         return False
     if drafter.method is not None:
         return drafter.width in (None, target.width)
@@ -193,7 +193,7 @@ def _described(model: StoredModel) -> ModelEntry:
 
 
 def is_recurrent(header: GGUFHeader) -> bool:
-    """Whether a model keeps a recurrent state, by its header: drafts cannot be taken back."""
+    """Whether a model keeps a recurrent state, by its header: it cannot draft as a small model."""
     keys = tuple(f"{header.architecture}{key}" for key in _STATE_KEYS)
     return any(name.startswith(keys) for name in header.metadata)
 

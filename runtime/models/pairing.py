@@ -14,17 +14,7 @@ _CHAINS = "mtp, draft(small.gguf, n=5), jacobi or prompt-lookup(branches=1)"
 
 def check_draftable(target: Model) -> None:
     """Raise `UnsupportedModelError` if trees of drafts for this target could not be rolled back."""
-    check_rollback(target)
     check_verifiable(target, "what this command drafts", max_leaves=2)
-
-
-def check_rollback(target: Model) -> None:
-    """Raise `UnsupportedModelError` if no drafts at all for this target could be rolled back."""
-    if not (target.can_branch or target.can_roll_back):
-        kind = f"{target.path} is a recurrent or hybrid model ({target.architecture})"
-        problem = "its state cannot drop rejected drafts"
-        advice = "so it runs without a drafter only (--drafter none)"
-        raise UnsupportedModelError(f"{kind}: {problem}, {advice}")
 
 
 def check_verifiable(target: Model, name: str, max_leaves: int) -> None:

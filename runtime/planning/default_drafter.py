@@ -10,12 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.errors import SpecrunError
-from specrun.bindings.gguf import read_header
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.language import parse_expression, short_label
 from specrun.runtime.memory.fit import LoadOptions
-from specrun.runtime.models.names import is_recurrent
 from specrun.runtime.planning.profile import ANY, Choice, describe_settings, load_profile
 
 PLAIN, AUTO = "none", "auto"
@@ -56,20 +53,12 @@ def drafter_for(
         choice = None if profile is None else profile.choice(temperature, workload)
         if choice is not None:
             return ChosenDrafter(choice.drafter, _note(choice))
-    return ChosenDrafter(AUTO if _takes_back(target) else PLAIN)
+    return ChosenDrafter(AUTO)
 
 
 def workload_of(prompt: str) -> str:
     """Return the workload of one prompt: a long one holds a text to summarise or edit."""
     return EDITED if len(prompt) >= _LONG_PROMPT else QUESTIONS
-
-
-def _takes_back(target: Path) -> bool:
-    """Whether drafts can be taken back at all, by what the header says."""
-    try:
-        return not is_recurrent(read_header(target))
-    except SpecrunError:
-        return False
 
 
 def _note(choice: Choice) -> str:

@@ -33,7 +33,6 @@ from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.models.model import Model
 from specrun.runtime.memory import layers_here
 from specrun.runtime.memory.fit import LayerCount, LoadOptions
-from specrun.runtime.models.pairing import check_draftable
 from specrun.runtime.planning.curves import CostCurve
 from specrun.runtime.planning.profile import load_curve, save_curve
 
@@ -269,13 +268,12 @@ class Contact:
 def contact_curve(model: Model, context: ContextOptions, *, measures: bool = True) -> Contact:
     """Return the stored curve of a model with these settings, or measure and store a first one.
 
-    Nothing is measured without `measures`, for models that a token takes less than `WORTH_TIMING`,
-    or that verify no drafts. Of a busy machine nothing is kept or used. Nothing raises but Ctrl-C:
+    Nothing is measured without `measures`, nor of models that take less than `WORTH_TIMING` for a
+    token. Of a busy machine nothing is kept or used. Nothing raises but Ctrl-C:
     a model that cannot be measured is loaded all the same.
     """
     curve = load_curve(model.path, context, model.n_gpu_layers)
-    drafts = model.can_branch or model.can_roll_back
-    if curve is not None or not measures or not drafts or model.n_bytes < _LEAST_BYTES:
+    if curve is not None or not measures or model.n_bytes < _LEAST_BYTES:
         return Contact(curve)
     started = time.perf_counter()
     batch = {"n_batch": _CONTACT_BATCH, "n_ubatch": _CONTACT_BATCH}
@@ -346,12 +344,10 @@ def measure_target_costs(
 ) -> CostCurve:
     """Return the target's cost curve with these settings, measured in about so many seconds.
 
-    `progress` is told the share that is done. Raises as `Model` and `Context` do, and
-    UnsupportedModelError for a model that cannot verify drafts.
+    `progress` is told the share that is done. Raises as `Model` and `Context` do.
     """
     layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
     with Model(target, n_gpu_layers=layers, use_mmap=use_mmap) as model:
-        check_draftable(model)
         options = dataclasses.replace(sized_to_measure(context, model), n_outputs=_LARGEST)
         with Context(model, options) as opened:
             return measure_cost_curve(opened, seconds=seconds, progress=progress)

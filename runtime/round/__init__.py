@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from specrun.runtime.round.loop import Conversation
     from specrun.runtime.round.padding import FixedShapeTarget, Shape, fixed_shape_options
     from specrun.runtime.round.results import FinishReason, GenerationResult, SpecStats, TokenEvent
-    from specrun.runtime.round.target import CachedText, Target, TargetModel, target_context_options
+    from specrun.runtime.round.target import (
+        CachedText,
+        Target,
+        TargetModel,
+        checkpoint_places,
+        target_context_options,
+    )
     from specrun.runtime.round.text import common_prefix
 
 __getattr__, __dir__ = lazy_face(__name__)

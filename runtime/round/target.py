@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
@@ -25,7 +26,6 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.memory import ALL_SEQUENCES
 from specrun.bindings.contexts.rows import Candidates, Rows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.layout import (
     FILLER,
@@ -47,6 +47,9 @@ _PREFILL_CHUNK = 256
 _HIDDEN_STATE_ROWS = 64
 # Output rows for accepted tokens that are evaluated again: more of them have a batch of their own.
 _PENDING_ROWS = 8
+
+# Checkpoints of a recurrent state lie no nearer than this, and in long texts no further apart.
+_NEAREST_CHECKPOINTS, _FURTHEST_CHECKPOINTS = 16, 2048
 
 # -- texts and what evaluates them -----------------------------------------------------------------
 
@@ -198,7 +201,9 @@ class TargetModel:
     @property
     def max_nodes(self) -> int:
         """The most tree nodes one evaluation can take beside the root."""
-        return self._most_tokens - 1
+        memory = self.context.memory
+        takes_back = self._can_branch or memory.n_rollback or memory.spare is not None
+        return self._most_tokens - 1 if takes_back else 0
 
     @property
     def _most_tokens(self) -> int:
@@ -228,13 +233,15 @@ class TargetModel:
             self.rewind(text, len(text.tokens))
             self._catch_up(text, end)
         shared = min(shared, text.n_cached)
-        return max(0, shared - 1) if states and self._can_branch else shared
+        # A recurrent state that ends here goes on from the states that the drafter has seen.
+        goes_on = not self._can_branch and shared == text.n_cached
+        return max(0, shared - 1) if states and not goes_on else shared
 
     def rewind(self, text: CachedText, length: int) -> None:
         """Drop everything of the text after its first `length` tokens.
 
-        Also drops what an interrupted round left in the cache. Memories that cannot drop a part are
-        cleared: `text.n_cached` is then 0.
+        Also drops what an interrupted round left in the cache. A memory that cannot drop a part
+        returns to an earlier state (`Memory.return_to`), and `text.n_cached` is less than `length`.
         """
         memory, was_cached = self.context.memory, text.n_cached
         # A failed evaluation clears a memory that cannot drop a part: what it holds is the truth.
@@ -244,10 +251,16 @@ class TargetModel:
         if self._can_branch:
             # Even if nothing was cut: an interrupted round's nodes lie behind what is cached.
             self._drop(self._cell(text.n_cached))
-        # A recurrent state cannot drop a part: it starts again from nothing.
-        elif text.n_cached < was_cached or memory.last_position(self._first_id) >= text.n_cached:
-            text.n_cached = 0
-            memory.clear()
+        elif text.n_cached <= last:
+            kept, text.n_cached = text.n_cached, 0
+            text.n_cached = memory.return_to(kept, self._first_id)
+
+    def returns_to(self, text: CachedText, length: int) -> int:
+        """Return how many tokens of a text would stay cached if it was cut at `length`."""
+        length = min(length, text.n_cached)
+        if self._can_branch:
+            return length
+        return min(length, self.context.memory.returns_to(length, self._first_id))
 
     def _drop(self, start: int) -> None:
         """Drop all positions from `start` on, for every sequence of the text."""
@@ -271,16 +284,29 @@ class TargetModel:
         hidden_states = options.hidden_states
         has_states = hidden_states or options.nextn_states or bool(options.layer_inputs)
         text.n_prompt = end
-        for start, stop in self._pieces(text.n_cached, end, self.longest_piece):
+        borders = self._borders(text, end)
+        parts = pairwise(sorted({text.n_cached, *borders, end}))
+        spans = (span for part in parts for span in self._pieces(*part, self.longest_piece))
+        for start, stop in spans:
             piece = self._fed(text.tokens[start:stop])
             n_rows, cell = len(piece) if hidden_states else 0, self._cell(start)
             self._batch.fill_chain(piece, cell, self._all_ids, n_rows)
             rows = self.context.decode(self._batch)
             if has_states and learn is not None:
                 learn(start, rows, len(piece))
-            # Last, so that an interrupt anywhere above leaves a number that is true.
+            # After that, so that an interrupt anywhere above leaves a number that is true.
             text.n_cached = start + len(piece)
+            if text.n_cached in borders:
+                self.context.memory.note_checkpoint(self._first_id)
             yield
+
+    def _borders(self, text: CachedText, end: int) -> frozenset[int]:
+        """Return the lengths of a prompt after which its state is kept, if it keeps checkpoints."""
+        if self.context.memory.checkpoints is None:
+            return frozenset()
+        is_control = self.context.model.vocabulary.is_control
+        controls = [i for i in range(text.n_cached, end) if is_control(text.tokens[i])]
+        return checkpoint_places(controls, text.n_cached, end)
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
         """Evaluate the tokens that are not cached, and `tree` below the last of them, at once.
@@ -288,6 +314,8 @@ class TargetModel:
         That is the last token alone, unless accepted ones before it lay out of place.
         """
         tokens, parents, places = self._in_order(text, tree)
+        if tree.tokens and self.context.memory.spare is not None:
+            self.context.memory.hold()
         rows = self._evaluate_at(text.n_cached, tokens, parents)
         return rows if places is None else PlacedRows(rows, places)
 
@@ -299,12 +327,13 @@ class TargetModel:
         And where the root and the tree's nodes are among them; None: at the front.
         """
         tokens, last = text.tokens, len(text.tokens) - 1
-        if not text.n_prompt <= text.n_cached <= last:
-            cached = f"of {len(tokens)} tokens {text.n_cached} are cached"
-            raise OptionError(f"{cached}: a tree grows from a token that is not, behind the prompt")
-        n_pending, n_nodes = last - text.n_cached, len(tree.tokens)
-        if (n_pending or n_nodes) and n_pending + 1 + n_nodes > self._most_tokens:
-            self._catch_up(text, last)
+        if text.n_cached != last:
+            if not text.n_prompt <= text.n_cached <= last:
+                cached = f"of {len(tokens)} tokens {text.n_cached} are cached"
+                problem = f"{cached}: a tree grows from a token that is not, behind the prompt"
+                raise OptionError(problem)
+            if last - text.n_cached + 1 + len(tree.tokens) > self._most_tokens:
+                self._catch_up(text, last)
         arranged = self._arranged(text, tree)
         if arranged is None:
             return [tokens[-1], *tree.tokens], tree.parents, None
@@ -327,7 +356,16 @@ class TargetModel:
         return rows
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep root and `path`, for every sequence: the nodes in place now, others next round."""
+        """Keep root and `path`, for every sequence: the nodes in place now, others next round.
+
+        A state that cannot drop a part of a chain returns to that before the round, and everything
+        that is kept comes next round.
+        """
+        memory = self.context.memory
+        if memory.spare is not None and len(path) < len(tree.tokens):
+            memory.return_to_held()
+            text.tokens.extend(map(tree.tokens.__getitem__, path))
+            return
         arranged = self._arranged(text, tree)
         if arranged is None:
             self._commit_in_place(text, tree, path)
@@ -442,22 +480,36 @@ class TargetModel:
             # Its last node's sequences hold the whole path: the others take over what they lack.
             # Each move walks all cells of the context: sequences that hold the path make none.
             source = layout.ids[path[-1]][0]
-            if LOOPS is not None and memory.follow(source, root + 1, end, moves, LOOPS.follow):
-                return
-            for sequence, shared, strays in moves:
-                # First, or the path would be attended to beside another branch's cells.
-                if strays:
-                    memory.truncate(root + 1 + shared, end, sequence)
-                memory.branch(source, sequence, root + 1 + shared, end)
+            memory.follow(source, root + 1, end, moves)
 
     def _require_chain(self, n_nodes: int, layout: TreeLayout) -> None:
         """Raise `UnsupportedModelError` unless a recurrent state can take back the whole tree."""
         context = self.context
-        most = context.options.n_rollback if context.model.can_roll_back else 0
+        most = self.max_nodes if context.memory.spare is not None else context.memory.n_rollback
         if layout.n_leaves > 1 or n_nodes > most:
             kind = f"{context.model.architecture} models keep a recurrent state"
             limit = f"this context verifies chains of at most {most} drafts"
             raise UnsupportedModelError(f"{kind}: {limit}")
+
+
+def checkpoint_places(controls: Sequence[int], start: int, end: int) -> frozenset[int]:
+    """Return after how many tokens of a prompt, read from `start` to `end`, its state is kept.
+
+    Control tokens (`controls` are their places) stand at the borders of messages. So a state before
+    the first of some that stand together is one that the next turn of a chat, and an edited or
+    repeated message, goes on from. Where none are, it is kept now and then, and at the end.
+    """
+    places: list[int] = []
+    last_control, last = start - _NEAREST_CHECKPOINTS, start
+    for place in (*controls, end):
+        while place - last > _FURTHEST_CHECKPOINTS:
+            last += _FURTHEST_CHECKPOINTS
+            places.append(last)
+        if place - last_control >= _NEAREST_CHECKPOINTS and place > start:
+            places.append(place)
+            last = place
+        last_control = place
+    return frozenset(places)
 
 
 def most_tokens(drafter: DraftSize) -> int:

@@ -21,7 +21,7 @@ divides by. This file is compiled by Cython where there is a compiler (`growth.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
@@ -30,9 +30,10 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.laws.law import Law, RankedLaw
 from specrun.runtime.laws.noise import DraftNoise, NoiseSource, choose_in_turn
 from specrun.runtime.trees.topology import Topology
-from specrun.runtime.trees.tree import ROOT, DraftTree, Draw, Siblings, depths_below
+from specrun.runtime.trees.tree import ROOT, DraftTree, Draw, Siblings, as_draw, depths_below
 
 _NONE: list[int] = []  # the root's parents and tokens; never changed
+_NO_ENDS: frozenset[int] = frozenset()
 TreeSampling = Literal["with", "without", "argmax"]
 Child = tuple[int, int]
 """A child's node and its token."""
@@ -47,9 +48,9 @@ class TreeBuilder:
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._hidden: set[int] = set()  # nodes that are no candidates
-        self._draws: dict[int, list[Draw]] = {}
-        self._children: dict[tuple[int, int], int] = {}
+        self._draws: dict[int, list[tuple[int, Law | None]]] = {}  # of `Draw`
         self._siblings: dict[int, Siblings] = {}
+        self._is_of_points = True  # nothing but different point masses
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -58,35 +59,39 @@ class TreeBuilder:
         """Record a draw of `token` below `parent`; return its node, that of an equal sibling."""
         if parent in self._siblings:
             self._part(parent)
-        # Equal siblings stand for one text: one row of the target decides below both.
-        node = self._children.get((parent, token))
-        if node is None:
-            node = self._children[parent, token] = self._append(parent, token, True)
-        draws = self._draws.get(parent)
+        node, draws = ROOT, self._draws.get(parent)
         if draws is None:
             draws = self._draws[parent] = []
-        draws.append(Draw(node, law))
+        # Equal siblings stand for one text: one row of the target decides below both.
+        for drawn, _ in draws:
+            if self._tokens[drawn] == token:
+                node, self._is_of_points = drawn, False
+                break
+        if node == ROOT:
+            node = self._append(parent, token, True)
+        if law is not None:
+            self._is_of_points = False
+        draws.append((node, law))
         return node
 
-    def add_siblings(self, parent: int, tokens: Sequence[int], law: Law) -> range:
-        """Record draws without replacement (see `Siblings`) below a parent; return their nodes.
+    def add_siblings(self, parent: int, tokens: Sequence[int], law: Law) -> int:
+        """Record draws without replacement (see `Siblings`) below a parent; return the first node.
 
         It has no children yet.
         """
         first, n = len(self._tokens), len(tokens)
         if not ROOT <= parent < first or parent in self._hidden:
             self._require_parent(parent, first, True)
+        self._is_of_points = False
         self._tokens.extend(tokens)
         self._parents.extend([parent] * n)
         self._siblings[parent] = Siblings(first, tokens, law)
-        return range(first, first + n)
+        return first
 
     def _part(self, parent: int) -> None:
         """Let siblings be single draws, to which others are added."""
         siblings = self._siblings.pop(parent)
-        self._draws[parent] = list(siblings)
-        for node, token in enumerate(siblings.tokens, siblings.first):
-            self._children[parent, token] = node
+        self._draws[parent] = [(draw.node, draw.law) for draw in siblings]
 
     def add_hidden(self, parent: int, token: int) -> int:
         """Add a node that is evaluated and reported back, but never accepted."""
@@ -95,13 +100,15 @@ class TreeBuilder:
 
     def build(self) -> DraftTree:
         """Return the finished tree."""
+        if self._is_of_points:
+            return DraftTree.of_points(self._tokens, (*self._parents,))
         parents, depths, candidates = depths_below((*self._parents,))
         if self._hidden:
             candidates = tuple([node not in self._hidden for node in range(len(parents))])
-        return DraftTree(tuple(self._tokens), parents, depths, candidates, self._all_draws())
-
-    def _all_draws(self) -> Mapping[int, Sequence[Draw]]:
-        return self._siblings | {parent: tuple(draws) for parent, draws in self._draws.items()}
+        draws: dict[int, Sequence[Draw]] = dict(self._siblings)
+        for parent, drawn in self._draws.items():
+            draws[parent] = (*map(as_draw, drawn),)
+        return DraftTree(tuple(self._tokens), parents, depths, candidates, draws)
 
     def _append(self, parent: int, token: int, candidate: bool) -> int:
         node = len(self._tokens)
@@ -109,6 +116,7 @@ class TreeBuilder:
             self._require_parent(parent, node, candidate)
         if not candidate:
             self._hidden.add(node)
+            self._is_of_points = False
         self._tokens.append(token)
         self._parents.append(parent)
         return node
@@ -151,7 +159,7 @@ def propose_without_replacement(
         tokens = noise.choose_distinct(law, count)
     else:
         tokens = choose_in_turn(noise, law, count)
-    return list(zip(builder.add_siblings(parent, tokens, law), tokens, strict=True))
+    return [*enumerate(tokens, builder.add_siblings(parent, tokens, law))]
 
 
 def propose_most_likely(
@@ -171,21 +179,6 @@ _SCHEMES: dict[TreeSampling, Propose] = {
 def proposal_scheme(sampling: TreeSampling) -> Propose:
     """Return the scheme of a name."""
     return _SCHEMES[sampling]
-
-
-def ending_at(end_tokens: frozenset[int], propose: Propose) -> Propose:
-    """Return a scheme of chains that drafts nothing below `end_tokens`.
-
-    In a tree that would change the draws of other nodes.
-    """
-
-    def proposed(
-        builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
-    ) -> list[Child]:
-        made = propose(builder, parent, law, count, noise)
-        return [child for child in made if child[1] not in end_tokens]
-
-    return proposed
 
 
 def most_likely(law: Law, count: int) -> list[tuple[int, float]]:
@@ -286,9 +279,18 @@ def drive(steps: Steps[DrawnT], laws: LawSource) -> DrawnT:
 
 
 def tree_steps(
-    topology: Topology, propose: Propose, noise: NoiseSource, start: int, stop: Stop | None = None
+    topology: Topology,
+    propose: Propose,
+    noise: NoiseSource,
+    start: int,
+    stop: Stop | None = None,
+    end_tokens: frozenset[int] = _NO_ENDS,
 ) -> Steps[DraftTree]:
-    """Grow a tree as `grow_tree` does; a chain is a tree of width 1."""
+    """Grow a tree as `grow_tree` does; a chain is a tree of width 1.
+
+    A chain has nothing below one of `end_tokens`. In a tree that would change the draws of other
+    nodes.
+    """
     builder, children = TreeBuilder(), topology.children
     level, parents, tokens = [(ROOT, ROOT)], _NONE, _NONE
     first, evaluated = ROOT, 0  # evaluated nodes are numbered in turn: that of level[0], of all
@@ -298,13 +300,15 @@ def tree_steps(
         laws = yield parents, tokens
         noise.seek(start + depth)  # all draws of a depth are for one position
         above, level, parents, tokens = level, [], [], []
-        for index, (law, (place, node)) in enumerate(zip(laws, above, strict=True)):
+        for index, (place, node) in enumerate(above):
+            law = laws[index]
             # Read from the law before anything is drawn from it, so that exactness holds.
             if stop is not None and not stop.takes(law.most_likely[1]):
                 continue
-            made = propose(builder, node, law, len(children[place]), noise)
-            for below, (child, token) in zip(children[place], made, strict=False):
-                if below in children:  # leaves are not evaluated
+            places = children[place]
+            for rank, (child, token) in enumerate(propose(builder, node, law, len(places), noise)):
+                below = places[rank]
+                if below in children and token not in end_tokens:  # leaves are not evaluated
                     level.append((below, child))
                     parents.append(first + index)
                     tokens.append(token)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
 from types import MappingProxyType
@@ -36,6 +36,10 @@ class Draw(NamedTuple):
 
     node: int
     law: Law | None = None
+
+
+as_draw: Callable[[tuple[int, Law | None]], Draw] = functools.partial(tuple.__new__, Draw)
+"""Return a draw of its fields: a named tuple's own constructor takes longer."""
 
 
 # Not frozen: that costs a call for every field, in every round. Trees share what they are made of.
@@ -105,7 +109,7 @@ class DraftTree:
         tree = DraftTree(tuple(tokens), parents, depths, candidates, draws)
         if laws:
             # Node i hangs below i - 1, and ROOT is -1.
-            tree.draws = {i - 1: (Draw(i, laws[i]),) for i in range(len(tokens))}
+            tree.draws = {i - 1: (as_draw((i, laws[i])),) for i in range(len(tokens))}
         return tree
 
     @staticmethod
@@ -173,7 +177,7 @@ class Siblings(Sequence[Draw]):
     def __iter__(self) -> Iterator[Draw]:
         law = self.law
         for node, token in enumerate(self.tokens, self.first):
-            yield Draw(node, law)
+            yield as_draw((node, law))
             law = law.without(token)
 
     def __len__(self) -> int:

@@ -20,7 +20,13 @@ from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafters.dflash.drafter import BlockDrafter
 from specrun.runtime.drafters.dflash.rows import BlockRows
 from specrun.runtime.drafters.dflash.source import BlockState
-from specrun.runtime.drafters.eagle import Eagle3Head, EagleHead, EagleState, PairHead
+from specrun.runtime.drafters.eagle import (
+    MASK_FEATURES,
+    Eagle3Head,
+    EagleHead,
+    EagleState,
+    PairHead,
+)
 from specrun.runtime.drafters.hydra import HydraHead
 from specrun.runtime.drafters.medusa import MedusaHead
 from specrun.runtime.engine.session import Session
@@ -283,6 +289,9 @@ def _open_hydra(path: Path, target: Model, ranks: int, n: int, n_threads: int) -
 
 def _open_eagle(path: Path, target: Model, ranks: int, n: int, n_threads: int) -> HeadGuesses:
     file = HeadFile(path, read_header(path).architecture)
+    if MASK_FEATURES in file:
+        problem = f"{path} drafts all tokens at once (P-EAGLE)"
+        raise UnsupportedModelError(f"{problem}: accuracies are of heads that draft one by one")
     head_class = EagleHead if file.kind == "eagle" else Eagle3Head
     head: PairHead = head_class(path, target, ranks=ranks, n_threads=n_threads)
     # Beside the text's cells those of the predicted states below its last position.

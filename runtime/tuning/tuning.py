@@ -25,7 +25,7 @@ from specrun.runtime.engine.session import Session
 from specrun.runtime.language import quoted
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.memory import fitted_here, layers_of
-from specrun.runtime.models.pairing import check_draftable, check_pair
+from specrun.runtime.models.pairing import check_pair
 from specrun.runtime.planning import CostCurve, RoundCosts, chain_theory, measure_cost_curve
 from specrun.runtime.planning.measure import MEASURED_SIZES, sized_to_measure
 from specrun.runtime.planning.theory import memory_traffic, multiplications
@@ -90,7 +90,6 @@ def tune(
     layers, draft_layers = tuned_layers(options)
     use_mmap = options.loading.use_mmap
     with Model(options.target, n_gpu_layers=layers, use_mmap=use_mmap) as target:
-        check_draftable(target)
         bench = _Bench(options, target, progress)
         bench.require_laws()
         prompts = bench.checked(prompts_of(target))
@@ -236,12 +235,12 @@ class _Bench:
             vector = acceptance_by_rank(pairs, sampling, _RANKS).tolist()
             acceptance[sampling] = tuple(vector)
             # With a single rank the plan is a chain: the best one is tried beside the best tree.
-            for ranks in (1, _RANKS):
+            for ranks in (1, _RANKS) if self._target.can_branch else (1,):
                 plan = plan_tree(
                     vector[:ranks],
                     costs,
                     sizes=_tree_sizes(costs),
-                    max_depth=self._options.max_depth,
+                    max_depth=self._environment.bounded(self._options.max_depth),
                     tolerance=_TOLERANCE,
                 )
                 if plan is not None:
@@ -256,6 +255,8 @@ class _Bench:
         params: SamplingParams,
     ) -> list[Candidate]:
         """Return the best tree that grows by path probability, if one pays."""
+        if not self._target.can_branch:
+            return []
         sizes = _tree_sizes(costs)
         depth = min(self._options.max_depth, _DEEPEST_DYNAMIC)
         measured = []

@@ -122,7 +122,7 @@ def test_a_recurrent_model_is_still_decoded(run: Run, tmp_path: Path) -> None:
     model = write_tiny_mamba(tmp_path / "mamba.gguf")
     result = run("generate", "-m", model, "-p", "a", "-n", 4, "--json")
     assert result.exit_code == 0, result.stderr
-    assert json.loads(result.stdout)["stats"]["drafter"] == "none"
+    assert json.loads(result.stdout)["stats"]["drafter"] == "auto"
 
 
 def test_the_text_of_a_seed_does_not_hang_on_who_drafts(run: Run, models: Models) -> None:

@@ -31,6 +31,7 @@ CODES = [(-3, True), (1, False), (-3, False), (2, True), (-2, True), (-1, False)
 """What llama_decode returns, and whether after having run."""
 CASES = [
     ("mamba", "none"),
+    ("mamba", "jacobi(n=3, always=yes)"),
     ("hybrid", "none"),
     ("hybrid", "mtp(n=3)"),
     ("shallow", "none"),

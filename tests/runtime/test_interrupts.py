@@ -10,8 +10,9 @@ import pytest
 from support.interrupts import FOLDERS, Interrupted, sampled_points
 from support.tiny_models import F32
 
+from specrun.bindings.contexts import memory
 from specrun.runtime import Runtime, SamplingParams, SpecrunError
-from specrun.runtime.round import Conversation, TargetModel, common_prefix
+from specrun.runtime.round import Conversation, TargetModel, common_prefix, target
 
 pytest.importorskip("torch")
 from support.every_drafter import DRAFTERS, named, write_all
@@ -113,6 +114,20 @@ def test_an_interrupt_at_any_line_leaves_a_session_that_answers_as_a_fresh_one(
     files: dict[str, Path], target: str, drafter: str, whole_sweep: bool
 ) -> None:
     assert problems(files, target, drafter, whole=whole_sweep) == []
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_return_to_an_earlier_state_may_be_interrupted(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch, held: bool, whole_sweep: bool
+) -> None:
+    """Both prompts go on from the state before their second message, and rounds from theirs."""
+    if held:
+        monkeypatch.setattr("specrun.bindings.models.model.ROLLBACK_ARCHITECTURES", ())
+    message = [*PROMPT[:20], 319]
+    monkeypatch.setitem(globals(), "PROMPT", [*message, *PROMPT])
+    monkeypatch.setitem(globals(), "OTHER", [*message, *OTHER])
+    within = [str(Path(str(each.__file__))) for each in (memory, target)]
+    assert problems(files, "hybrid", "mtp(n=3)", whole=whole_sweep, within=within) == []
 
 
 @pytest.mark.parametrize(

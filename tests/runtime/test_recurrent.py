@@ -1,5 +1,4 @@
-"""Recurrent models: plain decoding works over several prompts, drafting is refused with a
-sentence."""
+"""Recurrent models: plain decoding and single chains of drafts work over several prompts."""
 
 from __future__ import annotations
 
@@ -33,11 +32,25 @@ def test_plain_decoding_works_and_a_second_prompt_starts_from_a_clean_state(mamb
     )  # a state that ignored the prompt would answer alike
 
 
-@pytest.mark.parametrize("drafter", ["prompt-lookup", "draft(FILE)", "draft(FILE, tree=2x2)"])
-def test_drafting_is_refused_with_what_to_do(mamba: Path, drafter: str) -> None:
-    with pytest.raises(
-        UnsupportedModelError, match=r"recurrent or hybrid model \(mamba\).*--drafter none"
-    ) as caught:
+@pytest.mark.parametrize("drafter", ["jacobi(n=3, always=yes)", "prompt-lookup", "auto"])
+def test_drafts_change_no_text(mamba: Path, drafter: str) -> None:
+    with (
+        Runtime(mamba, drafter=drafter, n_ctx=256, n_threads=1) as runtime,
+        Runtime(mamba, "none", n_ctx=256, n_threads=1) as plain,
+    ):
+        for prompt in ([1, 2, 3, 4, 5], [1, 2, 9, 8], [1, 2, 9, 8, 7, 6]):
+            assert answer(runtime, prompt) == answer(plain, prompt)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "problem"),
+    [
+        ("prompt-lookup(branches=2)", "one chain of drafts, and .* may branch"),
+        ("draft(FILE)", "cannot take back rejected drafts"),
+    ],
+)
+def test_what_cannot_draft_is_said(mamba: Path, drafter: str, problem: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=problem) as caught:
         Runtime(mamba, drafter=drafter.replace("FILE", f'"{mamba}"'), n_ctx=256, n_threads=1)
     assert caught.value.exit_code == 3
 

@@ -54,6 +54,9 @@ class PairChainByDepth(PairsByDepth):
             return None
         return pair_chain(self, piece.tokens, piece.rows, piece.position, piece.count, n)
 
+    def drop(self, _n: int, _position: int) -> None:
+        raise NotImplementedError  # of a window, which none of them has
+
 
 def whole_places(places: RowPlaces) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Positions, cells, and all cells that each row sees."""

@@ -35,7 +35,8 @@ def add_children(
         return [builder.add(parent, draws.choose(law), law)]
     if kind == 1:
         tokens = draws.for_drafting(parent + 2).choose_distinct(law, count)
-        return list(builder.add_siblings(parent, tokens, law))
+        first = builder.add_siblings(parent, tokens, law)
+        return [*range(first, first + len(tokens))]
     if kind == 2:
         tokens = [int(generator.integers(len(law.probs))) for _ in range(count)]
         return list({builder.add(parent, int(law.ids[place])) for place in tokens})

@@ -61,6 +61,10 @@ def published_tensors(drafter: TinyDFlash) -> dict[str, npt.NDArray[Any]]:
         ids = found["d2t"]
         found["d2t"] = ids - np.arange(len(ids))
         found["t2d"] = np.isin(np.arange(drafter.vocab_size), ids)
+    if drafter.head != "vanilla":
+        name = "gate_proj" if drafter.head == "gated" else "joint_proj"
+        weight, bias = drafter.latent_matrix()
+        found |= {f"markov_head.{name}.weight": weight, f"markov_head.{name}.bias": bias}
     return found
 
 
@@ -91,7 +95,7 @@ def published_config(drafter: TinyDFlash, layout: Layout) -> dict[str, Any]:
     }  # fmt: skip
     heads: dict[str, Any] = {}
     if drafter.generation == "dspark":
-        heads = {"markov_rank": drafter.rank, "markov_head_type": "vanilla"}
+        heads = {"markov_rank": drafter.rank, "markov_head_type": drafter.head}
         heads |= {"enable_confidence_head": drafter.confidence}
         heads |= {"confidence_head_with_markov": True}
     if drafter.generation == "dflash2":

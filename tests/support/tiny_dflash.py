@@ -61,6 +61,7 @@ class TinyDFlash:
     mrope: bool = False
     spread: float = 1.0
     context: int = 1024
+    head: Literal["vanilla", "gated", "rnn"] = "vanilla"
 
     @property
     def head_width(self) -> int:
@@ -74,6 +75,16 @@ class TinyDFlash:
     @property
     def n_slots(self) -> int:
         return self.block_size - self.first
+
+    def latent_matrix(self) -> tuple[Array, Array]:
+        """The gate of a Markov head, or the matrix of its state, and the bias of either."""
+        parts, own = {"gated": (1, 1), "rnn": (3, 2)}[self.head]
+        random = np.random.default_rng([self.seed, 77])
+        shape = parts * self.rank, self.width + own * self.rank
+        weight = random.standard_normal(shape) * 2.0 * shape[1] ** -0.5
+        return weight.astype(np.float32), (0.3 * random.standard_normal(shape[0])).astype(
+            np.float32
+        )
 
     def tensors(self) -> Tensors:
         """The tensors by their names in GGUF files, rows first."""
@@ -202,6 +213,11 @@ class TinyDFlash:
         if self.generation == "dspark":
             metadata.flag("dflash.sample_from_anchor", self.from_anchor)
             metadata.flag("dflash.has_confidence_head", self.confidence)
+        if self.head != "vanilla":
+            weight, bias = self.latent_matrix()
+            metadata.text("dflash.markov_head_type", self.head)
+            metadata.numbers("dflash.markov_head.weight", weight.reshape(-1).tolist())
+            metadata.numbers("dflash.markov_head.bias", bias.tolist())
         if self.generation == "dflash2":
             metadata.counts(
                 "dflash",
@@ -286,6 +302,28 @@ class TinyDFlash:
         whole = np.zeros(self.vocab_size)
         whole[made["d2t"]] = after
         return whole
+
+    def path_biases(self, states: Array, tokens: Sequence[int]) -> list[Array]:
+        """What a Markov head adds along a path: `tokens` before each slot that predicts, from the
+        text's last on; `states` are those of the whole block."""
+        made, found = self.tensors(), list[Array]()
+        weight, bias = (part.astype(np.float64) for part in self.latent_matrix())
+        state = np.zeros(self.rank)
+        for slot, token in enumerate([tokens[0]] * self.first + list(tokens)):
+            own = made["markov_w1.weight"][token].astype(np.float64)
+            if self.head == "gated":
+                gate = weight @ np.concatenate([states[slot], own]) + bias
+                latent = own / (1.0 + np.exp(-gate))
+            else:
+                read = weight @ np.concatenate([state, own, states[slot]]) + bias
+                gate, candidate, output = np.split(read, 3)
+                share = 1.0 / (1.0 + np.exp(-gate))
+                state, latent = share * state + (1 - share) * np.tanh(candidate), np.tanh(output)
+            after = made["markov_w2.weight"].astype(np.float64) @ latent
+            whole = np.zeros(self.vocab_size)
+            whole[made.get("d2t", np.arange(self.vocab_size))] = after
+            found.append(whole)
+        return found[self.first :]
 
     def confident(self, state: Array, token: int) -> float:
         """DSpark: the confidence in the token after a given one, by the slot's state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,7 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 16,
 }
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 
 
 @dataclass(frozen=True)
@@ -32,8 +34,9 @@ class TinyEagle3:
     input_layernorm, cat(embedding, state), residual is the state that is not normed),
     `topK_genrate` (lm_head(norm(z)), z is fed back, first position 0). What speculators add:
     vllm-project/speculators, models/eagle3/model_definitions.py at 08af5f4d (norm_before_residual),
-    core.py at 033c87f2 (input_norm). EAGLE-3.1's fc_norm and norm_output: NVIDIA NeMo Automodel,
-    draft_llama.py.
+    core.py at 033c87f2 (input_norm, several layers; P-EAGLE's `mask_hidden` and token `mask`).
+    YaRN: transformers, modeling_rope_utils.py. EAGLE-3.1's fc_norm and norm_output: NVIDIA NeMo
+    Automodel, draft_llama.py.
     """
 
     weights: dict[str, npt.NDArray[Any]]
@@ -45,6 +48,12 @@ class TinyEagle3:
     norm_output: bool = False
     rope_scaling: dict[str, Any] | None = None
     taps: tuple[int, ...] = (1, 3, 5)
+    mask: int | None = None
+
+    @property
+    def n_layers(self) -> int:
+        found = {name.split(".")[1] for name in self.weights if name.startswith("layers.")}
+        return 1 + len(found)
 
     @property
     def hidden(self) -> int:
@@ -89,6 +98,8 @@ class TinyEagle3:
         scaling = self.rope_scaling
         if scaling["rope_type"] == "linear":
             return np.full(half, scaling["factor"])
+        if scaling["rope_type"] == "yarn":
+            return self._yarn(half, scaling["factor"], scaling["original_max_position_embeddings"])
         waves = 2 * np.pi * self.rope_base ** (np.arange(half) / half)
         trained = scaling["original_max_position_embeddings"]
         low, high = trained / scaling["low_freq_factor"], trained / scaling["high_freq_factor"]
@@ -97,6 +108,20 @@ class TinyEagle3:
         )
         between = 1 / ((1 - smooth) / scaling["factor"] + smooth)
         return np.where(waves < high, 1.0, np.where(waves > low, scaling["factor"], between))
+
+    def _yarn(self, half: int, factor: float, trained: int) -> npt.NDArray[np.float64]:
+        turns = np.array([32.0, 1.0])
+        bounds = half * np.log(trained / (turns * 2 * np.pi)) / np.log(self.rope_base)
+        low, high = max(np.floor(bounds[0]), 0.0), min(np.ceil(bounds[1]), 2 * half - 1)
+        kept = 1.0 - np.clip((np.arange(half) - low) / max(high - low, 1e-3), 0.0, 1.0)
+        return 1.0 / ((1.0 - kept) / factor + kept)
+
+    @property
+    def magnitude(self) -> float:
+        """What YaRN multiplies turned heads by."""
+        scaling = self.rope_scaling or {}
+        usual = scaling.get("rope_type") == "yarn"
+        return 1.0 + 0.1 * float(np.log(scaling["factor"])) if usual else 1.0
 
     # -- the reference -----------------------------------------------------------------------------
 
@@ -125,16 +150,28 @@ class TinyEagle3:
         normed = self._norm(states, layer["hidden_norm.weight"])
         x = torch.cat([self._norm(tokens, layer["input_layernorm.weight"]), normed], -1)
         residual = normed if self.norm_before_residual else states
-        y = (
-            residual
-            + self._attention(layer, x, positions, torch.tensor(sees))
-            @ layer["self_attn.o_proj.weight"].T
-        )
-        m = self._norm(y, layer["post_attention_layernorm.weight"])
-        gate = torch.nn.functional.silu(m @ layer["mlp.gate_proj.weight"].T)
-        z = y + (gate * (m @ layer["mlp.up_proj.weight"].T)) @ layer["mlp.down_proj.weight"].T
+        z = self._layer(layer, x, residual, positions, sees)
+        for number in range(1, self.n_layers):
+            start = f"layers.{number}."
+            layer = {name.removeprefix(start): weight for name, weight in w.items()}
+            x = self._norm(z, layer["input_layernorm.weight"])
+            z = self._layer(layer, x, z, positions, sees)
         read = self._norm(z, w["norm.weight"])
         return (read if self.norm_output else z), read
+
+    def _layer(
+        self,
+        layer: Tensors,
+        x: torch.Tensor,
+        residual: torch.Tensor,
+        positions: Sequence[int],
+        sees: npt.NDArray[np.bool_],
+    ) -> torch.Tensor:
+        mixed = self._attention(layer, x, positions, torch.tensor(sees))
+        y = residual + linear(layer, "self_attn.o_proj", mixed)
+        m = self._norm(y, layer["post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(linear(layer, "mlp.gate_proj", m))
+        return y + linear(layer, "mlp.down_proj", gate * linear(layer, "mlp.up_proj", m))
 
     def _attention(
         self, layer: Tensors, x: torch.Tensor, positions: Sequence[int], sees: torch.Tensor
@@ -143,10 +180,10 @@ class TinyEagle3:
         angles = (
             torch.tensor(list(positions), dtype=torch.float64)[:, None, None] * self.frequencies()
         )
-        cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+        cos, sin = (part.to(x.dtype) * self.magnitude for part in (angles.cos(), angles.sin()))
 
         def heads(part: str, count: int) -> torch.Tensor:
-            return (x @ layer[f"self_attn.{part}_proj.weight"].T).reshape(n, count, d)
+            return linear(layer, f"self_attn.{part}_proj", x).reshape(n, count, d)
 
         def rotated(y: torch.Tensor) -> torch.Tensor:
             a, b = y.chunk(2, -1)
@@ -182,7 +219,7 @@ class TinyEagle3:
         sizes = {
             "context_length": 1024,
             "embedding_length": self.hidden,
-            "block_count": 1,
+            "block_count": self.n_layers,
             "feed_forward_length": self.weights["midlayer.mlp.gate_proj.weight"].shape[0],
             "attention.head_count": self.n_heads,
             "attention.head_count_kv": self.n_kv_heads,
@@ -202,9 +239,13 @@ class TinyEagle3:
         scaling = changes.get("scaling", (self.rope_scaling or {}).get("rope_type"))
         if scaling not in (None, "llama3"):
             writer.add_string("eagle3.rope.scaling.type", scaling)
-            writer.add_float32(
-                "eagle3.rope.scaling.factor", (self.rope_scaling or {"factor": 1.0})["factor"]
-            )
+            settings = self.rope_scaling or {"factor": 1.0}
+            writer.add_float32("eagle3.rope.scaling.factor", settings["factor"])
+            trained = settings.get("original_max_position_embeddings")
+            if trained:
+                writer.add_uint32("eagle3.rope.scaling.original_context_length", trained)
+        if self.mask is not None:
+            writer.add_uint32("tokenizer.ggml.mask_token_id", self.mask)
         for name, flag in self._flags().items():
             writer.add_bool(f"eagle3.{name}", flag)
         for name, known in source.fields.items():
@@ -247,13 +288,13 @@ class TinyEagle3:
                 continue
             if name == "d2t":
                 array = self.target_ids
-            if name in ("midlayer.self_attn.q_norm.weight", "midlayer.self_attn.k_norm.weight"):
+            if name.endswith(("self_attn.q_norm.weight", "self_attn.k_norm.weight")):
                 array = array.reshape(2, -1).T.reshape(-1)
             for part, heads in (("q", self.n_heads), ("k", self.n_kv_heads)):
-                if name == f"midlayer.self_attn.{part}_proj.weight":
+                if f"self_attn.{part}_proj." in name:
                     halves = array.reshape(heads, 2, self.head_size // 2, -1)
                     array = halves.swapaxes(1, 2).reshape(array.shape)
-            found[_GGUF_NAMES.get(name, name)] = array
+            found[_gguf_name(name)] = array.reshape(-1) if name == "mask_hidden" else array
         return found
 
     def save(
@@ -274,7 +315,7 @@ class TinyEagle3:
         width = self.target_hidden
         inner = {
             "hidden_size": self.hidden,
-            "num_hidden_layers": 1,
+            "num_hidden_layers": self.n_layers,
             "num_attention_heads": self.n_heads,
             "num_key_value_heads": self.n_kv_heads,
             "head_dim": self.head_size,
@@ -285,6 +326,8 @@ class TinyEagle3:
             "max_position_embeddings": 1024,
             "hidden_act": "silu",
             "rope_scaling": self.rope_scaling,
+            "attention_bias": "midlayer.self_attn.q_proj.bias" in self.weights,
+            "mlp_bias": "midlayer.mlp.up_proj.bias" in self.weights,
         }
         outer: dict[str, Any] = {"draft_vocab_size": draft_tokens or target_config["vocab_size"]}
         if width != self.hidden:
@@ -293,7 +336,12 @@ class TinyEagle3:
         names = {name: name for name in self.weights}
         if layout == "speculators":
             names = {name: name.replace("midlayer.", "layers.0.") for name in names}
-            outer |= {"speculators_model_type": "eagle3", "architectures": ["Eagle3Speculator"]}
+            kind = "Eagle3Speculator" if self.mask is None else "PEagleSpeculator"
+            outer |= {"speculators_model_type": "eagle3", "architectures": [kind]}
+            if self.mask is not None:
+                proposal = {"speculative_tokens": 6, "proposal_type": "greedy"}
+                outer |= {"speculators_model_type": "peagle", "mask_token_id": self.mask}
+                outer["speculators_config"] = {"proposal_methods": [proposal]}
             outer["eagle_aux_hidden_state_layer_ids"] = list(self.taps)
             config = {**outer, "transformer_layer_config": {**inner, "model_type": "llama"}}
         elif layout == "deepspec":
@@ -322,19 +370,35 @@ _GGUF_NAMES = {
     "lm_head.weight": "output.weight",
     "norm.weight": "output_norm.weight",
     "input_norm.weight": "enc.output_norm.weight",
-    "midlayer.hidden_norm.weight": "blk.0.attn_norm_2.weight",
-    "midlayer.input_layernorm.weight": "blk.0.attn_norm.weight",
-    "midlayer.post_attention_layernorm.weight": "blk.0.ffn_norm.weight",
-    "midlayer.self_attn.q_proj.weight": "blk.0.attn_q.weight",
-    "midlayer.self_attn.k_proj.weight": "blk.0.attn_k.weight",
-    "midlayer.self_attn.v_proj.weight": "blk.0.attn_v.weight",
-    "midlayer.self_attn.q_norm.weight": "blk.0.attn_q_norm.weight",
-    "midlayer.self_attn.k_norm.weight": "blk.0.attn_k_norm.weight",
-    "midlayer.self_attn.o_proj.weight": "blk.0.attn_output.weight",
-    "midlayer.mlp.gate_proj.weight": "blk.0.ffn_gate.weight",
-    "midlayer.mlp.up_proj.weight": "blk.0.ffn_up.weight",
-    "midlayer.mlp.down_proj.weight": "blk.0.ffn_down.weight",
 }
+_IN_LAYER = {
+    "hidden_norm": "attn_norm_2",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+def _gguf_name(name: str) -> str:
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)\.(\w+)", name.replace("midlayer.", "layers.0."))
+    if match is None:
+        return _GGUF_NAMES.get(name, name)
+    return f"blk.{match[1]}.{_IN_LAYER[match[2]]}.{match[3]}"
+
+
+def linear(layer: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
+    """A matrix of a layer, and its bias if it has one."""
+    product = x @ layer[f"{name}.weight"].T
+    bias = layer.get(f"{name}.bias")
+    return product if bias is None else product + bias
 
 
 @dataclass(frozen=True)
@@ -348,6 +412,9 @@ class Variant:
     head_norms: bool = False
     n_kv_heads: int = 2
     target_hidden: int | None = None
+    n_layers: int = 1
+    biased: bool = False
+    mask: int | None = None
     changes: dict[str, Any] = field(default_factory=dict)
 
 
@@ -367,22 +434,35 @@ def random_eagle3(
     def norm(n: int) -> npt.NDArray[np.float32]:
         return (1 + 0.1 * rng.normal(size=n)).astype(np.float32)
 
+    def layer(start: str, reads: int) -> dict[str, npt.NDArray[Any]]:
+        return {
+            f"{start}input_layernorm.weight": norm(hidden),
+            f"{start}post_attention_layernorm.weight": norm(hidden),
+            f"{start}self_attn.q_proj.weight": matrix(heads * d, reads),
+            f"{start}self_attn.k_proj.weight": matrix(variant.n_kv_heads * d, reads),
+            f"{start}self_attn.v_proj.weight": matrix(variant.n_kv_heads * d, reads),
+            f"{start}self_attn.o_proj.weight": matrix(hidden, heads * d),
+            f"{start}mlp.gate_proj.weight": matrix(wide, hidden),
+            f"{start}mlp.up_proj.weight": matrix(wide, hidden),
+            f"{start}mlp.down_proj.weight": matrix(hidden, wide),
+        }
+
     weights: dict[str, npt.NDArray[Any]] = {
         "fc.weight": matrix(hidden, features),
         "midlayer.hidden_norm.weight": norm(hidden),
-        "midlayer.input_layernorm.weight": norm(hidden),
-        "midlayer.post_attention_layernorm.weight": norm(hidden),
-        "midlayer.self_attn.q_proj.weight": matrix(heads * d, 2 * hidden),
-        "midlayer.self_attn.k_proj.weight": matrix(variant.n_kv_heads * d, 2 * hidden),
-        "midlayer.self_attn.v_proj.weight": matrix(variant.n_kv_heads * d, 2 * hidden),
-        "midlayer.self_attn.o_proj.weight": matrix(hidden, heads * d),
-        "midlayer.mlp.gate_proj.weight": matrix(wide, hidden),
-        "midlayer.mlp.up_proj.weight": matrix(wide, hidden),
-        "midlayer.mlp.down_proj.weight": matrix(hidden, wide),
+        **layer("midlayer.", 2 * hidden),
         "norm.weight": norm(hidden),
     }
-    if variant.head_norms:
-        weights |= {f"midlayer.self_attn.{part}_norm.weight": norm(d) for part in "qk"}
+    starts = ["midlayer.", *(f"layers.{number}." for number in range(1, variant.n_layers))]
+    for start in starts[1:]:
+        weights |= layer(start, hidden)
+    for start in starts if variant.head_norms else ():
+        weights |= {f"{start}self_attn.{part}_norm.weight": norm(d) for part in "qk"}
+    if variant.biased:
+        biases = {n: len(a) for n, a in weights.items() if "_proj." in n}
+        weights |= {n.replace(".weight", ".bias"): norm(rows) - 1 for n, rows in biases.items()}
+    if variant.mask is not None:
+        weights["mask_hidden"] = matrix(1, 1, features) * np.float32(features**0.5)
     if variant.norm_before_fc:
         weights["input_norm.weight"] = norm(features)
     if variant.fc_norm:
@@ -394,4 +474,5 @@ def random_eagle3(
         weights["d2t"] = ids - np.arange(len(ids))
         weights["t2d"] = np.isin(np.arange(vocab_size), ids)
         weights["lm_head.weight"] = 3 * matrix(variant.draft_tokens, hidden)
-    return replace(TinyEagle3(weights, n_kv_heads=variant.n_kv_heads), **variant.changes)
+    tiny = TinyEagle3(weights, n_kv_heads=variant.n_kv_heads, mask=variant.mask)
+    return replace(tiny, **variant.changes)

@@ -12,6 +12,7 @@ from specrun.bindings.errors import OptionError, OutOfMemoryError
 from specrun.train.consistency import ConsistencyRecipe
 from specrun.train.distillation import DistillationLoss, DrafterRecipe
 from specrun.train.heads import (
+    DFlashRecipe,
     Eagle3Recipe,
     EagleRecipe,
     HeadRun,
@@ -29,6 +30,16 @@ HEADS: dict[str, Any] = {
     "hydra": HydraRecipe.plus_plus(heads=2),
     "eagle": EagleRecipe(steps=2, law_tokens=64),
     "eagle3": Eagle3Recipe(steps=2, layers=(0, 1, 3), draft_tokens=100, optimizer="muon"),
+    "dflash": DFlashRecipe(
+        block_size=4,
+        n_layers=1,
+        layers=(0, 1, 3),
+        markov_rank=8,
+        confidence=True,
+        draft_tokens=100,
+        law_tokens=40,
+        optimizer="muon",
+    ),
     "pass": PassRecipe(count=2),
     "space": SpaceRecipe(count=2, from_law=True),
 }

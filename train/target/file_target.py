@@ -21,7 +21,6 @@ from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.bindings.models.model import Model
 from specrun.convert.gguf import GGUFSource, require_whole
 from specrun.runtime.language import method_of_head
-from specrun.runtime.models import check_rollback
 from specrun.train.data.corpus import TokenBatch
 from specrun.train.data.tokens import TargetTokenizer
 from specrun.train.target.hf_model import TargetMatrices
@@ -229,7 +228,6 @@ def check_file_target(path: Path) -> None:
             raise UnsupportedModelError(
                 f"{path} is no left-to-right decoder ({header.architecture}): nothing drafts for it"
             )
-        check_rollback(model)
 
 
 def check_taps(path: Path) -> None:

@@ -260,6 +260,8 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
         raise OptionError(f"{expression} {problem} not exact: {advice}")
     logs = read_choice_logs(Path(replay).expanduser()) if replay is not None else []
     arms = list(expression.arguments) or _default_arms(env)
+    if not env.target.can_branch:  # lookahead as it is planned is a tree
+        arms = [arm for arm in arms if str(arm) != "lookahead"]
     if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):
         arms.append(_NONE)
     _refuse_twins(expression, arms)

@@ -39,7 +39,11 @@ class RelayDrafter(MembersDrafter):
             example = "relay(draft(a.gguf)@2, ...)"
             raise OptionError(f"{name}: a relay needs at least two drafters, as in {example}")
         super().__init__(members, name=name)
-        self.max_nodes = sum(member.max_nodes for member in members)
+        # A chain is cut at its count.
+        self.max_nodes = sum(
+            member.max_nodes if count is None or member.max_leaves > 1 else count
+            for member, count in zip(members, counts, strict=True)
+        )
         # The leaf that a member goes on from is a leaf no longer.
         self.max_leaves = sum(member.max_leaves for member in members) - len(members) + 1
         self._counts = list(counts)

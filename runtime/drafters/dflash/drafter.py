@@ -6,12 +6,14 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from itertools import takewhile
 from typing import cast
 
 import numpy as np
 
 from specrun.bindings.contexts import (
+    BLOCK_ARCHITECTURE,
     Batch,
     BlockContext,
     Context,
@@ -21,25 +23,36 @@ from specrun.bindings.contexts import (
     block_options,
     needs_lender,
 )
-from specrun.bindings.ggml import ComputeDevice, Graph, GraphBuilder
+from specrun.bindings.errors import MalformedFileError
+from specrun.bindings.ggml import F32, ComputeDevice, Graph, GraphBuilder, Tensor
 from specrun.bindings.ggml.tensor import I32
 from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, read_numbers
 from specrun.bindings.models import Model, trusting_files
 from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
-from specrun.runtime.drafters.dflash.file import CONFIDENCE, MARKOV, VOCABULARY_MAP, BlockFile
+from specrun.runtime.drafters.dflash.file import (
+    CONFIDENCE,
+    MARKOV,
+    MARKOV_BIAS,
+    MARKOV_WEIGHT,
+    VOCABULARY_MAP,
+    BlockFile,
+    Blocks,
+)
 from specrun.runtime.drafters.dflash.rows import (
     BlockRows,
     Confidences,
     IdRows,
+    LatentRows,
     LatticeRows,
     MarginalRows,
     MarkovRows,
 )
-from specrun.runtime.heads import FloatRows, NativeShare, RowPiece, filled_width
+from specrun.runtime.heads import FloatRows, HeadFile, NativeShare, RowPiece, filled_width
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import close_all
 
 _MARKOV_OUT = "markov_w2.weight"
+_LATENT_KEYS = MARKOV_WEIGHT, MARKOV_BIAS
 
 
 class BlockDrafter:
@@ -69,7 +82,9 @@ class BlockDrafter:
             if needs_lender(self.model):
                 self._lender = Lender(target)
             if self.file.generation == "DSpark":
-                self.markov = MarkovHead(self.model, n_threads=n_threads)
+                kind = self.file.head
+                head = MarkovHead if kind == "vanilla" else partial(LatentMarkovHead, kind)
+                self.markov = head(self.model, n_threads=n_threads)
         except BaseException:
             self.close()
             raise
@@ -87,6 +102,13 @@ class BlockDrafter:
         has_output = not names.isdisjoint(("output.weight", "token_embd.weight"))
         return own + (0 if has_output else self.model.n_embd * self.target.vocabulary.size)
 
+    @property
+    def blocks(self) -> Blocks:
+        """Its blocks, as the source and the builder see them."""
+        file, few = self.file, self.file.generation == "DFlash2"
+        sizes = self.n_params, self.multiplied
+        return Blocks(file.title, file.n_slots, file.first, file.taps, *sizes, few)
+
     def cells(
         self, options: ContextOptions, n_slots: int, meeting: DraftMeeting | None = None
     ) -> BlockCells:
@@ -96,6 +118,9 @@ class BlockDrafter:
         """
         file = self.file
         own = block_options(options, file.first + n_slots)
+        if file.head != "vanilla":  # the head reads states, which conversations do not share
+            own = dataclasses.replace(own, hidden_states=True, n_outputs=own.n_batch)
+            meeting = None
 
         def opened(model: Model, options: ContextOptions) -> BlockContext:
             return BlockContext(model, options, self._lender, causal=file.causal)
@@ -178,7 +203,8 @@ class BlockCells:
         """
         self._owned.memory.truncate(piece.position if piece.count else 0)
         n = len(piece)
-        self._features.fill_chain([0] * n, piece.position, (self._sequence,), 0)
+        shown = n if self._context.options.hidden_states else 0  # then llama.cpp shows all
+        self._features.fill_chain([0] * n, piece.position, (self._sequence,), shown)
         self._features.give(piece.rows)
         self._decode(self._features)
         return True
@@ -235,6 +261,12 @@ class BlockCells:
         if self._markov.moves is not None:  # the same number in all places of a state
             chances = [float(rows.nextn_state(slot)[0]) for slot in slots]
             confidences = Confidences(chances, self._markov.moves)
+        if isinstance(self._markov, LatentMarkovHead):
+            n = file.first
+            hidden = rows.hidden_states(range(slots.stop))
+            state = self._markov.started(last, hidden[:n])
+            options = {"state": state, "confidences": confidences}
+            return LatentRows(logits, last, self._markov, hidden[n:], **options)
         return MarkovRows(logits, last, self._shifts, self._markov.drafted, confidences)
 
     def _shifts(self, tokens: Sequence[int], before: int, numbers: IdRows | None) -> FloatRows:
@@ -302,7 +334,7 @@ class MarkovHead:
         if graph is None:
             with closing(GraphBuilder(self.device, max_operations=8)) as builder:
                 first, second = self._tensors.table(MARKOV), self._tensors.named(_MARKOV_OUT)
-                states = builder.get_rows(first, builder.input("tokens", I32, width))
+                states = self._latents(builder, first, width)
                 # Both matrices are linear: what is subtracted need not be multiplied.
                 own = builder.get_rows(first, builder.input("before", I32, 1))
                 if n_numbers:
@@ -312,9 +344,88 @@ class MarkovHead:
                 graph = self._graphs[width, n_numbers] = builder.build()
         return graph
 
+    def _latents(self, builder: GraphBuilder, first: Tensor, width: int) -> Tensor:
+        """Return what the second matrix multiplies, of so many tokens."""
+        return builder.get_rows(first, builder.input("tokens", I32, width))
+
     def close(self) -> None:
         """Free graphs and device; again does nothing."""
         while self._graphs:
             self._graphs.popitem()[1].close()
         self._tensors.close()
         self.device.close()
+
+
+class LatentMarkovHead(MarkovHead):
+    """A Markov head with a gate or a state: its small matrix lies in the file's metadata.
+
+    What follows from token, slot and state is a latent of `rank` numbers, worked out here; ggml
+    multiplies it. References: deepseek-ai/DeepSpec, modeling/dspark/markov_head.py.
+    """
+
+    def __init__(self, kind: str, model: Model, *, n_threads: int = 0) -> None:
+        self._kind = kind
+        file = HeadFile(model.path, BLOCK_ARCHITECTURE)
+        weight, bias = (np.array(file.numbers(key) or [], np.float32) for key in _LATENT_KEYS)
+        self._rank = file.shape(MARKOV)[0]
+        parts, own = (1, 1) if kind == "gated" else (3, 2)
+        rows, width = parts * self._rank, model.n_embd + own * self._rank
+        if weight.shape != (rows * width,) or bias.shape != (rows,):
+            has = f"{file.path} has {weight.size} and {bias.size} numbers of a {kind} Markov head"
+            raise MalformedFileError(f"{has}, and {rows * width} and {rows} are read")
+        self._weight, self._bias = weight.reshape(rows, width), bias
+        super().__init__(model, n_threads=n_threads)
+        with closing(GraphBuilder(self.device, max_operations=2)) as builder:
+            tokens = builder.input("tokens", I32, 1)
+            builder.output("row", builder.get_rows(self._tensors.table(MARKOV), tokens))
+            self._rows = builder.build()
+
+    def started(self, last: int, hidden: FloatRows) -> FloatRows:
+        """Return the state of a block before its first slot that predicts; `hidden`: of others."""
+        state = np.zeros((1, self._rank), np.float32)
+        for row in hidden:  # as in training, which begins with the block
+            state = self.latents([last], state, row)[1]
+        return state[0]
+
+    def latents(
+        self, tokens: Sequence[int], states: FloatRows, hidden: FloatRows
+    ) -> tuple[FloatRows, FloatRows]:
+        """Return the latents after n tokens, and the states then, both [n, rank]."""
+        embedded = np.stack([self._embedded(token) for token in tokens])
+        slot = np.broadcast_to(hidden, (len(tokens), len(hidden)))
+        if self._kind == "gated":
+            read = np.concatenate([slot, embedded], axis=1)
+            return _sigmoid(read @ self._weight.T + self._bias) * embedded, states
+        read = np.concatenate([states, embedded, slot], axis=1)
+        gate, candidate, output = np.split(read @ self._weight.T + self._bias, 3, axis=1)
+        share = _sigmoid(gate)
+        return np.tanh(output), share * states + (1.0 - share) * np.tanh(candidate)
+
+    def biases(self, latents: FloatRows, before: int, numbers: IdRows | None) -> FloatRows:
+        """Return the biases of latents [n, rank] less those that llama.cpp added, [n, drafted]."""
+        width, n = filled_width(len(latents)), len(latents)
+        filled = np.zeros((width, self._rank), np.float32)
+        filled[:n] = latents
+        given = {"latents": filled, "before": np.array([before], np.int32)}
+        if numbers is not None:
+            given["numbers"] = numbers.astype(np.int32)
+        rows = self._graph(width, 0 if numbers is None else len(numbers)).run(given)["shifts"]
+        return rows[:n].astype(np.float32, copy=False)
+
+    def _embedded(self, token: int) -> FloatRows:
+        row = self._rows.run({"tokens": np.array([token], np.int32)})["row"]
+        return row.reshape(-1).astype(np.float32)
+
+    def _latents(self, builder: GraphBuilder, first: Tensor, width: int) -> Tensor:
+        return builder.input("latents", F32, self._rank, width)
+
+    def close(self) -> None:
+        """Free graphs and device; again does nothing."""
+        rows = self.__dict__.pop("_rows", None)
+        if rows is not None:
+            rows.close()
+        super().close()
+
+
+def _sigmoid(x: FloatRows) -> FloatRows:
+    return 0.5 + 0.5 * np.tanh(0.5 * x)

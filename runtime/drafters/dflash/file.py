@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -23,6 +23,14 @@ from specrun.bindings.models import Model
 from specrun.runtime.heads import HeadFile
 
 Generation = Literal["DFlash", "DFlash2", "DSpark"]
+
+MarkovKind = Literal["vanilla", "gated", "rnn"]
+"""How DSpark's Markov head makes a bias of the token before: as it is, gated by the slot's state,
+or by a state of its own that has seen all tokens of the block."""
+
+MARKOV_KIND = "markov_head_type"
+MARKOV_WEIGHT, MARKOV_BIAS = "markov_head.weight", "markov_head.bias"
+"""Keys of the gate's matrix and bias, or the state's; llama.cpp knows no such tensors."""
 
 MARKOV, CONFIDENCE, VOCABULARY_MAP = "markov_w1.weight", "conf_proj.weight", "d2t"
 _SELECTOR = "selector_hidden.weight"
@@ -39,6 +47,24 @@ _KNOWN = re.compile(
     r"|(attn_(norm|q|k|v|output|q_norm|k_norm|sinks|post_norm)|post_attention_norm"
     r"|ffn_(norm|gate|up|down|post_norm)|post_ffw_norm|layer_output_scale)\.(weight|scale))"
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What a drafter's blocks are, by its file `title`.
+
+    They predict `n_slots` tokens at most, and have `first` tokens more. They are made of inputs of
+    the target's layers `taps`, in the drafter's own order. `few_tokens`: rows name a few tokens
+    alone. `multiplied` of the `n_params` parameters are multiplied for each token.
+    """
+
+    title: str
+    n_slots: int
+    first: int
+    taps: tuple[int, ...]
+    n_params: int
+    multiplied: float
+    few_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +87,7 @@ class BlockFile:
     has_confidence: bool
     vocab_size: int
     window: int = 0
+    head: MarkovKind = "vanilla"
 
     @property
     def n_slots(self) -> int:
@@ -110,6 +137,7 @@ class BlockFile:
             CONFIDENCE in file,
             target.vocabulary.size,
             _window(file),
+            _markov_kind(file),
         )
         _check_map(file, target)
         file.check_target(target)
@@ -134,6 +162,14 @@ def _generation(file: HeadFile) -> Generation:
     if _SELECTOR in file:
         return "DFlash2"
     return "DSpark" if MARKOV in file else "DFlash"
+
+
+def _markov_kind(file: HeadFile) -> MarkovKind:
+    """Return how a Markov head makes a bias of the token before."""
+    kind = file.header.metadata.get(f"{file.kind}.{MARKOV_KIND}", "vanilla")
+    if kind not in ("vanilla", "gated", "rnn"):
+        raise UnsupportedModelError(f"{file.path} has a Markov head of an unknown type, {kind!r}")
+    return cast("MarkovKind", kind)
 
 
 def _window(file: HeadFile) -> int:

@@ -8,6 +8,8 @@ the distribution after a node is one of its slot and, but for DFlash, of the nod
   the bias of its own chain, each token the most likely one after that before. Rows along this chain
   are taken as they are, bit by bit; for another token the difference of two biases is added. Where
   tokens are chosen, not drawn, that is worked out for the slot's best tokens alone.
+- DSpark with a gate or a state (rnn): the bias is w2 of a latent, which the slot's state, the token
+  before, and with a state all tokens since the text have made. It differs for each node.
 - DFlash2: the slot's best k tokens alone, with scores for each pair of neighbouring slots' tokens.
 """
 
@@ -17,7 +19,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Protocol, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +34,26 @@ Shifts = Callable[[Sequence[int], int, IdRows | None], FloatRows]
 """The Markov head: its biases after each of n tokens less those after another one, [n, drafted].
 
 Of the drafted tokens with these numbers, or None: of all."""
+
+
+class LatentHead(Protocol):
+    """A Markov head whose biases are w2 of latents, of `drafted` tokens (None: of all)."""
+
+    @property
+    def drafted(self) -> IdRows | None:
+        """The tokens of a draft vocabulary."""
+
+    def shifts(self, tokens: Sequence[int], before: int, numbers: IdRows | None) -> FloatRows:
+        """Return biases of tokens less those after another one, without a gate or a state."""
+
+    def latents(
+        self, tokens: Sequence[int], states: FloatRows, hidden: FloatRows
+    ) -> tuple[FloatRows, FloatRows]:
+        """Return the latents after n tokens, and the states then, both [n, rank]."""
+
+    def biases(self, latents: FloatRows, before: int, numbers: IdRows | None) -> FloatRows:
+        """Return the biases of latents less those after a token without a gate or a state."""
+
 
 _LEAST_CHANCE = 1e-7
 _CHOSEN_AMONG = 256
@@ -66,10 +88,18 @@ class BlockRows(ABC):
     confidences: Confidences | None = None
 
     @abstractmethod
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> NodeRows:
         """Return the rows of a slot after nodes with these tokens; of slot 0 after the text.
 
-        `points`: children are chosen, so that only the likeliest tokens of a row count.
+        `points`: children are chosen, so that only the likeliest tokens of a row count. `parents`
+        are the nodes' own, numbered in the order in which they came; None: the newest node.
         """
 
     def goes_on(self, slot: int, token: int) -> bool:
@@ -83,7 +113,14 @@ class MarginalRows(BlockRows):
     def __init__(self, logits: Sequence[Logits]) -> None:
         self._logits = logits
 
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> NodeRows:
         """Return the slot's row for each node."""
         return NodeRows([self._logits[slot]] * len(tokens))
 
@@ -107,24 +144,32 @@ class MarkovRows(BlockRows):
         # The token before each slot on llama.cpp's own chain, as far as it was asked for.
         self._chain = [last]
 
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> NodeRows:
         """Return the slot's row for each node, with the bias of its token."""
         row, before, sure = self._logits[slot], self._before(slot), self.confidences
         certainties = None if sure is None else sure.after(slot, tokens, before)
         others = [*dict.fromkeys(token for token in tokens if token != before)]
         if others and points:
-            return NodeRows(highest=self._best(row, before, tokens), certainties=certainties)
+            best = self._best(row, lambda numbers: self._shifts(tokens, before, numbers))
+            return NodeRows(highest=best, certainties=certainties)
         known = {before: row}
         if others:
             shifts = self._shifts(others, before, None)
             known |= zip(others, (self._plus(row, shift) for shift in shifts), strict=True)
         return NodeRows([known[token] for token in tokens], certainties=certainties)
 
-    def _best(self, row: Logits, before: int, tokens: Sequence[int]) -> HighestLogits:
-        """Return the logits of the row's best tokens after each of these."""
+    def _best(self, row: Logits, shifts: Callable[[IdRows], FloatRows]) -> HighestLogits:
+        """Return the logits of the row's best tokens after each of these, by their biases."""
         drafted = row if self._drafted is None else row[self._drafted]
         numbers = _highest(drafted, min(_CHOSEN_AMONG, len(drafted)))
-        logits = drafted[numbers] + self._shifts(tokens, before, numbers)
+        logits = drafted[numbers] + shifts(numbers)
         names = numbers if self._drafted is None else self._drafted[numbers]
         order = names.argsort()  # a map need not ascend
         ids = np.ascontiguousarray(np.broadcast_to(names[order].astype(np.int32), logits.shape))
@@ -141,6 +186,54 @@ class MarkovRows(BlockRows):
         biased = row.copy()
         biased[self._drafted] += shift
         return biased
+
+
+class LatentRows(MarkovRows):
+    """DSpark's rows with a gated or a recurrent Markov head; `hidden` [slots, width] are states.
+
+    `head` makes latents of these, and biases of latents. llama.cpp's graph knows only a head
+    without either, whose biases along its chain are taken off again.
+    """
+
+    def __init__(
+        self,
+        logits: Sequence[Logits],
+        last: int,
+        head: LatentHead,
+        hidden: FloatRows,
+        *,
+        state: FloatRows,
+        confidences: Confidences | None = None,
+    ) -> None:
+        super().__init__(logits, last, head.shifts, head.drafted, confidences)
+        self._head, self._hidden = head, hidden
+        self._start = state
+        # Of the text and then of each node, the state after its token.
+        self._states = [state]
+
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> NodeRows:
+        """Return a row of its own for each node."""
+        row, before, sure = self._logits[slot], self._before(slot), self.confidences
+        if slot:
+            above = [len(self._states) - 2] * len(tokens) if parents is None else parents
+            states = np.stack([self._states[1 + node] for node in above])
+        else:
+            states = self._start[np.newaxis]
+        latents, made = self._head.latents(tokens, states, self._hidden[slot])
+        self._states = [*self._states, *made] if slot else [made[0]]
+        certainties = None if sure is None else sure.after(slot, tokens, before)
+        if points:
+            best = self._best(row, lambda numbers: self._head.biases(latents, before, numbers))
+            return NodeRows(highest=best, certainties=certainties)
+        shifts = self._head.biases(latents, before, None)
+        return NodeRows([self._plus(row, shift) for shift in shifts], certainties=certainties)
 
 
 def _highest(row: Logits, count: int) -> IdRows:
@@ -163,7 +256,14 @@ class LatticeRows(BlockRows):
     ) -> None:
         self._candidates, self._scores, self._vocab_size = candidates, scores, vocab_size
 
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> NodeRows:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> NodeRows:
         """Return the scores of the slot's candidates after each node, by ascending tokens."""
         named = self._candidates[slot]
         order = named.argsort()

@@ -8,26 +8,28 @@ text is what `TextRows` holds, and an interrupt or a failed evaluation leaves it
 from __future__ import annotations
 
 import dataclasses
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
 from specrun.bindings.contexts import FEATURES_AT_ONCE
 from specrun.bindings.errors import ClosedError, OptionError
 from specrun.runtime.drafters.dflash.drafter import BlockCells, BlockDrafter
-from specrun.runtime.drafters.dflash.file import BlockFile
+from specrun.runtime.drafters.dflash.file import Blocks
 from specrun.runtime.drafters.dflash.rows import BlockRows
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.source import Asked, NodeRows
-from specrun.runtime.drafters.states_source import StatesSource, seen_window
+from specrun.runtime.drafters.states_source import Cells, StatesSource, seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions, tree_sampling
 from specrun.runtime.heads import FloatRows, TextRows
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.planning import best_tree, typical_acceptance
-from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
+from specrun.runtime.round.drafter import DrafterWeights, DraftRequest, Owned
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_sampling
 from specrun.runtime.trees.tree import ROOT
@@ -35,7 +37,39 @@ from specrun.runtime.trees.tree import ROOT
 # == The source of rows ============================================================================
 
 
-class BlockState(TextRows[bool]):
+class SlotCells(Cells, Protocol):
+    """One conversation's cells of a drafter whose block predicts at most `n_slots` tokens."""
+
+    @property
+    def n_slots(self) -> int:
+        """How many tokens its blocks predict."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether its context is that of other conversations, too."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether blocks are best evaluated with those of other conversations."""
+
+    def ask(self, last: int, position: int, n_slots: int) -> None:
+        """Have a block evaluated with those of other conversations."""
+
+    def answer(self) -> BlockRows | None:
+        """Return the rows of the block that was asked for; None before it was evaluated."""
+
+
+class SlotState(TextRows[Any]):
+    """A text's rows of a drafter of blocks, in `cells`; see `TextRows`."""
+
+    cells: SlotCells
+
+    @abstractmethod
+    def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
+        """Put what waits into cells; return the rows of a text's block, None if it is not known."""
+
+
+class BlockState(SlotState):
     """The positions of a text are rows of the target's features, put into the drafter's cells."""
 
     def __init__(self, cells: BlockCells, window: int = 0) -> None:
@@ -46,7 +80,7 @@ class BlockState(TextRows[bool]):
             window=window,
             drop=cells.drop,
         )
-        self._cells = cells
+        self.cells = self._cells = cells
 
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
         """Put what waits into cells; return the rows of a text's block, None if it is not known."""
@@ -58,27 +92,25 @@ class BlockState(TextRows[bool]):
 _FAR = np.float32(30.0)  # logits below the least one that a drafter names
 
 
-class BlockSource(StatesSource[BlockState]):
+class BlockSource(StatesSource[SlotState]):
     """A block drafter in one conversation: rows of all nodes come from one evaluation."""
 
     def __init__(
         self,
-        drafter: BlockDrafter,
-        cells: BlockCells,
+        blocks: Blocks,
+        state: SlotState,
         *,
         chooses: bool = False,
         keeps_rows: bool = False,
-        window: int = 0,
     ) -> None:
-        file = drafter.file
-        state = BlockState(cells, window)
-        super().__init__(state, cells, drafter.n_params, drafter.multiplied)
-        self._taps, self.layer_inputs = file.taps, tuple(sorted(set(file.taps)))
+        cells = state.cells
+        super().__init__(state, cells, blocks.n_params, blocks.multiplied)
+        self._taps, self.layer_inputs = blocks.taps, tuple(sorted(set(blocks.taps)))
         self._most_slots = self._n_slots = cells.n_slots
         self._keeps_leaf, self._chooses = keeps_rows, chooses
         # Rows that a rule reads would be overwritten by the blocks of others.
         self.shares = cells.is_shared and not keeps_rows
-        self.few_tokens = file.generation == "DFlash2"
+        self.few_tokens = blocks.few_tokens
         self._cells, self._last = cells, 0
         self._points = self._whole = self._under_grammar = False
         self._rows: BlockRows | None = None
@@ -105,11 +137,14 @@ class BlockSource(StatesSource[BlockState]):
         names = params.has_penalties or params.logit_bias or self._under_grammar
         self._whole = bool(names) or self._keeps_leaf
 
-    def _after(self, slot: int, tokens: Sequence[int]) -> NodeRows:
+    def _after(
+        self, slot: int, tokens: Sequence[int], parents: Sequence[int] | None = None
+    ) -> NodeRows:
         block = self._rows  # read once: another thread may close it
         if block is None:
             raise ClosedError("the context is closed")
-        rows = block.after(slot, tokens, points=self._points and not self._whole)
+        points = self._points and not self._whole
+        rows = block.after(slot, tokens, points=points, parents=parents)
         if self._under_grammar and self.few_tokens:
             return rows  # it names few tokens, and nothing follows any other
         if self._whole:
@@ -122,7 +157,7 @@ class BlockSource(StatesSource[BlockState]):
         """Return the rows of the next slot after nodes of one depth; None below the last slot."""
         depth = 1 if parents[0] == ROOT else self._depths[parents[0]] + 1
         self._depths += [depth] * len(tokens)
-        return self._after(depth, tokens) if depth < self._n_slots else None
+        return self._after(depth, tokens, parents) if depth < self._n_slots else None
 
     # -- evaluations with other conversations ------------------------------------------------------
 
@@ -176,8 +211,6 @@ def _floored(row: Logits) -> Logits:
 
 
 _TOPK = 3
-_MOST_RECURRENT = 5
-"""Tokens where each that may be dropped again keeps one more recurrent state."""
 
 
 def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
@@ -185,40 +218,54 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
 
     Without a size a round verifies what pays of the block; of a target that cannot branch, a chain.
     """
-    options = options_of(expression)
     path = model_file_of(expression, env)
-    sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
-    check_p_min(p_min)
-    threads, seen = env.context.n_threads, seen_window(options, env.n_ctx)
+    threads, seen = env.context.n_threads, seen_window(options_of(expression), env.n_ctx)
     layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
     drafter = BlockDrafter(
         path, env.target, n_gpu_layers=layers, use_mmap=env.use_mmap, n_threads=threads
     )
-    try:
-        drafter.file.check_threshold(p_min)
-        tree = TreeOptions.of(expression)
-        shape = _shape(expression, tree, sampling, env, drafter.file)
-        check_sampling(shape, sampling)
-    except BaseException:
-        drafter.close()
-        raise
-    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
-    # Rules that weigh distributions read one more, after a whole draft.
-    n_slots = min(depth + env.keeps_rows, drafter.file.n_slots)
     windows = seen, drafter.file.window
     window = min((each for each in windows if 0 < each < env.n_ctx), default=0)
     context = dataclasses.replace(env.context, n_ctx=window or env.n_ctx)
+
+    def start(n_slots: int) -> BlockState:
+        return BlockState(drafter.cells(context, n_slots, env.meeting), window)
+
+    try:
+        drafter.file.check_threshold(options_of(expression).number("p_min", 0.0))
+        return build_blocks(expression, env, drafter, drafter.blocks, start)
+    except BaseException:
+        drafter.close()
+        raise
+
+
+def build_blocks(
+    expression: Expression,
+    env: DraftEnvironment,
+    drafter: Owned,
+    blocks: Blocks,
+    started: Callable[[int], SlotState],
+) -> DrafterWeights:
+    """Build a drafter of blocks by an expression's options.
+
+    `started` makes a conversation's state, for blocks that predict so many tokens.
+    """
+    options, tree = options_of(expression), TreeOptions.of(expression)
+    sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
+    check_p_min(p_min)
+    shape = _shape(expression, tree, sampling, env, blocks)
+    check_sampling(shape, sampling)
+    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+    # Rules that weigh distributions read one more, after a whole draft.
+    n_slots = min(depth + env.keeps_rows, blocks.n_slots)
     chooses = tree.nodes == "auto" or not (tree.asks_for_tree or isinstance(tree.n, int))
-    name, rounds = str(expression), _rounds(drafter, env)
+    name, rounds = str(expression), _rounds(blocks, env)
     # Drawn tokens come one after the other, from a block that is evaluated as a whole.
     planned = depth if isinstance(shape, DynamicShape) else 1
 
     def start() -> GrowingDrafter:
-        cells = drafter.cells(context, n_slots, env.meeting)
-        chosen = sampling == "argmax"
-        source = BlockSource(
-            drafter, cells, chooses=chosen, keeps_rows=env.keeps_rows, window=window
-        )
+        chosen, state = sampling == "argmax", started(n_slots)
+        source = BlockSource(blocks, state, chooses=chosen, keeps_rows=env.keeps_rows)
         cost = rounds if planned > 1 else lambda _: rounds(n_slots)
         plan = env.draft_plan(0.0, depth=planned, rounds=cost) if chooses else None
         return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
@@ -227,15 +274,15 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     return DrafterWeights(name, start, [drafter], pace)
 
 
-def _rounds(drafter: BlockDrafter, env: DraftEnvironment) -> Callable[[int], float]:
+def _rounds(blocks: Blocks, env: DraftEnvironment) -> Callable[[int], float]:
     """Return the cost of blocks of n slots in plain rounds of the target, whose curve they follow.
 
     It is what an evaluation of as many tokens would take of a model of the drafter's size.
     """
     share, curve, first = (
-        drafter.multiplied / max(1, env.target.n_params),
+        blocks.multiplied / max(1, env.target.n_params),
         env.known,
-        drafter.file.first,
+        blocks.first,
     )
     return lambda n: share * curve.seconds(first + n) / curve.seconds(1)
 
@@ -259,10 +306,10 @@ def _shape(
     tree: TreeOptions,
     sampling: TreeSampling,
     env: DraftEnvironment,
-    file: BlockFile,
+    blocks: Blocks,
 ) -> Topology | DynamicShape:
     """Return the shape of drafts, no deeper than the block."""
-    slots, largest = file.n_slots, env.most_drafted
+    slots, largest = blocks.n_slots, env.most_drafted
     if tree.asks_for_tree:
         tree = _completed(tree, slots, largest)
         shape = tree.shape(
@@ -277,8 +324,6 @@ def _shape(
         shape = Topology.chain(min(tree.n, slots, env.context.n_batch - 1))
     else:
         most = min(slots, largest)
-        if not env.target.can_branch:
-            most = min(most, _MOST_RECURRENT)
         if sampling != "argmax":
             shape = Topology.chain(most)
         else:
@@ -287,5 +332,7 @@ def _shape(
             shape = DynamicShape(most, 1 if is_chain else _TOPK, most if is_chain else largest)
     depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
     if depth > slots:
-        raise OptionError(f"{expression}: the block of {file.title} drafts {slots} tokens at most")
+        raise OptionError(
+            f"{expression}: the block of {blocks.title} drafts {slots} tokens at most"
+        )
     return shape

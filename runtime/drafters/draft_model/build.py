@@ -98,9 +98,7 @@ def plan_draft(
     if tree.asks_for_tree:
         return _plan_tree(expression, env, tree, sequoia, share, text_share)
     chain = chain_options(expression)
-    # Where states are recurrent, each token that may be dropped again keeps one more of them.
-    longest = env.most_drafted if env.target.can_branch else min(env.most_drafted, USUAL_LENGTH)
-    count = longest if chain.n is None else chain.n
+    count = env.most_drafted if chain.n is None else chain.n
     if count < 1:
         problem = f"n is {count}: a draft model must draft at least 1 token (or use none)"
         raise OptionError(problem)
@@ -278,7 +276,7 @@ def _by_text(
     n = options.length("n")
 
     def drafter(context: Context, _: MakeState) -> Drafter:
-        count = USUAL_LENGTH if n is None else n
+        count = env.bounded(USUAL_LENGTH) if n is None else n
         return RetokenisedDrafter(
             context, env.target.vocabulary, num_draft_tokens=count, name=str(expression)
         )

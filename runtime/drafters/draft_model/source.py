@@ -59,7 +59,7 @@ class DraftModelSource(Source):
 
     def rewind(self, length: int) -> None:
         """Drop the cache of tokens that were only guesses."""
-        self.state.rewind(min(length, len(self.state.cached)))
+        self.state.rewind(length)
 
     def has_room(self, tokens: Sequence[int]) -> bool:
         """Return whether the model can read a text of which it has cached a beginning."""
@@ -72,14 +72,13 @@ class DraftModelSource(Source):
     def _uncached(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return the tokens that are not cached; the last one's row is needed in any case."""
         state = self.state
-        state.rewind(min(len(state.cached), len(tokens) - 1))
+        state.rewind(len(tokens) - 1)
         return tokens[len(state.cached) :]
 
     # -- a draft -----------------------------------------------------------------------------------
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many cells are left behind the text."""
-        self._uncached(tokens)
         return self.state.room(tokens)
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows:

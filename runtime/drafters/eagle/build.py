@@ -12,11 +12,18 @@ from pathlib import Path
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.eagle.head import PairHead, multiplied_of_pair
+from specrun.runtime.drafters.eagle.parallel import build_parallel
 from specrun.runtime.drafters.eagle.source import EagleSource
-from specrun.runtime.drafters.eagle.versions import ALL, Eagle3Head, EagleHead, draft_vocabulary
+from specrun.runtime.drafters.eagle.versions import (
+    ALL,
+    MASK_FEATURES,
+    Eagle3Head,
+    EagleHead,
+    draft_vocabulary,
+    trained_window,
+)
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
-from specrun.runtime.drafters.states_source import seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
 from specrun.runtime.language import Expression, ExpressionOptions, options_of
@@ -46,8 +53,15 @@ def build_eagle(expression: Expression, env: DraftEnvironment, build: BuildPart)
 
 
 def build_eagle3(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `eagle3(head.gguf, ...)`, with the options of `eagle`."""
-    return _build(expression, env, Eagle3Head)
+    """Build `eagle3(head.gguf, ...)`, with the options of `eagle`; of P-EAGLE those of `dflash`."""
+    path = model_file_of(expression, env)
+    if MASK_FEATURES not in HeadFile(path, "eagle3"):
+        return _build(expression, env, Eagle3Head)
+    threads = env.context.n_threads
+    opened = functools.partial(
+        Eagle3Head, path, env.target, ranks=1, whole_rows=True, n_threads=threads
+    )
+    return build_parallel(expression, env, opened)
 
 
 def _build(
@@ -59,7 +73,7 @@ def _build(
     """Build a head's drafter; `n_drafted` are the tokens it may draft, None: what its file says."""
     options, tree = options_of(expression), TreeOptions.of(expression)
     if tree.n is None and not tree.asks_for_tree:
-        tree = _DEFAULT
+        tree = _DEFAULT if env.target.can_branch else TreeOptions(n="auto")
     sampling = tree_sampling(options, "argmax")
     path = model_file_of(expression, env)
     share = _share_read(HeadFile(path, expression.atom), env, n_drafted)
@@ -71,7 +85,7 @@ def _build(
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     ranks, whole_rows = shape.max_width, sampling != "argmax" or env.keeps_rows
-    threads, window = env.context.n_threads, seen_window(options, env.n_ctx)
+    threads, window = env.context.n_threads, trained_window(path, expression, env.n_ctx)
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
     name = str(expression)
     n_cells = (window or env.n_ctx) + evaluated + env.keeps_rows  # of a leaf's row

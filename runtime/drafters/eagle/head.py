@@ -54,6 +54,7 @@ from specrun.runtime.planning.theory import multiplied
 
 
 _TREE_OPERATIONS = 112  # of a graph for each depth, and for the pairs before it
+_LAYER_OPERATIONS = 48  # of each layer behind the first
 
 
 def fill_tokens(graph: Graph, tokens: list[int]) -> None:
@@ -111,9 +112,8 @@ class PairTrees:
 
     def _build(self, length: int, width: int) -> Graph:
         head, trees, plan = self._head, self._graphs, self._graphs.plan
-        with closing(
-            GraphBuilder(head.device, _TREE_OPERATIONS * (len(plan.widths) + 1))
-        ) as builder:
+        each = _TREE_OPERATIONS + _LAYER_OPERATIONS * (head.sizes.n_layers - 1)
+        with closing(GraphBuilder(head.device, each * (len(plan.widths) + 1))) as builder:
             places = self._cache.places(builder, width, length)
             features = builder.input("rows", F32, head.sizes.features, width)
             embedded = builder.get_rows(head.embedding, builder.input("tokens", I32, width))
@@ -206,7 +206,8 @@ class PairCells:
         self._head = head
         self._native = NativeShare(head.device)
         self._graphs: dict[tuple[bool, int, int, int], Graph] = {}
-        self._cache = KeyValueCache(head.device, head.sizes.attention, n_cells)
+        sizes = head.sizes
+        self._cache = KeyValueCache(head.device, sizes.attention, n_cells, sizes.n_layers)
         cache, share = self._cache, self._native
         self._trees = PlannedTrees(lambda plan: PairTrees(head, cache, plan), share)
         self.n_cells = self._cache.n_cells
@@ -335,7 +336,8 @@ class PairCells:
 
     def _build(self, n: int, length: int, *, fused: bool, highest: int) -> Graph:
         head, sizes = self._head, self._head.sizes
-        with closing(GraphBuilder(head.device)) as builder:
+        operations = 256 + _LAYER_OPERATIONS * (sizes.n_layers - 1)
+        with closing(GraphBuilder(head.device, operations)) as builder:
             tokens = builder.input("tokens", I32, n)
             states = builder.input("rows", F32, sizes.features if fused else sizes.hidden, n)
             if fused:
@@ -407,12 +409,13 @@ class PairSizes:
     feed_forward: int
     norm_eps: float
     attention: AttentionSizes
+    n_layers: int = 1
 
 
 class PairHead(ABC):
     """The weights of a head on the target's device. Close it between its cells and the target.
 
-    `names` are the tensors of the file to load, those of the layer beginning with `prefix`;
+    `names` are the tensors of the file to load, those of the first layer beginning with `prefix`;
     embedding and output matrix are the target's where the file has none, of the tokens `drafted`
     alone where these are given. For the other options see `PairOptions`.
     """

@@ -25,14 +25,18 @@ from specrun.bindings.ggml.weights import TensorStore, load_tensors, read_number
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle.head import PairHead, PairOptions, PairSizes
+from specrun.runtime.drafters.states_source import seen_window
 from specrun.runtime.heads import (
     AttentionSizes,
+    FloatRows,
     HeadFile,
+    LayerWeights,
     Places,
+    decoder_layer,
     layer_attention,
     layer_tensor_names,
 )
-from specrun.runtime.language import method_of_head
+from specrun.runtime.language import Expression, method_of_head, options_of
 
 # == The tokens that a head may draft: the most frequent (FR-Spec, Zhao et al. 2025) ===============
 #
@@ -201,37 +205,66 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
 # `fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not know: it refuses the
 # additional tensors of the first, and ignores the second. It refuses `blk.0.attn_{q,k}_norm`, too,
 # norms of each head's queries and keys, which DeepSpec's heads have (deepseek-ai/DeepSpec,
-# modeling/eagle3/qwen3).
+# modeling/eagle3/qwen3), and more layers than one: those behind the first, `blk.1.*` and so on, are
+# a Llama's own, with `attn_norm` alone and matrices that read h numbers (vllm-project/speculators,
+# models/eagle3). Any matrix of a layer may have a `.bias`, and positions may be YaRN's.
+#
+# P-EAGLE's head drafts in parallel (`parallel`): `mask_hidden` (taps * target's h) are the features
+# in a pair whose token is the mask, `tokenizer.ggml.mask_token_id`.
 
 
 FEATURES_NORM = "enc.output_norm.weight"
 ROPE_FACTORS = "rope_freqs.weight"
 VOCABULARY_MAP = "d2t"
+MASK_FEATURES, MASK_TOKEN = "mask_hidden", "tokenizer.ggml.mask_token_id"
+DRAFTED = "speculative_tokens"  # the key of how many tokens P-EAGLE drafts at most
+_MOST_LAYERS, _MOST_DRAFTED = 64, 64
+_USUAL_DRAFTED = 8  # speculators' own, of a file that names no number
 
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Layout:
-    """What a file says of its head: the layers it reads, in its order, its sizes, its tensors."""
+    """What a file says of its head: the layers it reads, in its order, its sizes, its tensors.
+
+    `mask` is the token that stands for those to draft in a head that drafts in parallel (P-EAGLE),
+    None in others; `n_drafted` are so many as it was trained for.
+    """
 
     taps: tuple[int, ...]
     sizes: PairSizes
     norm_before_residual: bool
     norm_output: bool
     tensors: tuple[str, ...]
+    mask: int | None = None
+    n_drafted: int = 0
 
 
 def read_layout(file: HeadFile, target: Model) -> Eagle3Layout:
     """Return the layout of a file; raises as `Eagle3Head` does."""
     file.check_target(target, hidden_key="target_hidden_size")
-    if file.size("block_count", default=1) != 1:
-        raise UnsupportedModelError(
-            f"{file.path} has {file.size('block_count')} layers, and an EAGLE-3 head has one"
-        )
     taps = _taps(file, target)
     sizes = _eagle3_sizes(file, target, len(taps))
     tensors = _eagle3_tensor_names(file, sizes, target, len(taps))
     before, output = file.flag("norm_before_residual"), file.flag("norm_output")
-    return Eagle3Layout(taps, sizes, before, output, tensors)
+    mask = _mask(file, target)
+    n_drafted = 0 if mask is None else file.size(DRAFTED, _MOST_DRAFTED, default=_USUAL_DRAFTED)
+    return Eagle3Layout(taps, sizes, before, output, tensors, mask, n_drafted)
+
+
+def _mask(file: HeadFile, target: Model) -> int | None:
+    """Return the token that stands for those to draft, None if there is none, checked."""
+    if MASK_FEATURES not in file:
+        return None
+    mask = file.header.metadata.get(MASK_TOKEN)
+    if not isinstance(mask, int) or isinstance(mask, bool):
+        problem = f"names no mask token ({MASK_TOKEN})"
+        raise MalformedFileError(f"{file.path} {problem}: convert it again")
+    if not 0 <= mask < target.vocabulary.size:
+        raise PairError(
+            f"{file.path} cannot draft for {target.path}: its mask is token {mask}, and the target "
+            f"has {target.vocabulary.size} tokens"
+        )
+    return mask
 
 
 def _target_ids(weights: TensorStore, file: HeadFile, target: Model) -> npt.NDArray[np.int32]:
@@ -275,15 +308,16 @@ def _eagle3_sizes(file: HeadFile, target: Model, n_taps: int) -> PairSizes:
         feed_forward=file.size("feed_forward_length"),
         norm_eps=file.number("attention.layer_norm_rms_epsilon", 1e-6),
         attention=AttentionSizes(heads, kv, head_size, _rope(file, head_size)),
+        n_layers=file.size("block_count", _MOST_LAYERS, default=1),
     )
 
 
 def _rope(file: HeadFile, head_size: int) -> Rope:
     scaling = file.header.metadata.get("eagle3.rope.scaling.type", "none")
-    if scaling not in ("none", "linear"):
+    if scaling not in ("none", "linear", "yarn"):
         raise UnsupportedModelError(
             f"{file.path} scales its positions by {scaling!r}: EAGLE-3 heads are run with none, "
-            "linear or rope_freqs"
+            "linear, yarn or rope_freqs"
         )
     n_dims = file.size("rope.dimension_count", default=head_size)
     if n_dims % 2 or n_dims > head_size:
@@ -291,38 +325,35 @@ def _rope(file: HeadFile, head_size: int) -> Rope:
             f"{file.path} rotates {n_dims} of {head_size} numbers of a head: convert it again"
         )
     # Other scalings change the rotation by frequency; run as linear they would be silently wrong.
-    factor = file.number("rope.scaling.factor", 1.0) if scaling == "linear" else 1.0
+    factor = file.number("rope.scaling.factor", 1.0) if scaling != "none" else 1.0
     # Neighbouring pairs, as llama.cpp's converter has permuted the matrices: not neox.
-    return Rope(n_dims, freq_base=file.number("rope.freq_base", 10000.0), freq_scale=1.0 / factor)
+    rope = Rope(n_dims, freq_base=file.number("rope.freq_base", 10000.0), freq_scale=1.0 / factor)
+    if scaling != "yarn":
+        return rope
+    trained, magnitude = "rope.scaling.original_context_length", "rope.scaling.attn_factor"
+    return replace(rope, trained=file.size(trained), magnitude=file.number(magnitude, 1.0))
 
 
 def _eagle3_tensor_names(
     file: HeadFile, sizes: PairSizes, target: Model, n_taps: int
 ) -> tuple[str, ...]:
     """Return all tensors of the file that are used, checked."""
-    h, wide, attention = sizes.hidden, sizes.feed_forward, sizes.attention
+    h, attention = sizes.hidden, sizes.attention
     shapes: dict[str, tuple[int, ...]] = {
         "fc.weight": (sizes.features, h),
-        "blk.0.attn_norm.weight": (h,),
         "blk.0.attn_norm_2.weight": (h,),
-        "blk.0.attn_q.weight": (2 * h, attention.size),
-        "blk.0.attn_k.weight": (2 * h, attention.kv_size),
-        "blk.0.attn_v.weight": (2 * h, attention.kv_size),
-        "blk.0.attn_output.weight": (attention.size, h),
-        "blk.0.ffn_norm.weight": (h,),
-        "blk.0.ffn_gate.weight": (h, wide),
-        "blk.0.ffn_up.weight": (h, wide),
-        "blk.0.ffn_down.weight": (wide, h),
         "output_norm.weight": (h,),
     }
+    for layer in range(sizes.n_layers):
+        shapes |= _layer_shapes(file, sizes, layer)
+    if MASK_FEATURES in file:
+        shapes[MASK_FEATURES] = (sizes.features,)
     if file.flag("norm_before_fc"):
         shapes[FEATURES_NORM] = (sizes.features,)
     if file.flag("fc_norm"):
         shapes |= {f"fc_norm.{tap}.weight": (target.n_embd,) for tap in range(n_taps)}
     if ROPE_FACTORS in file:
         shapes[ROPE_FACTORS] = (attention.rope.n_dims // 2,)
-    norms = (f"blk.0.attn_{part}_norm.weight" for part in "qk")
-    shapes |= {norm: (attention.head_size,) for norm in norms if norm in file}
     if VOCABULARY_MAP in file:
         shapes[VOCABULARY_MAP] = (sizes.vocab_size,)
         kind = file.type_name(VOCABULARY_MAP)
@@ -348,6 +379,28 @@ def _eagle3_tensor_names(
     return tuple(file.require(name, shape) for name, shape in shapes.items())
 
 
+def _layer_shapes(file: HeadFile, sizes: PairSizes, layer: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a layer; the first reads the embedding beside the state."""
+    h, wide, attention = sizes.hidden, sizes.feed_forward, sizes.attention
+    reads = h if layer else 2 * h
+    matrices = {
+        "attn_q": (reads, attention.size),
+        "attn_k": (reads, attention.kv_size),
+        "attn_v": (reads, attention.kv_size),
+        "attn_output": (attention.size, h),
+        "ffn_gate": (h, wide),
+        "ffn_up": (h, wide),
+        "ffn_down": (wide, h),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"attn_norm.weight": (h,), "ffn_norm.weight": (h,)}
+    shapes |= {f"{name}.weight": shape for name, shape in matrices.items()}
+    optional: dict[str, tuple[int, ...]] = {f"{n}.bias": s[1:] for n, s in matrices.items()}
+    optional |= {f"attn_{part}_norm.weight": (attention.head_size,) for part in "qk"}
+    block = f"blk.{layer}."
+    shapes |= {name: shape for name, shape in optional.items() if block + name in file}
+    return {block + name: shape for name, shape in shapes.items()}
+
+
 class Eagle3Head(PairHead):
     """The head of a file, for the target it was made for; the options are those of `PairHead`.
 
@@ -364,10 +417,15 @@ class Eagle3Head(PairHead):
         self.taps = layout.taps
         self._norm_before_residual = layout.norm_before_residual
         self._norm_output = layout.norm_output
+        self.mask, self.n_drafted = layout.mask, layout.n_drafted
+        self.name = os.path.basename(file.path)
         super().__init__(file, layout.tensors, "blk.0.", layout.sizes, target, **options)
         try:
             if VOCABULARY_MAP in self._weights:
                 self._target_ids = _target_ids(self._weights, file, target)
+            self.mask_features: FloatRows | None = None
+            if self.mask is not None:
+                self.mask_features = self._weights.read(MASK_FEATURES, np.float32).reshape(1, -1)
         except BaseException:
             self.close()
             raise
@@ -397,9 +455,21 @@ class Eagle3Head(PairHead):
         residual = normed if self._norm_before_residual else states
         factors = self._own(ROPE_FACTORS)
         z = self._layer(builder, builder.concat(tokens, normed), residual, places, factors)
+        for layer in range(1, self.sizes.n_layers):
+            weights = LayerWeights(self._weights, f"blk.{layer}.")
+            x = builder.rms_norm(z, weights["attn_norm.weight"], eps)
+            z = decoder_layer(builder, weights, x, z, places, eps, factors, layer)
         read = builder.rms_norm(z, Tensor(self._weights["output_norm.weight"]), eps)
         # EAGLE-3.1 feeds the normed state back; the output matrix reads that in either case.
         return (read if self._norm_output else z), read
+
+
+def trained_window(path: str | os.PathLike[str], expression: Expression, n_ctx: int) -> int:
+    """Return how many of the last pairs a head sees, by `window=` and by its file; 0: all."""
+    file, key = HeadFile(path, expression.atom), "attention.sliding_window"
+    asked = seen_window(options_of(expression), n_ctx)
+    windows = asked, file.size(key, 1 << 30, default=1 << 30)
+    return min((each for each in windows if 0 < each < n_ctx), default=0)
 
 
 def is_head(path: str | os.PathLike[str]) -> bool:

@@ -161,7 +161,7 @@ def _shape(
     head: HydraHead,
 ) -> Topology | DynamicShape:
     tree = TreeOptions.of(expression)
-    if tree.n == "auto" and not tree.asks_for_tree:
+    if not tree.asks_for_tree and (tree.n == "auto" or (not env.target.can_branch and not tree.n)):
         return Topology.chain(min(head.n_heads, env.most_drafted))
     if isinstance(tree.n, int) and not tree.asks_for_tree:
         if not 1 <= tree.n <= head.n_heads:

@@ -486,7 +486,7 @@ _YES_NO = ["yes", "no"]
 def build_jacobi(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `jacobi(n=4, until=N, always=no)`."""
     options = options_of(expression)
-    n, seed = options.integer("n", 4), options.integer("seed", 0)
+    n, seed = options.integer("n", env.bounded(4)), options.integer("seed", 0)
     until = options.optional_integer("until")
     _require_room(expression, env, n, 1)
     name, pace = str(expression), pace_of(options)

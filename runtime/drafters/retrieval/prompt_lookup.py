@@ -148,16 +148,17 @@ def build_prompt_lookup(
     """Build `prompt-lookup(n=auto, nodes=15, branches=4, max_ngram=16, min_ngram=2, reference=F,
     always=no)`.
 
-    Of n tokens as many are drafted as pay: n=auto is the usual bound.
+    Of n tokens as many are drafted as pay: n=auto is the usual bound. For a target that cannot
+    branch `branches` is 1.
     """
     options = options_of(expression)
     path, vocabulary = options.optional("reference"), env.target.vocabulary
     n = options.length("n")
     make = functools.partial(
         PromptLookupDrafter,
-        num_draft_tokens=MOST_DRAFTED if n is None else n,
+        num_draft_tokens=env.bounded(MOST_DRAFTED) if n is None else n,
         nodes=options.optional_integer("nodes"),
-        branches=options.integer("branches", 4),
+        branches=options.integer("branches", 4 if env.target.can_branch else 1),
         max_ngram=options.integer("max_ngram", 16),
         min_ngram=options.integer("min_ngram", 2),
         reference=None if path is None else read_reference(Path(path).expanduser(), vocabulary),

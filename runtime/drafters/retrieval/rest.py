@@ -79,9 +79,9 @@ def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) 
     make = functools.partial(
         RestDrafter,
         store,
-        num_draft_tokens=10 if n is None else n,
+        num_draft_tokens=env.bounded(10) if n is None else n,
         nodes=options.optional_integer("nodes"),
-        branches=options.integer("branches", 2),
+        branches=options.integer("branches", 2 if env.target.can_branch else 1),
         places=options.integer("places", 32),
         min_match=options.integer("min_match", 2),
         costs=env.curve,

@@ -18,7 +18,7 @@ from support.tiny_nextn import write_tiny_qwen35
 from support.wrong_rules import KeepsFirst
 
 from specrun.bench.prove import rules, texts
-from specrun.bench.prove.cache import check_cache
+from specrun.bench.prove.cache import check_cache, check_conversations
 from specrun.bench.prove.prove import STEPS, Proof, ProofOptions, prove
 from specrun.bench.prove.rules import WithoutResidual, check_rule
 from specrun.bench.prove.setting import ALPHA, Check, Setting
@@ -116,7 +116,9 @@ def test_a_recurrent_target_is_not_given_trees(tmp_path: Path) -> None:
 
 def test_a_state_that_can_be_rolled_back_takes_chains(tmp_path: Path) -> None:
     with Runtime(write_tiny_qwen35(tmp_path / "qwen35.gguf"), "mtp(n=4)", **F32) as runtime:
-        found = check_cache(Setting(runtime, 0, SECONDS))
+        setting = Setting(runtime, 0, SECONDS)
+        found, together = check_cache(setting), check_conversations(setting)
+    assert together.status == "passed", together
     assert found.status == "passed", found
     assert "no branches; a recurrent state takes chains only" in found.tested
     assert "trees" not in found.note

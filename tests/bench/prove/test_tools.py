@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,20 @@ from support.wrong_rules import KeepsFirst
 from specrun.bench.prove import tools
 from specrun.bench.prove.prove import Proof, ProofOptions, proof_table, prove
 from specrun.bench.prove.tool_requests import CASES, Item, read_stream
-from specrun.bench.prove.tools import PlantedDrafts, Post, ServedTools, ToolProof, difference
+from specrun.bench.prove.tools import (
+    LookedUpDrafts,
+    PlantedDrafts,
+    Post,
+    ServedTools,
+    ToolProof,
+    difference,
+)
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.asking import asking
 from specrun.cli.serve.tools import PartReader
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.engine import Engine
+from specrun.runtime.engine.choices import DrafterMaker
 from specrun.runtime.round import Shape, TokenEvent
 
 SECONDS = 1e-3  # each check does its least
@@ -47,8 +55,7 @@ def one_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "CASES", CASES[:1])
 
 
-def opened(path: Path, shape: Shape, slots: int, planted: PlantedDrafts) -> Engine:
-    others = ("prompt-lookup", planted)
+def opened(path: Path, shape: Shape, slots: int, others: Sequence[DrafterMaker]) -> Engine:
     return Engine(path, "none", slots=slots, shape=shape, others=others, n_threads=1, trust=True)
 
 
@@ -59,7 +66,7 @@ def statuses(proof: Proof) -> dict[str, str]:
 def strictly(path: Path, rule: object = None) -> Proof:
     """Check an engine of a fixed shape, with another rule in the place of the exact one."""
     planted = PlantedDrafts(0)
-    with opened(path, "fixed", 1, planted) as engine:
+    with opened(path, "fixed", 1, (LookedUpDrafts(), planted)) as engine:
         if rule is not None:
             engine.session.rule = rule  # type: ignore[assignment]
         with asking(engine) as post:
@@ -68,16 +75,18 @@ def strictly(path: Path, rule: object = None) -> Proof:
 
 
 def test_a_sound_server_passes(caller: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tools, "_LENGTH", 64)
-    monkeypatch.setattr(tools, "_LEAST", 2)
-    planted = PlantedDrafts(0)
+    monkeypatch.setattr(tools, "_LENGTH", 48)
+    monkeypatch.setattr(tools, "_LEAST", 1)
+    monkeypatch.setattr(tools, "CASES", CASES[:4])
 
     @contextmanager
-    def opening(shape: Shape, slots: int) -> Iterator[tuple[Engine, Post]]:
-        with opened(caller, shape, slots, planted) as engine, asking(engine) as post:
+    def opening(
+        shape: Shape, slots: int, others: Sequence[DrafterMaker]
+    ) -> Iterator[tuple[Engine, Post]]:
+        with opened(caller, shape, slots, others) as engine, asking(engine) as post:
             yield engine, post
 
-    checking = ToolProof(opening, planted, ProofOptions(SECONDS))
+    checking = ToolProof(opening, ProofOptions(SECONDS))
     proof = checking.run(lambda _: None)
     found = statuses(proof)
     assert found.pop("cache") in ("passed", "left out")  # few texts
@@ -85,7 +94,7 @@ def test_a_sound_server_passes(caller: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert found == dict.fromkeys(wanted, "passed"), proof
     first, second = proof_table([proof], checking.verdict).heading
     assert first.startswith("passed: ")
-    assert "in a fixed shape, 20 of 20 streams byte by byte; 3 at once, " in first
+    assert "in a fixed shape, 12 of 12 streams byte by byte; 3 at once, " in first
     made, drafted = second.split("random-trees ")[1].rstrip(".").replace(",", "").split(" of ")
     assert 100 < int(made) < int(drafted)  # some right, some wrong
     figures = {check.name: check.figure for check in proof.checks}

@@ -58,7 +58,7 @@ def test_answers_follow_the_whole_conversation(talk: Talk, models: Models) -> No
 
 def test_the_banner_names_models_and_settings(talk: Talk) -> None:
     banner = talk().stderr
-    assert "random llama 0 (llama, " in banner
+    assert "random llama 0 (target.gguf, llama, " in banner
     assert "drafter auto · exact · context 512 tokens" in banner
     assert "drafter none · exact" in talk(options=("--drafter", "none")).stderr
     assert "greedy (temp 0) · 165 logit biases · at most 8 tokens" in banner

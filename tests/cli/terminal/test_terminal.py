@@ -4,7 +4,9 @@ models."""
 from __future__ import annotations
 
 import os
+import re
 import select
+import struct
 import subprocess
 import sys
 import time
@@ -19,6 +21,7 @@ from specrun.cli.terminal.terminal import Terminal, one_line, printable
 from ..conftest import READABLE, Models
 
 pty = pytest.importorskip("pty", reason="pseudo-terminals are POSIX only")
+fcntl, termios = map(pytest.importorskip, ("fcntl", "termios"))
 PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
 
 
@@ -40,6 +43,9 @@ class Screen:
             )
         os.close(theirs)
         self.seen = ""
+
+    def resize(self, columns: int) -> None:
+        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
 
     def type(self, text: str) -> None:
         os.write(self._ours, text.encode())
@@ -140,6 +146,56 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(chat: Screen, tmp_pa
     history = tmp_path / "specrun" / "history"
     assert "+hello" in history.read_text()
     assert history.stat().st_mode & 0o077 == 0
+
+
+def test_a_quoted_message_comes_back_from_the_history_whole(chat: Screen, tmp_path: Path) -> None:
+    ready = chat.wait_for(">>>")
+    chat.type("/set max_tokens 3\r")
+    ready = chat.wait_for("max_tokens             3", after=ready)
+    chat.wait_for(">>>", after=ready)
+    chat.type('"""one\r')
+    chat.wait_for("...", after=ready)
+    chat.type('two"""\r')
+    answered = chat.wait_for("gen 3 tok", after=ready)
+    chat.wait_for(">>>", after=answered)
+    chat.type("\x1b[A\r")  # the last entry, again
+    again = chat.wait_for("gen 3 tok", after=answered)
+    chat.wait_for(">>>", after=again)
+    chat.type("/show\r")
+    shown = chat.wait_for("messages               4", after=again)
+    chat.wait_for(">>>", after=shown)
+    chat.type("\x04")
+    assert chat.finish() == 0
+    history = (tmp_path / "specrun" / "history").read_text()
+    assert history.count('+"""one\n+two"""\n') == 1
+
+
+@pytest.mark.parametrize("columns", [30, 47, 120])
+def test_notes_and_errors_wrap_at_words(
+    models: Models, environment: dict[str, str], columns: int
+) -> None:
+    arguments = ["chat", "-m", models.long, "-c", 0, "-n", 3, *READABLE]
+    screen = Screen(arguments, environment)
+    screen.resize(columns)
+    try:
+        ready = screen.wait_for(">>>")
+        screen.type("hello\r")
+        answered = screen.wait_for("seed", after=ready)
+        screen.wait_for(">>>", after=answered)
+        screen.type("/drafter nothing-of-this-name(n=3)\r")
+        refused = screen.wait_for("Error:", after=answered)
+        screen.wait_for(">>>", after=refused)
+        screen.type("\x04")
+        assert screen.finish() == 0
+    finally:
+        screen.close()
+    banner = screen.seen[screen.seen.index("specrun 0") : ready].splitlines()[:-1]
+    problem = screen.seen[refused - len("Error:") :].partition(">>>")[0].rstrip().splitlines()
+    for line in [*banner, *problem]:
+        assert len(re.sub(r"\x1b\[[?\d;]*[A-Za-z]|\r", "", line)) < columns
+    whole = " ".join(" ".join(problem).split())
+    assert whole.startswith("Error: there is no drafter 'nothing-of-this-name'")
+    assert "/help for commands" in " ".join(" ".join(banner).split())
 
 
 def test_ctrl_c_twice_at_the_prompt_leaves(chat: Screen) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
 from safetensors.numpy import save_file
+from support.converted_heads import check_same_tensors, converted, recognised, tensors_of
 from support.saved_dflash import Layout, published_config, published_tensors, save_published
 from support.tiny_dflash import TinyDFlash, token_matrices, variant
 from support.tiny_models import CHAT, F32
@@ -26,7 +26,6 @@ from specrun.bindings.gguf import ArrayValue, read_header
 from specrun.bindings.models import Model
 from specrun.convert import convert_head, plan_head, target_facts
 from specrun.convert.checkpoint import read_safetensors
-from specrun.convert.heads.head_conversion import detect_kind
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.dflash.drafter import BlockDrafter
@@ -46,6 +45,8 @@ CASES: dict[str, tuple[Layout, TinyDFlash, dict[str, Any]]] = {
     "DeepSpec's DSpark": ("deepspec", OWN, {}),
     "no confidence": ("deepspec", variant(OWN, confidence=False), {}),
     "DSpark of five layers": ("deepspec", variant(OWN, taps=(0, 1, 2, 3, 5), layers=3), {}),
+    "a gated Markov head": ("deepspec", variant(OWN, head="gated"), {}),
+    "a recurrent one": ("speculators", variant(FEW, head="rnn", from_anchor=False), {}),
     "speculators' DFlash": ("speculators", variant(DFLASH, draft_tokens=96), {}),
     "all windows, causal": (
         "speculators",
@@ -69,10 +70,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def tensors_of(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    return {tensor.name: np.array(tensor.data) for tensor in GGUFReader(path).tensors}
-
-
 def metadata_of(path: Path) -> dict[str, Any]:
     found = read_header(path).metadata
     own = {key: value for key, value in found.items() if key.startswith(("dflash.", "tokenizer."))}
@@ -84,18 +81,10 @@ def test_files_are_the_tiny_writers(
     target: Path, tmp_path: Path, layout: Layout, drafter: TinyDFlash, changes: dict[str, Any]
 ) -> None:
     folder = save_published(tmp_path / "drafter", drafter, layout, **changes)
-    found = detect_kind(folder)
-    assert found is not None
-    assert found.name == "dflash"
     output = tmp_path / "drafter.gguf"
-    report = convert_head(folder, output, target=target, outtype="f32")
-    assert report.architecture == "dflash"
+    converted(folder, output, target, "dflash")
     theirs = drafter.write(tmp_path / "theirs.gguf", target)
-    ours, wanted = tensors_of(output), tensors_of(theirs)
-    assert ours.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert ours[name].dtype == array.dtype
-        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+    check_same_tensors(output, theirs)
     assert metadata_of(output) == metadata_of(theirs)
     with Model(output) as model:  # llama.cpp's own loader
         assert model.vocabulary.size == drafter.vocab_size
@@ -168,15 +157,6 @@ def test_positions_of_a_target_with_sections_turn_by_one(target: Path, tmp_path:
     theirs = variant(DFLASH, mrope=True).write(tmp_path / "b.gguf", target)
     assert metadata_of(tmp_path / "a.gguf") == metadata_of(theirs)
     assert drafts(target, tmp_path / "a.gguf")
-
-
-@pytest.mark.parametrize("name", ["mtp.fc.weight", "mtp_layers.0.input_proj.weight"])
-def test_mtp_blocks_are_refused_by_name(target: Path, tmp_path: Path, name: str) -> None:
-    moved = dict.fromkeys(published_tensors(DFLASH)) | {name: np.ones((4, 4), np.float32)}
-    config = {"architectures": ["MTPDraftModel"], "dflash_config": None}
-    folder = save_published(tmp_path / "drafter", DFLASH, "z-lab", weights=moved, **config)
-    with pytest.raises(UnsupportedModelError, match=r"holds MTP blocks.*--mtp makes the file"):
-        plan_head(folder, target=target)
 
 
 def test_names_may_begin_with_model(target: Path, tmp_path: Path) -> None:
@@ -417,16 +397,19 @@ FAULTS: dict[str, tuple[Layout, dict[str, Any], type[SpecrunError], str]] = {
     "no block": ("deepspec", {"block_size": None}, MalformedFileError, "block_size"),
     "biases": ("deepspec", {"attention_bias": True}, UnsupportedModelError, "attention_bias"),
     "relu": ("deepspec", {"hidden_act": "relu"}, UnsupportedModelError, "hidden_act 'relu'"),
-    "a gate": (
-        "deepspec", {"weights": {"markov_head.gate_proj.weight": ONES}}, UnsupportedModelError,
-        "gated Markov head.*neither llama.cpp nor specrun",
+    "a gate that is not stated": (
+        "deepspec", {"weights": {"markov_head.gate_proj.weight": ONES}}, MalformedFileError,
+        "type 'vanilla' by its config, and 'gated'",
     ),
-    "a state": (
-        "deepspec", {"weights": {"markov_head.joint_proj.weight": ONES}}, UnsupportedModelError,
-        "recurrent Markov head",
+    "a gate of another size": (
+        "deepspec", {"weights": {"markov_head.gate_proj.weight": ONES}, "markov_head_type": None},
+        MalformedFileError, r"gate_proj.weight of shape \(8,\), where \(8, 40\)",
     ),
     "a gate by its name": (
-        "deepspec", {"markov_head_type": "gated"}, UnsupportedModelError, "type 'gated'",
+        "deepspec", {"markov_head_type": "gated"}, MalformedFileError, "no gate and no state",
+    ),
+    "another head": (
+        "deepspec", {"markov_head_type": "lstm"}, UnsupportedModelError, "type 'lstm'",
     ),
     "Domino": (
         "z-lab", {"architectures": ["DominoDraftModel"]}, UnsupportedModelError, "Domino",
@@ -474,9 +457,7 @@ def test_what_cannot_be_right_is_refused(
     drafter = variant(FEW, window=8) if layout == "speculators" else OWN
     drafter = DFLASH if layout == "z-lab" else drafter
     folder = save_published(tmp_path / "drafter", drafter, layout, **changes)
-    found = detect_kind(folder)
-    assert found is not None
-    assert found.name == "dflash"
+    assert recognised(folder) == "dflash"
     with pytest.raises(kind, match=problem):
         plan_head(folder, target=target)
 

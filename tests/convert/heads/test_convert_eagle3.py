@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from support.converted_heads import check_same_tensors, converted, tensors_of
 from support.tiny_models import CHAT
 
 from specrun.bindings.errors import (
@@ -22,12 +22,11 @@ from specrun.bindings.errors import (
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models import Model
 from specrun.convert import convert_head, plan_head
-from specrun.convert.heads.head_conversion import detect_kind
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.eagle import Eagle3Head
 
 torch = pytest.importorskip("torch")
-from support.tiny_eagle3 import LLAMA3, Variant, random_eagle3  # noqa: E402
+from support.tiny_eagle3 import LLAMA3, YARN, Variant, random_eagle3  # noqa: E402
 
 HIDDEN, VOCAB, LAYERS, TAPS = 32, 320, 6, (1, 3, 5)
 CONFIG = {"vocab_size": VOCAB}
@@ -39,11 +38,15 @@ VARIANTS = {
     "llama3 rope": Variant(changes={"rope_scaling": LLAMA3}, n_kv_heads=1),
     "linear rope": Variant(changes={"rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
     "all tokens": Variant(draft_tokens=None),
+    "yarn rope": Variant(changes={"rope_scaling": YARN}),
 }
-
-
-def tensors_of(path: Path) -> dict[str, np.ndarray]:
-    return {tensor.name: np.array(tensor.data) for tensor in GGUFReader(path).tensors}
+# What llama.cpp has no graph for.
+OURS = {
+    "three layers": Variant(n_layers=3, head_norms=True),
+    "biases": Variant(biased=True, n_layers=2),
+    "P-EAGLE": Variant(n_layers=4, mask=7, own_embedding=True),
+}
+VARIANTS |= OURS
 
 
 @pytest.mark.parametrize("layout", ["safeailab", "specforge", "speculators"])
@@ -53,19 +56,13 @@ def test_files_are_those_of_llama_cpps_converter(
 ) -> None:
     head = random_eagle3(HIDDEN, VOCAB, variant)
     named = {} if layout != "safeailab" else {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
+    if variant.mask is not None and layout != "speculators":
+        named |= {"ptd_token_id": variant.mask}  # as vLLM's configs have it
     folder = head.save(tmp_path / "head", CONFIG, layout, **named)
-    found = detect_kind(folder)
-    assert found is not None
-    assert found.name == "eagle3"
     output = tmp_path / "head.gguf"
-    report = convert_head(folder, output, target=tiny_deep_model, outtype="f32")
-    assert report.architecture == "eagle3"
+    converted(folder, output, tiny_deep_model, "eagle3")
     theirs = head.write(tmp_path / "theirs.gguf", tiny_deep_model)
-    ours, wanted = tensors_of(output), tensors_of(theirs)
-    assert ours.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert ours[name].dtype == array.dtype
-        np.testing.assert_allclose(ours[name], array, rtol=1e-6, err_msg=name)
+    check_same_tensors(output, theirs, rtol=1e-6)
     a, b = read_header(output).metadata, read_header(theirs).metadata
     assert {key for key in b if key not in a} == set()
     for key in b:
@@ -77,7 +74,7 @@ def test_files_are_those_of_llama_cpps_converter(
         ):
             assert a[key] == b[key] or abs(float(a[key]) - float(b[key])) < 1e-6, key  # type: ignore[arg-type]
     assert list(a["eagle3.target_layers"]) == list(TAPS)  # type: ignore[arg-type]
-    if not variant.fc_norm:
+    if not variant.fc_norm and variant not in OURS.values():
         with Model(output) as model:  # llama.cpp's own loader
             assert model.architecture == "eagle3"
             assert model.vocabulary.size == VOCAB
@@ -92,15 +89,8 @@ def test_deepspecs_heads_read_five_layers_and_norm_queries_and_keys(
     weights = {name: array for name, array in head.weights.items() if name not in ("d2t", "t2d")}
     head = dataclasses.replace(head, weights=weights)
     folder = head.save(tmp_path / "head", CONFIG, "deepspec")
-    found = detect_kind(folder)
-    assert found is not None
-    assert found.name == "eagle3"
-    convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32")
-    ours = tensors_of(tmp_path / "a.gguf")
-    wanted = tensors_of(head.write(tmp_path / "b.gguf", tiny_deep_model))
-    assert ours.keys() == wanted.keys()
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+    converted(folder, tmp_path / "a.gguf", tiny_deep_model, "eagle3")
+    check_same_tensors(tmp_path / "a.gguf", head.write(tmp_path / "b.gguf", tiny_deep_model))
     with Model(tiny_deep_model) as target:
         loaded = Eagle3Head(tmp_path / "a.gguf", target, ranks=3, n_threads=1)
         assert loaded.taps == taps["taps"]
@@ -145,6 +135,14 @@ def test_pickles_of_safeailab(tiny_deep_model: Path, tmp_path: Path) -> None:
         folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32", allow_pickle=True
     )
     np.testing.assert_array_equal(tensors_of(tmp_path / "a.gguf")["d2t"], head.target_ids)
+
+
+def test_a_window_of_all_layers_is_kept(tiny_deep_model: Path, tmp_path: Path) -> None:
+    head = random_eagle3(HIDDEN, VOCAB)
+    slides = {"layer_types": ["sliding_attention"], "sliding_window": 96}
+    plan = plan_head(head.save(tmp_path / "head", CONFIG, **slides), target=tiny_deep_model)
+    values = {key: value for key, value, _, _ in plan.metadata}
+    assert values["eagle3.attention.sliding_window"] == 96
 
 
 def test_a_map_to_the_same_ids_is_left_out(tiny_deep_model: Path, tmp_path: Path) -> None:
@@ -205,13 +203,31 @@ FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
     ),
     "no layer": (lambda w, _: w.pop("midlayer.hidden_norm.weight"), MalformedFileError,
     "no EAGLE-3 head"),
-    "P-EAGLE": (
+    "P-EAGLE without a mask": (
         lambda w, _: w.update({"mask_hidden": np.ones((1, 1, 96), np.float32)}),
-        UnsupportedModelError, "is P-EAGLE.*neither llama.cpp nor specrun has its graph",
+        MalformedFileError, "which token stands for those to draft",
     ),
-    "P-EAGLE by its name": (
-        lambda _, c: c.update(architectures=["PEagleSpeculator"]), UnsupportedModelError,
-        "is P-EAGLE",
+    "a mask of other layers": (
+        lambda w, c: (c.update(mask_token_id=7), w.update({"mask_hidden": np.ones((1, 1, 64),
+        np.float32)})),
+        MalformedFileError, "mask_hidden of 64 numbers, and 96 are read",
+    ),
+    "a mask outside": (
+        lambda w, c: (c.update(mask_token_id=320), w.update({"mask_hidden": np.ones((1, 1, 96),
+        np.float32)})),
+        PairError, "its mask is token 320",
+    ),
+    "P-EAGLE without features": (
+        lambda _, c: c.update(speculators_model_type="peagle"), MalformedFileError,
+        "no tensor mask_hidden",
+    ),
+    "a window": (
+        lambda _, c: c.update(layer_types=["sliding_attention", "full_attention"]),
+        UnsupportedModelError, "layers of sliding and of full attention",
+    ),
+    "a layer behind a gap": (
+        lambda w, _: w.update({"layers.2.input_layernorm.weight": np.ones(32, np.float32)}),
+        UnsupportedModelError, "does not know: layers.2.input_layernorm.weight",
     ),
     "EAGLE-4": (
         lambda _, c: c.update(architectures=["LlamaForCausalLMEagle4"]), UnsupportedModelError,
@@ -221,11 +237,11 @@ FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
         lambda _, c: c.update(architectures=["Gemma4Eagle3Model"]), UnsupportedModelError,
         "a layer of Gemma 4",
     ),
-    "biases": (lambda _, c: c.update(attention_bias=True), UnsupportedModelError,
-    "attention_bias = True"),
-    "yarn": (
-        lambda _, c: c.update(rope_scaling={"rope_type": "yarn", "factor": 2.0}),
-        UnsupportedModelError, "'yarn'",
+    "promised biases": (lambda _, c: c.update(attention_bias=True), MalformedFileError,
+    "no tensor midlayer.self_attn.q_proj.bias"),
+    "longrope": (
+        lambda _, c: c.update(rope_scaling={"rope_type": "longrope", "factor": 2.0}),
+        UnsupportedModelError, "'longrope'",
     ),
     "a promised norm": (lambda _, c: c.update(norm_before_fc=True), MalformedFileError,
     "no tensor input_norm.weight"),

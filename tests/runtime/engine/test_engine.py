@@ -18,7 +18,6 @@ from specrun.bindings.errors import (
     ClosedError,
     ContextFullError,
     OptionError,
-    UnsupportedModelError,
 )
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.engine import Engine, Session
@@ -62,7 +61,7 @@ def is_drawn(drafter: str) -> bool:
 TOGETHER = [
     (target, drafter)
     for target, drafter in DRAFTERS
-    if target != "hybrid" and "pass(" not in drafter and "space(" not in drafter
+    if "pass(" not in drafter and "space(" not in drafter
 ]
 
 
@@ -294,15 +293,6 @@ def test_what_an_engine_cannot_do_is_said(
     drafter = named(options.pop("drafter", "none"), files)
     with pytest.raises(OptionError, match=problem):
         Engine(files["shallow"], drafter, slots=slots, **options)
-
-
-def test_recurrent_models_answer_one_at_a_time(files: dict[str, Path]) -> None:
-    with pytest.raises(UnsupportedModelError, match="recurrent state"):
-        Engine(files["hybrid"], "none", slots=2)
-    with Engine(files["hybrid"], "none", slots=1, context=sized(256)) as engine:
-        result = engine.submit(PROMPTS[0], GREEDY, max_tokens=LENGTH).result
-    with Runtime(files["hybrid"], "none", context=sized(256)) as runtime:
-        assert runtime.generate(PROMPTS[0], GREEDY, max_tokens=LENGTH).token_ids == result.token_ids
 
 
 def threads_of_engines() -> Iterator[threading.Thread]:

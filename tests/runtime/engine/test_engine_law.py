@@ -31,6 +31,7 @@ from support.scripted import (
     TableTarget,
     conversation_of,
 )
+from support.tiny_nextn import write_tiny_qwen35
 
 from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.convert.random_model import RandomLlama, write_random_llama
@@ -176,3 +177,27 @@ def test_three_conversations_each_follow_the_targets_joint_law(
         for session in engine._schedule.sessions:
             monkeypatch.setattr(session, "rule", KeepsTooMuch())
         assert max(p_values(pair, counted(engine))) < REJECTED
+
+
+def test_two_conversations_of_a_hybrid_each_follow_the_targets_joint_law(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Drawn chains of the same draft model; two tests of size ALPHA, one of which sees a bias."""
+    hybrid = write_tiny_qwen35(tmp_path / "hybrid.gguf", vocab_size=10, scale=0.6)
+    drafter, options = f"draft({quoted(str(pair[1]))}, n=2)", {"n_ctx": 512, "n_threads": 1}
+    laws = [model_joint_law(hybrid, list(talk), 2, least_entropy=1.8) for talk in TALKS[:2]]
+
+    def found(engine: Engine) -> list[float]:
+        seeds = [WHOLE.replace(seed=seed) for seed in range(SAMPLES * 2 // 3)]
+        streams = [engine.submit(talk, each, max_tokens=2) for each in seeds for talk in TALKS[:2]]
+        texts = [tuple(stream.result.token_ids) for stream in streams]
+        return [p_value(Counter(texts[at::2]), law) for at, law in enumerate(laws)]
+
+    with Engine(hybrid, drafter, slots=2, **options) as engine:  # type: ignore[arg-type]
+        assert min(found(engine)) > ALPHA
+        load = engine.statistics().load
+        assert load.texts_per_evaluation is not None
+        assert load.texts_per_evaluation > 1.5
+        for session in engine._schedule.sessions:
+            session.rule = KeepsTooMuch()
+        assert min(found(engine)) < REJECTED

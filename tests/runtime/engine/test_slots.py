@@ -112,6 +112,7 @@ def test_the_longest_prefix_leaves_the_last_token_to_be_evaluated(model: Model) 
     for slot, text in zip(shared.slots, texts, strict=True):
         slot.text = text
         slot.prefill(text, len(text.tokens))
-    assert longest_prefix(texts, [1, 2, 3, 4]) == (0, 3)
-    assert longest_prefix(texts, [1, 2, 5, 9]) == (1, 3)
-    assert longest_prefix(texts, [7]) == (None, 0)
+    pairs = [*zip(shared.slots, texts, strict=True)]
+    assert longest_prefix(pairs, [1, 2, 3, 4]) == (0, 3)
+    assert longest_prefix(pairs, [1, 2, 5, 9]) == (1, 3)
+    assert longest_prefix(pairs, [7]) == (None, 0)

@@ -105,7 +105,7 @@ def cells_of(cache: KeyValueCache, used: int) -> np.ndarray:
             cache._tensors.read(name, np.float32)
             .reshape(-1, cache.sizes.kv_size)[:used]
             .astype(np.float32)
-            for name in ("keys", "values")
+            for name in ("keys0", "values0")
         ]
     )
 

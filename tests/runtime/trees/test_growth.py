@@ -343,7 +343,8 @@ def test_siblings_are_the_draws_made_in_turn(seed: int) -> None:
     assert law.ids is not None
     tokens = rng.permutation(law.ids)[:4].tolist()
     together, in_turn = TreeBuilder(), TreeBuilder()
-    nodes = list(together.add_siblings(ROOT, tokens, law))
+    first = together.add_siblings(ROOT, tokens, law)
+    nodes = [*range(first, first + len(tokens))]
     left, single = law, []
     for token in tokens:
         single.append(in_turn.add(ROOT, token, left))

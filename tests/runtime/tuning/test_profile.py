@@ -96,15 +96,6 @@ def test_a_rule_that_is_not_exact_gets_no_drafter_that_nobody_named(target: Path
     assert chosen(target, 0.0, accept="block").expression == "prompt-lookup"
 
 
-def test_a_model_that_cannot_take_back_drafts_is_decoded_plainly(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        "specrun.runtime.planning.default_drafter.is_recurrent", lambda _header: True
-    )
-    assert chosen(target, 0.0) == ChosenDrafter("none")
-
-
 def test_a_file_keeps_its_profile_under_another_name(target: Path, tmp_path: Path) -> None:
     kept = keep(target)
     moved = target.rename(tmp_path / "better-name.gguf")

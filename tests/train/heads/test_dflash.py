@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from support.tiny_models import F32
 
 from specrun.bindings.contexts import ContextOptions
+from specrun.bindings.errors import OptionError
 from specrun.bindings.models import Model
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime.drafters.dflash.drafter import BlockDrafter
@@ -19,7 +21,7 @@ from specrun.runtime.drafters.dflash.source import BlockState
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, corpus_of
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.heads import DFlashRecipe
-from specrun.train.heads.dflash import Blocks, DFlashLearner
+from specrun.train.heads.dflash import Blocks, DFlashLearner, rarest_token
 from specrun.train.heads.run import HeadFiles
 from specrun.train.target.hf_model import load_hf_model
 from specrun.train.target.shape import target_shape
@@ -125,3 +127,103 @@ def test_rows_of_the_file_are_those_of_the_training(taught, tmp_path: Path, name
                     )
                 assert rows.confidences is not None
                 assert rows.confidences.chances[0] == pytest.approx(float(sure.sigmoid()), abs=1e-4)
+
+
+# -- the loss --------------------------------------------------------------------------------------
+
+
+def test_the_loss_is_that_of_each_block_alone(taught) -> None:
+    """With every anchor: each block is computed from the text before it, slot by slot.
+
+    Slots count while the model said all tokens of the block, and weigh 0.5 to the power of their
+    depth; the confidence head learns 1 - TV.
+    """
+    recipe = DFlashRecipe(
+        block_size=3,
+        n_layers=1,
+        layers=(1,),
+        anchor_every=1,
+        slot_decay=0.5,
+        markov_rank=8,
+        confidence=True,
+    )
+    batch, random = batch_of(10), torch.Generator().manual_seed(1)
+    states = torch.randn(2, 10, 128, generator=random)
+    given = Given(states[..., :64], states[..., 64:])
+    learner = learner_of(recipe, taught, given, corpus(batch))
+    [part] = learner.losses(batch, torch.Generator().manual_seed(2), 0)
+    matrices, total, weighed, plain = learner._target, 0.0, 0.0, list[float]()
+    with torch.no_grad():
+        for text in range(2):
+            for anchor in range(1, 9):
+                if not batch.learnt[text, anchor + 1]:
+                    continue
+                tokens = torch.tensor([int(batch.ids[text, anchor]), learner.mask, learner.mask])
+                block = learner.head(
+                    matrices.embedding[tokens][None, None],
+                    given.tapped[text : text + 1, :anchor],
+                    torch.tensor([[anchor]]),
+                )[0, 0]
+                for slot in range(3):
+                    label = anchor + 1 + slot
+                    if label > 9 or not batch.learnt[text, label]:
+                        break
+                    before = batch.ids[text, label - 1][None]
+                    logits = learner.head.logits(block[slot][None], before, learner.output)[0]
+                    law = matrices.law(given.final[text, label - 1])
+                    loss = -float((law * logits.log_softmax(-1)).sum())
+                    accepted = 1 - 0.5 * (law - logits.softmax(-1)).abs().sum()
+                    sure = learner.head.confidences(block[slot][None], before)[0]
+                    loss_of_sure = float(F.binary_cross_entropy_with_logits(sure, accepted))
+                    total += 0.5**slot * (loss + loss_of_sure)
+                    weighed += 0.5**slot
+                    plain.append(loss)
+    assert len(plain) > 20
+    assert part.value.item() == pytest.approx(total / weighed, rel=1e-4)
+    assert part.plain == pytest.approx(np.mean(plain), rel=1e-4)
+
+
+def test_anchors_are_drawn_anew_and_a_share_of_those_possible(taught) -> None:
+    batch = batch_of(12)
+    given = Given(torch.zeros(2, 12, 64), torch.zeros(2, 12, 64))
+    recipe = DFlashRecipe(block_size=3, anchor_every=3, layers=(1,))
+    learner = learner_of(recipe, taught, given, corpus(batch))
+    seen = set[int]()
+    for seed in range(30):
+        blocks = learner._drawn(batch.learnt, torch.Generator().manual_seed(seed))
+        assert blocks.kept.sum(-1).tolist() == [3, 3]  # of 8, and of 8
+        found = blocks.anchors[0][blocks.kept[0]].tolist()
+        assert found == sorted(set(found))
+        seen |= set(found)
+    assert seen == set(range(3, 11))  # the prompt's last token, too
+
+
+def test_the_mask_is_the_token_said_least_often_that_has_an_embedding() -> None:
+    texts = [TokenSequence(np.array([0, 1, 2, 2, 5], np.int32), np.ones(5, np.bool_))]
+    embedding = torch.ones(7, 3)
+    assert rarest_token(corpus_of(texts, held_out=0.0), embedding) == 6
+    embedding[4:] = 0.0
+    assert rarest_token(corpus_of(texts, held_out=0.0), embedding) == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"block_size": 1}, "a block of 1 tokens: give 2 to 256"),
+        ({"confidence": True}, "needs a Markov head"),
+        ({"slot_decay": 0.0}, "a slot decay of 0"),
+        ({"n_layers": 0}, "no layers or no anchors"),
+    ],
+)
+def test_what_is_refused(given: dict[str, float], problem: str) -> None:
+    with pytest.raises(OptionError, match=problem):
+        DFlashRecipe(**given)  # type: ignore[arg-type]
+
+
+def test_a_mask_or_layer_that_the_target_lacks_is_refused(taught) -> None:
+    batch = batch_of(8)
+    given = Given(torch.zeros(2, 8, 64), torch.zeros(2, 8, 64))
+    with pytest.raises(OptionError, match="token 400 is to be the mask, and the target has 400"):
+        learner_of(DFlashRecipe(mask=400, layers=(1,)), taught, given, corpus(batch))
+    with pytest.raises(OptionError, match="layer 4 is to be read, and the target has layers 0 to"):
+        learner_of(DFlashRecipe(layers=(4,)), taught, given, corpus(batch))

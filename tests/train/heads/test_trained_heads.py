@@ -24,6 +24,7 @@ from specrun.train.data.corpus import TokenCorpus, encode_corpus
 from specrun.train.data.documents import read_documents
 from specrun.train.data.tokens import TargetTokenizer, TokenSequence
 from specrun.train.heads import (
+    DFlashRecipe,
     Eagle3Recipe,
     EagleRecipe,
     HeadRecipe,
@@ -190,6 +191,36 @@ def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(
     assert tensors["t2d"].nonzero().flatten().tolist() == tokens.tolist()
     convert_head(report.output, tmp_path / "head.gguf", target=taught.gguf, outtype="f32")
     assert tokens_a_round(taught, f"eagle3({tmp_path / 'head.gguf'}, n=4)") > 2.5
+
+
+@pytest.mark.parametrize("markov_rank", [0, 32])
+def test_a_block_drafter_drafts_and_is_laid_out_as_upstreams(
+    taught, tmp_path: Path, markov_rank: int
+) -> None:
+    """Blocks of four: 4 tokens a round at best, 5 where the anchor's own place drafts."""
+    recipe = DFlashRecipe(
+        block_size=4,
+        n_layers=1,
+        anchor_every=1,
+        markov_rank=markov_rank,
+        confidence=markov_rank > 0,
+        optimizer="muon",
+    )
+    report = train(recipe, run_of(taught, tmp_path / "block", steps=60, learning_rate=2e-2))
+    measures = report.result.curves.measures[-1][1]
+    assert measures["slot 1 top-1"] > 0.8
+    assert measures["tokens a round"] > 2.5
+    config = json.loads((report.output / "config.json").read_text())
+    name = "Qwen3DSparkModel" if markov_rank else "DFlashDraftModel"
+    assert config["architectures"] == [name]
+    mask = config["mask_token_id"]
+    assert config["dflash_config"] == {"mask_token_id": mask, "target_layer_ids": [0, 1, 2]}
+    tensors = load_file(report.output / "model.safetensors")
+    assert ("markov_head.markov_w1.weight" in tensors) is (markov_rank > 0)
+    assert "lm_head.weight" not in tensors  # the target's
+    assert tensors["layers.0.self_attn.q_norm.weight"].shape == (HIDDEN // 4,)
+    convert_head(report.output, tmp_path / "block.gguf", target=taught.gguf, outtype="f32")
+    assert tokens_a_round(taught, f"dflash({tmp_path / 'block.gguf'}, n=3)") > 2.5
 
 
 @pytest.mark.parametrize(

@@ -191,7 +191,7 @@ def test_counts_and_limits_cut_each_part() -> None:
     assert ask(relay, [0], max_depth=2).tokens == (1, 2)
     assert ask(relay, [0], max_nodes=1).tokens == (1,)
     assert ask(relay, [0], max_depth=0).tokens == ()
-    assert (relay.max_nodes, relay.max_leaves) == (6, 1)
+    assert (relay.max_nodes, relay.max_leaves) == (3, 1)
 
 
 def test_a_part_with_nothing_to_say_is_skipped() -> None:

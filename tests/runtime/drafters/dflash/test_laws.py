@@ -18,8 +18,8 @@ from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 
 from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import build_rule, rule_names
-from specrun.runtime.drafters.dflash.drafter import BlockCells, BlockDrafter
-from specrun.runtime.drafters.dflash.file import BlockFile
+from specrun.runtime.drafters.dflash.drafter import BlockCells
+from specrun.runtime.drafters.dflash.file import Blocks
 from specrun.runtime.drafters.dflash.rows import (
     BlockRows,
     LatticeRows,
@@ -108,6 +108,9 @@ class TableCells:
         self.text[piece.position :] = piece.tokens
         return True
 
+    def drop(self, _n: int, _position: int) -> None:
+        raise NotImplementedError  # of a window, which the table has none of
+
     def block(self, last: int, position: int, n_slots: int) -> BlockRows:
         assert 1 <= n_slots <= SLOTS
         return self._table.rows([*self.text[:position], last])
@@ -120,17 +123,9 @@ class TableSource(BlockSource):
     """The shipped source, over cells of a table; the target's features are zeros."""
 
     def __init__(self, table: Table, *, chooses: bool = False) -> None:
-        file = BlockFile(
-            "", cast("Any", table.generation), SLOTS + 1, 1, 0, (0,), False, 2, False, 3
-        )
-
-        class Weights:
-            n_params = multiplied = 0
-
-        weights = Weights()
-        weights.file = file  # type: ignore[attr-defined]
+        blocks = Blocks("", SLOTS, 1, (0,), 0, 0.0, few_tokens=table.generation == "DFlash2")
         cells = cast("BlockCells", TableCells(table))
-        super().__init__(cast("BlockDrafter", weights), cells, chooses=chooses)
+        super().__init__(blocks, BlockState(cells), chooses=chooses)
 
     def begin(self, tokens: Sequence[int]) -> None:
         super().begin(tokens)
@@ -313,7 +308,14 @@ def test_top_k_children_counted_as_draws_are_caught(generation: str) -> None:
 class ForgetsTheParent(MarkovRows):
     """States the row of llama.cpp's own chain after every token."""
 
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> Any:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> Any:
         return super().after(slot, [self._before(slot)] * len(tokens), points=points)
 
 

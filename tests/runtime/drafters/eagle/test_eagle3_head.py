@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from support.renamed_models import as_architecture
-from support.tiny_eagle3 import LLAMA3, TinyEagle3, Variant, random_eagle3
+from support.tiny_eagle3 import LLAMA3, YARN, TinyEagle3, Variant, random_eagle3
 from support.tiny_models import CHAT
 
 from specrun.bindings.errors import (
@@ -44,6 +44,9 @@ VARIANTS = {
     "one key-value head": Variant(n_kv_heads=1),
     "all tokens": Variant(draft_tokens=None),
     "DeepSpec": Variant(head_norms=True, draft_tokens=None, own_embedding=True),
+    "three layers": Variant(n_layers=3, head_norms=True),
+    "biases": Variant(biased=True, n_layers=2),
+    "yarn": Variant(changes={"rope_scaling": YARN}),
 }
 
 
@@ -284,8 +287,8 @@ FAULTS: list[tuple[dict[str, Any], type[SpecrunError], str]] = [
     ({"without": "d2t"}, MalformedFileError, "predicts 48 tokens of the target's 320"),
     ({"without": "fc.weight"}, MalformedFileError, "no tensor fc.weight"),
     ({"taps": (1, 3, 6)}, PairError, "input of layer 6, and the target has 6 layers"),
-    ({"scaling": "yarn"}, UnsupportedModelError, "scales its positions by 'yarn'"),
-    ({"block_count": 2}, UnsupportedModelError, "2 layers"),
+    ({"scaling": "longrope"}, UnsupportedModelError, "scales its positions by 'longrope'"),
+    ({"block_count": 2}, MalformedFileError, r"no tensor blk\.1\.attn_norm\.weight"),
     ({"taps": (1, 3, -1)}, MalformedFileError, "does not say which layers"),
     ({"taps": ()}, MalformedFileError, "does not say which layers"),
     ({"taps": (1, 3)}, MalformedFileError, r"fc.weight of shape \[96, 32\].*\[64, 32\]"),
