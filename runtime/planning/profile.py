@@ -232,7 +232,8 @@ def known_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> Cos
 
 def save_curve(curve: CostCurve, target: Path, context: ContextOptions, n_gpu_layers: int) -> Path:
     """Store a measured curve over an earlier one of these settings; return the profile's file."""
-    part = {"settings": _target_settings(context, n_gpu_layers), **curve.to_dict()}
+    settings = _target_settings(context, n_gpu_layers)
+    part = {"settings": settings, **curve.to_dict(), "is_first": curve.is_first}
     return _write(target, lambda kept: {"curves": _with(kept, "curves", part, "settings")})
 
 
@@ -268,7 +269,8 @@ def _curve(part: Mapping[str, Any]) -> CostCurve:
         tuple(number_in(seconds, _SHORTEST, _LONGEST) for seconds in list_in(part[name]))
         for name in ("reused", "rebuilt")
     )
-    return CostCurve(sizes, reused, rebuilt, tuple(map(number_in, list_in(part["spread"]))))
+    spread = tuple(map(number_in, list_in(part["spread"])))
+    return CostCurve(sizes, reused, rebuilt, spread, is_first=part.get("is_first") is True)
 
 
 # == Plans of `specrun tune` =======================================================================
