@@ -15,7 +15,7 @@ FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel
 # What Cython compiles: files with C types beside them, and the rules.
 TYPES := $(wildcard runtime/*/*.pxd)
 COMPILED := $(TYPES) $(TYPES:.pxd=.py) runtime/acceptance/rule.py runtime/acceptance/exact.py
-INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/compiled/*.[ch] runtime/laws/*.c bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/cuda_toolkit.py tools/editor_links.py
+INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/laws/*.[ch] bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/cuda_toolkit.py tools/editor_links.py
 
 .PHONY: chat test test-real test-clients check env dev clean
 .DELETE_ON_ERROR:

@@ -27,18 +27,13 @@ OPTIONS = ["-O3", "-ffp-contract=off"]
 
 def c_extensions() -> list[Extension]:
     """Return the modules that are written in C."""
-    loops = sorted(map(str, Path("runtime/compiled").glob("*.c")))
-    headers = sorted(map(str, Path("runtime/compiled").glob("*.h")))
     calls = ["bindings/direct_calls/calls.c"]
     return [
         Extension(
             "specrun.runtime.laws._rows",
-            ["runtime/laws/rows.c", "runtime/compiled/highest.c"],
-            depends=headers,
+            ["runtime/laws/rows.c", "runtime/laws/highest.c"],
+            depends=["runtime/laws/highest.h", "runtime/laws/widths.h"],
             extra_compile_args=OPTIONS,
-        ),
-        Extension(
-            "specrun.runtime.compiled._loops", loops, depends=headers, extra_compile_args=OPTIONS
         ),
         Extension("specrun.bindings.direct_calls._calls", calls),
     ]

@@ -245,12 +245,6 @@ def cpp_names(name: str, result: str, *arguments: str) -> tuple[str, str, str]:
     return name, f"_Z{len(name)}{name}{plain}", visual
 
 
-@functools.cache
-def memory_functions() -> tuple[int, int]:
-    """Return the addresses of the functions that drop and share positions."""
-    return address_of("llama_memory_seq_rm"), address_of("llama_memory_seq_cp")
-
-
 def address_of(name: str) -> int:
     """Return the address of a function of llama.cpp or ggml."""
     pointer = ctypes.c_void_p

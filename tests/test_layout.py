@@ -32,7 +32,7 @@ SOURCES = read_sources(ROOT, ORDER)
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 FLOORS = (
-    Floor("foundations", ("compiled", "grammar", "laws", "language", "chat", "demo")),
+    Floor("foundations", ("grammar", "laws", "language", "chat", "demo")),
     Floor("trees and acceptance", ("trees", "acceptance")),
     Floor("a round", ("round",)),
     Floor("heads", ("heads",)),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
-from specrun.bindings.library import last_native_errors, llama, memory_functions, native_function
+from specrun.bindings.library import last_native_errors, llama, native_function
 
 if TYPE_CHECKING:
     from specrun.bindings.contexts.context import Context
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 ALL_SEQUENCES = -1
 
 Moves = Sequence[tuple[int, int, bool]]
-MoveLoop = Callable[[tuple[int, int, int], int, int, int, Any], bool]
-"""Compiled code that makes moves. It takes the addresses of llama_memory_seq_rm, of
-llama_memory_seq_cp and of a memory, and the arguments of `Memory.follow`."""
+"""Of each a sequence, how many positions it shares already, and whether it strays from there."""
 
 
 class Memory:
@@ -62,10 +60,8 @@ class Memory:
         self._native = native
         # A round makes dozens of these two calls: looking them up in the module would show.
         self._remove, self._share = native.llama_memory_seq_rm, native.llama_memory_seq_cp
-        self._addresses: tuple[int, int] | None = None
         if native is llama():  # a stand-in for the library is called itself
             self._remove, self._share = remove_function(), share_function()
-            self._addresses = memory_functions()
         self._open_handle: Any = handle
         self._n_sequences = n_sequences
         self._can_branch = can_branch
@@ -88,16 +84,6 @@ class Memory:
         self._open_handle = None
         if self.checkpoints is not None:
             self.checkpoints.close()
-
-    @property
-    def addresses(self) -> tuple[int, int, int] | None:
-        """The addresses of llama_memory_seq_rm, of llama_memory_seq_cp and of the memory.
-
-        None if every change has to be made by this object.
-        """
-        if not (self._unified and self._can_branch) or self._addresses is None:
-            return None
-        return *self._addresses, self._handle  # the handle itself: nothing is freed under a call
 
     def note_evaluation(self, n_tokens: Mapping[int, int]) -> None:
         """Note how many tokens of each sequence were evaluated last: their states may return.
@@ -206,24 +192,26 @@ class Memory:
             raise UnsupportedModelError("sequences of this memory cannot share positions")
         self._share(self._open_handle or self._handle, source, target, start, end)
 
-    def follow(self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop) -> bool:
-        """Let compiled code share positions up to `end` of `source` with sequences that lack them.
+    def follow(self, source: int, first: int, end: int, moves: Moves) -> None:
+        """Let sequences share what they lack of the positions first <= p < end of `source`.
 
-        Each of `moves` is a sequence, in ascending order, the number of positions from `first` on
-        that it shares already, and whether it strays: its other cells are dropped first. Returns
-        False, and changes nothing, if every change has to be made by this object.
+        Other cells, to which they stray, are dropped. Moves are in the order of their sequences. A
+        tree of a dozen leaves makes two dozen calls: they are checked once.
         """
-        addresses = self.addresses
-        if addresses is None:
-            return False
         for sequence in (source, moves[0][0], moves[-1][0]):
             self._check_sequence(sequence)
         if first < 0:
             raise OptionError(f"cannot truncate from position {first}: it is negative")
-        if not loop(addresses, source, first, end, moves):
-            problem = f"llama.cpp cannot drop positions from {first} on of this memory"
-            raise UnsupportedModelError(problem)
-        return True
+        if not (self._can_branch and self._unified):
+            raise UnsupportedModelError("sequences of this memory cannot share positions")
+        remove, share, handle = self._remove, self._share, self._handle
+        for sequence, shared, strays in moves:
+            start = first + shared
+            # First, or the path would be attended to beside another branch's cells.
+            if strays and not remove(handle, sequence, start, end):
+                problem = f"llama.cpp cannot drop positions from {start} on of this memory"
+                raise UnsupportedModelError(problem)
+            share(handle, source, sequence, start, end)
 
     def keep(self, sequence: int) -> None:
         """Drop every other sequence."""
@@ -314,8 +302,7 @@ def copy_sequence(
     A memory without keys and values is all state.
     """
     handle, flags = getattr(context, "handle", context), _STATE_ONLY if state_only else 0
-    kinds = _pointer, _SEQUENCE, _FLAGS
-    size = native_function("llama_state_seq_get_size_ext", _size, *kinds)
+    size = native_function("llama_state_seq_get_size_ext", _size, _pointer, _SEQUENCE, _FLAGS)
     data = np.empty(int(size(handle, sequence, flags)), np.uint8)
     kinds = _pointer, _pointer, _size, _SEQUENCE, _FLAGS
     copy = native_function("llama_state_seq_get_data_ext", _size, *kinds)

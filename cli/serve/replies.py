@@ -9,8 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import types
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import aclosing
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -20,6 +30,7 @@ import msgspec
 from sse_starlette.sse import EventSourceResponse
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Send
 
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.body import UNPACKERS, read_body
@@ -186,13 +197,44 @@ async def _stream(request: Request, answer: ServedAnswer, form: ReplyForm) -> Re
     if first.done():
         first.result()  # an error, which still has a status
     events = _events(first, deltas, form)
-    return EventSourceResponse(
+    return EventStream(
         events,
         media_type=form.media_type,
         sep="\n",
         ping=form.ping_seconds,
         send_timeout=settings.send_seconds,
     )
+
+
+class EventStream(EventSourceResponse):
+    """A stream of events that limits the time of a send only if its client has to be waited for.
+
+    Nearly every event is sent at once. A timer for each takes about as long as all else of it here.
+    """
+
+    async def _send_with_timeout(self, send: Send, message: MutableMapping[str, Any]) -> None:
+        """Send a message; raise `SendTimeoutError` if the client takes nothing for long."""
+        sending = send(message).__await__()
+        try:
+            waits_for = next(sending)
+        except StopIteration:
+            return
+        await super()._send_with_timeout(lambda _: _going_on(sending, waits_for), message)
+
+
+@types.coroutine
+def _going_on(sending: Generator[Any, Any, None], waits_for: object) -> Generator[Any, Any, None]:
+    """Go on with what has begun to be sent, and waits."""
+    try:
+        while True:
+            try:
+                value = yield waits_for
+            except BaseException as error:  # a timeout, or the end of the stream
+                waits_for = sending.throw(error)
+            else:
+                waits_for = sending.send(value)
+    except StopIteration:
+        return
 
 
 async def _events(

@@ -19,7 +19,7 @@ import numpy as np
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.memory import ALL_SEQUENCES, Memory, MoveLoop, Moves
+from specrun.bindings.contexts.memory import ALL_SEQUENCES, Memory, Moves
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.round.target import PlacedRows
@@ -289,13 +289,10 @@ class MemoryPart(Memory):
         """Let sequence `target` share the cached positions start <= p < end of `source`."""
         self._memory.branch(self._placed(source), self._placed(target), start, end)
 
-    @property
-    def addresses(self) -> None:
-        """None: sequences are placed here."""
-
-    def follow(self, source: int, first: int, end: int, moves: Moves, loop: MoveLoop) -> bool:
-        """Return False: sequences are moved one by one, each where it is placed."""
-        return False
+    def follow(self, source: int, first: int, end: int, moves: Moves) -> None:
+        """Let sequences share what they lack of some positions of `source`."""
+        placed = [(self._placed(own), shared, strays) for own, shared, strays in moves]
+        self._memory.follow(self._placed(source), first, end, placed)
 
     def keep(self, sequence: int) -> None:
         """Drop every other sequence of the part."""

@@ -403,6 +403,8 @@ class Answer(Mailbox):
             self._place.close()
         if self.session.rejections is not None:
             self.session.rejections.end_answer(self.session.conversation.tokens)
+        if self.session.answers is not None:
+            self.session.answers.add(self.session.conversation.tokens, len(self._prompt))
         try:
             self._keeper.finish()
         except SpecrunError:

@@ -69,13 +69,15 @@ class EngineCore(ABC):
     single slot has a context of its own: only there can every evaluation have a fixed shape, a GPU
     send only the best logits, a small model speak alone, a drafter use look-ahead positions, and a
     conversation's cache be kept in a file. `fitted` is the memory plan that layers and context were
-    chosen by, None if nothing was to be chosen; `rejections` the store of rejected drafts, if any.
+    chosen by, None if nothing was to be chosen; `rejections` the store of rejected drafts, if any;
+    `contact_line` describes what was measured because the file is new here, "" if nothing was.
     """
 
     options: RuntimeOptions
     model: Model
     fitted: Fitted | None
     rejections: RejectionStore | None
+    contact_line: str
 
     def _open(
         self,
@@ -94,6 +96,7 @@ class EngineCore(ABC):
         self._tool_template: ChatTemplate | None = None
         opened = open_slots(target, drafter, options, slots)
         self.options, self.model, self.fitted = opened.options, opened.model, opened.fitted
+        self.contact_line = opened.contact_line
         self.rejections, self._choices, self._owned = (
             opened.rejections,
             opened.choices,
@@ -150,7 +153,8 @@ class EngineCore(ABC):
         **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
         """Return the stream of `submit`, with `logprobs` unless they are switched off."""
-        return self.submit(prompt, params, **{"logprobs": True, **options})
+        options.setdefault("logprobs", True)
+        return self.submit(prompt, params, **options)
 
     def generate(
         self,

@@ -39,8 +39,10 @@ class RuntimeKeywords(TypedDict, total=False):
     backend_sampling: BackendSampling
     lora: Sequence[str]
     learn: LearnFrom
+    answers: LearnFrom
     others: Sequence[str | DrafterMaker]
     rules: Sequence[str]
+    measure: bool
     # ContextOptions
     n_ctx: int
     n_batch: int

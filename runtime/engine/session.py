@@ -22,6 +22,7 @@ from specrun.runtime.round.target import TargetModel
 if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
     from specrun.bindings.models.vocabulary import Vocabulary
+    from specrun.runtime.drafters.retrieval import AnswerStore
     from specrun.runtime.engine.choices import SlotDrafters
     from specrun.runtime.online import RejectionNotes
     from specrun.runtime.round.padding import Shape, Wider
@@ -65,6 +66,8 @@ class Session:
     """Whether log-probabilities are computed as events are handed out, for readers in threads."""
     memory_note: Callable[[], str] = staticmethod(lambda: "")
     """Describes the memory in use, for errors of memory."""
+    answers: AnswerStore | None = None
+    """Takes what was answered, if that is kept."""
     rejections: RejectionNotes | None = None
     """Takes the target's rows at rejected drafts, if there is a buffer."""
     clock: Callable[[], float] | None = None
@@ -88,6 +91,8 @@ class Session:
         self.vocabulary = vocabulary
         self.conversation = Conversation(drafter)
         self.drafters = drafters
+        for each in [drafter] if drafters is None else drafters.started.values():
+            each.take_target(target)
         self._owned = owned
         self._step: _Step | None = _Step()
         self.making: Callable[[], Making | None] = lambda: None
@@ -112,11 +117,11 @@ class Session:
         try:
             require_fitting(rule, drafter, shape)
             target = open_target(model, drafter, options, shape, wider)
+            return cls(target, drafter, rule, model.vocabulary, owned)
         # Ctrl-C as well: the drafter may own native memory.
         except BaseException:
             drafter.close()
             raise
-        return cls(target, drafter, rule, model.vocabulary, owned)
 
     def __enter__(self) -> Session:
         return self
@@ -216,6 +221,7 @@ class Session:
             return
         if drafter.reads_target:  # the states of tokens in the cache are gone
             self.target.rewind(self.conversation, 0)
+            drafter.take_target(self.target)
             drafter.begin(())
         self.conversation.drafter = drafter
 

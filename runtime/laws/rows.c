@@ -10,8 +10,8 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "../compiled/highest.h"
-#include "../compiled/widths.h"
+#include "highest.h"
+#include "widths.h"
 
 /* -- sums of exponentials --------------------------------------------------------------------------
 

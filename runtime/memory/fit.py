@@ -629,7 +629,7 @@ def _confirmed(plan: MemoryPlan, wish: Wish, counts: MemoryCounts) -> MemoryPlan
 def _counted(plan: MemoryPlan) -> MemoryPlan:
     request, settings = plan.request, plan.settings
     names = {device.name: place for place, device in enumerate(request.devices)}
-    rows = [row for row in plan.rows if row.kind == "output rows"]
+    rows = [row for row in plan.rows if row.kind in ("output rows", "checkpoints")]
     known = {part.title for part in request.parts if isinstance(part, ModelPart)}
     rows += [row for row in plan.rows if row.part not in known]
     for part in request.parts:

@@ -20,7 +20,7 @@ from specrun.runtime.memory.shape import (
     weights_by_place,
 )
 
-Kind = Literal["weights", "keys and values", "compute", "output rows"]
+Kind = Literal["weights", "keys and values", "compute", "output rows", "checkpoints"]
 _ROWS_TO_OFFLOAD = 32  # ggml's CUDA backend takes weights over for so many tokens at once
 
 
@@ -171,12 +171,15 @@ def _model_rows(
         listed = weights_by_place(part.model, here, load_nextn=part.nextn).by_place[HOST]
         by_place[HOST] = by_place.get(HOST, 0) + counts.weights(part) - listed
     compute = _compute(request, part, places, weights, whole, n_ctx, counts)
-    return [
+    rows = [
         PlanRow(part.title, "weights", by_place),
         PlanRow(part.title, "keys and values", cells),
         PlanRow(part.title, "compute", compute),
         PlanRow(part.title, "output rows", {HOST: _output_bytes(part)}),
     ]
+    if any(part.model.states):  # as much as they may take
+        rows.append(PlanRow(part.title, "checkpoints", {HOST: part.context.checkpoint_memory}))
+    return rows
 
 
 def _places(

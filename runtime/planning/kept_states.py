@@ -54,6 +54,8 @@ def kept_states_of(loading: Loading) -> int:
             return USUAL_KEPT
         curve = known_curve(target, options.context, layers_of(target, options))
         devices = resolve_placement(current_placement()).offload
-        return kept_states(target, curve, devices, loading.n_texts)
+        # llama.cpp computes more tokens at once than are taken back: one that stays, and one more.
+        most = max(1, min(options.context.n_batch, options.context.n_ubatch) - 2)
+        return min(most, kept_states(target, curve, devices, loading.n_texts))
     except SpecrunError:
         return USUAL_KEPT

@@ -90,7 +90,8 @@ class TreeBuilder:
 
     def _part(self, parent: int) -> None:
         """Let siblings be single draws, to which others are added."""
-        self._draws[parent] = [*map(tuple, self._siblings.pop(parent))]
+        siblings = self._siblings.pop(parent)
+        self._draws[parent] = [(draw.node, draw.law) for draw in siblings]
 
     def add_hidden(self, parent: int, token: int) -> int:
         """Add a node that is evaluated and reported back, but never accepted."""

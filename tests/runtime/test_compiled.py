@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import pytest
 from support.plain_laws import plain_law
 
 from specrun.bindings.errors import DecodeFailedError, OptionError
-from specrun.runtime import SamplingParams, compiled
+from specrun.runtime import SamplingParams
 from specrun.runtime.acceptance import (
     Acceptance,
     BlockRule,
@@ -253,17 +252,3 @@ def test_broken_rows_below_others_are_refused(cuts):
         with pytest.raises(DecodeFailedError, match="logits of"):
             ExactRule().accept(DraftTree.chain([4]), laws, SeededNoise(0), 0)
         assert ExactRule().accept(DraftTree.chain([3]), laws, SeededNoise(0), 0).path == ()
-
-
-def test_loops_that_were_compiled_before_a_change_are_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A checkout that was updated without being installed again decodes, with a warning."""
-    names = [name for name in vars(compiled.Loops) if not name.startswith("_")]
-    whole = SimpleNamespace(BATCH_BYTES=56, **dict.fromkeys(names, len))
-    for found, problem in ((whole, False), (SimpleNamespace(follow=len), True)):
-        monkeypatch.setattr(compiled.importlib, "import_module", lambda _name, found=found: found)
-        caplog.clear()
-        assert (compiled._load() is None) == problem
-        assert ("install specrun again" in caplog.text) == problem
-    assert "keep_path" in caplog.text

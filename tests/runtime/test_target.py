@@ -7,7 +7,7 @@ F32 weights and cache, flash attention off, so that only the order of sums diffe
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,13 +16,11 @@ import pytest
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.memory import Memory
+from specrun.bindings.contexts.memory import Memory, Moves
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.round import CachedText, TargetModel
-from specrun.runtime.round import target as target_module
 from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder
 from specrun.runtime.trees.layout import arrange_tree, count_leaves, layout_tree, moves_onto
 
@@ -167,26 +165,24 @@ def test_rewinding_and_going_another_way_leaves_no_trace(model: Model) -> None:
         )
 
 
-class Interrupting:
-    """A memory that is interrupted at the k-th change, before or after it is made."""
+def interrupt_change(patch: pytest.MonkeyPatch, memory: Memory, call: int, *, after: bool) -> None:
+    """Interrupt the k-th change of a memory by llama.cpp, before or after it is made."""
+    left = [call]
 
-    def __init__(self, memory: Memory, call: int, *, after: bool) -> None:
-        self._memory, self._call, self._after = memory, call, after
-
-    def __getattr__(self, name: str) -> object:
-        method = getattr(self._memory, name)
-
-        def interrupted(*values: int) -> object:
-            self._call -= name != "last_position"
-            stops = self._call == 0 and name != "last_position"
-            if stops and not self._after:
+    def interrupted(change: Callable[..., object]) -> Callable[..., object]:
+        def changed(*values: int) -> object:
+            left[0] -= 1
+            if not left[0] and not after:
                 raise KeyboardInterrupt
-            result = method(*values)
-            if stops:
+            result = change(*values)
+            if not left[0]:
                 raise KeyboardInterrupt
             return result
 
-        return interrupted
+        return changed
+
+    for name in ("_remove", "_share"):
+        patch.setattr(memory, name, interrupted(getattr(memory, name)))
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -195,8 +191,7 @@ def test_an_interrupt_in_the_midst_of_a_commit_or_a_rewind_leaves_a_number_that_
     model: Model, monkeypatch: pytest.MonkeyPatch, call: int, after: bool
 ) -> None:
     """Cache and tokens change together: what the text says is cached is, and is what a fresh
-    evaluation finds. Compiled code makes several of the changes at once."""
-    monkeypatch.setattr(target_module, "LOOPS", None)
+    evaluation finds."""
     builder = TreeBuilder()
     nodes = [builder.add(ROOT, token) for token in (40, 21, 33)]
     last = builder.add(nodes[0], 50)
@@ -206,7 +201,7 @@ def test_an_interrupt_in_the_midst_of_a_commit_or_a_rewind_leaves_a_number_that_
         target.prefill(text, 3)
         target.evaluate(text, tree)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(context, "memory", Interrupting(context.memory, call, after=after))
+            interrupt_change(patch, context.memory, call, after=after)
             target.commit(text, tree, [nodes[0], last])
             target.rewind(text, 2)
             target.rewind(text, 1)
@@ -222,8 +217,14 @@ def test_an_interrupt_in_the_midst_of_a_commit_or_a_rewind_leaves_a_number_that_
         )
 
 
-@pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
-def test_compiled_moves_leave_what_moves_one_by_one_leave(
+def one_by_one(memory: Memory, source: int, first: int, end: int, moves: Moves) -> None:
+    for sequence, shared, strays in moves:
+        if strays:
+            memory.truncate(first + shared, end, sequence)
+        memory.branch(source, sequence, first + shared, end)
+
+
+def test_moves_leave_what_drops_and_shares_one_by_one_leave(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over random trees and paths: each sequence holds the same cells, and goes on alike."""
@@ -240,8 +241,8 @@ def test_compiled_moves_leave_what_moves_one_by_one_leave(
         path = tree.path_to(int(generator.integers(len(tree))))
         n_moves += len(moves_onto(tuple(path), tree.parents, SEQUENCES))
         held: list[list[object]] = []
-        for loops in (LOOPS, None):
-            monkeypatch.setattr(target_module, "LOOPS", loops)
+        for follow in (Memory.follow, one_by_one):
+            monkeypatch.setattr(Memory, "follow", follow)
             with Context(model, options()) as context:
                 target, text = TargetModel(context), CachedText([5, 9, 2, 17])
                 target.prefill(text, 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,6 @@ from support.tiny_nextn import Tensors, _metadata, _write, write_tiny_qwen35
 WIDTH, FFN, LAYERS, VOCAB = 64, 48, 4, 320
 HEADS, KV_HEADS, HEAD = 4, 2, 16
 INNER, STATE, SSM_HEADS, GROUPS, KERNEL = 64, 16, 4, 2, 4
-EXPERTS = 4
 
 
 class _Draws:
@@ -112,6 +112,7 @@ def write_tiny_nemotron_h(path: Path, *, seed: int = 0) -> Path:
 
 HYBRIDS: dict[str, Callable[[Path], Path]] = {
     "qwen35": write_tiny_qwen35,
+    "qwen35moe": partial(write_tiny_qwen35, experts=4),
     "lfm2": write_tiny_lfm2,
     "nemotron_h": write_tiny_nemotron_h,
 }

@@ -268,10 +268,16 @@ def write_tiny_glm4moe(path: Path, *, seed: int = 0, preference: float = 1.0) ->
 
 
 def write_tiny_qwen35(
-    path: Path, *, blocks: int = 1, seed: int = 0, vocab_size: int = 320, scale: float = 3.0
+    path: Path,
+    *,
+    blocks: int = 1,
+    seed: int = 0,
+    vocab_size: int = 320,
+    scale: float = 3.0,
+    experts: int = 0,
 ) -> Path:
     """Write a random qwen35: three layers with a recurrent state, one of attention, and NextN
-    blocks."""
+    blocks; with `experts`, two of which are used for a token, a qwen35moe."""
     random = np.random.default_rng(seed)
     width, ffn, layers = 64, 48, 4
     heads, kv_heads, head = 2, 1, 32
@@ -295,8 +301,19 @@ def write_tiny_qwen35(
             block + "attn_norm.weight": norm(width),
             block + "post_attention_norm.weight": norm(width),
         }
-        made |= {block + f"ffn_{name}.weight": matrix(ffn, width) for name in ("gate", "up")}
-        made[block + "ffn_down.weight"] = matrix(width, ffn)
+        if experts:
+            made |= {
+                block + "ffn_gate_inp.weight": matrix(experts, width),
+                block + "ffn_gate_inp_shexp.weight": matrix(1, width)[0],
+            }
+            sizes = {"gate": (ffn, width), "up": (ffn, width), "down": (width, ffn)}
+            for name, (rows, columns) in sizes.items():
+                each = np.stack([matrix(rows, columns) for _ in range(experts)])
+                made[block + f"ffn_{name}_exps.weight"] = each
+                made[block + f"ffn_{name}_shexp.weight"] = matrix(rows, columns)
+        else:
+            made |= {block + f"ffn_{name}.weight": matrix(ffn, width) for name in ("gate", "up")}
+            made[block + "ffn_down.weight"] = matrix(width, ffn)
         if layer >= layers or layer % 4 == 3:
             made |= {
                 block + "attn_q.weight": matrix(2 * heads * head, width),
@@ -328,21 +345,27 @@ def write_tiny_qwen35(
                 block + "nextn.hnorm.weight": norm(width),
                 block + "nextn.shared_head_norm.weight": norm(width),
             }
-    metadata = _metadata("qwen35", vocab_size, 512, width, layers + blocks, ffn)
-    metadata.count("qwen35.attention.head_count", heads)
-    metadata.count("qwen35.attention.head_count_kv", kv_heads)
-    metadata.count("qwen35.attention.key_length", head)
-    metadata.count("qwen35.attention.value_length", head)
-    metadata.count("qwen35.rope.dimension_count", head // 2)
-    metadata.integers("qwen35.rope.dimension_sections", [3, 3, 2, 0])
-    metadata.count("qwen35.ssm.conv_kernel", kernel)
-    metadata.count("qwen35.ssm.inner_size", values)
-    metadata.count("qwen35.ssm.state_size", state)
-    metadata.count("qwen35.ssm.time_step_rank", value_heads)
-    metadata.count("qwen35.ssm.group_count", key_heads)
+    kind = "qwen35moe" if experts else "qwen35"
+    metadata = _metadata(kind, vocab_size, 512, width, layers + blocks, ffn)
+    metadata.count(f"{kind}.attention.head_count", heads)
+    metadata.count(f"{kind}.attention.head_count_kv", kv_heads)
+    metadata.count(f"{kind}.attention.key_length", head)
+    metadata.count(f"{kind}.attention.value_length", head)
+    metadata.count(f"{kind}.rope.dimension_count", head // 2)
+    metadata.integers(f"{kind}.rope.dimension_sections", [3, 3, 2, 0])
+    metadata.count(f"{kind}.ssm.conv_kernel", kernel)
+    metadata.count(f"{kind}.ssm.inner_size", values)
+    metadata.count(f"{kind}.ssm.state_size", state)
+    metadata.count(f"{kind}.ssm.time_step_rank", value_heads)
+    metadata.count(f"{kind}.ssm.group_count", key_heads)
+    if experts:
+        metadata.count(f"{kind}.expert_count", experts)
+        metadata.count(f"{kind}.expert_used_count", 2)
+        metadata.count(f"{kind}.expert_feed_forward_length", ffn)
+        metadata.count(f"{kind}.expert_shared_feed_forward_length", ffn)
     if blocks:
-        metadata.count("qwen35.nextn_predict_layers", blocks)
-    _write(path, "qwen35", metadata, made)
+        metadata.count(f"{kind}.nextn_predict_layers", blocks)
+    _write(path, kind, metadata, made)
     return path
 
 

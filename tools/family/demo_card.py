@@ -76,8 +76,7 @@ def _drafted(
     target: Path, expression: str, questions: list[Question], n_threads: int
 ) -> list[GenerationResult]:
     """Ask the first N_SPECULATIVE questions with a drafter."""
-    threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
-    with Runtime(target, drafter=expression, **threads) as runtime:
+    with Runtime(target, expression, n_threads=n_threads, n_threads_batch=n_threads) as runtime:
         return [_ask(runtime, item.question) for item in questions[:N_SPECULATIVE]]
 
 

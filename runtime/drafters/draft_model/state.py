@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 from specrun.bindings.contexts.batch import Batch, BatchShape
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
-from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.runtime.compiled import LOOPS
+from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.batching import ContextPart
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.round.drafter import RoundOutcome
@@ -204,6 +203,7 @@ class DraftModelState:
         self._parents: list[int] = []
         self._tokens: list[int] = []
         self._ids: list[int] = []
+        self._depths: list[int] = []
         self._free: list[int] = []  # sequences without nodes
         # Whether sequences may hold nodes: an interrupted round leaves it set. Last, because lists
         # without nodes say nothing of what is in the memory.
@@ -226,10 +226,7 @@ class DraftModelState:
 
     def depth_of(self, node: int) -> int:
         """Return how many nodes lead to an evaluated one, itself included; 0 for ROOT."""
-        depth = 0
-        while node != ROOT:
-            node, depth = self._parents[node], depth + 1
-        return depth
+        return 0 if node == ROOT else self._depths[node]
 
     def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
         """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
@@ -248,82 +245,74 @@ class DraftModelState:
         return self._part.answered()
 
     def _fill_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        own, first, synced = self._ids, self.n_nodes, self._synced
-        position = self.cells(len(self.cached)) + self.depth_of(parents[0])
+        above, own, main, first = self._parents, self._ids, self.main, self.n_nodes
+        depth = self.depth_of(parents[0])
+        position = self.cells(len(self.cached)) + depth
         if not self._grows:
-            self._free = [each for each in range(self._n_sequences) if each != self.main]
+            self._free = [each for each in range(self._n_sequences) if each != main]
         self._grows = True
-        for parent, token in zip(parents, tokens, strict=True):
-            sequence = self.main if parent == ROOT else own[parent]
+        for parent in parents:
+            sequence = main if parent == ROOT else own[parent]
             # The first child goes on in its parent's sequence, which costs no walk over the cells.
-            if parent in self._parents:
-                # A sequence without nodes of this round holds the text up to `_synced`: it shares
-                # the rest of the path up to `position` at once.
-                source, sequence = sequence, self._free_sequence()
-                self.context.memory.branch(source, sequence, synced[sequence], position)
-            self._parents.append(parent)
-            self._tokens.append(token)
+            if parent in above:
+                sequence = self._branched(sequence, position)
+            above.append(parent)
             own.append(sequence)
+        self._tokens += tokens
+        self._depths += [depth + 1] * len(parents)
         known, ids = self.all_known(tokens), (*own[first:],)
         self.depth_batch.fill_shape(known, position, _depth_shape(ids))
 
-    def _free_sequence(self) -> int:
-        """Take a sequence without nodes: a new path must not share the cells of others."""
+    def _branched(self, source: int, end: int) -> int:
+        """Return a sequence without nodes, which now shares all before `end` with another."""
         if not self._free:
             limit = f"the draft context's {self._n_sequences} sequences"
             raise OptionError(f"a draft tree with more paths than {limit}")
-        return self._free.pop(0)
+        sequence = self._free.pop(0)
+        # It holds the text up to `_synced`, and shares the rest at once.
+        self.context.memory.branch(source, sequence, self._synced[sequence], end)
+        return sequence
 
     def keep(self, tokens: Sequence[int]) -> None:
         """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""
         # No node was evaluated, so no sequence but main has to be cut.
         if not self._parents:
             return
-        base, memory = self.cells(len(self.cached)), self.context.memory.addresses
-        if LOOPS is None or memory is None:
-            length = self._keep_path(tokens, base)
-        else:
-            nodes = self._parents, self._tokens, self._ids
-            kept = LOOPS.keep_path(memory, nodes, [*tokens], base, self.main, self._synced)
-            if kept is None:
-                problem = f"llama.cpp cannot drop positions from {base} on of this memory"
-                raise UnsupportedModelError(problem)
-            length, self.main = kept
-        self.cached.extend(tokens[:length])
-        self._forget_nodes()
-
-    def _keep_path(self, tokens: Sequence[int], base: int) -> int:
-        """Keep the nodes that spell the beginning of a text; return how many."""
-        # Nodes are matched by token, not by number: another
-        # drafter may have drafted the accepted path.
+        # Nodes are matched by token, not by number: another drafter may have drafted the path.
         path: list[int] = []
         for token in tokens:
             node = self.place_of(path[-1] if path else ROOT, token)
             if node is None:
                 break
             path.append(node)
+        base = self.cells(len(self.cached))
         self._drop_strays(path, base)
         if path:
             # The accepted path's own sequence becomes main: nothing is copied.
             self.main = self._ids[path[-1]]
             self._synced[self.main] = base + len(path)
-        return len(path)
+        self.cached.extend(tokens[: len(path)])
+        self._forget_nodes()
 
     def _drop_strays(self, path: Sequence[int], base: int) -> None:
         """Drop what sequences hold beside a path; note how much of the text each holds then."""
-        memory, end = self.context.memory, base + len(path)
-        depths = [*map(self.depth_of, range(self.n_nodes))]
-        if max(depths) > len(path):
-            memory.truncate(end)  # one walk drops everything deeper, for all sequences
-        for sequence, tip in {own: node for node, own in enumerate(self._ids)}.items():
+        memory, parents, depths, length = (
+            self.context.memory,
+            self._parents,
+            self._depths,
+            len(path),
+        )
+        if max(depths) > length:
+            memory.truncate(base + length)  # one walk drops everything deeper, for all sequences
+        for sequence, tip in dict(zip(self._ids, range(len(depths)), strict=True)).items():
             # Up to where the sequence agrees with the path its cells are the text's own, and may
             # stay: that is its deepest node on the path.
             node = tip
             while node != ROOT and node not in path:
-                node = self._parents[node]
+                node = parents[node]
             shared = self.depth_of(node)
-            if min(depths[tip], len(path)) > shared:
-                memory.truncate(base + shared, end, sequence)
+            if min(depths[tip], length) > shared:
+                memory.truncate(base + shared, base + length, sequence)
             self._synced[sequence] = base + shared
 
 

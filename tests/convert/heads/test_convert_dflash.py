@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
 from safetensors.numpy import save_file
+from support.converted_heads import check_same_tensors, converted, recognised, tensors_of
 from support.saved_dflash import Layout, published_config, published_tensors, save_published
 from support.tiny_dflash import TinyDFlash, token_matrices, variant
 from support.tiny_models import CHAT, F32
@@ -26,7 +26,6 @@ from specrun.bindings.gguf import ArrayValue, read_header
 from specrun.bindings.models import Model
 from specrun.convert import convert_head, plan_head, target_facts
 from specrun.convert.checkpoint import read_safetensors
-from specrun.convert.heads.head_conversion import detect_kind
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.drafters.dflash.drafter import BlockDrafter
@@ -71,10 +70,6 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def tensors_of(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    return {tensor.name: np.array(tensor.data) for tensor in GGUFReader(path).tensors}
-
-
 def metadata_of(path: Path) -> dict[str, Any]:
     found = read_header(path).metadata
     own = {key: value for key, value in found.items() if key.startswith(("dflash.", "tokenizer."))}
@@ -86,18 +81,10 @@ def test_files_are_the_tiny_writers(
     target: Path, tmp_path: Path, layout: Layout, drafter: TinyDFlash, changes: dict[str, Any]
 ) -> None:
     folder = save_published(tmp_path / "drafter", drafter, layout, **changes)
-    found = detect_kind(folder)
-    assert found is not None
-    assert found.name == "dflash"
     output = tmp_path / "drafter.gguf"
-    report = convert_head(folder, output, target=target, outtype="f32")
-    assert report.architecture == "dflash"
+    converted(folder, output, target, "dflash")
     theirs = drafter.write(tmp_path / "theirs.gguf", target)
-    ours, wanted = tensors_of(output), tensors_of(theirs)
-    assert ours.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert ours[name].dtype == array.dtype
-        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+    check_same_tensors(output, theirs)
     assert metadata_of(output) == metadata_of(theirs)
     with Model(output) as model:  # llama.cpp's own loader
         assert model.vocabulary.size == drafter.vocab_size
@@ -470,9 +457,7 @@ def test_what_cannot_be_right_is_refused(
     drafter = variant(FEW, window=8) if layout == "speculators" else OWN
     drafter = DFLASH if layout == "z-lab" else drafter
     folder = save_published(tmp_path / "drafter", drafter, layout, **changes)
-    found = detect_kind(folder)
-    assert found is not None
-    assert found.name == "dflash"
+    assert recognised(folder) == "dflash"
     with pytest.raises(kind, match=problem):
         plan_head(folder, target=target)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
+from support.converted_heads import check_same_tensors, converted, tensors_of
 from support.tiny_models import CHAT
 
 from specrun.bindings.errors import (
@@ -22,7 +22,6 @@ from specrun.bindings.errors import (
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models import Model
 from specrun.convert import convert_head, plan_head
-from specrun.convert.heads.head_conversion import detect_kind
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.eagle import Eagle3Head
 
@@ -50,10 +49,6 @@ OURS = {
 VARIANTS |= OURS
 
 
-def tensors_of(path: Path) -> dict[str, np.ndarray]:
-    return {tensor.name: np.array(tensor.data) for tensor in GGUFReader(path).tensors}
-
-
 @pytest.mark.parametrize("layout", ["safeailab", "specforge", "speculators"])
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
 def test_files_are_those_of_llama_cpps_converter(
@@ -64,18 +59,10 @@ def test_files_are_those_of_llama_cpps_converter(
     if variant.mask is not None and layout != "speculators":
         named |= {"ptd_token_id": variant.mask}  # as vLLM's configs have it
     folder = head.save(tmp_path / "head", CONFIG, layout, **named)
-    found = detect_kind(folder)
-    assert found is not None
-    assert found.name == "eagle3"
     output = tmp_path / "head.gguf"
-    report = convert_head(folder, output, target=tiny_deep_model, outtype="f32")
-    assert report.architecture == "eagle3"
+    converted(folder, output, tiny_deep_model, "eagle3")
     theirs = head.write(tmp_path / "theirs.gguf", tiny_deep_model)
-    ours, wanted = tensors_of(output), tensors_of(theirs)
-    assert ours.keys() == wanted.keys()
-    for name, array in wanted.items():
-        assert ours[name].dtype == array.dtype
-        np.testing.assert_allclose(ours[name], array, rtol=1e-6, err_msg=name)
+    check_same_tensors(output, theirs, rtol=1e-6)
     a, b = read_header(output).metadata, read_header(theirs).metadata
     assert {key for key in b if key not in a} == set()
     for key in b:
@@ -102,15 +89,8 @@ def test_deepspecs_heads_read_five_layers_and_norm_queries_and_keys(
     weights = {name: array for name, array in head.weights.items() if name not in ("d2t", "t2d")}
     head = dataclasses.replace(head, weights=weights)
     folder = head.save(tmp_path / "head", CONFIG, "deepspec")
-    found = detect_kind(folder)
-    assert found is not None
-    assert found.name == "eagle3"
-    convert_head(folder, tmp_path / "a.gguf", target=tiny_deep_model, outtype="f32")
-    ours = tensors_of(tmp_path / "a.gguf")
-    wanted = tensors_of(head.write(tmp_path / "b.gguf", tiny_deep_model))
-    assert ours.keys() == wanted.keys()
-    for name, array in wanted.items():
-        np.testing.assert_array_equal(ours[name], array, err_msg=name)
+    converted(folder, tmp_path / "a.gguf", tiny_deep_model, "eagle3")
+    check_same_tensors(tmp_path / "a.gguf", head.write(tmp_path / "b.gguf", tiny_deep_model))
     with Model(tiny_deep_model) as target:
         loaded = Eagle3Head(tmp_path / "a.gguf", target, ranks=3, n_threads=1)
         assert loaded.taps == taps["taps"]

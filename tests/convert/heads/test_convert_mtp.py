@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf import GGUFReader
 from safetensors.numpy import save_file
+from support.converted_heads import tensors_of
 from support.tiny_models import F32
 from support.tiny_nextn import write_tiny_glm4moe, write_tiny_qwen35
 
@@ -53,10 +53,6 @@ _LAYER |= {f"ffn_{part}": f"mlp.{part}_proj" for part in ("gate", "up", "down")}
 _LAYER |= {
     f"ffn_{part}_shexp": f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")
 }
-
-
-def tensors_of(path: Path) -> Tensors:
-    return {tensor.name: np.array(tensor.data) for tensor in GGUFReader(path).tensors}
 
 
 def published(target: Path, block: int, own: dict[str, str], start: str) -> Tensors:

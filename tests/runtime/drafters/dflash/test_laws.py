@@ -108,6 +108,9 @@ class TableCells:
         self.text[piece.position :] = piece.tokens
         return True
 
+    def drop(self, _n: int, _position: int) -> None:
+        raise NotImplementedError  # of a window, which the table has none of
+
     def block(self, last: int, position: int, n_slots: int) -> BlockRows:
         assert 1 <= n_slots <= SLOTS
         return self._table.rows([*self.text[:position], last])
@@ -305,7 +308,14 @@ def test_top_k_children_counted_as_draws_are_caught(generation: str) -> None:
 class ForgetsTheParent(MarkovRows):
     """States the row of llama.cpp's own chain after every token."""
 
-    def after(self, slot: int, tokens: Sequence[int], *, points: bool = False) -> Any:
+    def after(
+        self,
+        slot: int,
+        tokens: Sequence[int],
+        *,
+        points: bool = False,
+        parents: Sequence[int] | None = None,
+    ) -> Any:
         return super().after(slot, [self._before(slot)] * len(tokens), points=points)
 
 

@@ -15,7 +15,6 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import DecodeError, DecodeFailedError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.compiled import LOOPS
 from specrun.runtime.drafters.draft_model import model_drafter, state
 from specrun.runtime.drafters.draft_model.source import DraftModelSource
 from specrun.runtime.drafters.growing import GrowingDrafter
@@ -70,7 +69,7 @@ def request(
 @pytest.mark.parametrize("known", [VOCAB, 200])
 @pytest.mark.parametrize("params", SETTINGS)
 def test_draws_and_laws_are_those_of_other_drafts(context, monkeypatch, params, known):
-    drafted: dict[str, list[object]] = {"plain": [], "in steps": [], "uncompiled": []}
+    drafted: dict[str, list[object]] = {"plain": [], "in steps": []}
     for way, trees in drafted.items():
         context.memory.clear()
         drafter, text = drafter_of(context, known), list(PROMPT)
@@ -85,7 +84,7 @@ def test_draws_and_laws_are_those_of_other_drafts(context, monkeypatch, params, 
             assert context.memory.last_position() == len(drafter.source.state.cached) - 1
             text += [*tree.tokens[: seed % 3], seed]
             drafter.rewind(len(text) - 1)
-    assert drafted["plain"] == drafted["in steps"] == drafted["uncompiled"]
+    assert drafted["plain"] == drafted["in steps"]
     assert len({str(tokens) for tokens, _ in drafted["plain"]}) > 6
 
 
@@ -143,11 +142,9 @@ def check_memory(context: Context, cache: state.DraftModelState) -> None:
 @pytest.mark.parametrize("known", [VOCAB, 200])
 @pytest.mark.parametrize("params", SETTINGS)
 @pytest.mark.parametrize("shape", TREES)
-def test_trees_are_those_of_other_drafts(context, monkeypatch, shape, params, known):
-    drafted: dict[str, list[object]] = {"plain": [], "in steps": [], "uncompiled": []}
+def test_trees_are_those_of_other_drafts(context, shape, params, known):
+    drafted: dict[str, list[object]] = {"plain": [], "in steps": []}
     for way, rounds in drafted.items():
-        if way == "uncompiled":
-            monkeypatch.setattr(state, "LOOPS", None)
         context.memory.clear()
         drafter, text = tree_drafter(context, shape, known), list(PROMPT)
         if way == "in steps":
@@ -169,7 +166,7 @@ def test_trees_are_those_of_other_drafts(context, monkeypatch, shape, params, kn
             assert cache.cached == text[: len(cache.cached)]
             check_memory(context, cache)
             rounds.append((drafted_bits(tree), list(cache.cached), cache.main, list(cache._synced)))
-    assert drafted["plain"] == drafted["in steps"] == drafted["uncompiled"]
+    assert drafted["plain"] == drafted["in steps"]
     assert len({str(made[0][0]) for made in drafted["plain"]}) > 10
 
 
@@ -228,21 +225,3 @@ def test_an_evaluation_that_fails_within_a_tree_is_named(context):
     context.memory.clear()
     again = tree_drafter(context, "3x2x2").propose(request([*text, 7], SETTINGS[0], 2))
     assert again.tokens == tree.tokens
-
-
-@pytest.mark.skipif(LOOPS is None, reason="installed without a compiler")
-def test_wrong_arguments_of_kept_paths_are_refused():
-    kept = (0,) * 3, ([], [], []), [], 0, 0, [0]
-    assert LOOPS.keep_path(*kept) == (0, 0)
-    bad: list[tuple[int, object, type[Exception]]] = [
-        (0, (0,) * 2, TypeError),
-        (1, ([], []), TypeError),
-        (1, ([-1], [], []), ValueError),
-        (1, ([0], [1], [0]), ValueError),
-        (1, ([-1], [1], [256]), ValueError),
-        (2, (), TypeError),
-        (5, (), TypeError),
-    ]
-    for place, value, kind in bad:
-        with pytest.raises(kind):
-            LOOPS.keep_path(*[*kept[:place], value, *kept[place + 1 :]])
