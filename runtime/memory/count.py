@@ -256,7 +256,8 @@ def _heads(header: GGUFHeader, target: ModelShape) -> HeadPart:
     cell = 0
     if heads:
         head = count("attention.key_length", max(1, hidden // heads))
-        cell = 2 * 4 * head * count("attention.head_count_kv", heads)
+        layers = count("block_count", 1) if kind == "eagle3" else 1
+        cell = 2 * 4 * head * count("attention.head_count_kv", heads) * layers
     names = {tensor.name: tensor for tensor in header.tensors}
     own_output = any(f".{name}".endswith(".output.weight") for name in names)
     outputs = [item for item in target.tensors if item.name == "output.weight"] or [

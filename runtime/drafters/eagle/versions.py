@@ -425,7 +425,8 @@ class Eagle3Head(PairHead):
                 self._target_ids = _target_ids(self._weights, file, target)
             self.mask_features: FloatRows | None = None
             if self.mask is not None:
-                self.mask_features = self._weights.read(MASK_FEATURES, np.float32).reshape(1, -1)
+                features = self._weights.read(MASK_FEATURES, np.float32)
+                self.mask_features = features.astype(np.float32, copy=False).reshape(1, -1)
         except BaseException:
             self.close()
             raise
