@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -296,7 +296,8 @@ def _print_limited(
 
 def _chain(result: HeadCalibration) -> float:
     """Return the tokens of a round by a chain of all depths, the target's own too."""
-    return 1.0 + sum(accumulate((row[0] for row in result.accuracy), operator.mul))
+    chances: Iterator[float] = accumulate((row[0] for row in result.accuracy), operator.mul)
+    return 1.0 + sum(chances)
 
 
 def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOptions:

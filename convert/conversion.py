@@ -288,7 +288,9 @@ def plan_conversion(
     family.describe(checkpoint.config, described)
     vocabulary = read_vocabulary(checkpoint, pre=pre)
     vocabulary.describe(described)
-    tensors = map_tensors(checkpoint, family, type_name)
+    # A quantizer takes plain numbers.
+    keeps_blocks = file_type == type_name
+    tensors = map_tensors(checkpoint, family, type_name, keeps_blocks=keeps_blocks)
     name = name_of(checkpoint.folder, sum(tensor.n_parameters for tensor in tensors))
     metadata = general_metadata(name, type_name)
     metadata.text("general.name", loadable_name(name.name, checkpoint, vocabulary.tokens))

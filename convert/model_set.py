@@ -95,7 +95,8 @@ def plan_set(
     source, place, model = Path(target), Path(folder), Path(target)
     if place.exists() and not place.is_dir():
         raise OptionError(f"{place} is a file; name the folder for the set")
-    members, checked = [], {"allow_pickle": allow_pickle, "outtype": outtype}
+    members = list[SetMember]()
+    checked: dict[str, Any] = {"allow_pickle": allow_pickle, "outtype": outtype}
     whole: dict[str, Any] = {**checked, "pre": pre, "imatrix": imatrix}
     if source.is_dir():
         plan = plan_conversion(source, **whole)

@@ -23,6 +23,7 @@ from specrun.convert.checkpoint import (
     Checkpoint,
     SourceDigest,
     SourceTensor,
+    block_numbers,
     raw_stored_as,
     stored_as,
 )
@@ -66,17 +67,25 @@ class MappedTensor:
         return stored_bytes(self.shape, self.type_name)
 
 
-def map_tensors(checkpoint: Checkpoint, family: Family, type_name: str) -> list[MappedTensor]:
+def map_tensors(
+    checkpoint: Checkpoint, family: Family, type_name: str, *, keeps_blocks: bool = True
+) -> list[MappedTensor]:
     """Return the file's tensors in order; `type_name` is the type of those not always float32.
 
+    With `keeps_blocks` tensors in MXFP4 stay so, otherwise they get that type, too.
     Raises MalformedFileError naming all tensors that are missing, or of another shape than the
     config's, UnsupportedModelError naming all that the family does not know.
     """
     # If embeddings are tied, an output matrix that is present all the same is a copy of them.
     # Heads that draft for the model are files of their own.
-    left_out = ("lm_head.weight", "medusa_head.", "space_mask.")
+    unread = family.left_out(checkpoint.config)
+    left_out = ("lm_head.weight", "medusa_head.", "space_mask.", *unread)
     rules = family.rules(checkpoint.config)
-    return map_rules(checkpoint, rules, lambda _: type_name, left_out=left_out)
+
+    def type_of(rule: TensorRule) -> str:
+        return "MXFP4" if rule.is_mxfp4 and keeps_blocks else type_name
+
+    return map_rules(checkpoint, rules, type_of, left_out=left_out)
 
 
 def map_rules(
@@ -101,7 +110,7 @@ def map_rules(
             break
         if missing:
             continue
-        sources = tuple(checkpoint.tensor(name, rule.shape) for name in rule.sources)
+        sources = tuple(map(checkpoint.tensor, rule.sources, rule.read_shapes))
         used.update(rule.sources)
         mapped.append(MappedTensor(rule, sources, rule.fixed_type or type_of(rule)))
     if missing:
@@ -188,6 +197,11 @@ class TensorStream:
         else:
             numbers = rule.change(*(source.as_numbers(raw) for source, raw in both))
         del raws, both
+        if rule.is_mxfp4:
+            if tensor.type_name == "MXFP4":
+                yield numbers.reshape(-1)
+                return
+            numbers = block_numbers(numbers)
         if numbers.shape != tensor.shape:
             raise SpecrunError(
                 f"the tensor {tensor.name} came out as {numbers.shape}, not {tensor.shape}: this "

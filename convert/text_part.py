@@ -14,6 +14,7 @@ import numpy as np
 
 from specrun.convert.checkpoint import PIECE_BYTES, Checkpoint, JsonObject, SourceTensor
 from specrun.convert.checkpoint.source_tensor import widened
+from specrun.convert.families.steps import FUSED_EXPERTS, NEXTN_BLOCKS, NEXTN_TOKENS
 
 # torch.compile and data-parallel training put these before every name, or a part of it.
 _COMPILED, _PARALLEL = "_orig_mod.", "module."
@@ -23,6 +24,7 @@ _TEXT = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
+_BLOCKS, _MOST = "mtp.", 8  # the beginning of names, and blocks that are looked for
 # Fields that a wrapper's config leaves out, as transformers fills them in.
 _LLAMA: dict[str, Any] = {"hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32}
 _LLAMA |= {"rms_norm_eps": 1e-6, "vocab_size": 32000}
@@ -42,8 +44,27 @@ _FILLED_IN: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "qwen2": ("Qwen2ForCausalLM", {}),
     "qwen3": ("Qwen3ForCausalLM", {}),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", {}),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", {}),
     "phi3": ("Phi3ForCausalLM", {}),
     "gemma2": ("Gemma2ForCausalLM", {}),
+    "gemma4_text": (
+        "Gemma4ForCausalLM",
+        {
+            "vocab_size": 262144,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "max_position_embeddings": 131072,
+            "rms_norm_eps": 1e-6,
+            "sliding_window": 512,
+            "hidden_size_per_layer_input": 256,
+            "vocab_size_per_layer_input": 262144,
+        },
+    ),
     "gemma3_text": (
         "Gemma3ForCausalLM",
         {
@@ -77,13 +98,23 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
     """
     refuse_quantized(checkpoint)
     checkpoint = dataclasses.replace(checkpoint, tensors=without_prefixes(checkpoint.tensors))
-    return _untied(_unwrapped(checkpoint))
+    checkpoint = _with_blocks(_unwrapped(checkpoint))
+    if any(name.endswith(".experts.gate_up_proj") for name in checkpoint.tensors):
+        values = {**checkpoint.config.values, FUSED_EXPERTS: True}
+        config = JsonObject(values, checkpoint.config.shown)
+        checkpoint = dataclasses.replace(checkpoint, config=config)
+    return _untied(checkpoint)
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:
     """Raise UnsupportedModelError for a checkpoint whose config says that it is quantized."""
     settings = checkpoint.config.any("quantization_config")
     if isinstance(settings, dict) and settings:
+        if (
+            checkpoint.config.any("model_type") == "gpt_oss"
+            and settings.get("quant_method") == "mxfp4"
+        ):
+            return  # its family reads them
         method = str(settings.get("quant_method") or "in a way that config.json does not name")
         raise checkpoint.unsupported(
             f"is quantized already ({_METHODS.get(method, method[:40])}): convert the model that "
@@ -105,8 +136,14 @@ def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
     config = checkpoint.config
     inner = config.any("text_config")
     names = {name: _text_name(name) for name in checkpoint.tensors}
-    if not isinstance(inner, dict) or not any(map(_is_of_text, checkpoint.tensors)):
+    if not isinstance(inner, dict):
         return checkpoint
+    if not any(map(_is_of_text, checkpoint.tensors)):
+        if "hidden_size" in config:
+            return checkpoint
+        # The config alone is wrapped, as that of an assistant of Gemma 4.
+        values = {**inner, **config.values}
+        return dataclasses.replace(checkpoint, config=JsonObject(values, config.shown))
     kind = str(inner.get("model_type"))
     known = _FILLED_IN.get(kind)
     if known is None:
@@ -129,6 +166,30 @@ def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
     )
 
 
+def _with_blocks(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a checkpoint whose config says how many NextN blocks are there, and how they are.
+
+    Who trains a model on, or saves it with transformers, leaves them out. They have a name of their
+    own, or are layers behind the last one.
+    """
+    config, names = checkpoint.config, checkpoint.tensors
+    stated = [config.any(key) for key in (NEXTN_BLOCKS, "num_nextn_predict_layers")]
+    first = config.values.get("num_hidden_layers")
+    behind = []
+    if any(stated) and isinstance(first, int):
+        behind = [f"model.layers.{n}." for n in range(first, first + _MOST)]
+    n_blocks = 0
+    for places in ([f"{_BLOCKS}layers.{n}." for n in range(_MOST)], behind):
+        n_blocks = n_blocks or sum(
+            any(name.startswith(place) for name in names) for place in places
+        )
+    if not n_blocks and not any(stated):
+        return checkpoint
+    has_tokens = any(name.endswith(".shared_head.head.weight") for name in names)
+    values = {**config.values, NEXTN_BLOCKS: n_blocks, NEXTN_TOKENS: has_tokens}
+    return dataclasses.replace(checkpoint, config=JsonObject(values, config.shown))
+
+
 def _is_of_text(name: str) -> bool:
     return name.startswith(tuple(_TEXT))
 
@@ -138,7 +199,7 @@ def _text_name(name: str) -> str | None:
     for theirs, ours in _TEXT.items():
         if name.startswith(theirs):
             return ours + name.removeprefix(theirs)
-    return name if name.startswith("lm_head.") else None
+    return name if name.startswith(("lm_head.", _BLOCKS)) else None
 
 
 def _untied(checkpoint: Checkpoint) -> Checkpoint:

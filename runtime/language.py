@@ -338,6 +338,9 @@ class Method:
     head: str | None = None
     """The architecture (`general.architecture`) of the GGUF files of its heads; None: no heads."""
 
+    llama_cpp_drafter: str | None = None
+    """The architecture of files that are no heads: drafters that llama.cpp has a graph for."""
+
     llama_cpp_head: bool = False
     """Whether that architecture is llama.cpp's own, which then loads and quantizes it itself."""
 
@@ -445,10 +448,11 @@ METHODS: Mapping[str, Method] = {
         ),
         Method(
             "mtp",
-            "Multi-token prediction: the target's own NextN blocks, or those of a file.",
-            "specrun.runtime.drafters.mtp",
-            options=("n", "sampling", "p_min"),
+            "Multi-token prediction: NextN blocks, the target's own or a file's, or an assistant.",
+            "specrun.runtime.drafters.mtp.build",
+            options=("n", "sampling", "p_min", *TREE_OPTIONS),
             file=DraftFile("a GGUF file of NextN blocks", "mtp(mtp-blocks.gguf)", needed=False),
+            llama_cpp_drafter="gemma4-assistant",
             spec_types=("draft-mtp",),
         ),
         Method(
@@ -587,6 +591,6 @@ def head_kinds() -> tuple[str, ...]:
 
 
 def method_of_head(architecture: str) -> Method | None:
-    """Return the method that drafts with heads of this architecture; None: they are no heads."""
-    found = (method for method in METHODS.values() if method.head == architecture)
-    return next(found, None)
+    """Return the method that drafts with files of this architecture; None: they are models."""
+    kinds = ((each, (each.head, each.llama_cpp_drafter)) for each in METHODS.values())
+    return next((method for method, names in kinds if architecture in names), None)

@@ -5,6 +5,11 @@ from typing import TYPE_CHECKING
 from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
+    from specrun.bindings.contexts.assistant_context import (
+        ASSISTANT_ARCHITECTURE,
+        ASSISTED_ARCHITECTURE,
+        AssistantContext,
+    )
     from specrun.bindings.contexts.batch import Batch, BatchShape, chain_shape
     from specrun.bindings.contexts.block_context import (
         BLOCK_ARCHITECTURE,

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 # == Contexts of a model ===========================================================================
 
+# Architectures whose graphs read a target's context.
+_DRAFTERS = {"gemma4-assistant": "mtp(FILE)", "dflash": "dflash(FILE)"}
+
 
 class Context:
     """Evaluation state over one model: KV memory and output buffers. Close it before the model.
@@ -113,6 +116,9 @@ class Context:
             problem = f"{name} has no rotary positions"
             raise UnsupportedModelError(f"{problem}: rope scaling cannot lengthen its context")
         self.options.rope.check(model.rope_scaling_kind, model.rope_factor)
+        if model.architecture in _DRAFTERS:
+            only = f"it can only draft for a target, as {_DRAFTERS[model.architecture]}"
+            raise UnsupportedModelError(f"{name} is no model of its own: {only}")
         if model.nextn.alone and not self._evaluates_nextn:
             problem = f"{model.path} holds NextN blocks without the model they belong to"
             raise UnsupportedModelError(f"{problem}: it can only draft, as mtp(FILE)")
@@ -142,6 +148,11 @@ class Context:
         """Return the room for checkpoints of recurrent states, if there is any."""
         budget = self.options.checkpoint_memory
         return None if self._can_branch or not budget else Checkpoints(self._handle, budget)
+
+    @property
+    def _lent(self) -> tuple[Any, ...]:
+        """The native memory of other contexts that it reads."""
+        return ()
 
     def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
         """Return the parameters for llama.cpp."""
@@ -197,7 +208,7 @@ class Context:
             problem = f"no context of {params.n_ctx} tokens for {self.model.path}: {reason}"
             raise OutOfMemoryError(f"{problem}. Lower the context size (-c)")
         # llama.cpp keeps the observer's callback, and pointers to samplers.
-        kept = model, self._observer, self._samplers.chains
+        kept = model, self._observer, self._samplers.chains, *self._lent
         free = freed_while_there(self._native.llama_free, self.model.placed.workers)
         owned = NativeHandle(handle, free, *kept)
         if self.model.adapters:

@@ -302,8 +302,7 @@ def copy_sequence(
     A memory without keys and values is all state.
     """
     handle, flags = getattr(context, "handle", context), _STATE_ONLY if state_only else 0
-    kinds = _pointer, _SEQUENCE, _FLAGS
-    size = native_function("llama_state_seq_get_size_ext", _size, *kinds)
+    size = native_function("llama_state_seq_get_size_ext", _size, _pointer, _SEQUENCE, _FLAGS)
     data = np.empty(int(size(handle, sequence, flags)), np.uint8)
     kinds = _pointer, _pointer, _size, _SEQUENCE, _FLAGS
     copy = native_function("llama_state_seq_get_data_ext", _size, *kinds)

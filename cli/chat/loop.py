@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -23,14 +23,13 @@ from specrun.cli.options.types import located
 from specrun.cli.terminal.answer import (
     AnswerWriter,
     PlainWriter,
-    ReplyWriter,
     context_full,
+    reply_writer,
     run_stream,
     statistics_line,
 )
 from specrun.cli.terminal.terminal import Terminal, noted
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
-from specrun.runtime.chat import answer_reader
 from specrun.runtime.language import METHODS, parse_expression
 
 if TYPE_CHECKING:
@@ -325,17 +324,15 @@ class Chat:
         conversation, terminal = self.conversation, self.terminal
         try:
             runtime = self.runtime
-            prompt = runtime.chat_prompt(conversation.for_template())
-            writer = self._writer(prompt)
-            stream = runtime.stream(
-                prompt,
+            stream = runtime.stream_chat(
+                conversation.for_template(),
                 params,
                 max_tokens=conversation.max_tokens,
                 # A random seed is new for every answer, and `-s SEED` alone then repeats it.
                 index=0 if params.seed is None else self.index,
                 logprobs=False,
             )
-            answer = run_stream(stream, writer)
+            answer = run_stream(stream, reply_writer(terminal, self._text_writer()))
         except BaseException as error:
             conversation.messages.pop()
             if isinstance(error, ContextFullError):
@@ -345,10 +342,10 @@ class Chat:
             raise
         if answer.interrupted and not answer.result.text:
             conversation.messages.pop()
-            terminal.say("stopped before the first token; the message was taken back", "dim")
+            what = "answer" if answer.result.token_ids else "first token"
+            terminal.say(f"stopped before the {what}; the message was taken back", "dim")
             return False
-        whole = answer.result.text
-        conversation.reply(writer.content if isinstance(writer, ReplyWriter) else whole)
+        conversation.reply(answer.result.text)
         self.last = answer.result
         self.totals.add(answer.result)
         if self._display.show_timings:
@@ -363,13 +360,6 @@ class Chat:
         if terminal.notes_on_screen:
             terminal.note("")
         return True
-
-    def _writer(self, prompt: Sequence[int]) -> AnswerWriter:
-        """Return the writer of an answer to a prompt, without the marks of the model's family."""
-        source, vocabulary = self.runtime.chat_template.source, self.runtime.vocabulary
-        reader = answer_reader(source, vocabulary, prompt)
-        writer = self._text_writer()
-        return writer if reader is None else ReplyWriter(self.terminal, reader, writer)
 
     def _text_writer(self) -> AnswerWriter:
         """Return the writer of a text; explain the colours of drafts once."""

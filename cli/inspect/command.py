@@ -251,18 +251,22 @@ def _print(terminal: Terminal, facts: dict[str, Any]) -> None:
 
 def _pair_remark(target: Path, draft: Path) -> str:
     """Return a remark on how the pair drafts, or ""; raises the errors of drafting itself."""
-    from specrun.bindings.contexts import BLOCK_ARCHITECTURE
+    from specrun.bindings.contexts import ASSISTANT_ARCHITECTURE, BLOCK_ARCHITECTURE
     from specrun.bindings.gguf import read_header
     from specrun.bindings.models.model import Model
     from specrun.runtime.drafters.dflash.file import BlockFile
     from specrun.runtime.drafters.draft_model import DraftPair
     from specrun.runtime.drafters.eagle import check_head, is_head
+    from specrun.runtime.drafters.mtp import check_assistant
     from specrun.runtime.language import Expression
     from specrun.runtime.models import check_blocks
 
     with Model(target) as first:
         if read_header(draft).architecture == BLOCK_ARCHITECTURE:
             BlockFile.read(draft, first)
+            return ""
+        if read_header(draft).architecture == ASSISTANT_ARCHITECTURE:
+            check_assistant(draft, first)
             return ""
         if is_head(draft):
             check_head(draft, first)

@@ -7,9 +7,8 @@ from typing import Protocol
 
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime
-from specrun.runtime.chat import Content, Part, Reasoning, TokenReader
 from specrun.runtime.engine import GenerationStream
-from specrun.runtime.round import GenerationResult, TokenEvent
+from specrun.runtime.round import ChatResult, GenerationResult, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +25,8 @@ class AnswerWriter(Protocol):
     def write(self, event: TokenEvent) -> None:
         """Take the text that became certain with a token."""
 
-    def finish(self, text: str) -> None:
-        """Show the rest of the whole `text`, and end the line."""
+    def finish(self, result: GenerationResult) -> None:
+        """Show the rest of a whole result, and end the line."""
 
 
 class PlainWriter:
@@ -47,54 +46,51 @@ class PlainWriter:
             self._written += len(event.text)
             self._last = event.text[-1]
 
-    def finish(self, text: str) -> None:
-        """Write the rest of the whole `text` after an interruption, and end the line."""
-        rest = text[self._written :]
+    def finish(self, result: GenerationResult) -> None:
+        """Write the rest of a whole result after an interruption, and end the line."""
+        rest = result.text[self._written :]
         self._terminal.answer(rest)
         if (rest[-1:] or self._last) != "\n":
             self._terminal.answer("\n")
 
 
 class ReplyWriter:
-    """Shows an answer without its marks: the reasoning dim, then the content by another writer.
+    """Shows the reasoning of a chat's answer dim, then the answer by another writer."""
 
-    `content` is what the answer says to the user.
-    """
-
-    def __init__(self, terminal: Terminal, reader: TokenReader, content: AnswerWriter) -> None:
-        self.content = ""
-        self._terminal, self._reader, self._writer = terminal, reader, content
+    def __init__(self, terminal: Terminal, answer: AnswerWriter) -> None:
+        self._terminal, self._answer = terminal, answer
         self._taken = 0
-        self._thought = ""
+        self._thought = ""  # since the last piece of the answer
 
     def write(self, event: TokenEvent) -> None:
-        """Show the parts that became certain with a token."""
-        self._taken += len(event.text)
-        for part in self._reader.read([event]):
-            self._show(part, event)
-
-    def finish(self, text: str) -> None:
-        """Show the rest of the whole `text`, and end the line."""
-        for part in self._reader.finish(text[self._taken :]):
-            self._show(part, None)
-        self._end_thought()
-        self._writer.finish(self.content)
-
-    def _show(self, part: Part, event: TokenEvent | None) -> None:
-        if isinstance(part, Reasoning):
-            self._thought += part.text
-            self._terminal.answer(part.text, "dim")
-        elif isinstance(part, Content):
+        """Show the text that became certain with a token."""
+        self._think(event.reasoning)
+        if event.text:
             self._end_thought()
-            self.content += part.text
-            if event is not None:
-                shown = TokenEvent(part.text, event.token_id, event.origin, event.round, None)
-                self._writer.write(shown)
+            self._answer.write(event)
+
+    def finish(self, result: GenerationResult) -> None:
+        """Show the rest of a whole result, and end the line."""
+        if isinstance(result, ChatResult):
+            self._think(result.reasoning[self._taken :])
+        self._end_thought()
+        self._answer.finish(result)
+
+    def _think(self, text: str) -> None:
+        if text:
+            self._taken += len(text)
+            self._thought += text
+            self._terminal.answer(text, "dim")
 
     def _end_thought(self) -> None:
         if self._thought:
             self._terminal.answer("\n\n" if not self._thought.endswith("\n") else "\n")
             self._thought = ""
+
+
+def reply_writer(terminal: Terminal, answer: AnswerWriter) -> AnswerWriter:
+    """Return the writer of a chat's answer: a screen shows the reasoning, too, a pipe does not."""
+    return ReplyWriter(terminal, answer) if terminal.answers_on_screen else answer
 
 
 def run_stream(stream: GenerationStream, writer: AnswerWriter | None = None) -> Answer:
@@ -110,7 +106,7 @@ def run_stream(stream: GenerationStream, writer: AnswerWriter | None = None) -> 
     finally:
         stream.close()
         if writer is not None:
-            writer.finish(stream.result.text)
+            writer.finish(stream.result)
     return Answer(stream.result, interrupted)
 
 

@@ -15,6 +15,7 @@ from specrun.convert.checkpoint.json_file import (
     read_json_object,
     read_small_file,
 )
+from specrun.convert.checkpoint.mxfp4 import block_numbers, gguf_blocks
 from specrun.convert.checkpoint.source_tensor import (
     NUMBER_TYPES,
     PIECE_BYTES,

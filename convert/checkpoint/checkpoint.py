@@ -223,8 +223,8 @@ _INDEX = "model.safetensors.index.json"
 _PICKLED_WEIGHTS = "pytorch_model.bin"
 _PICKLED_INDEX = "pytorch_model.bin.index.json"
 # Pickles in folders of weights that are none.
-_NOT_WEIGHTS = ("training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth")
-_NOT_WEIGHTS += ("mask_embedding.pt",)
+_NOT_WEIGHTS = {"training_args.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"}
+_NOT_WEIGHTS |= {"mask_embedding.pt"}
 
 
 @dataclass(frozen=True, slots=True)

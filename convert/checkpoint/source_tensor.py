@@ -107,7 +107,7 @@ def _check_largest(largest: float, type_name: str, shown: str) -> None:
 
 NUMBER_TYPES: dict[str, npt.DTypeLike] = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"},
-    **{"I64": "<i8", "I32": "<i4", "BOOL": "|b1"},
+    **{"I64": "<i8", "I32": "<i4", "U8": "|u1", "BOOL": "|b1"},
 }
 """The readable number types, with the numpy type that holds them; BF16 as its 16 bits."""
 

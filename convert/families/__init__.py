@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.convert.checkpoint import JsonObject
-from specrun.convert.families import gemma, llama, phi3, qwen
+from specrun.convert.families import gemma, gemma4, glm, gpt_oss, llama, phi3, qwen, qwen35
 from specrun.convert.families.family import Family
 
-_FAMILIES = (*llama.FAMILIES, *qwen.FAMILIES, *gemma.FAMILIES, *phi3.FAMILIES)
+_MODULES = (llama, qwen, qwen35, gemma, gemma4, phi3, gpt_oss, glm)
+_FAMILIES: tuple[Family, ...] = tuple(family for module in _MODULES for family in module.FAMILIES)
 _BY_ARCHITECTURE = {name: family for family in _FAMILIES for name in family.architectures}
 
 

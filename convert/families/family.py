@@ -23,12 +23,14 @@ def unchanged(array: Array) -> Array:
 class TensorRule:
     """A tensor of the GGUF file: made from the tensors `sources`, each of `shape`, by `change`.
 
+    Where sources have other shapes, `source_shapes` has each one's, and `shape` is the result's.
     Shapes are numpy's (rows first). `change` gets the sources' arrays, in their own number type,
     and returns an array of `result_shape`, which is `shape` unless given. `keep_f32` is for tensors
     that llama.cpp reads as float32 whatever type the rest is stored as; those of one dimension
     always are. `moves_only`: `change` puts numbers elsewhere and leaves each as it is: it then gets
     bfloat16 as its bits, unwidened. `token_ids` are whole numbers, stored as int64 in every file. A
-    rule without sources computes its tensor.
+    rule without sources computes its tensor. `is_mxfp4`: `change` returns MXFP4's rows of bytes,
+    which are stored so unless all tensors are to be of one plain type.
     """
 
     name: str
@@ -39,6 +41,13 @@ class TensorRule:
     keep_f32: bool = False
     moves_only: bool = False
     token_ids: bool = False
+    source_shapes: tuple[tuple[int, ...], ...] | None = None
+    is_mxfp4: bool = False
+
+    @property
+    def read_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each source."""
+        return self.source_shapes or (self.shape,) * len(self.sources)
 
     @property
     def written_shape(self) -> tuple[int, ...]:
@@ -59,10 +68,11 @@ class Family:
 
     `describe` writes the architecture's keys from the config, `rules` yields its tensors in the
     file's order; both raise UnsupportedModelError for models that llama.cpp could not run as the
-    checkpoint means it.
+    checkpoint means it. `left_out` names tensors that are known and not read, as in `map_rules`.
     """
 
     architectures: tuple[str, ...]
     gguf_architecture: str
     describe: Callable[[JsonObject, Metadata], None]
     rules: Callable[[JsonObject], Iterable[TensorRule]]
+    left_out: Callable[[JsonObject], tuple[str, ...]] = lambda _: ()

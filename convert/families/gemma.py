@@ -43,7 +43,7 @@ def _describe_gemma2(config: JsonObject, metadata: Metadata) -> None:
             raise config.unsupported(f"has no {cap}, which llama.cpp always does for this family")
         metadata.number(f"gemma2.{cap}", config.number(cap))
     describe_rope(config, metadata, "gemma2", scalings=())
-    _describe_window(config, metadata, "gemma2", 2, 2)
+    steps.describe_windows(config, metadata, "gemma2", 2, 2)
 
 
 def _describe_gemma3(config: JsonObject, metadata: Metadata) -> None:
@@ -60,7 +60,7 @@ def _describe_gemma3(config: JsonObject, metadata: Metadata) -> None:
         require(near, "rope_type", "default")
         local = near.number("rope_theta", local)
     metadata.number("gemma3.rope.freq_base_swa", local)
-    _describe_window(config, metadata, "gemma3", config.count("sliding_window_pattern", 6), 6)
+    steps.describe_windows(config, metadata, "gemma3", config.count("sliding_window_pattern", 6), 6)
 
 
 def _describe_common(config: JsonObject, metadata: Metadata, prefix: str, layers_27b: int) -> None:
@@ -79,21 +79,6 @@ def _describe_common(config: JsonObject, metadata: Metadata, prefix: str, layers
             f"has query_pre_attn_scalar = {stated:g}: llama.cpp takes {scalar:g} "
             "for a model of this shape"
         )
-
-
-def _describe_window(
-    config: JsonObject, metadata: Metadata, prefix: str, pattern: int, usual: int
-) -> None:
-    """Write the window, and which layers slide unless all but every `usual`-th do."""
-    count = config.count("num_hidden_layers")
-    slides = [(layer + 1) % pattern != 0 for layer in range(count)]
-    if "layer_types" in config:
-        slides = [kind == "sliding_attention" for kind in config.items("layer_types")]
-        if len(slides) != count:
-            raise config.malformed(f"has layer_types for {len(slides)} of {count} layers")
-    metadata.count(f"{prefix}.attention.sliding_window", config.count("sliding_window", 4096))
-    if slides != [(layer + 1) % usual != 0 for layer in range(count)]:
-        metadata.flags(f"{prefix}.attention.sliding_window_pattern", slides)
 
 
 def _gemma2_rules(config: JsonObject, *, normed: bool = False) -> Iterator[TensorRule]:

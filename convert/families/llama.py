@@ -48,7 +48,8 @@ def _mixtral_experts(config: JsonObject, layer: int) -> Iterator[TensorRule]:
     sizes = config.count("intermediate_size"), config.count("hidden_size")
     all_sizes = steps.n_experts(config), *sizes
     names = "w1", "w3", "w2"
-    return steps.expert_rules(layer, f"{block}.gate", f"{block}.experts", names, all_sizes)
+    experts = f"{block}.experts"
+    return steps.expert_rules(layer, f"{block}.gate", experts, config, all_sizes, names)
 
 
 def _describe_smollm3(config: JsonObject, metadata: Metadata) -> None:

@@ -73,8 +73,7 @@ def _qwen3moe_experts(config: JsonObject, layer: int) -> Iterator[TensorRule]:
     block = f"model.layers.{layer}.mlp"
     sizes = config.count("moe_intermediate_size"), config.count("hidden_size")
     all_sizes = steps.n_experts(config), *sizes
-    names = "gate_proj", "up_proj", "down_proj"
-    return steps.expert_rules(layer, f"{block}.gate", f"{block}.experts", names, all_sizes)
+    return steps.expert_rules(layer, f"{block}.gate", f"{block}.experts", config, all_sizes)
 
 
 FAMILIES = (

@@ -46,8 +46,11 @@ def describe_rope(
     scalings: Sequence[str] = ("linear", "yarn"),
     layers: str | None = None,
     base: float = _BASE,
+    rounded: bool = True,
 ) -> None:
     """Write the keys of a rotary embedding over whole heads; `base` if the config has none.
+
+    llama.cpp rounds the bounds of YaRN's ramp: `rounded` refuses a config that does not.
 
     `scalings` are the kinds that llama.cpp has for the architecture; raises UnsupportedModelError
     for another. `layers` is as in `rope_settings`.
@@ -62,6 +65,8 @@ def describe_rope(
         metadata.text(f"{prefix}.rope.scaling.type", "linear")
         metadata.number(f"{prefix}.rope.scaling.factor", rope.number("factor"))
     elif kind == "yarn":
+        if rounded:
+            require(rope, "truncate", True)
         _describe_yarn(rope, metadata, prefix)
 
 
@@ -75,7 +80,6 @@ def _describe_yarn(rope: JsonObject, metadata: Metadata, prefix: str) -> None:
     # llama.cpp reads these for other architectures only.
     require(rope, "beta_fast", 32)
     require(rope, "beta_slow", 1)
-    require(rope, "truncate", True)
     factor = rope.number("factor")
     metadata.text(f"{prefix}.rope.scaling.type", "yarn")
     metadata.number(f"{prefix}.rope.scaling.factor", factor)

@@ -16,6 +16,12 @@ from specrun.convert.families.family import Array, TensorRule, unchanged
 from specrun.convert.gguf import Metadata
 
 _NORMS = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm"}
+FUSED_EXPERTS, NEXTN_TOKENS = "experts_in_one_tensor", "nextn_blocks_have_tokens"
+"""Keys that `text_part` adds to the config of a checkpoint which has its tensors so."""
+
+NEXTN_BLOCKS = "mtp_num_hidden_layers"
+"""The key of the number of NextN blocks, as `text_part` counts them."""
+
 _Change = Callable[[Array], Array]
 
 
@@ -85,6 +91,21 @@ def describe_decoder(
     metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon", config.number("rms_norm_eps"))
     if key_length or heads * width != config.count("hidden_size"):
         metadata.counts(f"{prefix}.attention", key_length=width, value_length=width)
+
+
+def describe_windows(
+    config: JsonObject, metadata: Metadata, prefix: str, pattern: int, usual: int
+) -> None:
+    """Write the window, and which layers slide unless all but every `usual`-th do."""
+    count = config.count("num_hidden_layers")
+    slides = [(layer + 1) % pattern != 0 for layer in range(count)]
+    if "layer_types" in config:
+        slides = [kind == "sliding_attention" for kind in config.items("layer_types")]
+        if len(slides) != count:
+            raise config.malformed(f"has layer_types for {len(slides)} of {count} layers")
+    metadata.count(f"{prefix}.attention.sliding_window", config.count("sliding_window", 4096))
+    if slides != [(layer + 1) % usual != 0 for layer in range(count)]:
+        metadata.flags(f"{prefix}.attention.sliding_window_pattern", slides)
 
 
 def interleave_halves(array: Array, heads: int) -> Array:
@@ -173,16 +194,35 @@ def _attention(
     yield from with_bias(f"{block}output", f"{source}o_proj", shape, bias=output_bias)
 
 
+def weight(
+    name: str, source: str, shape: tuple[int, ...], change: _Change = unchanged
+) -> TensorRule:
+    """Return the rule of a weight, of the same name but for its beginning."""
+    return TensorRule(f"{name}.weight", (f"{source}.weight",), shape, change)
+
+
+def gated(ours: str, ending: str, theirs: str, wide: int, hidden: int) -> Iterator[TensorRule]:
+    """Yield gate, up and down of a network of this width."""
+    for part, shape in (("gate", (wide, hidden)), ("up", (wide, hidden)), ("down", (hidden, wide))):
+        yield weight(f"{ours}{part}{ending}", f"{theirs}{part}_proj", shape)
+
+
+def fused_experts(ours: str, theirs: str, sizes: tuple[int, int, int]) -> Iterator[TensorRule]:
+    """Yield experts in two tensors, gates before ups; `sizes` as in `expert_rules`."""
+    n, wide, hidden = sizes
+    for part, shape in (("gate_up", (n, 2 * wide, hidden)), ("down", (n, hidden, wide))):
+        yield TensorRule(f"{ours}{part}_exps.weight", (f"{theirs}{part}_proj",), shape)
+
+
 def _feed_forward(config: JsonObject, layer: int) -> Iterator[TensorRule]:
-    width, ffn = config.count("hidden_size"), config.count("intermediate_size")
-    for part, shape in (("gate", (ffn, width)), ("up", (ffn, width)), ("down", (width, ffn))):
-        source = f"model.layers.{layer}.mlp.{part}_proj"
-        yield from with_bias(f"blk.{layer}.ffn_{part}", source, shape, bias=False)
+    sizes = config.count("intermediate_size"), config.count("hidden_size")
+    return gated(f"blk.{layer}.ffn_", "", f"model.layers.{layer}.mlp.", *sizes)
 
 
 def n_experts(config: JsonObject) -> int:
     """Return the number of experts; transformers 5 writes one name for all families."""
-    return config.count("num_experts" if "num_experts" in config else "num_local_experts")
+    names = "num_experts", "n_routed_experts"
+    return config.count(next((name for name in names if name in config), "num_local_experts"))
 
 
 def describe_experts(config: JsonObject, metadata: Metadata, prefix: str) -> None:
@@ -192,16 +232,24 @@ def describe_experts(config: JsonObject, metadata: Metadata, prefix: str) -> Non
 
 
 def expert_rules(
-    layer: int, router: str, experts: str, names: Sequence[str], sizes: tuple[int, int, int]
+    layer: int,
+    router: str,
+    experts: str,
+    config: JsonObject,
+    sizes: tuple[int, int, int],
+    names: Sequence[str] = ("gate_proj", "up_proj", "down_proj"),
 ) -> Iterator[TensorRule]:
     """Yield a layer's router, and the matrices of its experts, each kind in one tensor.
 
     `names` are those of gate, up and down behind `experts` and a number, `sizes` how many there
-    are, their width and the hidden states'.
+    are, their width and the hidden states'. Some checkpoints have all experts in one tensor.
     """
     n, wide, hidden = sizes
     ours = f"blk.{layer}.ffn_"
     yield TensorRule(f"{ours}gate_inp.weight", (f"{router}.weight",), (n, hidden), keep_f32=True)
+    if config.flag(FUSED_EXPERTS, False):
+        yield from fused_experts(ours, f"{experts}.", sizes)
+        return
     shapes = (wide, hidden), (wide, hidden), (hidden, wide)
     for part, name, shape in zip(("gate", "up", "down"), names, shapes, strict=True):
         sources = tuple(f"{experts}.{expert}.{name}.weight" for expert in range(n))

@@ -119,8 +119,9 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     if _is_dflash2(checkpoint, config):
         _describe_dflash2(config, metadata)
         rules += _dflash2(config, vocab_size)
-    left_out = (*_LEFT_OUT, _MAP) if ids is None else _LEFT_OUT
-    left_out += (f"{_GATE}.", f"{_STATE}.")  # they are in the metadata
+    left_out = [*_LEFT_OUT] if ids is not None else [*_LEFT_OUT, _MAP]
+    if _W1 in checkpoint.tensors:
+        left_out += [f"{_GATE}.", f"{_STATE}."]  # they are in the metadata
     return HeadPlan(metadata, rules, hidden, vocab_size, left_out, checkpoint)
 
 

@@ -136,6 +136,9 @@ def byte_tokens() -> tuple[str, ...]:
 # Tokens that are marks for any checkpoint: llama.cpp's converter takes them for
 # control tokens too.
 _MARKS = {"<pad>", "<mask>", "<2mass>", "[@BOS@]"}
+# Gemma 4's marks of reasoning and of calls, which are to be written out.
+_WRITTEN = {"<|channel>", "<channel|>", '<|"|>', "<|tool_call>", "<tool_call|>"}
+_WRITTEN |= {"<|tool_response>", "<tool_response|>"}
 _MARK_ENDS = (("<|", "|>"), ("<｜", "｜>"), ("<unused", ">"))
 SPACE = "▁"  # SentencePiece's sign for a space
 _ADDED_SCORE = -1000.0
@@ -182,6 +185,7 @@ class TokenTable:
             if extra.token >= len(self.tokens):
                 continue
             control = extra.special or extra.text in _MARKS or _is_mark(extra.text)
+            control = control and extra.text not in _WRITTEN
             text = extra.text if control or not spaced else extra.text.replace(SPACE, " ")
             self.tokens[extra.token] = text
             if self.types[extra.token] != UNKNOWN:

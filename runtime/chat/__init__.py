@@ -9,14 +9,14 @@ if TYPE_CHECKING:
     from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
     from specrun.runtime.chat.forced import ForcedCalls
     from specrun.runtime.chat.parts import is_malformed, is_unreadable, joined, part_text
+    from specrun.runtime.chat.plan import ReplyPlan, ReplyReading
     from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
     from specrun.runtime.chat.reply import (
         Reply,
         ReplyParser,
+        Thoughts,
         TokenReader,
         ToolCall,
-        answer_reader,
-        control_names,
     )
     from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
     from specrun.runtime.chat.template import (
@@ -31,5 +31,6 @@ if TYPE_CHECKING:
         template_of,
         too_long,
     )
+    from specrun.runtime.chat.turn import ChatTurn, arguments_of, for_template, turn_of
 
 __getattr__, __dir__ = lazy_face(__name__)

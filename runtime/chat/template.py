@@ -274,15 +274,20 @@ _Given = list[Any]
 """The messages, the tools and the variables."""
 
 
+def require_message(message: Message) -> Message:
+    """Return a message; raises `OptionError` if it is none."""
+    if isinstance(message, Mapping) and isinstance(message.get("role"), str):
+        return message
+    raise OptionError(f"give a message as a mapping with a role and a content, not {message!r}")
+
+
 def _checked(message: Message) -> dict[str, Any]:
     """Return a message with its content as a text; raises `OptionError` if it is none.
 
     "developer" is OpenAI's newer name of the system, which templates do not know; the reasoning
     of an answer has the names that they know.
     """
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise OptionError(f"give a message as a mapping with a role and a content, not {message!r}")
-    own = dict(message)
+    own = dict(require_message(message))
     if own["role"] == "developer":
         own["role"] = "system"
     has_more = own.get("tool_calls") or any(own.get(name) for name in THOUGHTS)

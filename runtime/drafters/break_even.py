@@ -21,7 +21,7 @@ from typing import Any
 from specrun.runtime.language import ExpressionOptions
 from specrun.runtime.planning import STALL, START, TRUST, Account, LiveCurve
 from specrun.runtime.round.drafter import NOTHING, Drafter, DraftRequest, Pace, Pause, RoundOutcome
-from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.round.target import EvaluatedRows, TargetModel
 from specrun.runtime.trees.tree import DraftTree
 
 _YES_NO = ["yes", "no"]
@@ -121,6 +121,10 @@ class TimedDrafter(Drafter):
         self._proposed: float | None = None
         self._rest = 0  # rounds that it sleeps on
         self._stopped = 0
+
+    def take_target(self, target: TargetModel) -> None:
+        """Pass on."""
+        self.inner.take_target(target)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Pass on; what was lost is lost, and it sleeps on."""

@@ -28,7 +28,7 @@ from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import log_probability, row_cuts
 from specrun.runtime.planning import Plan
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
-from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.round.target import EvaluatedRows, TargetModel
 from specrun.runtime.trees.eagle2 import (
     DynamicShape,
     GrownTree,
@@ -425,6 +425,10 @@ class GrowingDrafter(Drafter):
         return prepared if self._request is request else None
 
     # -- the text ----------------------------------------------------------------------------------
+
+    def take_target(self, target: TargetModel) -> None:
+        """Pass on."""
+        self.source.take_target(target)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Start an answer: keep the state of what the prompt shares with the last text."""

@@ -20,7 +20,7 @@ from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import Logits, transformed_laws
 from specrun.runtime.round.drafter import DraftRequest, RoundOutcome
-from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.round.target import EvaluatedRows, TargetModel
 
 
 @dataclass(slots=True)
@@ -104,6 +104,9 @@ class Source(ABC):
     """Whether `named` costs the same at every depth."""
 
     # -- the text ----------------------------------------------------------------------------------
+
+    def take_target(self, target: TargetModel) -> None:  # noqa: B027
+        """Take the target that evaluates the conversation: see `Drafter.take_target`."""
 
     def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027
         """Start an answer to a prompt."""

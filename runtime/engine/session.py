@@ -91,6 +91,8 @@ class Session:
         self.vocabulary = vocabulary
         self.conversation = Conversation(drafter)
         self.drafters = drafters
+        for each in [drafter] if drafters is None else drafters.started.values():
+            each.take_target(target)
         self._owned = owned
         self._step: _Step | None = _Step()
         self.making: Callable[[], Making | None] = lambda: None
@@ -115,11 +117,11 @@ class Session:
         try:
             require_fitting(rule, drafter, shape)
             target = open_target(model, drafter, options, shape, wider)
+            return cls(target, drafter, rule, model.vocabulary, owned)
         # Ctrl-C as well: the drafter may own native memory.
         except BaseException:
             drafter.close()
             raise
-        return cls(target, drafter, rule, model.vocabulary, owned)
 
     def __enter__(self) -> Session:
         return self
@@ -219,6 +221,7 @@ class Session:
             return
         if drafter.reads_target:  # the states of tokens in the cache are gone
             self.target.rewind(self.conversation, 0)
+            drafter.take_target(self.target)
             drafter.begin(())
         self.conversation.drafter = drafter
 

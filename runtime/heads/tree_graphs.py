@@ -330,10 +330,11 @@ class ShapePlans:
         if isinstance(shape, DynamicShape):
             # The rows are the root and the children that were chosen.
             assert named.rows is not None
-            rows, n = [ROOT, *named.rows.tolist()], plan.first_children[shape.depth]
-            parents = [rows[child // shape.topk] for child in range(n)]
+            n, parents = plan.first_children[shape.depth], list[int]()
+            for row in (ROOT, *named.rows.tolist()):
+                parents += [row] * shape.topk
             values = named.probabilities()[:n].tolist()
-            return GrownTree(named.tokens[:n], parents, values).reranked(shape.nodes, choice)
+            return GrownTree(named.tokens[:n], parents[:n], values).reranked(shape.nodes, choice)
         numbers = numbers[: len(shape)]
         tokens = [*map(named.tokens.__getitem__, numbers)]
         if choice is None:

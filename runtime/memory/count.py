@@ -11,7 +11,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from specrun.bindings.contexts import (
+    ASSISTANT_ARCHITECTURE,
     BLOCK_ARCHITECTURE,
+    AssistantContext,
     BlockContext,
     Context,
     ContextOptions,
@@ -41,7 +43,7 @@ from specrun.runtime.memory.shape import ModelShape
 
 
 TARGET, DRAFT, BLOCKS, HEADS = "target", "draft model", "NextN blocks", "heads"
-BLOCK_DRAFTER = "block drafter"
+BLOCK_DRAFTER, ASSISTANT = "block drafter", "assistant"
 
 _ROWS = 16  # the widest round if the expression names no size
 _STATE_ROWS = 64  # with hidden states every token of a piece of a prompt has a row
@@ -66,7 +68,7 @@ class ModelPart:
     `nextn`: it has a context over its NextN blocks too, or alone without a trunk. `drafts`:
     it lies on the devices of drafts. The plan's context is that of each of `n_texts` conversations;
     if it is `shared`, of all of them together. A block drafter reads matrices of its `lender`, and
-    with a `window` has cells for so many positions of a text.
+    with a `window` has cells for so many positions of a text; an assistant reads its cells.
     """
 
     title: str
@@ -99,6 +101,8 @@ class ModelPart:
         """Return the tokens of its context if the plan's has so many."""
         if self.shared:
             return n_ctx
+        if self.lender is not None and self.model.architecture == ASSISTANT_ARCHITECTURE:
+            return self.n_texts * n_ctx  # as the target has
         if self.lender is not None:  # a block lies behind the text, in cells of its own
             return self.n_texts * (min(n_ctx, self.window or n_ctx) + self.context.n_outputs)
         stretched = self.context.rope.stretches
@@ -162,7 +166,13 @@ def parts_of(
         if path is None or not path.is_file() or expression.atom == "rest":
             continue
         header = read_header(path)
-        if method_of_head(header.architecture) is not None:
+        if header.architecture == ASSISTANT_ARCHITECTURE:
+            # It has a context, over the target's cells, and none of its own.
+            options = dataclasses.replace(context, n_outputs=n_texts * _ROWS)
+            model = ModelShape.read(path)
+            own = ModelPart(ASSISTANT, model, options, drafts=True, n_texts=n_texts, lender=target)
+            found.append(dataclasses.replace(own, shared=n_texts > 1 and context.n_ctx > 0))
+        elif method_of_head(header.architecture) is not None:
             blocks = header.architecture == BLOCK_ARCHITECTURE
             has_states = has_states or not blocks
             part = _blocks(path, header, target, context) if blocks else _heads(header, shape)
@@ -246,7 +256,8 @@ def _heads(header: GGUFHeader, target: ModelShape) -> HeadPart:
     cell = 0
     if heads:
         head = count("attention.key_length", max(1, hidden // heads))
-        cell = 2 * 4 * head * count("attention.head_count_kv", heads)
+        layers = count("block_count", 1) if kind == "eagle3" else 1
+        cell = 2 * 4 * head * count("attention.head_count_kv", heads) * layers
     names = {tensor.name: tensor for tensor in header.tensors}
     own_output = any(f".{name}".endswith(".output.weight") for name in names)
     outputs = [item for item in target.tensors if item.name == "output.weight"] or [
@@ -376,8 +387,15 @@ def count_context(
 ) -> dict[str, Breakdown]:
     """Return the bytes that a context of a model would take, by device name (`HOST_NAME`: CPU).
 
-    With a `lender` the model is a block drafter, and that its target.
+    With a `lender` the model is a block drafter or an assistant, and that its target.
     """
+    if lender is not None and model.architecture == ASSISTANT_ARCHITECTURE:
+        lends = dataclasses.replace(options, n_outputs=1)
+        with (
+            Context(lender, lends) as lent,
+            AssistantContext(model, lent, n_tokens=options.n_outputs) as context,
+        ):
+            return memory_breakdown(context)
     if lender is not None:
         with (
             Lender(lender) as lent,

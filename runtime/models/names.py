@@ -177,6 +177,8 @@ def _described(model: StoredModel) -> ModelEntry:
         vocabulary = None if fingerprint is None else fingerprint.hex()
     # Of a head, the size of its target's hidden states, which it reads.
     width = _number(first, "target_hidden_size")
+    if width is None and method is not None:
+        width = _number(first, "embedding_length_out")
     return ModelEntry(
         model,
         n_bytes,

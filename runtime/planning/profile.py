@@ -444,7 +444,8 @@ ANY = "any"
 class Choice:
     """The drafter for a temperature and a workload, with its speed over plain decoding's.
 
-    `drafter` "none" is plain decoding, for which `reason` says why nothing pays.
+    `drafter` "none" is plain decoding, for which `reason` says why nothing pays. The speed-up was
+    between `low` and `high` in all repetitions; 0 each if that is not known.
     """
 
     temperature: float
@@ -452,6 +453,13 @@ class Choice:
     drafter: str
     speed_up: float
     reason: str = ""
+    low: float = 0.0
+    high: float = 0.0
+
+    @property
+    def extent(self) -> str:
+        """The range of the speed-up in words, behind it."""
+        return f" ({self.low:.1f} to {self.high:.1f})" if self.high else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -540,4 +548,6 @@ def _choice(value: Mapping[str, Any]) -> Choice:
         drafter,
         number_in(value["speed_up"]),
         text_in(value["reason"]),
+        number_in(value.get("low", 0.0)),
+        number_in(value.get("high", 0.0)),
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.laws.samplers import FRESH, SamplerState
 from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.round.target import EvaluatedRows, TargetModel
 from specrun.runtime.trees.tree import DraftTree
 
 if TYPE_CHECKING:
@@ -174,6 +174,12 @@ class Drafter(ABC):
     def reads_target(self) -> bool:
         """Whether it reads more of the target than its logits; then it is shown prompts, too."""
         return self.needs_hidden_states or self.needs_nextn_states or bool(self.layer_inputs)
+
+    def take_target(self, target: TargetModel) -> None:  # noqa: B027
+        """Take the target that evaluates the conversation, if its cache is read.
+
+        Called before the first text, and with the cache empty.
+        """
 
     def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
         """Start an answer to a whole prompt, which may continue or contradict earlier ones."""

@@ -178,10 +178,19 @@ class TargetModel:
         # One walk over the cells drops positions of all ids of the context.
         self._dropped = (ALL_SEQUENCES,) if own == of_context else self._all_ids
         self._can_branch = context.model.can_branch
+        self._lends = False
         # The layout of the shape that was asked for last: rounds repeat one, mostly.
         self._known: tuple[tuple[int, ...], TreeLayout] | None = None
         self._batch = Batch(context.n_batch, self._n_sequences)
         self._inputs, self._embedded = inputs, None if inputs is None else self._embedding_batch()
+
+    def lend(self) -> tuple[Context, int]:
+        """Return the context and a sequence of the text, for a drafter that reads its cells.
+
+        Accepted nodes that lie out of place then stay until the next evaluation.
+        """
+        self._lends = True
+        return self.context, self._first_id
 
     @property
     def native_seconds(self) -> float:
@@ -313,6 +322,8 @@ class TargetModel:
 
         That is the last token alone, unless accepted ones before it lay out of place.
         """
+        if self._lends and self.context.memory.last_position(self._first_id) >= text.n_cached:
+            self._drop(self._cell(text.n_cached))
         tokens, parents, places = self._in_order(text, tree)
         if tree.tokens and self.context.memory.spare is not None:
             self.context.memory.hold()
@@ -372,7 +383,10 @@ class TargetModel:
             return
         require_path(path, tree.parents)
         kept = arranged.places[0] + arranged.n_in_place(path)
-        self._keep_at(text.n_cached, arranged.parents, range(kept))
+        nodes: Sequence[int] = range(kept)
+        if self._lends:
+            nodes = [*range(arranged.places[0]), *(arranged.places[node + 1] - 1 for node in path)]
+        self._keep_at(text.n_cached, arranged.parents, nodes)
         n_cached = text.n_cached + 1 + kept
         text.tokens.extend(map(tree.tokens.__getitem__, path))
         # Last, so that an interrupt anywhere above leaves a number that is true.

@@ -122,10 +122,12 @@ class GrownTree:
 
     def tree_of(self, kept: Sequence[int]) -> DraftTree:
         """Return the tree of these nodes, rising, of which none may lack its parent."""
-        places = {ROOT: ROOT} | {node: place for place, node in enumerate(kept)}
+        places = dict(zip(kept, range(len(kept)), strict=True))
+        places[ROOT] = ROOT
         # No parent is missing: it is worth no less than its child and comes first among equals.
-        parents = tuple(places[self.parents[node]] for node in kept)
-        return DraftTree.of_points([self.tokens[node] for node in kept], parents)
+        above = map(self.parents.__getitem__, kept)
+        tokens = [*map(self.tokens.__getitem__, kept)]
+        return DraftTree.of_points(tokens, (*map(places.__getitem__, above),))
 
 
 def grow_by_path_probability(

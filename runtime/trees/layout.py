@@ -108,16 +108,18 @@ def arrange_tree(
     while waiting:
         node = waiting.pop()
         order.append(node)
-        siblings = children.get(node, [])
-        waiting += sorted(siblings, key=lambda each: (is_candidate[each], -each))
-    places = {node: n_pending + rank for rank, node in enumerate(order)}
+        if node in children:
+            # Taken from the end: the first candidate comes next, what is none last.
+            children[node].reverse()
+            waiting += sorted(children[node], key=is_candidate.__getitem__)
+    places = dict(zip(order, range(n_pending, n_pending + len(order)), strict=True))
     order.remove(ROOT)
     # A node's number below the first token is its place less 1.
     before = range(ROOT, n_pending - 1)
     tree = [places[parents[node]] - 1 for node in order]
     n_filled = 1 + len(before) + len(tree)
     filling = [ROOT, *range(n_filled - 1, width - 2)] if n_filled < width else []
-    in_rows = tuple(places[node] for node in range(ROOT, len(parents)))
+    in_rows = (*map(places.__getitem__, range(ROOT, len(parents))),)
     return Arrangement((*before, *tree, *filling), in_rows, tuple(order))
 
 

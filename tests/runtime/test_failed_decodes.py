@@ -44,6 +44,7 @@ CASES = [
     ("shallow", "dflash(FILE:dspark, tree=2x2)"),
     ("nextn", "mtp(n=3)"),
     ("two blocks", "mtp(n=2)"),
+    ("gemma4", "mtp(FILE:assistant, tree=2x2)"),
 ]
 
 

@@ -181,6 +181,7 @@ def test_a_kind_of_head_exists_once() -> None:
     assert set(train.list_commands(None)) - {"drafter", "consistency"} == trained  # type: ignore[arg-type]
     assert set(HEAD_ARCHITECTURES) == {*head_kinds()} - {"eagle3", "dflash"}
     assert method_of_head("eagle") is METHODS["eagle"]
+    assert method_of_head("gemma4-assistant") is METHODS["mtp"]
     assert method_of_head("llama") is None
     with pytest.raises(ValueError, match="no method"):
         HeadKind("rnn", lambda _: False, lambda _: False, lambda *_: pytest.fail("never asked"))

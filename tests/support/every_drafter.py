@@ -11,6 +11,7 @@ from specrun.runtime.language import quoted
 from support.tiny_dflash import TinyDFlash
 from support.tiny_eagle import random_eagle
 from support.tiny_eagle3 import random_eagle3
+from support.tiny_gemma4 import TinyAssistant, TinyGemma4
 from support.tiny_heads import random_medusa
 from support.tiny_hydra import random_hydra
 from support.tiny_lookahead import random_embeddings, write_lookahead
@@ -46,6 +47,8 @@ HEADS = [
     ("nextn", "mtp(n=3, sampling=with)"),
     ("nextn", "mtp(FILE:blocks, n=3)"),
     ("two blocks", "mtp(n=2)"),
+    ("gemma4", "mtp(FILE:assistant, n=3)"),
+    ("gemma4", "mtp(FILE:assistant, tree=2x2x1, sampling=without)"),
 ]
 """Drafters with heads, and the targets that they read."""
 
@@ -147,6 +150,8 @@ def write_all(folder: Path) -> dict[str, Path]:
         "nextn": nextn.write(folder / "nextn.gguf"),
         "two blocks": TinyNextN(blocks=2, seed=1).write(folder / "two blocks.gguf"),
         "blocks": nextn.write_blocks_only(folder / "blocks.gguf"),
+        "gemma4": TinyGemma4(strength=0.05).write(folder / "gemma4.gguf"),
+        "assistant": TinyAssistant(strength=0.05).write(folder / "assistant.gguf"),
         "hybrid": write_tiny_qwen35(folder / "hybrid.gguf", blocks=1),
     }
     for_hybrids = TinyDFlash("dspark", width=64, taps=(0, 1, 3), mrope=True)

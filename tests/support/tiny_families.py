@@ -55,6 +55,57 @@ _GEMMA_ROPE = {
     "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 50_000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
 }
+_GEMMA4_ROPE = [
+    {
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": part,
+            "rope_theta": 50_000.0,
+        },
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0},
+    }
+    for part in (0.25, 0.5)
+]
+_GEMMA4 = {
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 16,
+    "final_logit_softcapping": 30.0,
+    "rope_parameters": _GEMMA4_ROPE[0],
+}
+_WINDOWS = ["sliding_attention", "sliding_attention", "full_attention"]
+_GEMMA4_SHARED = {
+    **_GEMMA4,
+    "num_hidden_layers": 6,
+    "layer_types": _WINDOWS * 2,
+    "num_kv_shared_layers": 3,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 608,
+}
+_GEMMA4_EXPERTS = {
+    **_GEMMA4,
+    "layer_types": _WINDOWS,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+_QWEN35 = {
+    "num_hidden_layers": 4,
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]},
+}
+_GLM = {"head_dim": 16, "rope_parameters": {**_PLAIN, "partial_rotary_factor": 0.5}}
+_GPT_OSS = {"head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "sliding_window": 16, "rope_parameters": {**_YARN, "truncate": True}}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -113,6 +164,18 @@ FAMILIES = (
            "full_attention"] * 2,
             "rope_parameters": _GEMMA_ROPE},
            "gemma", {"layer_types": ["full_attention", "sliding_attention"] * 2}, model_file=False),
+    Family("gemma4", "Gemma4", _GEMMA4_SHARED, "gemma", {"rope_parameters": _GEMMA4_ROPE[1]}),
+    Family("gemma4 experts", "Gemma4", _GEMMA4_EXPERTS, "gemma", {"top_k_experts": 1}),
+    Family("qwen3.5", "Qwen3_5", _QWEN35, "qwen2", {"rms_norm_eps": 0.1}),
+    Family("qwen3.5 moe", "Qwen3_5Moe", {**_QWEN35, "num_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48}, "qwen2",
+           {"num_experts_per_tok": 1}),
+    Family("glm4", "Glm4", _GLM, "qwen2", {"rms_norm_eps": 0.1}),
+    Family("glm4 moe", "Glm4Moe", {**_GLM, "n_routed_experts": 4, "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32, "use_qk_norm": True, "routed_scaling_factor": 1.5}, "qwen2",
+           {"num_experts_per_tok": 1}),
+    Family("gpt-oss", "GptOss", _GPT_OSS, "gpt-4o",
+           {"rope_parameters": _PLAIN}),
     Family("phi3", "Phi3", {}, "llama", {"rope_parameters": _PLAIN}),
     Family("phi3 longrope", "Phi3", {"rope_parameters": _LONG,
     "original_max_position_embeddings": 256,
@@ -161,8 +224,12 @@ def build(family: Family, folder: Path) -> Built:
 def _mean(family: Family, name: str) -> float:
     if "norm" not in name:
         return 0.0
+    if family.architecture.startswith("Qwen3_5"):  # stored less 1, but for one
+        return float("linear_attn" in name)
     if "Gemma" not in family.architecture:
         return 1.0
+    if family.architecture == "Gemma4":  # stored as they are; little of the network, as below
+        return 0.01 if "post_feedforward" in name or "post_per_layer" in name else 1.0
     # Gemma's norms are stored less 1. Its feed-forward part gets a twentieth of its weight:
     # llama.cpp's CPU backend looks GELU up in a table of float16, which would move logits by 5e-4
     # otherwise.
@@ -180,13 +247,26 @@ def _tokenizer(family: Family, folder: Path) -> PreTrainedTokenizerBase:
 
 
 def _model(family: Family, changes: dict[str, Any]) -> PreTrainedModel:
-    config_name = f"{family.architecture}{'Text' if family.architecture == 'Gemma3' else ''}Config"
+    suffix = "Text" if family.architecture in ("Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe") else ""
+    config_name = f"{family.architecture}{suffix}Config"
     settings = copy.deepcopy(
         {**_SHAPE, "bos_token_id": 1, "eos_token_id": 2, **family.config, **changes}
     )
     config = getattr(transformers, config_name)(**settings)
     config._attn_implementation = "eager"
-    return getattr(transformers, f"{family.architecture}ForCausalLM")(config).eval()
+    model = getattr(transformers, f"{family.architecture}ForCausalLM")(config).eval()
+    if family.architecture == "Gemma4":  # it has GELU where no norm makes little of it
+        for module in model.modules():
+            if hasattr(module, "act_fn"):
+                module.act_fn = TableGelu()
+    return model
+
+
+class TableGelu(torch.nn.Module):
+    """GELU as llama.cpp computes it on CPUs: out of a table from half floats to half floats."""
+
+    def forward(self, rows: Any) -> Any:
+        return torch.nn.functional.gelu(rows.half().float(), approximate="tanh").half().float()
 
 
 def transformers_logits(

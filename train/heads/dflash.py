@@ -99,7 +99,7 @@ class BlockAttention(nn.Module):
         keys, values = self._keys_values(text, view.text)
 
         def blocks(heads: Tensor) -> Tensor:
-            return heads.unflatten(2, (anchors, size))
+            return heads.reshape(batch, -1, anchors, size, heads.shape[-1])
 
         scores = blocks(query @ keys.mT).masked_fill(view.hidden, float("-inf"))
         scaled = torch.cat((scores, blocks(query) @ blocks(own).mT), -1).mul(
@@ -124,7 +124,7 @@ class BlockAttention(nn.Module):
         return rotate(norm(self._split(states)), *angles).to(states.dtype)
 
     def _split(self, states: Tensor) -> Tensor:
-        return states.unflatten(-1, (-1, self.shape.head_size)).transpose(1, 2)
+        return states.reshape(*states.shape[:2], -1, self.shape.head_size).transpose(1, 2)
 
 
 class BlockLayer(nn.Module):
@@ -327,7 +327,8 @@ class DFlashRecipe(HeadRecipe):
         """Return the layout of z-lab, or with a Markov head DeepSpec's."""
         assert isinstance(learner, DFlashLearner)
         tensors = dict(learner.head.state_dict())
-        taps, settings = self.taps(shape), {"mask_token_id": learner.mask}
+        taps = self.taps(shape)
+        settings: dict[str, object] = {"mask_token_id": learner.mask}
         config = shape.llama_config(
             model_type="qwen3",
             architectures=["Qwen3DSparkModel" if self.markov_rank else "DFlashDraftModel"],

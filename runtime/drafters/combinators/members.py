@@ -18,7 +18,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, RoundOutcome, close_all, make_all
-from specrun.runtime.round.target import EvaluatedRows, PlacedRows
+from specrun.runtime.round.target import EvaluatedRows, PlacedRows, TargetModel
 from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, Draw
 
 
@@ -58,6 +58,11 @@ class MembersDrafter(Drafter):
     def depth_params(self) -> float:
         """All members'."""
         return sum(member.depth_params for member in self._members)
+
+    def take_target(self, target: TargetModel) -> None:
+        """Pass on."""
+        for member in self._members:
+            member.take_target(target)
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget the round before, and pass on."""

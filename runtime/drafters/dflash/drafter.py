@@ -265,8 +265,8 @@ class BlockCells:
             n = file.first
             hidden = rows.hidden_states(range(slots.stop))
             state = self._markov.started(last, hidden[:n])
-            options = {"state": state, "confidences": confidences}
-            return LatentRows(logits, last, self._markov, hidden[n:], **options)
+            given = logits, last, self._markov, hidden[n:]
+            return LatentRows(*given, state=state, confidences=confidences)
         return MarkovRows(logits, last, self._shifts, self._markov.drafted, confidences)
 
     def _shifts(self, tokens: Sequence[int], before: int, numbers: IdRows | None) -> FloatRows:
@@ -385,7 +385,8 @@ class LatentMarkovHead(MarkovHead):
         state = np.zeros((1, self._rank), np.float32)
         for row in hidden:  # as in training, which begins with the block
             state = self.latents([last], state, row)[1]
-        return state[0]
+        first: FloatRows = state[0]
+        return first
 
     def latents(
         self, tokens: Sequence[int], states: FloatRows, hidden: FloatRows
@@ -414,7 +415,8 @@ class LatentMarkovHead(MarkovHead):
 
     def _embedded(self, token: int) -> FloatRows:
         row = self._rows.run({"tokens": np.array([token], np.int32)})["row"]
-        return row.reshape(-1).astype(np.float32)
+        found: FloatRows = row.reshape(-1).astype(np.float32)
+        return found
 
     def _latents(self, builder: GraphBuilder, first: Tensor, width: int) -> Tensor:
         return builder.input("latents", F32, self._rank, width)
@@ -428,4 +430,5 @@ class LatentMarkovHead(MarkovHead):
 
 
 def _sigmoid(x: FloatRows) -> FloatRows:
-    return 0.5 + 0.5 * np.tanh(0.5 * x)
+    found: FloatRows = 0.5 + 0.5 * np.tanh(0.5 * x)
+    return found

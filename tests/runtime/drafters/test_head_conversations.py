@@ -79,6 +79,7 @@ class Talk:
         self.drafter = weights.start()
         options = target_context_options(ContextOptions(**F32), self.drafter)
         self.target = TargetModel(Context(model, options))
+        self.drafter.take_target(self.target)
         self.text = Conversation(self.drafter)
         self.drafts: list[Draft] = []
         self._random = np.random.default_rng(seed)

@@ -47,7 +47,7 @@ def shared(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[S
 # -- the state of each is that of its text ---------------------------------------------------------
 
 
-def departures(shared: SharedEvaluation, turns: int = 60) -> list[float]:
+def departures(shared: SharedEvaluation, turns: int = 32) -> list[float]:
     """The largest differences from fresh logits, in random rounds of random slots together.
 
     Texts are as long as they come, begin anew, take over others and are cut, between rounds of any

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,21 +9,17 @@ import numpy as np
 
 from specrun.bindings.contexts.context import MtpContext, StateBatch, check_nextn
 from specrun.bindings.contexts.rows import Rows
-from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.source import NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
-from specrun.runtime.drafters.tree_options import ChainOptions
 from specrun.runtime.heads import FloatRows, RowPiece, TextRows
-from specrun.runtime.language import Expression
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.memory.fit import resolve_gpu_layers
 from specrun.runtime.models.pairing import check_blocks
 from specrun.runtime.planning.theory import multiplied
-from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
+from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
 
 # == The state of NextN blocks in one conversation: pairs of its text, then a round's drafts =======
@@ -138,7 +133,7 @@ class MtpState(TextRows[None]):
         return self.context.decode(self._batch)
 
 
-# == The source of rows, and its builder ===========================================================
+# == The source of rows ============================================================================
 #
 # The blocks are the target's own, or of a file that holds them apart. They are shared; every
 # conversation has a context over them.
@@ -180,32 +175,6 @@ class MtpSource(StatesSource[MtpState]):
         return np.stack([rows.nextn_state(row) for row in wanted])
 
 
-def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `mtp(n=auto, sampling=argmax, p_min=0)`, or `mtp(mtp-blocks.gguf, ...)`."""
-    chain = ChainOptions.of(expression, "argmax").within(env.context.n_batch)
-    owns_model, model = bool(expression.arguments), env.target
-    if owns_model:
-        model = _open(model_file_of(expression, env), env)
-    try:
-        n_tokens = _n_tokens(expression, model, chain.n, env.most_drafted)
-        check_nextn(model)
-    except BaseException:
-        if owns_model:
-            model.close()
-        raise
-    name, n_params = str(expression), model.n_params if owns_model else model.nextn.n_parameters
-    # After a draft accepted as a whole, its n pairs and the last token's are one evaluation.
-    context = dataclasses.replace(env.context, n_sequences=1, n_outputs=n_tokens + 1)
-    depth_params = multiplied_of_block(model)
-    share = depth_params / max(1, env.target.n_params)
-
-    def start() -> GrowingDrafter:
-        source = MtpSource(MtpContext(model, context), n_params, depth_params)
-        return chain.drafter(source, n_tokens, env, share, name)
-
-    return DrafterWeights(name, start, [model] if owns_model else [], chain.pace(env))
-
-
 def multiplied_of_block(model: Model) -> float:
     """Return how many parameters a token multiplies in a NextN block and the output matrix.
 
@@ -217,30 +186,7 @@ def multiplied_of_block(model: Model) -> float:
     return own + (0 if has_output else model.n_embd * model.vocabulary.size)
 
 
-def reads_own_blocks(expression: Expression) -> bool:
-    """Whether a drafter may draft with the target's own NextN blocks, so that they must be loaded.
-
-    Bare `auto` does where the target has some.
-    """
-    # Options are looked through too: an expression may stand inside another's value.
-    if expression.atom in ("mtp", "auto") and not expression.arguments:
-        return True
-    inner = (*expression.arguments, *(value for _, value in expression.options))
-    return any(map(reads_own_blocks, inner))
-
-
-def _n_tokens(expression: Expression, model: Model, n: int | None, most: int) -> int:
-    """Return the most tokens to draft: as asked, and with several blocks no more than there are."""
-    blocks = model.nextn.count
-    if blocks < 2:
-        return n or most
-    if n is not None and n > blocks:
-        limit = f"{blocks} NextN blocks, one for each token, so n is at most {blocks}"
-        raise OptionError(f"{expression}: {model.path} has {limit}")
-    return n or min(most, blocks)
-
-
-def _open(path: Path, env: DraftEnvironment) -> Model:
+def open_blocks(path: Path, env: DraftEnvironment) -> Model:
     """Open a file of NextN blocks; raises `PairError` if they were not made for such a target."""
     layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
     model = Model(path, n_gpu_layers=layers, use_mmap=env.use_mmap, load_nextn=True, drafts=True)
