@@ -385,8 +385,11 @@ def _lost(absent: Sequence[_Piece], messages: Messages, write: Writer, mark: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class Fitted:
+    """A conversation in a form for a template: its text, and the messages that make it."""
+
     text: str
+    messages: Messages
     way: Sequence[str]
     lost: Sequence[_Piece]
 
@@ -406,14 +409,14 @@ class Fitting:
         self._writes_calls: dict[tuple[Sequence[str], bool, bool], bool] = {}
         self._said: set[str] = set()
 
-    def rendered(self, messages: Messages, write: Writer, mark: str) -> str:
-        """Return the text of a conversation in the first form that loses nothing.
+    def fitted(self, messages: Messages, write: Writer, mark: str) -> Fitted:
+        """Return a conversation in the first form that loses nothing.
 
         If each loses something, it is the first one, and the log says so. Raises `TemplateError`
         if the template refuses all, or writes the user's last message in none. `mark` is a
         character that is nowhere in the conversation.
         """
-        attempts: list[_Attempt] = []
+        attempts: list[Fitted] = []
         refusals: list[RefusedError] = []
         tried: list[Messages] = []
         for way in _WAYS:
@@ -437,9 +440,7 @@ class Fitting:
             raise refusals[0]
         return self._chosen(_least_lost(attempts, messages))
 
-    def _attempt(
-        self, messages: Messages, way: Sequence[str], write: Writer, mark: str
-    ) -> _Attempt:
+    def _attempt(self, messages: Messages, way: Sequence[str], write: Writer, mark: str) -> Fitted:
         def typed(those: Messages) -> str:
             return write(_typed(those, self.roles_of_parts))
 
@@ -458,15 +459,16 @@ class Fitting:
         for piece in unknown:
             self._writes_calls[calls[piece]] = piece not in lost
         gone = [piece for piece, kind in calls.items() if not self._writes_calls[kind]]
-        return _Attempt(text, way, [*(piece for piece in lost if piece.call is None), *gone])
+        taken = _typed(messages, self.roles_of_parts)
+        return Fitted(text, taken, way, [*(piece for piece in lost if piece.call is None), *gone])
 
-    def _chosen(self, attempt: _Attempt) -> str:
+    def _chosen(self, attempt: Fitted) -> Fitted:
         if attempt.way:
             changes = "; ".join(attempt.way)
             self._say(f"the chat template does not take this conversation as it came: {changes}")
         for piece in attempt.lost:
             self._say(f"the chat template leaves out a text of the {piece.role}")
-        return attempt.text
+        return attempt
 
     def _say(self, text: str) -> None:
         """Log a sentence once for this template."""
@@ -524,11 +526,11 @@ def _parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def _least_lost(attempts: Sequence[_Attempt], messages: Messages) -> _Attempt:
+def _least_lost(attempts: Sequence[Fitted], messages: Messages) -> Fitted:
     """Return the attempt that loses least, of those that have the user's last message."""
     users = [each["content"].strip() for each in messages if each["role"] == "user"]
 
-    def asks(attempt: _Attempt) -> bool:
+    def asks(attempt: Fitted) -> bool:
         lost = [piece.text for piece in attempt.lost if piece.role == "user"]
         return not users or not users[-1] or not any(users[-1] in text for text in lost)
 
