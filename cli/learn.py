@@ -69,20 +69,17 @@ def _kept_answers() -> list[dict[str, Any]]:
     """Return the facts of the stores of answers, each with what is wrong with it."""
     from specrun.runtime.drafters.retrieval import StoreHeader, kept_answers
 
-    found = []
+    found: list[dict[str, Any]] = []
     for path, header in kept_answers():
-        known = isinstance(header, StoreHeader)
-        facts = {
-            "target": f"answers of {header.model}'s vocabulary" if known else path.name,
-            "folder": str(path),
-            "answers": header.n_files if known else 0,
-            "rejected": 0,
-            "bytes": path.stat().st_size,
-            "drafters": [],
-            "problem": None if known else str(header),
-            "tokens": header.n_positions if known else 0,
-        }
-        found.append(facts)
+        target, answers, tokens, problem = path.name, 0, 0, None
+        if isinstance(header, StoreHeader):
+            target = f"answers of {header.model}'s vocabulary"
+            answers, tokens = header.n_files, header.n_positions
+        else:
+            problem = str(header)
+        facts = {"target": target, "folder": str(path), "answers": answers, "rejected": 0}
+        size = path.stat().st_size
+        found.append({**facts, "bytes": size, "drafters": [], "problem": problem, "tokens": tokens})
     return found
 
 

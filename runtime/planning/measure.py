@@ -276,9 +276,15 @@ def contact_curve(model: Model, context: ContextOptions, *, measures: bool = Tru
     if curve is not None or not measures or model.n_bytes < _LEAST_BYTES:
         return Contact(curve)
     started = time.perf_counter()
-    batch = {"n_batch": _CONTACT_BATCH, "n_ubatch": _CONTACT_BATCH}
     n_ctx, most = min(_CONTACT_CTX, context.size_for(model)), max(CONTACT_SIZES)
-    small = dataclasses.replace(context, n_ctx=n_ctx, n_outputs=most, n_sequences=1, **batch)
+    small = dataclasses.replace(
+        context,
+        n_ctx=n_ctx,
+        n_batch=_CONTACT_BATCH,
+        n_ubatch=_CONTACT_BATCH,
+        n_outputs=most,
+        n_sequences=1,
+    )
     try:
         with Context(model, small) as opened:
             curve = first_curve(opened)
