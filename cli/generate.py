@@ -34,8 +34,10 @@ from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE
 from specrun.cli.terminal.answer import (
     Answer,
+    AnswerWriter,
     PlainWriter,
     context_full,
+    reply_writer,
     run_stream,
     statistics_line,
 )
@@ -53,7 +55,8 @@ Examples:
 \b
 A model with a chat template answers the prompt as a message; --no-chat-template continues it
 as text, as models without a template always do. stdout carries only the answer (with --json
-one object), everything else goes to stderr. Options also come from SPECRUN_<OPTION>.
+one object), everything else goes to stderr; a model's thoughts are shown on a screen only.
+Options also come from SPECRUN_<OPTION>.
 """
 
 
@@ -112,7 +115,10 @@ def generate(
         drafter = open_learning(closed_last, runtime, learning, terminal)
         check_sampling(answer.params, runtime)
         answer = answer.of(runtime.vocabulary)
-        writer = None if as_json else PlainWriter(terminal, show_draft=display.show_draft)
+        writer: AnswerWriter | None = None
+        if not as_json:
+            plain = PlainWriter(terminal, show_draft=display.show_draft)
+            writer = reply_writer(terminal, plain)
         with kept_session(lambda: runtime, session, terminal):
             stream = _start(
                 runtime, text, system, answer, template, parse_special=not no_parse_special

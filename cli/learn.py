@@ -1,4 +1,4 @@
-"""`specrun learn show` and `forget`: rejected drafts and drafters that --learn-keep left."""
+"""`specrun learn show` and `forget`: what --learn-keep and --keep-answers left."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 _COMMANDS = (
-    LazyCommand("specrun.cli.learn", "show", "Show what is kept of rejected drafts, and where."),
+    LazyCommand("specrun.cli.learn", "show", "Show what is kept of answers, and where."),
     LazyCommand("specrun.cli.learn", "forget", "Delete it, of one target or of all."),
 )
 
@@ -30,15 +30,16 @@ Examples:
   specrun learn forget -m target.gguf
 
 \b
-What is kept are tokens of questions and answers, the target's laws where drafts were rejected,
-and the drafters that learnt from them, in a folder that only you can read. Nothing is kept
-without --learn-keep.
+With --learn-keep tokens of questions and answers are kept, the target's laws where drafts were
+rejected, and the drafters that learnt from them, in a folder that only you can read. With
+--keep-answers the tokens of answers are kept, for all targets of a vocabulary. Nothing is kept
+without these options.
 """
 
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
 def learn() -> None:
-    """Show or delete what draft models learn from (`--learn-keep`)."""
+    """Show or delete what drafters learn from (`--learn-keep`, `--keep-answers`)."""
 
 
 def _kept(folder: Path) -> dict[str, Any]:
@@ -64,24 +65,47 @@ def _kept(folder: Path) -> dict[str, Any]:
     }
 
 
+def _kept_answers() -> list[dict[str, Any]]:
+    """Return the facts of the stores of answers, each with what is wrong with it."""
+    from specrun.runtime.drafters.retrieval import StoreHeader, kept_answers
+
+    found: list[dict[str, Any]] = []
+    for path, header in kept_answers():
+        target, answers, tokens, problem = path.name, 0, 0, None
+        if isinstance(header, StoreHeader):
+            target = f"answers of {header.model}'s vocabulary"
+            answers, tokens = header.n_files, header.n_positions
+        else:
+            problem = str(header)
+        facts: dict[str, Any] = {
+            "target": target,
+            "folder": str(path),
+            "answers": answers,
+            "rejected": 0,
+        }
+        size = path.stat().st_size
+        found.append({**facts, "bytes": size, "drafters": [], "problem": problem, "tokens": tokens})
+    return found
+
+
 @click.command(cls=SectionedCommand)
 @json_option()
 @terminal_options
 def show(as_json: bool, terminal: Terminal) -> None:
-    """Show what is kept of rejected drafts, and where."""
+    """Show what is kept of answers, and where."""
     from specrun.runtime.online import kept_folders
 
-    found = [_kept(folder) for folder in kept_folders()]
+    found = [*map(_kept, kept_folders()), *_kept_answers()]
     if as_json:
         terminal.answer(json.dumps(found) + "\n")
         return
     if not found:
-        terminal.note(
-            "nothing is kept: only --learn-keep (chat, generate, serve) keeps rejected drafts"
-        )
+        terminal.note("nothing is kept: only --learn-keep and --keep-answers keep what is answered")
     for each in found:
         terminal.answer(f"{one_line(each['target'])}\n")
         what = f"{each['rejected']:,} rejected drafts of {each['answers']:,} answers"
+        if "tokens" in each:
+            what = f"{each['answers']:,} answers of {each['tokens']:,} tokens"
         terminal.answer(f"  {each['problem'] or what}, {bytes_text(each['bytes'])} in all\n")
         for name in each["drafters"]:
             terminal.answer(f"  drafter {one_line(name)}\n")
@@ -94,25 +118,32 @@ def show(as_json: bool, terminal: Terminal) -> None:
 @trust_option
 @terminal_options
 def forget(model: Path | None, everything: bool, terminal: Terminal) -> None:
-    """Delete rejected drafts and the drafters that learnt from them."""
+    """Delete rejected drafts, the drafters that learnt from them, and answers."""
     if (model is None) == (not everything):
         raise click.UsageError("give -m TARGET or --all, one of the two")
+    from specrun.runtime.drafters.retrieval import kept_answers
     from specrun.runtime.online import kept_folders
 
-    folders = kept_folders() if model is None else [_folder_of(model)]
-    for folder in folders:
-        shutil.rmtree(folder)
-        terminal.note(f"forgot {folder}")
-    if not folders:
+    answers = [path for path, _ in kept_answers()]
+    places = [*kept_folders(), *answers] if model is None else _places_of(model)
+    for place in places:
+        if place.is_dir():
+            shutil.rmtree(place)
+        else:
+            place.unlink()
+        terminal.note(f"forgot {place}")
+    if not places:
         terminal.note("nothing was kept")
 
 
-def _folder_of(model: Path) -> Path:
+def _places_of(model: Path) -> list[Path]:
+    """Return the folder of a target and the answers of its vocabulary, what there is of them."""
     from specrun.bindings.models.model import Model
+    from specrun.runtime.drafters.retrieval import answers_file
     from specrun.runtime.online import BufferKey, learn_folder
 
     with Model(model.expanduser(), vocab_only=True) as target:
-        folder = learn_folder(BufferKey.of(target))
-    if not folder.is_dir():
+        places = [learn_folder(BufferKey.of(target)), answers_file(target)]
+    if not any(map(Path.exists, places)):
         raise OptionError(f"nothing is kept of {model}: specrun learn show lists what is")
-    return folder
+    return [place for place in places if place.exists()]

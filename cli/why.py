@@ -20,6 +20,7 @@ from specrun.cli.options.prompt import (
     prompts_option,
     read_prompt_file,
 )
+from specrun.cli.options.quiet_machine import measures_time
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.terminal.screen import progress_bar
 from specrun.cli.terminal.terminal import Terminal
@@ -77,6 +78,7 @@ why_options = option_group(
 @answer_options
 @json_option()
 @terminal_options
+@measures_time
 def why(
     load: LoadSettings,
     draft: DraftSettings,

@@ -58,6 +58,8 @@ class Record:
     left_out: list[LeftOut] = field(default_factory=list)
     sweeps: list[Sweep] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
+    discount: float = 1.0
+    """How many times as long as the cheapest width an evaluation of a single token takes."""
 
     def add(self, contenders: Iterable[Contender]) -> None:
         """Add what is not there yet."""
@@ -96,6 +98,7 @@ class Record:
                     [LeftOut(*_texts(value, "what", "why")) for value in content["left_out"]],
                     [_sweep(value) for value in content["sweeps"]],
                     list(map(text_in, content["done"])),
+                    number_in(content.get("discount", 1.0)),
                 )
         except DAMAGE:
             warn("the record of an earlier search is damaged: everything is measured anew")
@@ -148,7 +151,10 @@ _EQUAL = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A drafter at a temperature and a workload, over all repetitions in which it was measured."""
+    """A drafter at a temperature and a workload, over all repetitions in which it was measured.
+
+    `most` is the greatest speed-up that its tokens a round allow.
+    """
 
     drafter: str
     temperature: float
@@ -157,11 +163,19 @@ class Measured:
     speed_up: Ratio
     work: Work
     plain: Work
+    most: float
 
     @property
     def pays(self) -> bool:
-        """Whether it is faster, and by its drafts: what drafted nothing was only lucky."""
-        return self.speed_up.value >= PAYS and self.work.tokens_per_round >= PAYS
+        """Whether it is faster, in every repetition, and by its drafts: the rest is luck."""
+        is_faster = self.speed_up.low > 1.0 and self.speed_up.value >= PAYS
+        return is_faster and self.work.tokens_per_round >= PAYS
+
+    @property
+    def gain(self) -> float:
+        """The speed-up that counts: at most what its tokens allow, and 1 for noise."""
+        value = min(self.speed_up.value, self.most)
+        return value if self.pays else min(1.0, value)
 
 
 def measured(record: Record, temperature: float, workload: str) -> list[Measured]:
@@ -177,16 +191,18 @@ def measured(record: Record, temperature: float, workload: str) -> list[Measured
             [work.tokens_per_second for work in some] for some in (works, plain)
         )
         ratio = ratio_of(speeds, plain_speeds)
-        both = Work.together(works), Work.together(plain)
-        found.append(Measured(name, temperature, workload, len(own), ratio, *both))
+        work = Work.together(works)
+        most = work.tokens_per_round * record.discount
+        both = work, Work.together(plain)
+        found.append(Measured(name, temperature, workload, len(own), ratio, *both, most))
     return found
 
 
 def fastest(rows: Sequence[Measured]) -> Measured | None:
     """Return the first of the fastest, None if plain decoding is: drafting must pay."""
     paying = [row for row in rows if row.pays]
-    best = max((row.speed_up.value for row in paying), default=0.0)
-    return next((row for row in paying if row.speed_up.value >= _EQUAL * best), None)
+    best = max((row.gain for row in paying), default=0.0)
+    return next((row for row in paying if row.gain >= _EQUAL * best), None)
 
 
 def hopeful(record: Record, temperature: float, workloads: Sequence[str]) -> list[str]:
@@ -225,7 +241,7 @@ def choices(
                 reason = reasons.get((temperature, workload), "")
                 found.append(Choice(temperature, workload, PLAIN, 1.0, reason))
             else:
-                found.append(Choice(temperature, workload, best.drafter, best.speed_up.value))
+                found.append(_choice(temperature, workload, [best], best.gain))
         told = filter(None, (reasons.get((temperature, workload)) for workload in workloads))
         found.append(_for_any(record, temperature, list(rows.values()), next(told, "")))
     return found
@@ -234,7 +250,7 @@ def choices(
 def _for_any(
     record: Record, temperature: float, rows: Sequence[Sequence[Measured]], reason: str
 ) -> Choice:
-    speeds = [{row.drafter: row.speed_up.value for row in own} for own in rows]
+    speeds = [{row.drafter: row.gain for row in own} for own in rows]
     paying = {row.drafter for own in rows for row in own if row.pays}
     means = {}
     for name in (contender.drafter for contender in record.contenders):
@@ -245,4 +261,18 @@ def _for_any(
     if best < PAYS:
         return Choice(temperature, ANY, PLAIN, 1.0, reason)
     name = next(name for name, mean in means.items() if mean >= _EQUAL * best)
-    return Choice(temperature, ANY, name, means[name])
+    chosen = [row for own in rows for row in own if row.drafter == name]
+    return _choice(temperature, ANY, chosen, means[name])
+
+
+def _choice(temperature: float, workload: str, rows: Sequence[Measured], speed_up: float) -> Choice:
+    """Return the choice of a drafter; its range is the geometric mean of those of its rows."""
+    low, high = (
+        math.prod(values) ** (1.0 / len(rows))
+        for values in (
+            [min(row.speed_up.low, row.most) for row in rows],
+            [min(row.speed_up.high, row.most) for row in rows],
+        )
+    )
+    low, high = min(low, speed_up), max(high, speed_up)
+    return Choice(temperature, workload, rows[0].drafter, speed_up, low=low, high=high)

@@ -129,7 +129,8 @@ class AccelerateOptions:
     line or JSON lines; without one there are built-in ones. Answers have at most `n_tokens`;
     comparing takes about `seconds`, in up to `repetitions`. `hours` trains a head, too. `memory` is
     how many bytes a target and what drafts for it may take. `drafts` are files to try beside those
-    that are found. `again` forgets what was found before.
+    that are found. `again` forgets what was found before. `anyway` measures whatever other programs
+    do; without it a comparison that they disturb is made again.
     """
 
     target: Path
@@ -142,6 +143,7 @@ class AccelerateOptions:
     repetitions: int = 4
     seconds: float = 90.0
     again: bool = False
+    anyway: bool = False
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
 
     def __post_init__(self) -> None:
@@ -188,6 +190,7 @@ class Search:
         """Do every step that the record lacks; return the cost curve, as it was meanwhile."""
         self._say("measuring what evaluations cost", 0.0, self._ahead(_CURVE_S + _CUT_S))
         curve = self._machine.curve()
+        self._record.discount = max(1.0, curve.seconds(1) / min(curve.reused))
         self._record.add(Contender(name, _NEEDS_NOTHING) for name in WITHOUT_FILE)
         self._keep(self._record)
         self._say("looking for drafters", 0.1, self._ahead(_CUT_S))
@@ -340,9 +343,9 @@ class Search:
         if not rows:
             return ""
         paying = (row for row in rows if row.pays)
-        best = max(paying, key=lambda row: row.speed_up.value, default=None)
+        best = max(paying, key=lambda row: row.gain, default=None)
         if best is None:
             return "plain decoding, as nothing was faster yet"
         where = f"{best.workload}, temperature {best.temperature:g}"
         drafter = short_label(parse_expression(best.drafter))
-        return f"{drafter} {best.speed_up.value:.2f} times plain ({where})"
+        return f"{drafter} {best.gain:.2f} times plain ({where})"

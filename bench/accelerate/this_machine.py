@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -17,12 +19,16 @@ from specrun.bench.diagnosis.diagnosis import Work, work_of
 from specrun.bench.diagnosis.pair import ENOUGH, CurveBeside
 from specrun.bench.drafters.comparison import Arm
 from specrun.bindings.errors import OutOfMemoryError, SpecrunError
+from specrun.bindings.machine.other_load import OtherLoad
 from specrun.bindings.machine.placement import placing
 from specrun.runtime.engine import Runtime, RuntimeOptions
 from specrun.runtime.planning import CostCurve
 from specrun.runtime.round import Drafter, GenerationResult, close_all
 
+_log = logging.getLogger(__name__)
 _WARM_UP_TOKENS = 8
+_MOST_TRIES = 3
+_AGAIN = {True: "it is measured again", False: "its figures may be wrong"}
 _SHORTEST = 24  # tokens of an answer
 
 
@@ -36,8 +42,11 @@ class ThisMachine(Candidates):
         *,
         clock: Callable[[], float] = time.perf_counter,
         progress: Callable[[float], None] = lambda _: None,
+        others: OtherLoad | None = None,
     ) -> None:
         super().__init__(SearchTarget(options, prompts, progress))
+        threads = options.runtime.context.n_threads or os.cpu_count() or 1
+        self._others = OtherLoad(threads) if others is None else others
         self._clock = clock
         self._params = {params.temperature: params for params in options.params}
         # Of two sweeps at all temperatures, by all drafters each.
@@ -74,7 +83,20 @@ class ThisMachine(Candidates):
     def sweep(
         self, temperature: float, workload: str, drafters: Sequence[str], seed: int
     ) -> dict[str, Work | str]:
-        """Answer the prompts of a workload, prompt by prompt with every drafter in turn."""
+        """Answer the prompts of a workload with each drafter; again if others disturbed it."""
+        for left in reversed(range(1 if self._target.options.anyway else _MOST_TRIES)):
+            self._others.since_last()
+            found = self._sweep(temperature, workload, drafters, seed)
+            disturbed = self._others.disturbance()
+            if not disturbed:
+                return found
+            _log.warning("%s while drafters were compared: %s", disturbed, _AGAIN[left > 0])
+        return found
+
+    def _sweep(
+        self, temperature: float, workload: str, drafters: Sequence[str], seed: int
+    ) -> dict[str, Work | str]:
+        """Answer prompt by prompt with every drafter in turn."""
         self._close_others(drafters)
         if self._answer_tokens is None:
             self._answer_tokens = self._affordable_tokens(len(drafters))

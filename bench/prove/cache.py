@@ -127,9 +127,12 @@ class _TreeDrifts:
         if self.has_trees:
             draft = chain_drafts(trees.rounds, source, n_vocab)
             self.chains.add(force(target, cached, text, draft), text)
-        self.whole.add(force(target, cached, text, whole_drafts(trees.rounds)), text)
+        # What waits to be evaluated again may have been evaluated by itself.
+        most = 1 + target.max_nodes
+        rounds = [each._replace(width=min(each.width, most)) for each in trees.rounds]
+        self.whole.add(force(target, cached, text, whole_drafts(rounds)), text)
         wrong = text.with_wrong_cell(source, n_vocab)
-        self.wrong.add(force(target, cached, wrong, whole_drafts(trees.rounds)), wrong)
+        self.wrong.add(force(target, cached, wrong, whole_drafts(rounds)), wrong)
 
     def findings(self, group: str, setting: Setting) -> list[Finding]:
         """Return the excesses; in a fixed shape, how many rows have other bits."""

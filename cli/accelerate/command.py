@@ -18,6 +18,7 @@ from specrun.cli.options.group import Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import named_target
+from specrun.cli.options.quiet_machine import measures_time
 from specrun.cli.options.sampling import SamplingGrid, grid_options
 from specrun.cli.options.types import FILE, MAX_COUNT, MODEL_FILE, SIZE
 from specrun.cli.terminal.screen import duration_text, progress_bar
@@ -105,6 +106,7 @@ sampling_options = grid_options("0,0.8", " to choose for")
 @sampling_options
 @json_option("Print everything that was found as JSON.")
 @terminal_options
+@measures_time
 def accelerate(
     file: Path | None,
     load: LoadSettings,
@@ -156,6 +158,7 @@ def _options(
         repetitions=search.repetitions,
         seconds=search.seconds,
         again=search.again,
+        anyway=bool(click.get_current_context().params.get("anyway")),
         runtime=RuntimeOptions(**load.runtime_options()),
     )
 

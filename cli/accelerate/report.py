@@ -136,7 +136,9 @@ _MOST_TYPES = 4
 
 
 def print_report(result: AccelerateResult, terminal: Terminal) -> None:
-    """Print everything that a user may want to know, the choice last."""
+    """Print the verdict, everything that led to it, and what follows."""
+    for line in verdict_of(result):
+        terminal.answer(f"{line}\n")
     temperatures = list(dict.fromkeys(row.temperature for row in result.rows))
     for temperature in temperatures:
         _print_rows(
@@ -157,6 +159,25 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
         for choice in told:
             terminal.answer(f"{_choice_line(choice)}\n")
     _say_what_follows(result, terminal)
+
+
+def verdict_of(result: AccelerateResult) -> list[str]:
+    """Return the outcome in a sentence for each temperature."""
+    lines = []
+    several = len({choice.temperature for choice in result.choices}) > 1
+    for choice in result.choices:
+        if choice.workload != ANY:
+            continue
+        at = f" at temperature {choice.temperature:g}" if several else ""
+        own = [each for each in result.choices if each.temperature == choice.temperature]
+        best = choice if choice.drafter != "none" else max(own, key=lambda each: each.speed_up)
+        texts = "answers" if best.workload == ANY else f"answers to {best.workload}"
+        if best.drafter == "none":
+            lines.append(f"Nothing that was tried makes answers{at} faster: plain decoding stays.")
+        else:
+            speed = f"about {best.speed_up:.1f} times as fast{best.extent}"
+            lines.append(f"Drafting with {_short(best.drafter)} makes {texts}{at} {speed}.")
+    return lines
 
 
 def _say_other_types(result: AccelerateResult, terminal: Terminal) -> None:
@@ -209,7 +230,8 @@ def _choice_line(choice: Choice) -> str:
     if choice.drafter == "none":
         why = f": {choice.reason}" if choice.reason else ""
         return f"{where}: plain decoding, as nothing is faster{why}"
-    return f"{where}: {_short(choice.drafter)}, {choice.speed_up:.2f} times plain decoding"
+    speed = f"{choice.speed_up:.2f} times plain decoding{choice.extent}"
+    return f"{where}: {_short(choice.drafter)}, {speed}"
 
 
 def _say_what_follows(result: AccelerateResult, terminal: Terminal) -> None:

@@ -34,6 +34,7 @@ from specrun.cli.options.prompt import (
     prompts_option,
     read_prompt_file,
 )
+from specrun.cli.options.quiet_machine import measures_time
 from specrun.cli.options.sampling import SAMPLER_OPTIONS, SamplingGrid, grid_options
 from specrun.cli.options.types import COUNTS, FILE, PATH
 from specrun.cli.terminal.terminal import Terminal
@@ -309,6 +310,7 @@ sampling, verification and text, because drafting is not free of them. Do not us
 @measuring_options
 @format_options
 @terminal_options
+@measures_time
 def drafters(
     load: LoadSettings,
     chosen: DrafterChoice,

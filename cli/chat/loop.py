@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -23,15 +23,15 @@ from specrun.cli.options.types import located
 from specrun.cli.terminal.answer import (
     AnswerWriter,
     PlainWriter,
-    ReplyWriter,
     context_full,
+    gain_line,
+    reply_writer,
     run_stream,
-    statistics_line,
 )
 from specrun.cli.terminal.terminal import Terminal, noted
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
-from specrun.runtime.chat import answer_reader
 from specrun.runtime.language import METHODS, parse_expression
+from specrun.runtime.planning import CostCurve, load_curve
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -158,6 +158,7 @@ class ChatModels:
         self._template, self._terminal, self._lora = template, terminal, lora
         self._learn = learn
         self.learning: ChatLearning | None = None  # without --learn
+        self.curve: CostCurve | None = None  # of the open target, if it was measured
         self._opened = ExitStack()
         self._runtime: Runtime | None = None
 
@@ -184,6 +185,8 @@ class ChatModels:
                 )
             )
             check_sampling(params, runtime)
+            model = runtime.model
+            self.curve = load_curve(model.path, runtime.options.context, model.n_gpu_layers)
             _ = runtime.chat_template  # a model without one is refused before the first message
             self.learning = open_learning(closed_last, runtime, self._learn, self._terminal)
             self._opened, self._runtime = opened.pop_all(), runtime
@@ -325,17 +328,15 @@ class Chat:
         conversation, terminal = self.conversation, self.terminal
         try:
             runtime = self.runtime
-            prompt = runtime.chat_prompt(conversation.for_template())
-            writer = self._writer(prompt)
-            stream = runtime.stream(
-                prompt,
+            stream = runtime.stream_chat(
+                conversation.for_template(),
                 params,
                 max_tokens=conversation.max_tokens,
                 # A random seed is new for every answer, and `-s SEED` alone then repeats it.
                 index=0 if params.seed is None else self.index,
                 logprobs=False,
             )
-            answer = run_stream(stream, writer)
+            answer = run_stream(stream, reply_writer(terminal, self._text_writer()))
         except BaseException as error:
             conversation.messages.pop()
             if isinstance(error, ContextFullError):
@@ -345,14 +346,14 @@ class Chat:
             raise
         if answer.interrupted and not answer.result.text:
             conversation.messages.pop()
-            terminal.say("stopped before the first token; the message was taken back", "dim")
+            what = "answer" if answer.result.token_ids else "first token"
+            terminal.say(f"stopped before the {what}; the message was taken back", "dim")
             return False
-        whole = answer.result.text
-        conversation.reply(writer.content if isinstance(writer, ReplyWriter) else whole)
+        conversation.reply(answer.result.text)
         self.last = answer.result
         self.totals.add(answer.result)
         if self._display.show_timings:
-            terminal.note(statistics_line(answer.result, self.runtime.model.n_ctx_train))
+            terminal.note(gain_line(answer.result, self.models.curve))
         if answer.interrupted:
             terminal.note("stopped; what was said so far is part of the conversation")
         full = context_full(answer, conversation.max_tokens, self.runtime)
@@ -363,13 +364,6 @@ class Chat:
         if terminal.notes_on_screen:
             terminal.note("")
         return True
-
-    def _writer(self, prompt: Sequence[int]) -> AnswerWriter:
-        """Return the writer of an answer to a prompt, without the marks of the model's family."""
-        source, vocabulary = self.runtime.chat_template.source, self.runtime.vocabulary
-        reader = answer_reader(source, vocabulary, prompt)
-        writer = self._text_writer()
-        return writer if reader is None else ReplyWriter(self.terminal, reader, writer)
 
     def _text_writer(self) -> AnswerWriter:
         """Return the writer of a text; explain the colours of drafts once."""

@@ -240,6 +240,7 @@ class DraftSettings:
     reference: Path | None = None
     shape: Shape | None = None
     no_profile: bool = False
+    keep_answers: bool = False
 
     @property
     def is_named(self) -> bool:
@@ -459,6 +460,12 @@ load_options = option_group(
         "--mmap/--no-mmap",
         "Map model files into memory instead of reading them.",
     ),
+    _loading(
+        "measure",
+        "--measure/--no-measure",
+        "Time evaluations of 1 to 32 tokens, about two seconds, when a file is loaded for the "
+        "first time here: what is drafted then follows what it costs.",
+    ),
     _loading("use_mlock", "--mlock", "Keep the target in RAM (not with --no-mmap).", is_flag=True),
     _loading(
         "backend_sampling",
@@ -517,6 +524,11 @@ draft_options = option_group(
         default=_DEFAULTS.accept,
     ),
     shape_option,
+    DRAFTING.flag(
+        "--keep-answers",
+        "Keep what is answered in the user's state folder, and let prompt-lookup find it again in "
+        "later conversations with this option (specrun learn show, forget).",
+    ),
     DRAFTING.flag(
         "--no-profile", "Ignore the profile that specrun accelerate wrote for this file."
     ),

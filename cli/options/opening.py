@@ -23,7 +23,7 @@ from specrun.runtime.acceptance import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.grammar.compiled import compiled
-from specrun.runtime.online import LearnFrom
+from specrun.runtime.online import KEEP, LearnFrom
 from specrun.runtime.planning import ANY, drafter_for, tuned_plan
 from specrun.runtime.round import Shape
 
@@ -67,7 +67,7 @@ def open_runtime(
                 f"{ours:,}): were they swapped? Drafting will cost more than it saves"
             )
         _warn_of_lossy_rule(draft.accept, terminal)
-        for note in (runtime.remark, runtime.memory_line):
+        for note in (runtime.remark, runtime.memory_line, runtime.contact_line):
             if note:
                 terminal.note(note)
         yield runtime
@@ -106,8 +106,9 @@ def open_engine(
         learn=learn,
     ) as engine:
         _warn_of_lossy_rule(draft.accept, terminal)
-        if engine.remark:
-            terminal.note(engine.remark)
+        for note in (engine.remark, engine.contact_line):
+            if note:
+                terminal.note(note)
         yield engine
 
 
@@ -132,6 +133,7 @@ def _opened(
         "seed": None,
         "reference": draft.reference,
         "shape": shape,
+        "answers": KEEP if draft.keep_answers else False,
         **more,
     }
     for path in () if load.model else (demo_target(), *demo_drafters().values()):

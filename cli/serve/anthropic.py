@@ -22,7 +22,7 @@ from specrun.cli.serve.sampling import (
     with_settings,
 )
 from specrun.cli.serve.service import AnswerRequest, AnswerService
-from specrun.cli.serve.thinking import effort_of
+from specrun.cli.serve.thinking import ReasoningFormat, effort_of, thoughts_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -92,6 +92,8 @@ class MessageBody(AnswerBody, kw_only=True):
     stop: Texts = field(default=None, name="stop_sequences")
     thinking: dict[str, Any] | None = None
     output_config: OutputConfig | None = None
+    reasoning_format: Annotated[ReasoningFormat | None, one_of(ReasoningFormat)] = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
 
@@ -130,6 +132,7 @@ def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
         tools=offer.tools,
         choice=choice,
         parallel=not given.disable_parallel_tool_use,
+        thoughts=thoughts_of(body.reasoning_format, body.include_reasoning, thinking=body.thinking),
         template_kwargs=body.chat_template_kwargs or {},
         effort=effort_of(
             level=config.effort, level_field="output_config.effort", thinking=body.thinking

@@ -15,20 +15,26 @@ from specrun.cli.serve.offers import input_arguments, offered
 from specrun.cli.serve.replies import EndedChoice, ReplyForm, answering, event_bytes, parts_of
 from specrun.cli.serve.sampling import AnswerBody, answer_request, with_settings
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
-from specrun.cli.serve.thinking import effort_of
+from specrun.cli.serve.thinking import ReasoningFormat, effort_of, thoughts_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
-    ChatTurn,
     Message,
-    ReplyPlan,
     call_of,
     first_new,
     plan_turn,
     text_of,
     tool_choice_of,
 )
-from specrun.runtime.chat import CallBegun, Content, Part, Reasoning, is_begun_answer
+from specrun.runtime.chat import (
+    CallBegun,
+    ChatTurn,
+    Content,
+    Part,
+    Reasoning,
+    ReplyPlan,
+    is_begun_answer,
+)
 from specrun.runtime.engine import Engine
 from specrun.runtime.round import TokenEvent
 
@@ -113,7 +119,6 @@ _Messages = Annotated[list[_Message], Meta(max_length=MOST_MESSAGES)]
 _Tool = Annotated[dict[str, Any], wanted("a tool")]
 _Tools = Annotated[list[_Tool], Meta(max_length=MOST_TOOLS)]
 _Kwargs = Annotated[dict[str, Any] | None, wanted('an object, as {"enable_thinking": false}')]
-_ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy"]
 _Continued = bool | Literal["content", "reasoning_content"]
 _CONTINUED = "true or false, or content or reasoning_content"
 
@@ -128,7 +133,8 @@ class ChatBody(OpenAIBody, kw_only=True):
     parallel_tool_calls: bool | None = None
     functions: Any = None
     function_call: Any = None
-    reasoning_format: Annotated[_ReasoningFormat | None, one_of(_ReasoningFormat)] = None
+    reasoning_format: Annotated[ReasoningFormat | None, one_of(ReasoningFormat)] = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: _Kwargs = None
     reasoning_effort: Any = None
     reasoning: dict[str, Any] | None = None
@@ -177,7 +183,12 @@ def chat_turn(body: ChatBody, engine: Engine) -> ChatTurn:
         custom=offer.custom,
         choice=tool_choice_of(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
-        splits_reasoning=body.reasoning_format != "none",
+        thoughts=thoughts_of(
+            body.reasoning_format,
+            body.include_reasoning,
+            reasoning=body.reasoning,
+            thinking=body.thinking,
+        ),
         template_kwargs=body.chat_template_kwargs or {},
         effort=effort_of(
             level=body.reasoning_effort, reasoning=body.reasoning, thinking=body.thinking

@@ -18,13 +18,13 @@ from specrun.runtime.round import GenerationResult
 
 
 def usage_of(answer: ServedAnswer) -> dict[str, Any]:
-    """Return OpenAI's usage of the choices that have ended."""
+    """Return OpenAI's usage: of the answers, of the choices that have ended."""
     results = answer.results.values()
     n_prompt = sum(map(len, answer.prompts.tokens))
     n_made = sum(result.usage.completion_tokens for result in results)
     # All choices share their prompt: the cached tokens of the first one count.
-    first = [answer.results.get(index) for index in range(0, len(answer.streams), answer.request.n)]
-    n_cached = sum(result.usage.cached_tokens for result in first if result is not None)
+    first = [answer.streams[index] for index in range(0, len(answer.streams), answer.request.n)]
+    n_cached = sum(stream.cached_tokens for stream in first)
     accepted = sum(result.stats.accepted for result in results)
     drafted = sum(result.stats.drafted for result in results)
     return {

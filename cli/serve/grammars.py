@@ -11,7 +11,7 @@ from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.lanes import GRAMMARS, REQUESTS
-from specrun.cli.serve.tools import ReplyPlan
+from specrun.runtime.chat import ReplyPlan
 from specrun.runtime.grammar import Grammar, GrammarError, warn_once
 from specrun.runtime.grammar.compiled import compiled
 
@@ -37,7 +37,7 @@ class GrammarReader:
         if asked is None and not (plan.must_call or plan.strict):
             return None
         schema = None if asked is None else asked.schema
-        may_be_more = plan.think is not None or (plan.syntax is not None and bool(plan.schemas))
+        may_be_more = plan.apart is not None or (plan.syntax is not None and bool(plan.schemas))
         answer = schema if may_be_more else None
 
         def of(plan: ReplyPlan) -> Grammar | None:
@@ -48,8 +48,8 @@ class GrammarReader:
             if reply is not None:
                 problem = "tool_choice or strict tools bind the text, and so does the grammar"
                 raise RequestError(f"{problem}: give one of them", "tool_choice")
-            if plan.think is not None and plan.thinks_already(prompt_end):
-                asked = dataclasses.replace(asked, after=plan.think.last)
+            if plan.apart is not None and plan.thinks_already(prompt_end):
+                asked = dataclasses.replace(asked, after=plan.apart.last)
             return await self._requested(asked)
         if reply is None:
             return None

@@ -19,7 +19,7 @@ from specrun.cli.serve.sampling import (
     with_settings,
 )
 from specrun.cli.serve.service import AnswerRequest, AnswerService, ServedAnswer
-from specrun.cli.serve.thinking import effort_of
+from specrun.cli.serve.thinking import ReasoningFormat, effort_of, thoughts_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
@@ -55,6 +55,8 @@ class ResponseBody(AnswerBody, kw_only=True):
     tools: _Tools | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
+    reasoning_format: Annotated[ReasoningFormat | None, one_of(ReasoningFormat)] = None
+    include_reasoning: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
@@ -110,6 +112,9 @@ def response_request(body: ResponseBody, service: AnswerService) -> AnswerReques
         custom=offer.custom,
         choice=tool_choice_of(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
+        thoughts=thoughts_of(
+            body.reasoning_format, body.include_reasoning, reasoning=body.reasoning
+        ),
         template_kwargs=body.chat_template_kwargs or {},
         effort=effort_of(reasoning=body.reasoning),
         is_begun=is_begun_answer(conversation),

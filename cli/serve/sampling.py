@@ -19,8 +19,8 @@ from specrun.cli.serve.body import wanted, wrong
 from specrun.cli.serve.errors import RequestError, field_named_in
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Prompt, Speculation
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools import ChatTurn
-from specrun.runtime.grammar import Grammar, GrammarError
+from specrun.runtime.chat import ChatTurn
+from specrun.runtime.grammar import Grammar, GrammarError, loosened
 from specrun.runtime.laws import RANDOM_SEED, SETTINGS, SamplingParams
 
 _Body = TypeVar("_Body", bound="AnswerBody")
@@ -69,14 +69,17 @@ class TextFormat(Struct):
     ]
     json_schema: dict[str, Any] | None = None
     schema: Any = None
+    strict: Any = None
 
     def grammar(self, field: str) -> Grammar | None:
         """Return the grammar of a text of this format; None for any text."""
         if self.type == "text":
             return None
-        schema = self.schema if self.json_schema is None else self.json_schema.get("schema")
+        own = self.json_schema
+        schema = self.schema if own is None else own.get("schema")
         if schema is not None:
-            return _of_schema(schema, field)
+            is_strict = self.strict is True or (own is not None and own.get("strict") is True)
+            return _of_schema(schema, field, is_strict=is_strict)
         if self.type == "json_schema":
             raise RequestError(f"{field} has no schema: give one, or the type json_object", field)
         return Grammar.json_object()
@@ -268,10 +271,15 @@ def _grammar(body: AnswerBody) -> Grammar | None:
     return next(iter(found.values()), None)
 
 
-def _of_schema(schema: object, field: str) -> Grammar:
+def _of_schema(schema: object, field: str, *, is_strict: bool = False) -> Grammar:
+    """Return the grammar of a schema; a strict one is refused if it cannot be followed exactly."""
     if not isinstance(schema, dict | bool):
         raise RequestError(f"{field}: the schema must be a JSON object, true or false", field)
     try:
-        return Grammar.json_schema(schema)
+        grammar = Grammar.json_schema(schema)
     except GrammarError as error:
         raise RequestError(f"{field}: {error}", field) from None
+    if is_strict and (notes := loosened(schema)[1]):
+        problem = f"{field} is strict, and {notes[0]}"
+        raise RequestError(f"{problem}. Change the schema, or leave strict out", field)
+    return grammar

@@ -7,7 +7,9 @@ by side, and the end of answers that nobody reads any more.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
+import itertools
 import secrets
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -19,14 +21,19 @@ from weakref import WeakSet
 from msgspec import Meta, Struct
 
 from specrun.bench.text_scores import TokenScore, score_text
-from specrun.bindings.errors import ClosedError, OptionError, SpecrunError
+from specrun.bindings.errors import (
+    ClosedError,
+    ContextFullError,
+    OptionError,
+    SpecrunError,
+    TemplateError,
+)
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.grammars import GrammarReader
 from specrun.cli.serve.lanes import REQUESTS
 from specrun.cli.serve.offers import CustomInputs
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools import ChatTurn, PartReader
-from specrun.runtime.chat import CallBegun, ChatText, Part, chat_text, require_room, too_long
+from specrun.runtime.chat import CallBegun, ChatText, ChatTurn, Part, require_room, too_long
 from specrun.runtime.engine import Engine, GenerationStream, RoundTrace
 from specrun.runtime.laws import SamplingParams, random_if_unset
 from specrun.runtime.round import FinishReason, GenerationResult, TokenEvent
@@ -134,17 +141,33 @@ class PromptReader:
         return await REQUESTS.run(lambda: self._rendered(request).text)
 
     def _rendered(self, request: AnswerRequest, longest: int | None = None) -> ChatText:
-        return chat_text(
-            self._engine.tool_template if request.turn.tools else self._engine.chat_template,
-            self._engine.vocabulary,
-            request.turn.messages,
-            tools=request.turn.tools,
-            variables={**self._template_kwargs, **request.turn.template_kwargs},
-            no_thoughts=request.turn.no_thoughts,
-            is_begun=request.turn.is_begun,
-            add_generation_prompt=request.turn.is_asked,
-            n_ctx=longest,
-        )
+        engine, turn = self._engine, request.turn
+        template = engine.tool_template if turn.tools else engine.chat_template
+        return turn.text(template, engine.vocabulary, self._template_kwargs, longest)
+
+    async def hopeless(self, request: AnswerRequest) -> RequestError | None:
+        """Return the error for instructions that alone are longer than the context.
+
+        Agents shorten a conversation when they read that it is too long, and ask again: for ever,
+        if their own instructions and tools do not fit.
+        """
+        turn, n_ctx = request.turn, self._engine.n_ctx
+        first = [*itertools.takewhile(lambda each: each["role"] == "system", turn.messages)]
+        if not (first or turn.tools):
+            return None
+        asked = [*first, {"role": "user", "content": ""}]
+        alone = dataclasses.replace(request, turn=dataclasses.replace(turn, messages=asked))
+        try:
+            prompts = await REQUESTS.run(lambda: self._conversation(alone, n_ctx))
+            if len(prompts.tokens[0]) <= n_ctx:
+                return None
+        except ContextFullError:  # by its bytes alone
+            pass
+        except TemplateError:
+            return None
+        problem = f"the instructions and tools alone have more tokens than the context, {n_ctx}"
+        advice = "raise it (-c), take a model of a longer one, or offer fewer tools"
+        return RequestError(f"{problem}: {advice}", code="instructions_too_long")
 
     def _conversation(self, request: AnswerRequest, longest: int) -> Prompts:
         text = self._rendered(request, longest)
@@ -230,7 +253,7 @@ class ServedAnswer:
         stream, length, called = self.streams[index], 0, False
         vocabulary = self.service.engine.vocabulary
         plan = self.request.turn.plan
-        reader = PartReader(plan, vocabulary, self.prompts.end)
+        reader = plan.reader(vocabulary, self.prompts.end)
         inputs = CustomInputs(plan.custom)
         async for events in stream.rounds():
             text = "".join([event.text for event in events])
@@ -283,10 +306,13 @@ class AnswerService:
     async def begin(self, request: AnswerRequest) -> ServedAnswer:
         """Let the engine begin or queue an answer; raises `RequestError` if the queue is full."""
         self._require_room(max(1, len(request.prompts)) * request.n)
-        prompts = await self.prompts.read(request)
-        longest = max(map(len, prompts.tokens))
-        if longest > self.engine.n_ctx:  # at once, not when its turn comes
-            raise too_long(longest, self.engine.n_ctx)
+        try:
+            prompts = await self.prompts.read(request)
+            longest = max(map(len, prompts.tokens))
+            if longest > self.engine.n_ctx:  # at once, not when its turn comes
+                raise too_long(longest, self.engine.n_ctx)
+        except ContextFullError as error:
+            raise await self.prompts.hopeless(request) or error from None
         asked, plan = request.params.grammar, request.turn.plan
         grammar = await self._grammars.of_reply(plan, asked, prompts.end)
         scores = await self._scores(request, prompts)

@@ -8,11 +8,16 @@ from msgspec import Meta, Struct
 
 from specrun.cli.serve.body import checked, one_of, shown, wanted
 from specrun.cli.serve.errors import RequestError
-from specrun.runtime.chat import LEVELS, Effort
+from specrun.runtime.chat import LEVELS, Effort, Thoughts
 
 _Thinking = Literal["enabled", "disabled", "adaptive", "auto", "between_tools"]
 _Tokens = Annotated[int, Meta(ge=0), wanted("a number of tokens")]
 _WORDS = f"one of {', '.join(LEVELS)}"
+
+
+ReasoningFormat = Literal["none", "auto", "deepseek", "deepseek-legacy", "raw", "parsed", "hidden"]
+"""The values of `reasoning_format`: llama-server's, and from "raw" on Groq's."""
+_PLACES: dict[str, Thoughts] = {"none": "content", "raw": "content", "hidden": "left out"}
 
 
 class ThinkingFields(Struct):
@@ -20,6 +25,7 @@ class ThinkingFields(Struct):
 
     type: Annotated[_Thinking, one_of(_Thinking)]
     budget_tokens: Annotated[_Tokens | None, wanted("a number of tokens")] = None
+    display: Any = None
 
 
 class ReasoningFields(Struct):
@@ -56,3 +62,21 @@ def effort_of(
         is_on = own.type != "disabled" if is_on is None else is_on
         budget = own.budget_tokens if budget is None else budget
     return Effort(is_on, word, budget)
+
+
+def thoughts_of(
+    form: ReasoningFormat | None,
+    include: bool | None,
+    *,
+    reasoning: dict[str, Any] | None = None,
+    thinking: dict[str, Any] | None = None,
+) -> Thoughts:
+    """Return the place of the reasoning in a reply.
+
+    `form` is `reasoning_format`, `include` is `include_reasoning`. What leaves it out counts most:
+    OpenRouter's `exclude`, and Anthropic's `display: omitted`, too.
+    """
+    is_left_out = include is False or (thinking or {}).get("display") == "omitted"
+    if is_left_out or (reasoning or {}).get("exclude") is True:
+        return "left out"
+    return _PLACES.get(form or "auto", "apart")

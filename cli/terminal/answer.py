@@ -7,9 +7,9 @@ from typing import Protocol
 
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime
-from specrun.runtime.chat import Content, Part, Reasoning, TokenReader
 from specrun.runtime.engine import GenerationStream
-from specrun.runtime.round import GenerationResult, TokenEvent
+from specrun.runtime.planning import CostCurve
+from specrun.runtime.round import ChatResult, GenerationResult, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,8 @@ class AnswerWriter(Protocol):
     def write(self, event: TokenEvent) -> None:
         """Take the text that became certain with a token."""
 
-    def finish(self, text: str) -> None:
-        """Show the rest of the whole `text`, and end the line."""
+    def finish(self, result: GenerationResult) -> None:
+        """Show the rest of a whole result, and end the line."""
 
 
 class PlainWriter:
@@ -47,54 +47,51 @@ class PlainWriter:
             self._written += len(event.text)
             self._last = event.text[-1]
 
-    def finish(self, text: str) -> None:
-        """Write the rest of the whole `text` after an interruption, and end the line."""
-        rest = text[self._written :]
+    def finish(self, result: GenerationResult) -> None:
+        """Write the rest of a whole result after an interruption, and end the line."""
+        rest = result.text[self._written :]
         self._terminal.answer(rest)
         if (rest[-1:] or self._last) != "\n":
             self._terminal.answer("\n")
 
 
 class ReplyWriter:
-    """Shows an answer without its marks: the reasoning dim, then the content by another writer.
+    """Shows the reasoning of a chat's answer dim, then the answer by another writer."""
 
-    `content` is what the answer says to the user.
-    """
-
-    def __init__(self, terminal: Terminal, reader: TokenReader, content: AnswerWriter) -> None:
-        self.content = ""
-        self._terminal, self._reader, self._writer = terminal, reader, content
+    def __init__(self, terminal: Terminal, answer: AnswerWriter) -> None:
+        self._terminal, self._answer = terminal, answer
         self._taken = 0
-        self._thought = ""
+        self._thought = ""  # since the last piece of the answer
 
     def write(self, event: TokenEvent) -> None:
-        """Show the parts that became certain with a token."""
-        self._taken += len(event.text)
-        for part in self._reader.read([event]):
-            self._show(part, event)
-
-    def finish(self, text: str) -> None:
-        """Show the rest of the whole `text`, and end the line."""
-        for part in self._reader.finish(text[self._taken :]):
-            self._show(part, None)
-        self._end_thought()
-        self._writer.finish(self.content)
-
-    def _show(self, part: Part, event: TokenEvent | None) -> None:
-        if isinstance(part, Reasoning):
-            self._thought += part.text
-            self._terminal.answer(part.text, "dim")
-        elif isinstance(part, Content):
+        """Show the text that became certain with a token."""
+        self._think(event.reasoning)
+        if event.text:
             self._end_thought()
-            self.content += part.text
-            if event is not None:
-                shown = TokenEvent(part.text, event.token_id, event.origin, event.round, None)
-                self._writer.write(shown)
+            self._answer.write(event)
+
+    def finish(self, result: GenerationResult) -> None:
+        """Show the rest of a whole result, and end the line."""
+        if isinstance(result, ChatResult):
+            self._think(result.reasoning[self._taken :])
+        self._end_thought()
+        self._answer.finish(result)
+
+    def _think(self, text: str) -> None:
+        if text:
+            self._taken += len(text)
+            self._thought += text
+            self._terminal.answer(text, "dim")
 
     def _end_thought(self) -> None:
         if self._thought:
             self._terminal.answer("\n\n" if not self._thought.endswith("\n") else "\n")
             self._thought = ""
+
+
+def reply_writer(terminal: Terminal, answer: AnswerWriter) -> AnswerWriter:
+    """Return the writer of a chat's answer: a screen shows the reasoning, too, a pipe does not."""
+    return ReplyWriter(terminal, answer) if terminal.answers_on_screen else answer
 
 
 def run_stream(stream: GenerationStream, writer: AnswerWriter | None = None) -> Answer:
@@ -110,7 +107,7 @@ def run_stream(stream: GenerationStream, writer: AnswerWriter | None = None) -> 
     finally:
         stream.close()
         if writer is not None:
-            writer.finish(stream.result.text)
+            writer.finish(stream.result)
     return Answer(stream.result, interrupted)
 
 
@@ -123,6 +120,24 @@ def context_full(answer: Answer, max_tokens: int | None, runtime: Runtime) -> st
     if runtime.n_ctx < runtime.model.n_ctx_train or runtime.options.context.rope.stretches:
         advice = "a larger -c gives more room"
     return f"The context of {runtime.n_ctx:,} tokens is full, so the answer ends here; {advice}."
+
+
+def gain_line(result: GenerationResult, curve: CostCurve | None) -> str:
+    """Return in a line what drafting gained: speed, times plain decoding's, and kept guesses.
+
+    `curve` is the measured cost of evaluations, by which plain decoding's speed is known. If it
+    would allow no such gain with these tokens a round, the machine has changed: nothing is said.
+    """
+    stats = result.stats
+    parts = [f"{_figure(stats.tokens_per_second, '.1f')} tok/s"]
+    if curve is not None and stats.tokens_per_second and stats.mean_accepted_length:
+        gain = stats.tokens_per_second * curve.seconds(1)
+        cheapest = min(curve.seconds(1), *curve.reused)
+        if stats.drafted and gain <= stats.mean_accepted_length * curve.seconds(1) / cheapest:
+            parts.append(f"{gain:.1f}x plain")
+    if stats.acceptance_rate is not None:
+        parts.append(f"{stats.acceptance_rate:.0%} of guesses kept".replace("%", " %"))
+    return ", ".join(parts) + _not_exact(result, " | ")
 
 
 def statistics_line(result: GenerationResult, trained: int | None = None) -> str:
@@ -154,14 +169,22 @@ def statistics_line(result: GenerationResult, trained: int | None = None) -> str
             for arm in sorted(used, key=lambda arm: -int(arm["rounds"]))
         ]
         parts.append(f"auto {', '.join(shares) or '-'}")
-    if not stats.exact:
-        parts.append(f"not exact: {stats.rule}")
-        if stats.total_variation is not None and stats.changed_share is not None:
-            distance = f"TV {stats.total_variation:.3f} from the target's law"
-            parts[-1] += f", {distance}, {stats.changed_share:.1%} of tokens changed"
+    parts += filter(None, [_not_exact(result)])
     if trained is not None and usage.prompt_tokens + usage.completion_tokens > trained:
         parts.append(f"beyond the {trained:,} tokens it was trained for")
     return " | ".join(parts)
+
+
+def _not_exact(result: GenerationResult, before: str = "") -> str:
+    """Return that the rule is not exact, and how far it led; "" for an exact rule."""
+    stats = result.stats
+    if stats.exact:
+        return ""
+    text = f"{before}not exact: {stats.rule}"
+    if stats.total_variation is None or stats.changed_share is None:
+        return text
+    distance = f"TV {stats.total_variation:.3f} from the target's distribution"
+    return f"{text}, {distance}, {stats.changed_share:.1%} of tokens changed"
 
 
 def _figure(value: float | None, form: str, unit: str = "") -> str:

@@ -20,7 +20,7 @@ from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
 from rich.syntax import Syntax
 
 from specrun.cli.terminal.terminal import Terminal, printable
-from specrun.runtime.round import TokenEvent
+from specrun.runtime.round import GenerationResult, TokenEvent
 
 _LEAST_PAUSE_S = 0.05
 _PAUSES_PER_DRAWING = 10  # at most a tenth of the time goes into drawing
@@ -62,9 +62,9 @@ class MarkdownWriter:
         ended = self._clock()
         self._next_drawing = ended + max(_LEAST_PAUSE_S, _PAUSES_PER_DRAWING * (ended - began))
 
-    def finish(self, text: str) -> None:
-        """Draw the rest of the whole `text` after an interruption, and end the line."""
-        self._block += printable(text[self._taken :])
+    def finish(self, result: GenerationResult) -> None:
+        """Draw the rest of a whole result after an interruption, and end the line."""
+        self._block += printable(result.text[self._taken :])
         self._draw(whole=True)
         self._block = ""
 

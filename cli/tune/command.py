@@ -15,6 +15,7 @@ from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import check_plot, terminal_options
 from specrun.cli.options.prompt import named_target
+from specrun.cli.options.quiet_machine import measures_time
 from specrun.cli.options.sampling import SamplingGrid
 from specrun.cli.terminal.screen import print_table, progress_bar
 from specrun.cli.terminal.terminal import Terminal, require_file
@@ -215,6 +216,7 @@ should skip (Draft & Verify), for the most predicted tokens a second. Ctrl-C kee
 @tune_sampling_options
 @tune_output_options
 @terminal_options
+@measures_time
 def tune(
     load: LoadSettings,
     text: TuneText,

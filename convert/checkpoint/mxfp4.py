@@ -34,4 +34,5 @@ def block_numbers(rows: Bytes) -> npt.NDArray[np.float32]:
     codes = np.concatenate([halves & _LOW, halves >> _BITS], axis=-1)
     signed = np.concatenate([_VALUES, -_VALUES])[codes]
     powers = np.ldexp(np.float32(1.0), blocks[..., :1].astype(np.int32) - _BIAS)
-    return (signed * powers).astype(np.float32).reshape(*rows.shape[:-1], -1)
+    numbers: npt.NDArray[np.float32] = (signed * powers).astype(np.float32)
+    return numbers.reshape(*rows.shape[:-1], -1)

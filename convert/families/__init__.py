@@ -8,7 +8,7 @@ from specrun.convert.families import gemma, gemma4, glm, gpt_oss, llama, phi3, q
 from specrun.convert.families.family import Family
 
 _MODULES = (llama, qwen, qwen35, gemma, gemma4, phi3, gpt_oss, glm)
-_FAMILIES = tuple(family for module in _MODULES for family in module.FAMILIES)
+_FAMILIES: tuple[Family, ...] = tuple(family for module in _MODULES for family in module.FAMILIES)
 _BY_ARCHITECTURE = {name: family for family in _FAMILIES for name in family.architectures}
 
 

@@ -58,6 +58,8 @@ def _layer(config: JsonObject, layer: int) -> Iterator[TensorRule]:
         name = f"{theirs}mlp.experts.{'down' if part == 'down' else 'gate_up'}_proj"
         own, whole, width = (wide, 2 * wide, hidden) if part != "down" else (hidden, hidden, wide)
         tensor, biases = f"{ours}ffn_{part}_exps", functools.partial(_columns, rows=rows)
+        sources: tuple[tuple[int, ...], ...]
+        names: tuple[str, ...]
         if is_packed:
             blocks = (n, whole, width // _BLOCK, _BLOCK // 2), (n, whole, width // _BLOCK)
             if width % _BLOCK:

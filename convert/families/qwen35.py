@@ -7,7 +7,7 @@ predict one token further (`mtp.` in checkpoints).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -133,10 +133,10 @@ def _delta_net(config: JsonObject, ours: str, theirs: str) -> Iterator[TensorRul
     def tiled(size: int, first: int = 0, axis: int = 0) -> functools.partial[Array]:
         return functools.partial(_tiled, groups=n_keys, size=size, first=first, axis=axis)
 
-    def rule(name: str, source: str, shape: Sequence[int], change: object) -> TensorRule:
-        return TensorRule(
-            f"{ours}{name}", (f"{theirs}{source}",), tuple(shape), change, moves_only=True
-        )  # type: ignore[arg-type]
+    def rule(
+        name: str, source: str, shape: tuple[int, ...], change: functools.partial[Array]
+    ) -> TensorRule:
+        return TensorRule(f"{ours}{name}", (f"{theirs}{source}",), shape, change, moves_only=True)
 
     yield rule("attn_qkv.weight", "in_proj_qkv.weight", (mixed, hidden), tiled(state, first))
     yield rule("attn_gate.weight", "in_proj_z.weight", (values, hidden), tiled(state))
@@ -195,7 +195,7 @@ def _experts(config: JsonObject, layer: int, theirs: str) -> Iterator[TensorRule
 
 
 def _row(array: Array) -> Array:
-    return array[0]
+    return array.reshape(-1)
 
 
 def _moe_rules(config: JsonObject) -> Iterator[TensorRule]:

@@ -8,15 +8,21 @@ if TYPE_CHECKING:
     from specrun.runtime.chat.effort import LEVELS, Effort
     from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
     from specrun.runtime.chat.forced import ForcedCalls
-    from specrun.runtime.chat.parts import is_malformed, is_unreadable, joined, part_text
+    from specrun.runtime.chat.parts import (
+        content_text,
+        is_malformed,
+        is_unreadable,
+        joined,
+        part_text,
+    )
+    from specrun.runtime.chat.plan import ReplyPlan, ReplyReading
     from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
     from specrun.runtime.chat.reply import (
         Reply,
         ReplyParser,
+        Thoughts,
         TokenReader,
         ToolCall,
-        answer_reader,
-        control_names,
     )
     from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
     from specrun.runtime.chat.template import (
@@ -25,11 +31,13 @@ if TYPE_CHECKING:
         Message,
         chat_text,
         chat_tokens,
+        fitted_messages,
         is_begun_answer,
         prompt_tokens,
         require_room,
         template_of,
         too_long,
     )
+    from specrun.runtime.chat.turn import ChatTurn, arguments_of, for_template, turn_of
 
 __getattr__, __dir__ = lazy_face(__name__)

@@ -246,6 +246,8 @@ def _as_object(arguments: object) -> str:
 
 def _named(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
     """Read a name and what stands before the arguments, and these."""
+    if syntax.at_start and not (yield from reader.ahead(reader.tools, BLANK)):
+        raise NotACallError  # at once: it is a text that is shown
     head = ""
     while not head.endswith("{"):
         character = yield from reader.next()

@@ -60,6 +60,18 @@ HERMES = _objects(
         mark="<tool_call>",
     ),
 )
+LONGCAT = _objects(
+    "<longcat_tool_call>",
+    "</longcat_tool_call>",
+    name="longcat",
+    form=CallForm(
+        '<longcat_tool_call>\n{"name": "',
+        '", "arguments": ',
+        behind="}\n</longcat_tool_call>",
+        separator="\n",
+        mark="<longcat_tool_call>",
+    ),
+)
 LLAMA3 = ToolSyntax(
     "llama3",
     (("<|start_header_id|>", '"parameters"'), ("<|python_tag|>",)),
@@ -261,6 +273,7 @@ SOLAR = ToolSyntax(
         before_all="<|tool_calls|>",
         separator="",
         mark="<|tool_calls|>",
+        answer="<|content|>",
     ),
     ("<|tool_call:begin|>",),
     ("<|tool_calls|>",),
@@ -284,6 +297,31 @@ GEMMA4 = ToolSyntax(
     closers=("<tool_call|>", "<|tool_response>"),
     others=('<|"|>',),
     head=_head("(call:)?NAME"),
+)
+FUNCTION_GEMMA = replace(
+    GEMMA4,
+    name="functiongemma",
+    known_by=(("<start_function_call>",),),
+    form=CallForm(
+        "<start_function_call>call:",
+        "",
+        behind="<end_function_call>",
+        separator="",
+        quote="<escape>",
+        mark="<start_function_call>",
+    ),
+    openers=("<start_function_call>",),
+    closers=("<end_function_call>", "<start_function_response>"),
+    others=("<escape>",),
+)
+GLM_4 = ToolSyntax(
+    "glm-4",
+    (("[gMASK]", "<|observation|>", "metadata"),),
+    "named",
+    CallForm("", "\n"),
+    closers=("<|observation|>", "<|user|>"),
+    at_start=True,
+    head=_head(r"NAME\n"),
 )
 FUNCTIONARY_V31 = ToolSyntax(
     "functionary-v3.1",
@@ -424,6 +462,16 @@ GLM = _tags(
     ("<tool_call>", "\n", "</tool_call>"),
     ArgumentForm("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
 )
+LONGCAT_TAGS = _tags(
+    "longcat",
+    ("<longcat_arg_key>",),
+    ("<longcat_tool_call>", "\n", "</longcat_tool_call>"),
+    ArgumentForm(
+        "<longcat_arg_key>",
+        "</longcat_arg_key>\n<longcat_arg_value>",
+        "</longcat_arg_value>\n",
+    ),
+)
 GLM_COMPACT = _tags(
     "glm",
     ("</arg_key><arg_value>",),
@@ -455,7 +503,11 @@ KIMI_K3 = _tags(
     outer=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
     separator="",
 )
-KIMI_K3 = replace(KIMI_K3, others=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"))
+KIMI_K3 = replace(
+    KIMI_K3,
+    others=("<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"),
+    form=replace(KIMI_K3.form, answer="<|open|>response<|sep|>"),
+)
 MINICPM5 = _tags(
     "minicpm5",
     ('<function name="', '<param name="'),
@@ -539,7 +591,7 @@ MUSE = replace(
 MUSE = replace(
     MUSE,
     closers=(*MUSE.closers, "<|eom|>", "<|eot|>"),
-    form=replace(MUSE.form, lead=" to=functions<|message|>"),
+    form=replace(MUSE.form, lead=" to=functions<|message|>", answer=" to=user<|message|>"),
 )
 
 LLAMA4_JSON = replace(
@@ -566,6 +618,9 @@ FAMILIES: tuple[ToolSyntax, ...] = (
     DSML,
     DSML_V4,
     GEMMA4,
+    FUNCTION_GEMMA,
+    LONGCAT_TAGS,
+    LONGCAT,
     MINICPM5,
     MINIMAX_M2,
     SEED,
@@ -595,6 +650,7 @@ FAMILIES: tuple[ToolSyntax, ...] = (
     LLAMA4_JSON,
     LLAMA4,
     LLAMA3,
+    GLM_4,
 )
 
 
@@ -649,6 +705,7 @@ THINKING: tuple[tuple[tuple[str, ...], ThinkTags], ...] = (
     (("<think{}>",), ThinkTags("<think:opensource>", "</think:opensource>")),
     (("[THINK]",), ThinkTags("[THINK]", "[/THINK]")),
     (("</thought>",), ThinkTags("<thought>", "</thought>")),
+    (("longcat_think>",), ThinkTags("<longcat_think>", "</longcat_think>")),
     (("</reasoning>",), ThinkTags("<reasoning>", "</reasoning>")),
     (("<think>", "<answer>"), ThinkTags(*_THINK, ("<answer>", "</answer>"))),
     (("<think>", "<response></response>"), ThinkTags(*_THINK, ("<response>", "</response>"))),

@@ -61,7 +61,7 @@ class ForcedCalls:
         answer = f"{rules.text(form.answer)} {rules.json(self.answer, SPACES)}"
         if not self.schemas:
             return answer
-        if form.mark or form.answer or form.keywords:
+        if form.keywords or not f"{form.before_all}{form.before_name}".startswith(("{", "[")):
             return f"{self._calls(rules, form.with_lead)} | {answer}"
         # Both begin with a bracket: one schema has them, so that they share what they begin with.
         calls = [_call_schema(form, name, schema) for name, schema in self.schemas.items()]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from specrun.runtime.chat.calls import end_calls, read_call, read_calls
-from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
+from specrun.runtime.chat.families import GENERIC
 from specrun.runtime.chat.reader import (
     BLANK,
     CallBegun,
@@ -29,10 +30,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call: the tool's name, and its arguments as JSON, which is cut where the text was."""
+    """A call: the tool's name, and its arguments as JSON, which is cut where the text was.
+
+    `id` is the name of the call in the conversation: its result comes in a message
+    {"role": "tool", "tool_call_id": id, "content": ...}.
+    """
 
     name: str
     arguments: str
+    id: str = ""
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The call in OpenAI's form."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(slots=True)
@@ -42,6 +54,14 @@ class Reply:
     reasoning: str = ""
     content: str = ""
     calls: list[ToolCall] = field(default_factory=list)
+
+    def named_calls(self, key: object) -> list[ToolCall]:
+        """Return the calls with ids, the same ones for the same key."""
+        digests = (sha256(repr((key, place)).encode()) for place in range(len(self.calls)))
+        return [
+            replace(call, id=f"call_{digest.hexdigest()[:24]}")
+            for call, digest in zip(self.calls, digests, strict=True)
+        ]
 
     def add(self, parts: Sequence[Part]) -> None:
         """Take the next parts."""
@@ -131,17 +151,27 @@ class Token(Protocol):
         """Return the text."""
 
 
+Thoughts = Literal["apart", "content", "left out"]
+"""The place of the reasoning: in parts of its own, in the content as it is written, or nowhere."""
+
+
 class TokenReader:
     """Takes the tokens of an answer as they come and returns its parts.
 
-    Control tokens stand for no text; those in `names` are read by their names. Unless `splits`,
-    reasoning is content. Without a parser all is content.
+    Control tokens stand for no text; those in `names` are read by their names. `thoughts` is the
+    place of the reasoning: in the content it stands between the marks of `think`. Without a parser
+    all is content.
     """
 
     def __init__(
-        self, parser: ReplyParser | None, names: Mapping[int, str], *, splits: bool = True
+        self,
+        parser: ReplyParser | None,
+        names: Mapping[int, str],
+        thoughts: Thoughts = "apart",
+        think: ThinkTags | None = None,
     ) -> None:
-        self._parser, self._names, self._splits = parser, names, splits
+        self._parser, self._names, self._thoughts, self._think = parser, names, thoughts, think
+        self._is_within = False  # reasoning that is content
 
     @property
     def done(self) -> bool:
@@ -157,44 +187,28 @@ class TokenReader:
         """Return the rest of the parts, with the last of the text, which may be cut."""
         parts = self._push(text)
         if self._parser is not None:
-            parts = [*parts, *self._split(self._parser.finish(is_cut=is_cut))]
+            parts = [*parts, *self._placed(self._parser.finish(is_cut=is_cut))]
         return parts
 
     def _push(self, text: str) -> Sequence[Part]:
         if self._parser is not None:
-            return self._split(self._parser.push(text))
+            return self._placed(self._parser.push(text))
         return (Content(text),) if text else ()
 
-    def _split(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return reasoning as content, where it is not to be split."""
-        if self._splits:
+    def _placed(self, parts: Sequence[Part]) -> Sequence[Part]:
+        """Return the parts with the reasoning in its place."""
+        if self._thoughts == "apart":
             return parts
-        return [Content(part.text) if isinstance(part, Reasoning) else part for part in parts]
-
-
-_PROMPT_END = 32  # tokens: the marks that open the reasoning, and white space
-
-
-def answer_reader(source: str, vocabulary: Vocabulary, prompt: Sequence[int]) -> TokenReader | None:
-    """Return the reader of an answer without tools to a prompt of a template.
-
-    None if the template's model writes nothing but content.
-    """
-    syntax, think = syntax_of(source), think_tags_of(source)
-    if syntax is not None and syntax.read is None and not syntax.begins:
-        syntax = None
-    if syntax is None and think is None:
-        return None
-    pieces = [
-        vocabulary.piece(token).decode(errors="replace") or vocabulary.text(token)
-        for token in prompt[-_PROMPT_END:]
-    ]
-    end = "".join(pieces).rstrip()
-    thinking = think is not None and end.endswith(think.first)
-    marks = [] if syntax is None else [*syntax.marks]
-    marks += [] if think is None else [think.first, think.last, *think.around]
-    parser = ReplyParser(syntax, think=think, thinking=thinking)
-    return TokenReader(parser, control_names(vocabulary, marks))
+        if self._thoughts == "left out":
+            return [part for part in parts if not isinstance(part, Reasoning)]
+        placed: list[Part] = []
+        for part in parts:
+            is_thought = isinstance(part, Reasoning)
+            if self._think is not None and is_thought != self._is_within:
+                placed.append(Content(self._think.first if is_thought else self._think.last))
+            self._is_within = is_thought
+            placed.append(Content(part.text) if isinstance(part, Reasoning) else part)
+        return merged(placed)
 
 
 def _read_reply(

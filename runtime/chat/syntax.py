@@ -175,11 +175,17 @@ class ToolSyntax:
     numbered_ids: bool = False
 
     @property
+    def tells_answers(self) -> bool:
+        """Whether an answer has marks of the family, with and without tools."""
+        return bool(self.read is not None or self.begins or self.form.answer)
+
+    @property
     def marks(self) -> tuple[str, ...]:
         """Texts in which a vocabulary of the family may have control tokens."""
         form, tags = self.form, self.form.argument
         texts = [*self.openers, *self.sections, *self.closers, *self.others, *self.around]
         texts += [form.before_all, form.before_name, form.before_arguments, form.behind]
+        texts += [form.lead, form.answer]
         texts += [] if tags is None else [tags.before, tags.between, tags.behind]
         return tuple(dict.fromkeys(mark for text in texts for mark in text.split()))
 

@@ -4,7 +4,8 @@ A drafter plans with a cost curve (`LiveCurve`), which its rounds correct. What 
 decide is its `Pace`:
 
 - timed: what evaluations are believed to cost;
-- compared: the same. Its first rounds are plain, for all others are compared with them;
+- compared: the same. If costs were not measured, its first rounds are plain: all others are
+  compared with them;
 - greedy: of a drafter that draws, as compared at temperature 0. Elsewhere its drafts are part of
   which text comes of a seed, and must not depend on what was timed before;
 - paying: also when to stop. A drafter without a model proposes by estimates of acceptance and costs
@@ -104,6 +105,7 @@ class TimedDrafter(Drafter):
     ) -> None:
         self.name, self.inner, self.pace = inner.name, inner, pace
         self.max_leaves, self.max_nodes = inner.max_leaves, inner.max_nodes
+        self.max_filled = inner.max_filled
         self.needs_hidden_states = inner.needs_hidden_states
         self.remark = inner.remark
         self.layer_inputs = inner.layer_inputs
@@ -160,8 +162,8 @@ class TimedDrafter(Drafter):
             self._stopped += not most and wanted > 0 and self._costs.widest > 0
             if most < wanted:
                 request = request.within(most, most)
-        elif self._compares(request) and not self._costs.widest:
-            # Before two plain rounds were timed nothing may be drafted.
+        elif self._compares(request) and not self._costs.is_told:
+            # Before plain rounds are known nothing may be drafted.
             request = request.within(0, 0)
         tree = self.inner.propose(request)
         self._proposed = self._clock()

@@ -10,10 +10,18 @@ from typing import cast
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.break_even import TimedDrafter
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.language import Expression, Method, find_method, parse_expression
+from specrun.runtime.language import (
+    TREE_OPTIONS,
+    Expression,
+    Method,
+    find_method,
+    parse_expression,
+)
 from specrun.runtime.models.pairing import check_verifiable
 from specrun.runtime.planning import LiveCurve
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, NoDrafter, Pace
+
+_FILLING = "specrun.runtime.drafters.combinators.filled"
 
 Builder = Callable[[Expression, DraftEnvironment, BuildPart], DrafterWeights]
 """Builds an expression of one method; combinators build their members with the third argument."""
@@ -66,9 +74,24 @@ def load_builder(method: Method) -> Builder:
 def _build(expression: Expression, env: DraftEnvironment) -> DrafterWeights:
     method = find_method(expression.atom)
     method.read(expression)  # refuses what the method does not take, before anything is loaded
-    if method.members != 0:  # members go on from each other's guesses: nobody waits for others
-        env = dataclasses.replace(env, meeting=None)
-    return load_builder(method)(expression, env, _build)
+    # Members go on from each other's guesses: nobody waits for others. What they draft is as it was
+    # named, but for those of `auto`, of which one drafts a round alone.
+    inner = env
+    if method.members != 0:
+        fills = env.may_fill and method.name == "auto"
+        inner = dataclasses.replace(env, meeting=None, may_fill=fills)
+    weights = load_builder(method)(expression, inner, _build)
+    if method.members == 0 and not _is_sized(expression) and env.fills:
+        fill: Callable[[DrafterWeights, DraftEnvironment], DrafterWeights]
+        fill = importlib.import_module(_FILLING).fill
+        return fill(weights, env)
+    return weights
+
+
+def _is_sized(expression: Expression) -> bool:
+    """Return whether an expression says how much is drafted: then it is no more than that."""
+    sizes = {"n", *TREE_OPTIONS}
+    return any(name in sizes and value.atom != "auto" for name, value in expression.options)
 
 
 def build_none(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:

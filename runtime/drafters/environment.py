@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -26,17 +26,30 @@ _FIXED_WIDTH = 8  # CPUs pay twice as much for 16 tokens, for few more that are 
 _LEAST_STEP = 0.03  # a plain round's share that the least evaluation of a drafter takes
 
 
+class Places(Protocol):
+    """Texts in which the places most like the end of a text are found."""
+
+    def nearest(
+        self, context: Sequence[int], count: int, length: int, min_match: int
+    ) -> list[tuple[int, list[int]]]:
+        """Return up to `count` places, each match's length and what follows it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class DraftEnvironment:
     """What builders may need; `default_files` are the demo's, by the names of methods.
 
-    `costs` is what evaluations of the target cost, None: as it was measured on this machine, or
-    else a typical curve, which rounds then correct (`learnt`). `clock` is what drafters that
+    `costs` is what evaluations of the target cost, None: as it was measured on this machine
+    (`measured`, or else what is stored), or else a typical curve, which rounds then correct
+    (`learnt`). `clock` is what drafters that
     measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
     rules whose law is the drafter's too; `keeps_rows` says that such a rule reads the drafter's own
     rows. `shape` says whether all evaluations have one width. At a `meeting` draft models of
     several conversations are evaluated together. Drafts of a recurrent target have at most `n_kept`
-    tokens if no number is given, because each keeps a state; None: as many as pay and fit.
+    tokens if no number is given, because each keeps a state; None: as many as pay and fit. What
+    drafters leave empty of a block may be filled up (`may_fill`, `fills`). `answers` are those that
+    are kept, for prompt lookups.
     """
 
     target: Model
@@ -45,6 +58,7 @@ class DraftEnvironment:
     use_mmap: bool = True
     default_files: Mapping[str, Path] | None = None
     costs: CostCurve | None = None
+    measured: CostCurve | None = None
     clock: Callable[[], float] = time.perf_counter
     by_clock: bool = True
     learnt: LiveCurve | None = None
@@ -52,6 +66,8 @@ class DraftEnvironment:
     keeps_rows: bool = False
     meeting: DraftMeeting | None = None
     n_kept: int | None = None
+    may_fill: bool = True
+    answers: Places | None = None
 
     @classmethod
     def of(
@@ -80,8 +96,13 @@ class DraftEnvironment:
 
     @property
     def known(self) -> CostCurve:
-        """What evaluations of the target were known to cost before anything was decoded."""
-        return self.costs or self._known.as_padded()
+        """What evaluations of the target were known to cost before anything was decoded.
+
+        It may descend if batches cannot be padded: recurrent states would take in what fills them.
+        """
+        if self.costs is not None:
+            return self.costs
+        return self._known.as_padded() if self.target.can_branch else self._known
 
     def wider(self, n: int, most: int) -> int:
         """Return how many tokens to evaluate in place of n, at most so many (`CostCurve.wider`)."""
@@ -89,7 +110,23 @@ class DraftEnvironment:
 
     @property
     def _known(self) -> CostCurve:
-        return known_curve(self.target.path, self.context, self.target.n_gpu_layers)
+        target = self.target
+        return self.measured or known_curve(target.path, self.context, target.n_gpu_layers)
+
+    @property
+    def fills(self) -> bool:
+        """Whether what a drafter of this environment leaves empty of a block may be filled.
+
+        Only where evaluations were measured, under exact rules, and for one conversation.
+        """
+        alone = self.by_clock and not self.keeps_rows and self.meeting is None
+        return (
+            alone
+            and self.may_fill
+            and self.shape == "free"
+            and self.costs is None
+            and bool(self.known.spread)
+        )
 
     @property
     def most_drafted(self) -> int:
@@ -140,7 +177,7 @@ class DraftEnvironment:
         """Return what drafts take, learnt where the target's rounds are timed."""
         if not isinstance(curve, LiveCurve):
             return DraftCost(rounds, lambda: curve.seconds(1))
-        return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.widest > 0)
+        return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.is_told)
 
     def pace_of(self, *, chooses: bool, draws: bool = False) -> Pace:
         """Return the pace of a drafter that `chooses` how much it drafts or not, and may draw.

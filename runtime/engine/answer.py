@@ -56,6 +56,7 @@ from specrun.runtime.trees.tree import count_candidates
 # Grammars, traces and sequential cascades are imported by answers that have them.
 if TYPE_CHECKING:
     from specrun.bindings.models.vocabulary import Vocabulary
+    from specrun.runtime.chat import ReplyReading
     from specrun.runtime.drafters.combinators.guided import GuidedDrafter
     from specrun.runtime.engine.choices import DrafterKey
     from specrun.runtime.engine.session import Session
@@ -85,7 +86,8 @@ class AnswerOptions:
     whole rows to itself. With `top_logprobs` they also have those of so many most likely tokens.
     `drafter` and `accept` are among those that were opened; None: the default ones. A round drafts
     at most `n_max` nodes; 0: none. `trace` records every round, which changes no token but takes
-    time. Raises `OptionError` for a number that makes no sense.
+    time. `reading` takes the text apart into reasoning, answer and tool calls, as for chats. Raises
+    `OptionError` for a number that makes no sense.
     """
 
     max_tokens: int | None = None
@@ -96,6 +98,7 @@ class AnswerOptions:
     n_max: int | None = None
     accept: str | None = None
     trace: bool = False
+    reading: ReplyReading | None = None
 
     def __post_init__(self) -> None:
         for name, advice in (
@@ -329,7 +332,6 @@ class Answer(Mailbox):
         # The round that is handed out, its number, its tokens' pieces, and how many items there
         # were before it: a tuple, because they change together. None: nothing is left of it.
         self.spoken: tuple[Round, int, list[bytes], int] | None = None
-        self._cached = 0
         self._finish: FinishReason = "cancelled"
         self._stats: SpecStats | None = None  # once it has ended
         self.hand_out: Callable[[], None] | None = None  # while the next round is evaluated
@@ -350,7 +352,7 @@ class Answer(Mailbox):
         """The answer so far, complete once the stream is exhausted or closed."""
         token_ids = [token for tokens, _ in self._said for token in tokens]
         text = "".join(text for _, text in self._said)
-        usage = Usage(len(self._prompt), len(token_ids), self._cached)
+        usage = Usage(len(self._prompt), len(token_ids), self.n_cached)
         stats = self._stats or self.statistics.summary(self, len(token_ids))
         return GenerationResult(text, token_ids, self._finish, usage, stats, self.request.seed)
 
@@ -365,13 +367,13 @@ class Answer(Mailbox):
             self.rule = request.rule or session.rule
             self.statistics.start(session)
             target = self._verifier()
-            self._cached = conversation.turn_to(session.target, self._prompt)
+            self.n_cached = conversation.turn_to(session.target, self._prompt)
             yield "reading"
             n_read = 0
             # In a sequential cascade the target reads the prompt when it is needed.
             if not isinstance(self.rule, SequentialCascade):
                 # The prompt's last token is the first round's root.
-                n_read = len(self._prompt) - 1 - self._cached
+                n_read = len(self._prompt) - 1 - self.n_cached
                 for _ in conversation.read_prompt(session.target):
                     yield "reading"
             if self._tracer is not None:
@@ -401,6 +403,8 @@ class Answer(Mailbox):
             self._place.close()
         if self.session.rejections is not None:
             self.session.rejections.end_answer(self.session.conversation.tokens)
+        if self.session.answers is not None:
+            self.session.answers.add(self.session.conversation.tokens, len(self._prompt))
         try:
             self._keeper.finish()
         except SpecrunError:
@@ -548,20 +552,24 @@ class Answer(Mailbox):
             self._leave_out(this_round, index)
             return None
         text = self._assembler.push(pieces[index])
+        ends: FinishReason | None = None
         if left == 1 and this_round.is_last:
             text += self._held_back()
+            ends = "stop" if this_round.is_whole else "length"
+        if self._stops and self._assembler.stopped_by is not None:
+            ends = "stop"
         token = this_round.new[index]
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read on demand: a softmax for every token would be most of the overhead.
             n_top = self.request.options.top_logprobs
-            event = TokenEvent(text, token, origin, number, this_round, index, n_top)
+            event = TokenEvent(text, token, origin, number, this_round, index, n_top, ends)
             if self.session.settles:
                 event.settle()
             else:
                 self._keeper.current.append(weakref.ref(event))
         else:
-            event = TokenEvent(text, token, origin, number, None)
+            event = TokenEvent(text, token, origin, number, None, finish_reason=ends)
         self._said.append(((token,), text))
         if left == 1:
             self.spoken = None

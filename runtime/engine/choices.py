@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -30,7 +31,7 @@ from specrun.runtime.language import parse_expression
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.round.drafter import Drafter, DrafterWeights, Owned, close_all
 from specrun.runtime.round.loop import require_laws, require_rule
-from specrun.runtime.round.padding import Shape, open_target
+from specrun.runtime.round.padding import Shape, open_target, paddings
 from specrun.runtime.round.target import TargetModel, target_context_options
 
 
@@ -265,12 +266,23 @@ class Choices:
         sizes = LargestDrafts.of([self.slots[0].get(key) for key in self.weights])
         return open_target(model, sizes, own.context, own.shape, own.wider)
 
+    def widths(self, slots: int) -> dict[int, int]:
+        """Return the widths of common evaluations that are filled up, and to how many tokens."""
+        own, drafters = self.environment, [self.slots[0].get(key) for key in self.weights]
+        leaves, nodes = (max(map(attrgetter(n), drafters)) for n in ("max_leaves", "max_nodes"))
+        fits = leaves * slots + 2 <= MOST_SEQUENCES  # with parking's sequence, and one more
+        if slots == 1 or not own.target.can_branch or not fits:
+            return {}
+        most = min(own.context.n_batch, own.context.n_ubatch)
+        return paddings(own.wider, min(most, (nodes + 1) * slots), most)
+
     def context_options(self, model: Model, slots: int, n_ctx: int) -> ContextOptions:
         """Return the settings of a context in which every slot verifies any drafter's trees."""
         drafters = [self.slots[0].get(key) for key in self.weights]
         largest = max(drafters, key=lambda each: each.max_leaves)
         sizes = LargestDrafts.of(drafters)
         own = target_context_options(self.environment.context, sizes)
+        padded = self.widths(slots)
         most = (MOST_SEQUENCES - 1) // own.n_sequences
         if slots > most:
             has = f"{largest.name} drafts trees of up to {own.n_sequences} paths"
@@ -278,13 +290,14 @@ class Choices:
             raise OptionError(
                 f"{problem}: take at most {most} slots, not {slots}, or smaller trees"
             )
-        options = slot_options(own, slots, can_branch=model.can_branch)
+        fills = bool(padded)
+        options = slot_options(own, slots, can_branch=model.can_branch, fills=fills)
         # Prompts are read one at a time: rows of hidden states for these are needed once.
         n_outputs = (sizes.max_nodes + 1) * slots
         if n_outputs > own.n_batch:
             problem = f"{slots} slots evaluate up to {n_outputs} tokens at once, a batch has"
             raise OptionError(f"{problem} {own.n_batch}: raise n_batch, or take fewer slots")
-        n_outputs = max(n_outputs, own.n_outputs)
+        n_outputs = max(n_outputs, own.n_outputs, *padded.values())
         return dataclasses.replace(options, n_ctx=n_ctx, n_outputs=n_outputs)
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from specrun.bindings.errors import ClosedError, OptionError, TemplateError
 from specrun.bindings.machine.workers import require_workers
@@ -22,16 +22,17 @@ from specrun.runtime.engine.schedule import Load, Schedule
 from specrun.runtime.engine.session import Session
 from specrun.runtime.engine.streams import GenerationStream
 from specrun.runtime.laws.sampling import SamplingParams, random_if_unset
-from specrun.runtime.round.results import GenerationResult
+from specrun.runtime.round.results import ChatResult, GenerationResult
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from specrun.bindings.models.model import Model
     from specrun.bindings.models.vocabulary import Vocabulary
-    from specrun.runtime.chat.template import ChatTemplate, Message
+    from specrun.runtime.chat import ChatTemplate, ReplyReading
+    from specrun.runtime.chat.turn import Message, Tool
     from specrun.runtime.drafters.environment import DraftEnvironment
-    from specrun.runtime.engine.keywords import AnswerKeywords, SharedKeywords
+    from specrun.runtime.engine.keywords import AnswerKeywords, ChatKeywords, SharedKeywords
     from specrun.runtime.engine.opening import RuntimeOptions
     from specrun.runtime.memory import Fitted
     from specrun.runtime.online import RejectionStore
@@ -68,13 +69,15 @@ class EngineCore(ABC):
     single slot has a context of its own: only there can every evaluation have a fixed shape, a GPU
     send only the best logits, a small model speak alone, a drafter use look-ahead positions, and a
     conversation's cache be kept in a file. `fitted` is the memory plan that layers and context were
-    chosen by, None if nothing was to be chosen; `rejections` the store of rejected drafts, if any.
+    chosen by, None if nothing was to be chosen; `rejections` the store of rejected drafts, if any;
+    `contact_line` describes what was measured because the file is new here, "" if nothing was.
     """
 
     options: RuntimeOptions
     model: Model
     fitted: Fitted | None
     rejections: RejectionStore | None
+    contact_line: str
 
     def _open(
         self,
@@ -93,6 +96,7 @@ class EngineCore(ABC):
         self._tool_template: ChatTemplate | None = None
         opened = open_slots(target, drafter, options, slots)
         self.options, self.model, self.fitted = opened.options, opened.model, opened.fitted
+        self.contact_line = opened.contact_line
         self.rejections, self._choices, self._owned = (
             opened.rejections,
             opened.choices,
@@ -165,28 +169,44 @@ class EngineCore(ABC):
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Tool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
-        """Return the stream of an answer to {"role", "content"} messages; else as `submit`."""
-        return self.submit(self.chat_prompt(messages), params, **options)
+        """Return the stream of an answer to {"role", "content"} messages; else as `submit`.
+
+        `text` of its events and of its result is the answer alone: reasoning and calls of `tools`
+        (functions in OpenAI's form) have fields of their own (`TokenEvent`, `ChatResult`).
+        `chat_template_kwargs` are variables of the template, as {"enable_thinking": False}. If the
+        last message is the assistant's, that answer goes on.
+        """
+        prompt, options["reading"] = self._asked(messages, tools, chat_template_kwargs)
+        return self.submit(prompt, params, **options)
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Unpack[AnswerKeywords],
+        **options: Unpack[ChatKeywords],
     ) -> GenerationStream:
-        """Return the stream of an answer to {"role", "content"} messages; else as `stream`."""
-        return self.stream(self.chat_prompt(messages), params, **options)
+        """Return the stream of `submit_chat`, with `logprobs` unless they are switched off."""
+        options.setdefault("logprobs", True)
+        return self.submit_chat(messages, params, **options)
 
     def chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        **options: Unpack[AnswerKeywords],
-    ) -> GenerationResult:
-        """Return the finished answer; tokens shared with the last one are not evaluated again."""
-        return self.generate(self.chat_prompt(messages), params, **options)
+        **options: Unpack[ChatKeywords],
+    ) -> ChatResult:
+        """Return the finished answer of `submit_chat`.
+
+        Tokens that the prompt shares with the last conversation are not evaluated again.
+        """
+        result = self.submit_chat(messages, params, **options).drain()
+        assert isinstance(result, ChatResult)
+        return result
 
     def generate_many(
         self,
@@ -236,18 +256,37 @@ class EngineCore(ABC):
         seed = random_if_unset(self.options.seed if params.seed is None else params.seed)
         return Request(tokens, params, seed, options, *self._choices.find(params, options))
 
-    def chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Return the tokens of a conversation, rendered by the model's chat template.
 
         If its last message is the assistant's, that answer goes on.
         """
-        from specrun.runtime.chat.template import chat_tokens, is_begun_answer
+        return self._asked(messages, tools, chat_template_kwargs)[0]
+
+    def _asked(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> tuple[list[int], ReplyReading]:
+        """Return the tokens of a conversation, and how the reply to it is read."""
+        from specrun.runtime.chat import ReplyReading, is_begun_answer, turn_of
 
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
             advice = "give a list of messages, such as [{'role': 'user', 'content': 'hi'}]"
             raise OptionError(f"the conversation is {messages!r}: {advice}")
-        is_begun = is_begun_answer(messages)
-        return chat_tokens(self.chat_template, self.vocabulary, messages, is_begun=is_begun)
+        template = self.tool_template if tools else self.chat_template
+        is_begun, vocabulary = is_begun_answer(messages), self.vocabulary
+        turn = turn_of(
+            template, messages, tools, template_kwargs=template_kwargs, is_begun=is_begun
+        )
+        text = turn.text(template, vocabulary)
+        return text.tokens(vocabulary), ReplyReading(turn.plan, vocabulary, text.end)
 
     # -- between answers ---------------------------------------------------------------------------
 

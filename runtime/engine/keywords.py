@@ -6,11 +6,13 @@ A test holds them to the dataclasses that read and check them.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from typing import Literal, TypedDict
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
 
 from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
 from specrun.bindings.machine.placement import Placement, SplitMode
+from specrun.runtime.chat import ReplyReading
+from specrun.runtime.chat.turn import Tool
 from specrun.runtime.engine.choices import DrafterMaker
 from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.online import LearnFrom
@@ -37,8 +39,10 @@ class RuntimeKeywords(TypedDict, total=False):
     backend_sampling: BackendSampling
     lora: Sequence[str]
     learn: LearnFrom
+    answers: LearnFrom
     others: Sequence[str | DrafterMaker]
     rules: Sequence[str]
+    measure: bool
     # ContextOptions
     n_ctx: int
     n_batch: int
@@ -70,6 +74,7 @@ class SharedKeywords(TypedDict, total=False):
     n_max: int | None
     accept: str | None
     trace: bool
+    reading: ReplyReading | None
 
 
 class AnswerKeywords(SharedKeywords, total=False):
@@ -77,3 +82,10 @@ class AnswerKeywords(SharedKeywords, total=False):
 
     max_tokens: int | None
     index: int
+
+
+class ChatKeywords(AnswerKeywords, total=False):
+    """The keywords of answers to chats."""
+
+    tools: Sequence[Tool]
+    chat_template_kwargs: Mapping[str, Any] | None

@@ -23,7 +23,7 @@ from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.mtp import reads_own_blocks
-from specrun.runtime.drafters.retrieval import with_reference
+from specrun.runtime.drafters.retrieval import open_answers, with_reference
 from specrun.runtime.engine.choices import Choices, DrafterMaker
 from specrun.runtime.engine.keywords import RuntimeKeywords
 from specrun.runtime.engine.session import Session
@@ -47,7 +47,7 @@ from specrun.runtime.memory import (
 from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.models.names import locate_model
 from specrun.runtime.online import LearnFrom, RejectionStore, open_rejections
-from specrun.runtime.planning import drafter_for
+from specrun.runtime.planning import Contact, CostCurve, contact_curve, drafter_for
 from specrun.runtime.planning.kept_states import kept_states_of
 from specrun.runtime.round.backend_laws import BackendSampling, is_wanted
 from specrun.runtime.round.drafter import Owned
@@ -76,10 +76,14 @@ class RuntimeOptions(LoadOptions):
     `lora` are adapters for the target, each a FILE or FILE:SCALE; the drafter stays as it is, so
     its acceptance may fall. `learn` True keeps rejected drafts in a buffer (`Runtime.rejections`),
     "keep" in the user's state folder, a path in that file; only a
-    `specrun.train.online.online_drafter.OnlineDrafter` learns from them. A request may choose
+    `specrun.train.online.online_drafter.OnlineDrafter` learns from them. `answers` True keeps what
+    was answered for prompt lookups of later answers, "keep" in the user's state folder, a path in
+    that file. A request may choose
     "none", the drafter or one of the drafters `others` (expressions, or makers of drafters of one's
     own), in full or by the name of its method if only one has it, and another acceptance rule: any
-    exact one if `accept` is exact, any that is not if one of those is among `rules`.
+    exact one if `accept` is exact, any that is not if one of those is among `rules`. `measure`
+    times evaluations when a file is loaded for the first time here, if a token takes more than 2 ms
+    and anything drafts (`Runtime.contact_line`).
     """
 
     context: ContextOptions = field(default_factory=lambda: ContextOptions(n_ctx=4096))
@@ -93,8 +97,10 @@ class RuntimeOptions(LoadOptions):
     backend_sampling: BackendSampling = "off"
     lora: Sequence[str] = ()
     learn: LearnFrom = False
+    answers: LearnFrom = False
     others: Sequence[str | DrafterMaker] = ()
     rules: Sequence[str] = ()
+    measure: bool = True
 
 
 @contextmanager
@@ -128,6 +134,7 @@ class OpenSlots:
     owned: Sequence[Owned]
     sessions: Sequence[Session]
     shared: SharedEvaluation | None
+    contact_line: str = ""
 
 
 def open_slots(
@@ -158,7 +165,10 @@ def open_slots(
         with noting_plan(loading), ExitStack() as opened:
             model = _open_model(loading, options)
             opened.callback(model.close)
-            environment = _environment(loading, options, model, rule)
+            contact = _first_contact(loading, options, model)
+            answers = open_answers(options.answers, model)
+            environment = _environment(loading, options, model, rule, contact.curve)
+            environment = dataclasses.replace(environment, answers=answers)
             weights = build_drafter(loading.drafter, environment)
             opened.callback(weights.close)
             choices = Choices(weights, rule, environment, n_slots, options.others, options.rules)
@@ -168,8 +178,9 @@ def open_slots(
             targets = [choices.open_target(model)] if shared is None else shared.slots
             context = targets[0].context
             opened.callback(context.close)
-            kept = () if rejections is None else (rejections,)
-            owned: Sequence[Owned] = (choices, context, model, *kept)
+            kept = [store for store in (rejections, answers) if store is not None]
+            # Before the model, whose vocabulary they are written with.
+            owned: Sequence[Owned] = (choices, context, *kept, model)
             sessions = []
             for each, drafters in zip(targets, choices.slots, strict=True):
                 own = drafters.get(drafters.own)
@@ -181,11 +192,24 @@ def open_slots(
                 else:
                     session.slot.text = session.conversation
                     session.clock, session.cost_of = shared.clock, shared.last_cost
+                session.answers = answers
                 if rejections is not None:
                     session.rejections = rejections.buffer.notes()
                 sessions.append(session)
             opened.pop_all()  # the caller's from here on
-    return OpenSlots(options, model, fitted, rejections, choices, owned, sessions, shared)
+    return OpenSlots(
+        options, model, fitted, rejections, choices, owned, sessions, shared, contact.line
+    )
+
+
+def _first_contact(loading: Loading, options: RuntimeOptions, model: Model) -> Contact:
+    """Return what evaluations cost, measured now if a drafter of an unknown file depends on it."""
+    drafts = any(name != "none" for name in (loading.drafter, *options.others))
+    # Adapters cost something, too, and belong to no file.
+    measures = options.measure and drafts and not options.lora
+    context = loading.options.context
+    context = dataclasses.replace(context, n_ctx=context.size_for(model))
+    return contact_curve(model, context, measures=measures)
 
 
 def _open_model(loading: Loading, options: RuntimeOptions) -> Model:
@@ -208,7 +232,11 @@ def _open_model(loading: Loading, options: RuntimeOptions) -> Model:
 
 
 def _environment(
-    loading: Loading, options: RuntimeOptions, model: Model, rule: Rule | SequentialCascade
+    loading: Loading,
+    options: RuntimeOptions,
+    model: Model,
+    rule: Rule | SequentialCascade,
+    measured: CostCurve | None,
 ) -> DraftEnvironment:
     """Return the environment of drafters; those of several slots meet, and share a clock."""
     context = loading.options.context
@@ -224,6 +252,7 @@ def _environment(
         keeps_rows=isinstance(rule, PairRule),
         shape=options.shape,
         n_kept=loading.n_kept,
+        measured=measured,
         **sharing,
     )
 
@@ -238,7 +267,8 @@ def _share(
     context = Context(model, choices.context_options(model, n_slots, n_ctx))
     clock, meeting = cast("SlotClock", environment.clock), environment.meeting
     longest = min(n_ctx, longest)
-    return SharedEvaluation(context, n_slots, longest, environment.known, clock, meeting)
+    widths = choices.widths(n_slots)
+    return SharedEvaluation(context, n_slots, longest, environment.known, clock, meeting, widths)
 
 
 def _memory_note(loading: Loading) -> str:

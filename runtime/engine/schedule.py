@@ -279,7 +279,8 @@ class Schedule:
                 ends = piece == session.n_unread
                 if left is not None and (piece > left or (any_ended and not ends)):
                     break
-                if piece and not self._make_room(piece, session):
+                # For the whole text: of one that does not fit, what is read would be lost again.
+                if piece and not self._make_room(session.n_unread, session):
                     self.load.waited += 1
                     return
                 left = (session.target.longest_piece if left is None else left) - piece

@@ -22,6 +22,7 @@ from specrun.runtime.round.target import TargetModel
 if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
     from specrun.bindings.models.vocabulary import Vocabulary
+    from specrun.runtime.drafters.retrieval import AnswerStore
     from specrun.runtime.engine.choices import SlotDrafters
     from specrun.runtime.online import RejectionNotes
     from specrun.runtime.round.padding import Shape, Wider
@@ -65,6 +66,8 @@ class Session:
     """Whether log-probabilities are computed as events are handed out, for readers in threads."""
     memory_note: Callable[[], str] = staticmethod(lambda: "")
     """Describes the memory in use, for errors of memory."""
+    answers: AnswerStore | None = None
+    """Takes what was answered, if that is kept."""
     rejections: RejectionNotes | None = None
     """Takes the target's rows at rejected drafts, if there is a buffer."""
     clock: Callable[[], float] | None = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,6 +32,7 @@ from specrun.runtime.trees.layout import FILLER, Arrangement
 from specrun.runtime.trees.tree import DraftTree
 
 if TYPE_CHECKING:
+    from specrun.bindings.contexts.rows import Rows
     from specrun.runtime.planning import CostCurve
 
 # == Cells of a shared KV cache: which positions of which slots lie in the same cells ==============
@@ -398,8 +400,9 @@ class SharedEvaluation:
     The context has `n_slots` times the sequences and output rows that one drafter's trees need, and
     one sequence more, `parking`, for cells that were dropped and are not free yet (`slot_options`);
     None: texts lie apart. No text is longer than `n_positions`. The slots' drafters draft together
-    at `meeting`. `n_cells_taken` counts the cells before the first of those that no token has taken
-    since the texts were last copied together.
+    at `meeting`. Evaluations of the numbers of tokens in `widths` are filled up, in a second
+    sequence more. `n_cells_taken` counts the cells before the first of those that no token has
+    taken since the texts were last copied together.
     """
 
     def __init__(
@@ -410,6 +413,7 @@ class SharedEvaluation:
         curve: CostCurve,
         clock: SlotClock,
         meeting: DraftMeeting | None = None,
+        widths: Mapping[int, int] | None = None,
     ) -> None:
         self.context, self.clock = context, clock
         self.meeting = meeting or DraftMeeting(n_slots)
@@ -417,8 +421,10 @@ class SharedEvaluation:
         apart = context.options.apart
         self.n_positions = min(n_positions, context.n_ctx // n_slots if apart else context.n_ctx)
         self.longest_piece = longest_piece(curve)
-        n_ids = context.options.n_sequences // n_slots
+        # One sequence more is parking's, and a second one is that of tokens which fill batches up.
+        n_ids = 1 if apart else (context.options.n_sequences - 1) // n_slots
         self.parking = None if apart else n_ids * n_slots
+        self._widths = widths or {}
         self._n_evaluations = 0
         self.n_cells_taken = 0
         self.slots: list[SlotTarget] = []
@@ -479,10 +485,10 @@ class SharedEvaluation:
         pending = [(slot, slot.pending) for slot in slots if slot.pending is not None]
         n_tokens = sum(len(each.tokens) for _, each in pending)
         self.make_room(n_tokens)
-        self._rows.fill_shapes([(each.tokens, each.start, each.shape) for _, each in pending])
+        texts = [(each.tokens, each.start, each.shape) for _, each in pending]
         before = self.context.native_seconds
         try:
-            rows = self.context.decode(self._rows)
+            rows = self._decode(texts, n_tokens)
         except SpecrunError as problem:
             for slot, _ in pending:
                 slot.take(problem)
@@ -498,6 +504,23 @@ class SharedEvaluation:
             self.clock.add(slot, seconds * part)
             place += n
         return slots
+
+    def _decode(self, texts: list[tuple[list[int], int, BatchShape]], n_tokens: int) -> Rows:
+        """Evaluate texts side by side, in a batch that is filled up where that takes less time.
+
+        What fills it is a text of its own, behind all others, whose cells are free again at once.
+        """
+        width = self._widths.get(n_tokens, 0)
+        room = self.context.n_ctx - self.n_cells_taken
+        if self.parking is None or not n_tokens < width <= room:
+            self._rows.fill_shapes(texts)
+            return self.context.decode(self._rows)
+        count, filling = width - n_tokens, self.parking + 1
+        self._rows.fill_shapes([*texts, ([FILLER] * count, 0, _filler(count, filling))])
+        try:
+            return self.context.decode(self._rows)
+        finally:
+            self.context.memory.truncate(0, -1, filling)
 
     def make_room(self, n_cells: int) -> None:
         """Free parked cells if no more than `n_cells` are free behind all others.
@@ -543,10 +566,22 @@ class SharedEvaluation:
         return [(plain / k + added * (n - 1)) / whole for n in counts]
 
 
-def slot_options(own: ContextOptions, n_slots: int, *, can_branch: bool) -> ContextOptions:
-    """Return the settings of a context for several slots, each of which needs those of `own`."""
+@functools.lru_cache(maxsize=64)
+def _filler(count: int, sequence: int) -> BatchShape:
+    """Return the shape of tokens that nobody reads."""
+    return BatchShape.of(range(count), [[sequence]] * count, [1] * count)
+
+
+def slot_options(
+    own: ContextOptions, n_slots: int, *, can_branch: bool, fills: bool = False
+) -> ContextOptions:
+    """Return the settings of a context for several slots, each of which needs those of `own`.
+
+    It has a sequence more if batches that are shared are filled up.
+    """
     if can_branch:
-        return dataclasses.replace(own, n_sequences=own.n_sequences * n_slots + 1)
+        n_sequences = own.n_sequences * n_slots + 1 + fills
+        return dataclasses.replace(own, n_sequences=n_sequences)
     return dataclasses.replace(own, n_sequences=n_slots, apart=True)
 
 

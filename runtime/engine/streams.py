@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from specrun.runtime.round.results import GenerationResult, TokenEvent
+from specrun.runtime.chat.reader import Content, Reasoning
+from specrun.runtime.round.results import ChatResult, GenerationResult, TokenEvent
 
 if TYPE_CHECKING:  # code that awaits has imported it
     import asyncio
 
+    from specrun.runtime.chat import ReplyReading
     from specrun.runtime.engine.answer import Answer, Making
     from specrun.runtime.engine.trace import RoundTrace
+
+
+_Read = Callable[[TokenEvent], TokenEvent]
 
 
 class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
@@ -24,7 +31,8 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
     reader. A runtime's answer goes on while it is read, by the reader's calls (`go_on`). Closing
     or dropping the stream early (or Ctrl-C while it runs) ends the answer, an engine's within a
     round; `result` then says "cancelled", and the slot is free. Reading raises the error that
-    ended the answer, such as `ContextFullError` or `ClosedError`.
+    ended the answer, such as `ContextFullError` or `ClosedError`. The result of a chat is a
+    `ChatResult`.
     """
 
     def __init__(
@@ -39,6 +47,11 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
         # ends it.
         self._making, self._go_on = making, go_on
         self._take = answer.take if go_on is None else answer.take_here
+        self._reading = answer.request.options.reading
+        self._read: _Read | None = None
+        if self._reading is not None:
+            self._read = _EventReader(self._reading).read
+            self._take = functools.partial(_taken, self._take, self._read)
         answer.reader = weakref.ref(self)
 
     def __iter__(self) -> GenerationStream:
@@ -107,20 +120,25 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
         return self._answer.ended is not None
 
     @property
+    def cached_tokens(self) -> int:
+        """How many tokens of the prompt were cached; 0 before the answer has begun."""
+        return self._answer.n_cached
+
+    @property
     def result(self) -> GenerationResult:
         """The answer: a runtime's so far, whole at its end; an engine's is waited for.
 
         Raises the error that ended an engine's.
         """
         if self._making is None:
-            return self._answer.wait()
-        return self._answer.result
+            return self._told(self._answer.wait())
+        return self._told(self._answer.result)
 
     async def wait(self) -> GenerationResult:
         """Return the whole answer without blocking the event loop for more than a step."""
         while not self.done:
             await self._news(for_the_end=True)
-        return self._answer.wait()
+        return self._told(self._answer.wait())
 
     # -- to the end --------------------------------------------------------------------------------
 
@@ -137,7 +155,7 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
         comes next, or read rows that the next evaluation overwrites. An error of `consume` ends the
         answer.
         """
-        answer = self._answer
+        answer, read = self._answer, self._read
         if self._go_on is None:
             try:
                 for event in self:
@@ -148,7 +166,7 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
 
         def hand_out() -> None:
             while answer.spoken is not None and (event := answer.next_event()) is not None:
-                consume(event)
+                consume(event if read is None else read(event))
                 del event  # one that somebody holds costs the stream a copy of its logits
                 if answer.hand_out is None:
                     answer.statistics.come_back()
@@ -161,7 +179,7 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
         """Go on to the end, and have every round handed out."""
         answer, making, go_on = self._answer, self._making, self._go_on
         if making is None or go_on is None:
-            return answer.wait()
+            return self._told(answer.wait())
         context = answer.session.target.context
         waits = answer.may_wait
         try:
@@ -172,12 +190,23 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
                 if not waits or answer.is_at_end:
                     hand_out()
                 go_on(answer, making)
-            return answer.wait()
+            return self._told(answer.wait())
         except BaseException:
             making.close()  # or the error's traceback would keep the answer, and the session busy
             raise
         finally:
             context.while_computing = None
+
+    def _told(self, result: GenerationResult) -> GenerationResult:
+        """Return a result, that of a chat with its text by reasoning, answer and calls."""
+        if self._reading is None:
+            return result
+        is_cut = result.finish_reason != "stop"
+        reply = self._reading.whole(result.token_ids, result.text, is_cut=is_cut)
+        fields = {each.name: getattr(result, each.name) for each in dataclasses.fields(result)}
+        calls = reply.named_calls((result.seed, result.token_ids))
+        own = {"text": reply.content, "reasoning": reply.reasoning, "tool_calls": calls}
+        return ChatResult(**{**fields, **own, "raw_text": result.text})
 
     async def _news(self, *, for_the_end: bool = False) -> None:
         """Let the answer go on by a step, or wait until it did."""
@@ -191,6 +220,29 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
             answer.take_round()
         go_on(answer, making)
         await asyncio.sleep(0)
+
+
+def _taken(take: Callable[[], TokenEvent | None], read: _Read) -> TokenEvent | None:
+    """Return the next token that is there, by its parts."""
+    event = take()
+    return None if event is None else read(event)
+
+
+class _EventReader:
+    """Tells events by the parts of a reply: each has those that became certain with its token."""
+
+    def __init__(self, reading: ReplyReading) -> None:
+        self._reader = reading.reader()
+
+    def read(self, event: TokenEvent) -> TokenEvent:
+        """Return the event with its parts."""
+        parts = self._reader.read([event])
+        if event.finish_reason is not None:
+            parts = [*parts, *self._reader.finish("", is_cut=event.finish_reason != "stop")]
+        content = (part.text for part in parts if isinstance(part, Content))
+        thoughts = (part.text for part in parts if isinstance(part, Reasoning))
+        event.tell(parts, "".join(content), "".join(thoughts))
+        return event
 
 
 EngineStream = GenerationStream
@@ -207,6 +259,7 @@ class Mailbox:
     def __init__(self) -> None:
         self.reader: Callable[[], GenerationStream | None] = lambda: None
         self.cancelled = False
+        self.n_cached = 0  # tokens of the prompt that its slot held when it began
         self.ended: GenerationResult | BaseException | None = None
         self._events: deque[TokenEvent] = deque()
         self._traces: list[RoundTrace] = []

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specrun.runtime.grammar.conditions import CONDITIONS, ConditionReader, Conditions
 from specrun.runtime.grammar.patterns import literal_prefix, written
 from specrun.runtime.grammar.references import References
 
@@ -35,6 +36,7 @@ _LONG = 2**31 - 1  # no text, array or object comes near it
 _MOST_SAID, _MOST_NOTES = 1000, 20
 _MOST_COPIES = 200
 _COMBINED = ("allOf", "anyOf", "oneOf")
+_PLAIN_OBJECT = {"type", "properties", "required", "allOf", "$ref"}
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 
 
@@ -204,9 +206,12 @@ class _Loosening:
                 out["anyOf"] = [below, {"type": "null"}]
             return
         task = _Task(node, path, out, task.is_joined)
-        for name, value in node.items():
+        found = self._conditions(task)
+        for name, value in (node if found is None else found.rest).items():
             if (write := _WRITERS.get(name)) is not None:
                 write(self, task, name, value)
+        if found is not None and found.options is not None:  # last: keys keep their order
+            self._choose(task, found.options)
 
     # -- keywords that stay ------------------------------------------------------------------------
 
@@ -309,6 +314,8 @@ class _Loosening:
         path = f"{task.path}/{name}"
         if isinstance(value, dict):
             value = {key: self._below(each, f"{path}/{key}") for key, each in value.items()}
+            others = task.out.get(name, {})  # that other schemas evaluate
+            value |= {key: each for key, each in others.items() if key not in value}
         task.out[name] = value
 
     def _all_of(self, task: _Task, name: str, value: object) -> None:
@@ -423,38 +430,73 @@ class _Loosening:
         if plain in node or _is_anything(value):
             return
         if others & node.keys():
-            self._say(name, task.path, "other schemas beside it evaluate some, too")
+            known = self._evaluated(node) if value is False and plain != "items" else None
+            if known is None:
+                self._say(name, task.path, "other schemas beside it evaluate some, too")
+                return
+            listed = task.out.setdefault("properties", {})
+            listed |= {each: True for each in known if each not in listed}
+            task.out[plain] = False
         elif plain == "items":
             self._items(task, plain, value)
         else:
             self._additional(task, plain, value)
 
-    def _not(self, task: _Task, name: str, value: object) -> None:
-        if value is False:
-            return
-        if isinstance(value, dict) and _keywords(value) == {"type"}:
-            own = _listed(task.node.get("type", [*_TYPES])) or [*_TYPES]
-            forbidden = set(map(str, _listed(value["type"])))
-            if "number" in forbidden:
-                forbidden.add("integer")
-            if "integer" not in forbidden or "number" not in own or "number" in forbidden:
-                task.out["type"] = [each for each in own if each not in forbidden]
-                return
-        self._say(name, task.path, "a mask has no negation")
+    def _evaluated(self, node: _Node) -> list[str] | None:
+        """Return the names of properties that schemas joined by `allOf` or a reference evaluate.
+
+        None if that depends on the value.
+        """
+        names: list[str] = []
+        ahead: list[Schema] = [node]
+        for _ in range(_MOST_COPIES):
+            if not ahead:
+                return names
+            own = ahead.pop()
+            if not isinstance(own, dict):
+                continue
+            if own is not node and _keywords(own) - _PLAIN_OBJECT:
+                return None
+            if own is node and _keywords(own) - _PLAIN_OBJECT - {"unevaluatedProperties"}:
+                return None
+            properties, parts = own.get("properties"), own.get("allOf")
+            names += properties if isinstance(properties, dict) else []
+            ahead += parts if isinstance(parts, list) else []
+            if "$ref" in own:
+                target = self._references.target(own["$ref"])
+                ahead += [] if target is None else [target[0]]
+        return None
 
     def _type(self, task: _Task, name: str, value: object) -> None:
-        """Write a type, unless `not` has narrowed it already."""
-        if name not in task.out or "not" not in task.node:
-            task.out[name] = value
+        task.out[name] = value
 
     def _left_out(self, task: _Task, name: str, value: object) -> None:
         node = task.node
         if name == "contains" and node.get("minContains") == 0 and "maxContains" not in node:
             return
-        if name == "if" and not {"then", "else"} & node.keys():
-            return
         if value not in (False, {}):
             self._say(name, task.path, "a mask has no such condition")
+
+    # -- conditions --------------------------------------------------------------------------------
+
+    def _conditions(self, task: _Task) -> Conditions | None:
+        """Return the conditions of a schema, None if it has none; say which are lost."""
+        node = task.node
+        parts = node.get("allOf")
+        nested = any(_keywords(each) & {*CONDITIONS} for each in _listed(parts))
+        if not (node.keys() & {*CONDITIONS} or nested):
+            return None
+        found = ConditionReader(self._references.resolved, _keywords).read(node)
+        for name in found.lost:
+            self._say(name, task.path, "it cannot be written as alternatives")
+        return found
+
+    def _choose(self, task: _Task, options: Sequence[Schema]) -> None:
+        """Write alternatives, of which a value has to fit one."""
+        self._kept_alive += [option for option in options if isinstance(option, dict)]
+        made = [self._below(each, task.path, is_joined=True) for each in options]
+        chosen = {"anyOf": made} if made else False
+        task.out["allOf"] = [*task.out.get("allOf", ()), chosen]
 
     # -- references --------------------------------------------------------------------------------
 
@@ -504,10 +546,9 @@ _WRITERS: Mapping[str, _Writer] = {
     "patternProperties": _L._patterned,
     "propertyNames": _L._property_names,
     **dict.fromkeys(("unevaluatedProperties", "unevaluatedItems"), _L._unevaluated),
-    "not": _L._not,
     **dict.fromkeys(("$ref", "$dynamicRef", "$recursiveRef"), _L._reference),
     **dict.fromkeys(
-        ("uniqueItems", "contains", "if", "dependencies", "dependentRequired", "dependentSchemas"),
+        ("uniqueItems", "contains", *CONDITIONS),
         _L._left_out,
     ),
 }

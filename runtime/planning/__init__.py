@@ -17,8 +17,12 @@ from specrun.runtime.planning.curves import (
 from specrun.runtime.planning.default_drafter import EDITED, QUESTIONS, drafter_for, workload_of
 from specrun.runtime.planning.draft_plan import MOST_DRAFTED, DraftPlan, Plan
 from specrun.runtime.planning.measure import (
+    CONTACT_SIZES,
     MEASURED_SIZES,
+    Contact,
     EvaluationTimes,
+    contact_curve,
+    first_curve,
     measure_cost_curve,
     measure_target_costs,
     sized_to_measure,

@@ -41,7 +41,8 @@ class CostCurve:
     `reused` is the time when the evaluation before had the same shape, so that llama.cpp reuses its
     graph; `rebuilt` the time after one of another shape. `spread` is by which share the median of
     the repetitions of a size lay above the least, which is what counts; empty if nothing was
-    repeated. `source` says where the curve comes from.
+    repeated. `source` says where the curve comes from, and `is_first` that it was measured in a
+    moment, when the file was loaded for the first time.
     """
 
     sizes: tuple[int, ...]
@@ -49,6 +50,7 @@ class CostCurve:
     rebuilt: tuple[float, ...]
     spread: tuple[float, ...] = ()
     source: Source = field(default="measured", compare=False)
+    is_first: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         if not len(self.sizes) == len(self.reused) == len(self.rebuilt) > 0:
@@ -213,8 +215,9 @@ def levelled(row: Sequence[float]) -> list[float]:
 # pauses of the machine lengthen single rounds, and whatever slows all of them cancels out. Between
 # widths that were seen the correction (a factor, in logarithms) is interpolated, and goes on beyond
 # the largest; it fades while a width is not seen, so that one bad round is not believed for ever.
-# The whole then ascends (isotonic regression): no more tokens for less time, unless that was seen
-# of two tokens and one.
+# More tokens are then believed to take less time only where the curve descended as it began, or of
+# two tokens and one: what lies above the least of all larger widths is set aside, the rest is made
+# to ascend (isotonic regression), and what was set aside is added again.
 
 
 _KEPT = 9  # rounds of a width that count
@@ -262,6 +265,11 @@ class LiveCurve(CostCurve):
         times = self._learnt.times
         return max(times) if len(times.get(1, ())) > 1 else 0
 
+    @property
+    def is_told(self) -> bool:
+        """Whether it says what plain rounds take here: that was measured, or seen."""
+        return bool(self.spread) or self.widest > 0
+
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
         """Return the time of n tokens, as it is believed now."""
         seconds = self._learnt.seconds(n)
@@ -275,6 +283,7 @@ class _Learnt:
 
     def __init__(self, start: CostCurve) -> None:
         self._start, self._single = start, start.seconds(1)
+        self._padded = start.as_padded()
         self.times: dict[int, deque[float]] = {}
         self._seen: dict[int, int] = {}  # the round in which a width was last seen
         self._round = self._fitted = self._n_single = 0
@@ -322,9 +331,10 @@ class _Learnt:
             if width > 1:
                 factors.append((width, self._factor(width, single)))
         most = factors[-1][0]
-        ratios = [self._expected(n) * math.exp(_between(factors, n)) for n in range(most, 1, -1)]
+        ratios = [self._ascending(n) * math.exp(_between(factors, n)) for n in range(most, 1, -1)]
         # One token stands apart: two cost less where a kernel likes them better.
-        self._table = [single, single, *(single * ratio for ratio in reversed(levelled(ratios)))]
+        ascending = enumerate(reversed(levelled(ratios)), 2)
+        self._table = [single, single, *(single * ratio * self._step(n) for n, ratio in ascending)]
 
     def _single_seconds(self) -> float:
         """Return the time of one token."""
@@ -343,6 +353,14 @@ class _Learnt:
     def _expected(self, width: int) -> float:
         """Return what a width took over one token, as it began."""
         return self._start.seconds(width) / self._single
+
+    def _ascending(self, width: int) -> float:
+        """Return the least that this many tokens or more took over one, as it began."""
+        return self._padded.seconds(width) / self._single
+
+    def _step(self, width: int) -> float:
+        """Return how many times that the width itself took."""
+        return self._start.seconds(width) / self._padded.seconds(width)
 
 
 class DraftCost:

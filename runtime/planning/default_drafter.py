@@ -67,4 +67,5 @@ def _note(choice: Choice) -> str:
         why = f", {choice.reason}" if choice.reason else ""
         return f"profile: decoding plainly, as specrun accelerate found nothing faster{why} {off}"
     drafter = short_label(parse_expression(choice.drafter))
-    return f"profile: {drafter}, {choice.speed_up:.2f} times plain decoding when measured {off}"
+    speed = f"{choice.speed_up:.2f} times plain decoding{choice.extent}"
+    return f"profile: {drafter}, {speed} when measured {off}"

@@ -40,9 +40,11 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # whose distributions are not known yet: like this one at first and usual, m, further on, for
 # certain tokens come in runs. To look k tokens ahead is what steps of T require, which make the
 # second token after them cheap. Before the drafter computes its next distribution, a is what the
-# last one lets expect, and pays for d too. Only distributions of tokens not drawn yet and earlier
-# rounds are read, so drafts stay exact. T and d may be learnt by the clock if tokens are chosen,
-# for such drafts change no text. Of drawn ones the same text and costs lead to the same lengths.
+# last one lets expect, and pays for d too. If that is too little for the first of chosen tokens, a
+# drafter is asked now and then all the same (`_Learnt.hopes`). Only distributions of tokens not
+# drawn yet and earlier rounds are read, so drafts stay exact. T and d may be learnt by the clock if
+# tokens are chosen, for such drafts change no text. Of drawn ones the same text and costs lead to
+# the same lengths.
 #
 # **Depths that are computed at once** (`depth_to_ask`). How deep has to be decided before anything
 # is known of the round. A chain is asked for as many tokens as would be computed one after the
@@ -68,6 +70,7 @@ _RECOVERY, _PATIENCE = 0.03, 0.8  # of the way back to the prior, in a round wit
 _DEEPER = 0.005  # the same, of the depths below a draft
 _TRIED = 1.5  # the least hope of an untried depth, over what it takes
 _ALIKE = 0.8  # how far from the usual chance the next token's is, as a share of how far this one's
+_LONGEST_WAIT = 64  # rounds
 _STALE = 0.02  # change of s or m from which thresholds are worked out again
 
 
@@ -102,11 +105,25 @@ class _Learnt:
     chances: float = _PRIOR_CHANCES  # how many the usual one is the mean of
     recovery: float = _RECOVERY
     idle: bool = False  # nothing was tried in the round before
+    wait: int = 1  # rounds in which a chain asks for nothing, until it does so in hope
+    waited: int = 1
 
     def expect(self, chance: float) -> None:
         """Count a chance as usual as any of the last ones."""
         self.chances = min(self.chances + 1.0, _MOST_CHANCES)
         self.usual += (chance - self.usual) / self.chances
+
+    def hopes(self, cost: float) -> bool:
+        """Return whether to ask for a distribution although a usual one does not pay.
+
+        A drafter that is better than most pays where the usual one does not, and its certainty
+        tells. What asks in vain, by rounds that drafted nothing, waits twice as long.
+        """
+        return self.waited >= self.wait and self.account.room > cost
+
+    def hoped(self, *, in_vain: bool) -> None:
+        """Note whether a distribution was asked for in vain."""
+        self.waited, self.wait = 1, min(2 * self.wait, _LONGEST_WAIT) if in_vain else 1
 
     def end_round(self, *, idle: bool, accepted: int) -> None:
         """Forget a little in an idle round, so that drafts are tried again some day.
@@ -252,6 +269,8 @@ class DraftPlan(Plan):
         self._thresholds: _Thresholds | None = None
         self._now: _Learnt | None = None  # of the round under way
         self._rests = False
+        self._hopes = False  # the round asked although a usual token does not pay
+        self._may_hope = False
         self._asked = 0
         self._tree = DraftTree()
         self._certainties: list[float] = []  # of the nodes drafted, as log-odds
@@ -356,6 +375,8 @@ class DraftPlan(Plan):
     def start(self, *, points: bool, greedy: bool = False) -> None:
         """Start a round that drafts chosen tokens (`points`) or drawn ones in turn."""
         self._thresholds = self._known_thresholds(self._start(points=points))
+        # A draw in hope would decide which text comes of a seed.
+        self._may_hope = points
 
     def _known_thresholds(self, learnt: _Learnt) -> _Thresholds:
         """Return thresholds for what a token is worth now; T may change with the load."""
@@ -373,6 +394,9 @@ class DraftPlan(Plan):
         n = len(self._certainties)
         wanted = n < self.most and not self._rests
         asks = wanted and self._reached > self._thresholds.to_ask(n, self._level)
+        if wanted and not asks and not n and self._may_hope:
+            assert self._now is not None
+            self._hopes = asks = self._now.hopes(self._draft.seconds(1) / self._seconds(1))
         self._asked = min(self._asked + asks, self._depth or self.most)
         return asks
 
@@ -401,6 +425,7 @@ class DraftPlan(Plan):
         self._now, self._tree, self._certainties = learnt, DraftTree(), []
         self._reached, self._level, self._asked = 1.0, None, 0
         self._rests = learnt.account.room <= 0.0
+        self._hopes = False
         return learnt
 
     def _prior(self, *, points: bool) -> _Learnt:
@@ -444,6 +469,10 @@ class DraftPlan(Plan):
             seconds += self._draft.seconds(self._asked)
         rounds = seconds / self._seconds(1)
         learnt.account.allow(accepted + 1)
+        if self._hopes:
+            learnt.hoped(in_vain=not drafted)
+        else:
+            learnt.waited += 1
         if self._rests:  # nothing is learnt, nor forgotten
             learnt.idle = True
         else:

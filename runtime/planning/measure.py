@@ -9,6 +9,11 @@ than the spread, of which a tenth is believed at most (where times differ by mor
 be no better), or far more than the line between the sizes beside it. What stays so is a kernel's
 doing. All tokens give output rows, as a tree's do, at a position where a text would be in the
 middle of its answer.
+
+**First contact.** Nobody has to run `tune`: when a file is first loaded on a device,
+`contact_curve` measures it for about two seconds, and keeps the curve for all later loads. Models
+that take less than `WORTH_TIMING` for a token are left out: their rounds teach as much within a
+moment.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ import numpy as np
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.models.model import Model
 from specrun.runtime.memory import layers_here
 from specrun.runtime.memory.fit import LayerCount, LoadOptions
@@ -39,8 +44,17 @@ _PATIENCE = 4  # times the given seconds, after which fewer passes will do
 _TOO_DEAR = 8.0
 _MOST_SPREAD = 0.1  # that excuses a size from being doubted
 _ABOVE = 1.3  # times the line between its neighbours, from which a size is doubted
+_CHEAP = 10  # tokens, up to which a curve is measured at any price
 # What is doubted is measured again, at most so often, with its neighbours so many times each.
 _DOUBTED, _AGAIN = 3, 3
+
+CONTACT_SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
+"""Widths of the first contact: those on both sides of the steps that kernels are known to make."""
+WORTH_TIMING = 2e-3
+"""Seconds of a token from which a first contact measures."""
+_LEAST_BYTES = 32 << 20  # of weights: fewer are read in less time than that everywhere
+_CONTACT_SECONDS, _CONTACT_CTX, _CONTACT_BATCH = 2.0, 256, 64
+_CALM = 0.2  # the median spread up to which times are believed: beyond it the machine was busy
 
 
 def measure_cost_curve(
@@ -131,6 +145,10 @@ class EvaluationTimes:
         first.setdefault(size, []).append(self._timed(size))
         self._reused.setdefault(size, []).append(self._timed(size))
 
+    def least(self, size: int) -> float:
+        """Return the least time of a size that was visited."""
+        return min(self._reused[size])
+
     def curve(self, sizes: tuple[int, ...]) -> CostCurve:
         """Return what was timed: the least, and how far the medians lie above it."""
         reused = tuple(min(self._reused[size]) for size in sizes)
@@ -158,12 +176,16 @@ class EvaluationTimes:
         self._timed(sizes[0])
         single = self._timed(sizes[0])
         for index, size in enumerate(sizes):
-            # Index 8 is size 10 of MEASURED_SIZES: up to there the curve is measured at any price.
             # A size that seems too dear is looked at again, for it may have been disturbed.
             dear = (self._timed(size) > _TOO_DEAR * single for _ in range(_AGAIN))
-            if all(dear) and index >= 8:
+            if all(dear) and size >= _CHEAP:
                 return sizes[: index + 1]
         return sizes
+
+    def is_slow(self) -> bool:
+        """Return whether a token takes `WORTH_TIMING`; the first one touches all weights."""
+        self._timed(1)
+        return all(self._timed(1) >= WORTH_TIMING for _ in range(_AGAIN))
 
     def _timed(self, n: int) -> float:
         """Return the seconds of evaluating n tokens, and drop them again.
@@ -218,11 +240,11 @@ def target_curve(
 ) -> CostCurve:
     """Return the curve of a model file with these settings: the stored one, or a new one, stored.
 
-    With `again` it is measured in any case.
+    With `again` it is measured in any case, and where only a first contact measured it.
     """
     layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
     curve = None if again else load_curve(target, context, layers)
-    if curve is None:
+    if curve is None or curve.is_first:
         curve = measure_target_costs(
             target,
             context,
@@ -233,6 +255,88 @@ def target_curve(
         )
         save_curve(curve, target, context, layers)
     return curve
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Contact:
+    """The measured curve of an open model, None without one, and a line if it was measured now."""
+
+    curve: CostCurve | None = None
+    line: str = ""
+
+
+def contact_curve(model: Model, context: ContextOptions, *, measures: bool = True) -> Contact:
+    """Return the stored curve of a model with these settings, or measure and store a first one.
+
+    Nothing is measured without `measures`, nor of models that take less than `WORTH_TIMING` for a
+    token. Of a busy machine nothing is kept or used. Nothing raises but Ctrl-C:
+    a model that cannot be measured is loaded all the same.
+    """
+    curve = load_curve(model.path, context, model.n_gpu_layers)
+    if curve is not None or not measures or model.n_bytes < _LEAST_BYTES:
+        return Contact(curve)
+    started = time.perf_counter()
+    n_ctx, most = min(_CONTACT_CTX, context.size_for(model)), max(CONTACT_SIZES)
+    small = dataclasses.replace(
+        context,
+        n_ctx=n_ctx,
+        n_batch=_CONTACT_BATCH,
+        n_ubatch=_CONTACT_BATCH,
+        n_outputs=most,
+        n_sequences=1,
+    )
+    try:
+        with Context(model, small) as opened:
+            curve = first_curve(opened)
+        if curve is None:
+            return Contact()
+        if statistics.median(curve.spread) > _CALM:
+            busy = "this machine is too busy to measure what evaluations cost"
+            return Contact(None, f"{busy}: a later load tries again (--no-measure does not)")
+        save_curve(curve, model.path, context, model.n_gpu_layers)
+    except (SpecrunError, OSError) as problem:
+        return Contact(None, f"what evaluations cost here was not measured: {problem}")
+    return Contact(curve, _contact_line(curve, time.perf_counter() - started))
+
+
+def first_curve(context: Context, *, seconds: float = _CONTACT_SECONDS) -> CostCurve | None:
+    """Return the curve of a context that was not measured before; None if it is fast.
+
+    All sizes are visited, up to the first that is too dear, then again, then those that contradict
+    others once more: of a slow model as many as there is time for.
+    """
+    times = EvaluationTimes(context, min(_CONTACT_BATCH, context.n_ctx - max(CONTACT_SIZES)))
+    if not times.is_slow():
+        return None
+    started, visited = time.perf_counter(), list[int]()
+
+    def is_late() -> bool:
+        return time.perf_counter() - started > seconds
+
+    for size in CONTACT_SIZES:
+        times.visit(size)
+        visited.append(size)
+        dear = times.least(size) > _TOO_DEAR * times.least(1)
+        if size >= _CHEAP and (dear or is_late()):
+            break
+    sizes = tuple(visited)
+    for again in (sizes, ()):
+        for size in again or beside(doubted(times.curve(sizes)), sizes):
+            if not is_late():
+                times.visit(size)
+    return dataclasses.replace(times.curve(sizes), is_first=True)
+
+
+def _contact_line(curve: CostCurve, seconds: float) -> str:
+    """Describe a first contact: what was measured, and what follows from it."""
+    most = curve.sizes[-1]
+    cost = curve.seconds(most) / curve.seconds(1)
+    filled = [n for n in range(2, most) if curve.wider(n, most) > n]
+    padded = f", and {filled[0]} less than more of them: batches are filled up" if filled else ""
+    return (
+        f"measured once in {seconds:.1f} s: {most} tokens take {cost:.1f} times as long as one"
+        f"{padded} (--no-measure leaves this out)"
+    )
 
 
 def measure_target_costs(

@@ -232,7 +232,8 @@ def known_curve(target: Path, context: ContextOptions, n_gpu_layers: int) -> Cos
 
 def save_curve(curve: CostCurve, target: Path, context: ContextOptions, n_gpu_layers: int) -> Path:
     """Store a measured curve over an earlier one of these settings; return the profile's file."""
-    part = {"settings": _target_settings(context, n_gpu_layers), **curve.to_dict()}
+    settings = _target_settings(context, n_gpu_layers)
+    part = {"settings": settings, **curve.to_dict(), "is_first": curve.is_first}
     return _write(target, lambda kept: {"curves": _with(kept, "curves", part, "settings")})
 
 
@@ -268,7 +269,8 @@ def _curve(part: Mapping[str, Any]) -> CostCurve:
         tuple(number_in(seconds, _SHORTEST, _LONGEST) for seconds in list_in(part[name]))
         for name in ("reused", "rebuilt")
     )
-    return CostCurve(sizes, reused, rebuilt, tuple(map(number_in, list_in(part["spread"]))))
+    spread = tuple(map(number_in, list_in(part["spread"])))
+    return CostCurve(sizes, reused, rebuilt, spread, is_first=part.get("is_first") is True)
 
 
 # == Plans of `specrun tune` =======================================================================
@@ -442,7 +444,8 @@ ANY = "any"
 class Choice:
     """The drafter for a temperature and a workload, with its speed over plain decoding's.
 
-    `drafter` "none" is plain decoding, for which `reason` says why nothing pays.
+    `drafter` "none" is plain decoding, for which `reason` says why nothing pays. The speed-up was
+    between `low` and `high` in all repetitions; 0 each if that is not known.
     """
 
     temperature: float
@@ -450,6 +453,13 @@ class Choice:
     drafter: str
     speed_up: float
     reason: str = ""
+    low: float = 0.0
+    high: float = 0.0
+
+    @property
+    def extent(self) -> str:
+        """The range of the speed-up in words, behind it."""
+        return f" ({self.low:.1f} to {self.high:.1f})" if self.high else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -538,4 +548,6 @@ def _choice(value: Mapping[str, Any]) -> Choice:
         drafter,
         number_in(value["speed_up"]),
         text_in(value["reason"]),
+        number_in(value.get("low", 0.0)),
+        number_in(value.get("high", 0.0)),
     )

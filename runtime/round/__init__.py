@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from specrun.runtime.round.drafter import Drafter, DraftRequest, NoDrafter, close_all
     from specrun.runtime.round.loop import Conversation
     from specrun.runtime.round.padding import FixedShapeTarget, Shape, fixed_shape_options
-    from specrun.runtime.round.results import FinishReason, GenerationResult, SpecStats, TokenEvent
+    from specrun.runtime.round.results import (
+        ChatResult,
+        FinishReason,
+        GenerationResult,
+        SpecStats,
+        TokenEvent,
+    )
     from specrun.runtime.round.target import (
         CachedText,
         Target,

@@ -133,6 +133,9 @@ class Drafter(ABC):
     max_nodes: int = 0
     """The most nodes of a proposal: output rows that the target's context needs beside the root."""
 
+    max_filled: int = 0
+    """How many of these only fill a block up: they cost the drafter nothing."""
+
     needs_hidden_states: bool = False
     """Whether it reads the target's final hidden states from the rows of an outcome."""
 

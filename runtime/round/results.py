@@ -7,7 +7,7 @@ import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 
@@ -16,6 +16,9 @@ from specrun.runtime.acceptance import total_variation
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.laws.transform import Logits, highest_tokens, log_probabilities
+
+if TYPE_CHECKING:
+    from specrun.runtime.chat import Part, ToolCall
 
 FinishReason = Literal["stop", "length", "cancelled"]
 Origin = Literal["drafted", "target"]
@@ -36,11 +39,15 @@ class TokenEvent:
     own token. `round` counts from 0. `logprob` is the target's log-probability in nats, before any
     transformation, by the row of `decided_by` that decided the round's token number `index`;
     without, it was not asked for. So are `top_logprobs`, of at most `n_top` tokens.
+    `finish_reason` is why the answer ends with this token, None if it goes on.
+
+    Of an answer to a chat, `text` is of the answer alone. `reasoning` is the text of the model's
+    thoughts, `parts` are those two and pieces of tool calls, and `raw_text` is what it wrote.
     """
 
     __slots__ = (
-        *("__weakref__", "_decided_by", "_index", "_logprob", "_n_top", "_row", "_top"),
-        *("origin", "round", "text", "token_id"),
+        *("__weakref__", "_decided_by", "_index", "_logprob", "_n_top", "_parts", "_row", "_top"),
+        *("finish_reason", "origin", "raw_text", "reasoning", "round", "text", "token_id"),
     )
 
     def __init__(
@@ -52,8 +59,12 @@ class TokenEvent:
         decided_by: DecidingRows | None,
         index: int = 0,
         n_top: int = 0,
+        finish_reason: FinishReason | None = None,
     ) -> None:
-        self.text = text
+        self.text = self.raw_text = text
+        self.reasoning = ""
+        self._parts: Sequence[Part] | None = None
+        self.finish_reason = finish_reason
         self.token_id = token_id
         self.origin: Origin = origin
         self.round = round_number
@@ -63,6 +74,15 @@ class TokenEvent:
         self._logprob: float | None = None
         self._n_top = n_top
         self._top: list[tuple[int, float]] | None = None
+
+    @property
+    def parts(self) -> Sequence[Part]:
+        """The parts of a chat's answer that became certain with the token."""
+        return self._parts or ()
+
+    def tell(self, parts: Sequence[Part], text: str, reasoning: str) -> None:
+        """Take the parts of a chat's answer, and their texts."""
+        self._parts, self.text, self.reasoning = parts, text, reasoning
 
     @property
     def logprob(self) -> float:
@@ -396,8 +416,31 @@ class GenerationResult:
     def __repr__(self) -> str:
         text = self.text if len(self.text) <= _SHOWN else f"{self.text[:_SHOWN]}..."
         how = f"{len(self.token_ids)} tokens in {self.stats.rounds} rounds, {self.finish_reason}"
-        return f"<GenerationResult {text!r}: {how}>"
+        return f"<{type(self).__name__} {text!r}: {how}>"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as a mapping, ready for JSON."""
         return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ChatResult(GenerationResult):
+    """A finished answer to a chat: `text` is of the answer alone.
+
+    `reasoning` is the text of the model's thoughts, `tool_calls` are calls of tools that were
+    offered, and `raw_text` is what the model wrote, without control tokens.
+    """
+
+    reasoning: str
+    tool_calls: list[ToolCall]
+    raw_text: str
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as the assistant's message, for the next turn of the conversation."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.text}
+        if self.reasoning:
+            message["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            message["tool_calls"] = [call.message for call in self.tool_calls]
+        return message

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.scripted_model import write_scripted
 
 from specrun.bindings.models import trial
 from specrun.cli import generate as generate_command
@@ -47,7 +48,8 @@ def test_json_has_the_promised_keys(run: Run, models: Models) -> None:
     result = run("generate", "-m", models.target, "-p", "hello", "-n", 9, "-s", 3, "--json")
     values = json.loads(result.stdout)
     assert result.stdout.count("\n") == 1
-    assert list(values) == ["text", "token_ids", "finish_reason", "usage", "stats", "seed"]
+    promised = ["text", "token_ids", "finish_reason", "usage", "stats", "seed"]
+    assert list(values) == [*promised, "reasoning", "tool_calls", "raw_text"]
     assert list(values["usage"]) == ["prompt_tokens", "completion_tokens"]
     assert list(values["stats"]) == STATS_KEYS
     assert (values["usage"]["completion_tokens"], values["finish_reason"], values["seed"]) == (
@@ -55,6 +57,24 @@ def test_json_has_the_promised_keys(run: Run, models: Models) -> None:
         "length",
         3,
     )
+
+
+def test_reasoning_is_no_part_of_an_answer_in_a_pipe(run: Run, tmp_path: Path) -> None:
+    model, template = tmp_path / "m.gguf", tmp_path / "t.jinja"
+    raw = "<think>\nHm.\n</think>\n\nYes."
+    write_scripted(model, [raw], context=512)
+    given = ("generate", "-m", model, "-p", "Rain?", "--trust")
+    with Runtime(model, trust=True, n_ctx=256) as runtime:
+        template.write_text("{# <think> #}" + runtime.chat_template.source)
+    chosen = (*given, "--chat-template-file", template)
+    assert run(*chosen).stdout == "Yes.\n"
+    values = json.loads(run(*chosen, "--json").stdout)
+    assert [values[name] for name in ("text", "reasoning", "raw_text")] == ["Yes.", "Hm.", raw]
+    assert run("chat", *chosen[1:3], *chosen[5:], "-q", input="Rain?\n").stdout == "Yes.\n"
+    assert run(*given).stdout == f"{raw}\n"  # a template whose model thinks without marks
+    plain = (*given[:3], "--trust", "--no-chat-template", "-p", "<|turn_0|>")
+    assert run(*plain).stdout == f"{raw}\n"
+    assert "reasoning" not in json.loads(run(*plain, "--json").stdout)
 
 
 def test_a_pool_of_ngrams_goes_from_one_run_to_the_next(

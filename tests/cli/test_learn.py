@@ -53,6 +53,25 @@ def test_a_chat_learns_says_so_and_forgets(run: Run, pair: list[object], state: 
     assert not state.exists()
 
 
+def test_answers_are_kept_shown_and_forgotten(run: Run, pair: list[object], state: Path) -> None:
+    """By vocabulary, and only if that is asked for; the second time they are drafted from."""
+    options = [*pair[:2], "--drafter", "prompt-lookup(always=yes)", *OPTIONS, "--json"]
+    said = []
+    for kept in ([], ["--keep-answers"], ["--keep-answers"]):
+        said.append(json.loads(run("generate", *options, "-p", QUESTIONS[0], *kept).stdout))
+        assert state.exists() == bool(kept)
+    assert said[0]["token_ids"] == said[1]["token_ids"] == said[2]["token_ids"]
+    assert said[2]["stats"]["rounds"] < said[1]["stats"]["rounds"]
+    (facts,) = json.loads(run("learn", "show", "--json").stdout)
+    assert (facts["answers"], facts["rejected"], facts["problem"]) == (2, 0, None)
+    assert Path(facts["folder"]).parent == state / "specrun" / "answers"
+    assert "2 answers of" in run("learn", "show").stdout
+    assert run("learn", "forget", *pair[:2]).exit_code == 0
+    assert json.loads(run("learn", "show", "--json").stdout) == []
+    refused = run("learn", "forget", *pair[:2])
+    assert "nothing is kept of" in refused.stderr
+
+
 def test_updates_come_by_themselves(run: Run, pair: list[object], state: Path) -> None:
     lines = QUESTIONS * 4
     options = ["--learn", "--learn-every", 8, "--learn-rate", 0.01]

@@ -101,6 +101,16 @@ def test_opencode_repairs_a_file_and_goes_on(desk: Desk) -> None:
     assert any("tools" not in body for body in server.sent("/v1/chat/completions"))  # the title
 
 
+def test_opencode_ends_where_its_instructions_exceed_the_context(desk: Desk) -> None:
+    """It would shorten the conversation and ask again for ever if it were told to."""
+    opencode = program("npm", "node_modules", ".bin", "opencode")
+    with desk.scripted(DONE, aside="A title", context=4096) as server:
+        connect_opencode(desk)
+        with pytest.raises(AssertionError, match="instructions and tools alone"):
+            desk.run(opencode, "run", "-m", "specrun/local", "--format", "json", PROMPT)
+    assert ["instructions_too_long" in one for one in server.failed] == [True]
+
+
 def aider_options(desk: Desk) -> tuple[str, ...]:
     """The options that connect aider to the server, and keep it from asking others."""
     return (
@@ -127,7 +137,7 @@ def test_aider_repairs_a_file_and_commits_it(desk: Desk) -> None:
 
 def test_aider_asks_a_published_model(desk: Desk, published: Path) -> None:
     aider = program("aider", "bin", "aider")
-    with desk.served(published, n_ctx=8192) as server:
+    with desk.served(published, "-c", 8192) as server:
         options = (*aider_options(desk), "--chat-mode", "ask")
         said = desk.run(aider, *options, "--message", "What does add do?", "calc.py")
     assert "received" in said

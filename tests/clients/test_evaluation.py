@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.client_desk import Desk, program
-from support.tiny_models import F32, fresh_logits
+from support.tiny_models import fresh_logits
 
 from specrun.bindings.models.model import Model
 from specrun.runtime.demo import demo_target
@@ -57,7 +57,9 @@ def evaluated(
 
 
 def test_log_likelihoods_are_the_models_own(desk: Desk) -> None:
-    with desk.served(demo_target(), **F32) as server:
+    with desk.served(
+        demo_target(), "-fa", "off", "-ctk", "f32", "-ctv", "f32", "-c", 512
+    ) as server:
         samples = evaluated(desk, "local-completions", "multiple_choice", CHOICES)
     assert server.failed == []
     with Model(demo_target()) as model:
@@ -78,7 +80,7 @@ def test_log_likelihoods_are_the_models_own(desk: Desk) -> None:
 
 @pytest.mark.parametrize("model", ["local-completions", "local-chat-completions"])
 def test_texts_are_generated(desk: Desk, model: str) -> None:
-    with desk.served(demo_target(), n_ctx=1024) as server:
+    with desk.served(demo_target(), "-c", 1024) as server:
         samples = evaluated(desk, model, "generate_until", TEXTS)
     assert server.failed == []
     if "chat" in model:
@@ -89,7 +91,7 @@ def test_texts_are_generated(desk: Desk, model: str) -> None:
 def test_a_published_model_prefers_what_is_true(desk: Desk, published: Path) -> None:
     facts = {"The capital of France is": "Paris Berlin", "Water freezes to": "ice gold"}
     questions = [{"question": text, "choices": facts[text].split()} for text in facts]
-    with desk.served(published, n_ctx=2048) as server:
+    with desk.served(published, "-c", 2048) as server:
         samples = evaluated(desk, "local-completions", "multiple_choice", CHOICES, questions)
     assert server.failed == []
     assert [sample["acc"] for sample in samples] == [1.0, 1.0]

@@ -94,7 +94,7 @@ def test_llm_calls_a_function_and_goes_on(desk: Desk) -> None:
 def test_llm_talks_to_a_published_model(desk: Desk, published: Path) -> None:
     llm = program("python", "bin", "llm")
     options = "-m", "local", "--key", "none", "-o", "temperature", "0", "-o", "max_tokens", "40"
-    with desk.served(published, n_ctx=2048) as server:
+    with desk.served(published, "-c", 2048) as server:
         settings = llm_settings(desk)
         first = desk.run(llm, *options, "What is the capital of France?", **settings)
         desk.run(llm, "-c", *options, "And of Italy?", **settings)

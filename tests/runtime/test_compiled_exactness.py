@@ -211,7 +211,10 @@ WALKS = [
     ),
     (
         Mutant(
-            "block-keeps-what-is-left", exact, "rest = total + (1.0 - self.share)", "rest = total"
+            "block-keeps-what-is-left",
+            exact,
+            "rest = self.total + (1.0 - self.share)",
+            "rest = self.total",
         ),
         "exact",
         "chain",
@@ -220,8 +223,8 @@ WALKS = [
         Mutant(
             "block-token-not-renormalised",
             exact,
-            "Law(weights / total, self.law.ids)",
-            "Law(weights, self.law.ids)",
+            "self._total = scale_to_one(self._left)",
+            "self._total = float(self._left.sum())",
         ),
         "exact",
         "chain",

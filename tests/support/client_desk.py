@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,13 +14,12 @@ from typing import Any
 
 import pytest
 
-from specrun.runtime.engine import Engine
-from support.loopback_server import serving
 from support.recording_proxy import Recorded, recording
 from support.scripted_model import write_scripted
 
 INSTALLED = Path(os.environ.get("SPECRUN_CLIENTS", Path(__file__).parents[2] / ".clients"))
 PYTHON = ("python", "bin", "python")
+SPECRUN = Path(sys.executable).with_name("specrun")
 FAULTY = "def add(a, b):\n    return a - b\n"
 REPAIRED = FAULTY.replace("-", "+")
 
@@ -65,19 +65,32 @@ class Desk:
         return self.folder / "calc.py"
 
     @contextmanager
-    def served(self, model: Path, **options: Any) -> Iterator[Recorded]:
-        """Serve a model on loopback, through a proxy that refuses all other hosts."""
-        chosen = {"slots": 2, "n_threads": 2, "trust": True, **options}
-        with Engine(model, "none", **chosen) as engine:
-            with serving(engine, model="local") as address, recording(address) as self.server:
-                yield self.server
+    def served(self, model: Path, *options: object) -> Iterator[Recorded]:
+        """Serve a model by `specrun serve`, through a proxy that refuses all other hosts."""
+        chosen = ("-m", model, "-a", "local", "-np", 2, "-t", 2, "--trust", "--port", 0, *options)
+        own = {name: value for name, value in os.environ.items() if "SPECRUN_" not in name}
+        with subprocess.Popen(
+            [str(SPECRUN), "serve", "--drafter", "none", *map(str, chosen)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=own,
+            text=True,
+        ) as process:
+            try:
+                assert process.stdout is not None
+                address = process.stdout.readline().strip()
+                assert address, "the server did not start"
+                with recording(address) as self.server:
+                    yield self.server
+            finally:
+                process.kill()
 
     @contextmanager
     def scripted(self, *turns: str, **options: Any) -> Iterator[Recorded]:
         """Serve a model that says `turns`; `options` are those of `write_scripted`."""
         path = self.home.parent / "scripted.gguf"
         write_scripted(path, turns, **options)
-        with self.served(path, n_ctx=65536) as server:
+        with self.served(path, "-c", options.get("context", 65536)) as server:
             yield server
 
     def run(self, *command: str | Path, seconds: float = 300, **environment: str) -> str:

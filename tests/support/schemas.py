@@ -293,8 +293,7 @@ SCHEMAS: dict[str, Written] = {
             "unevaluatedProperties": False,
         },
         ({"a": "x", "b": 1},),
-        ({"a": "x"}, {"a": 1, "b": 1}),
-        ("unevaluatedProperties",),
+        ({"a": "x"}, {"a": 1, "b": 1}, {"a": "x", "b": 1, "c": 1}),
     ),
     # -- OpenAPI
     "OpenAPI nullable": Written(
@@ -399,19 +398,93 @@ SCHEMAS: dict[str, Written] = {
             "else": {"not": {"required": ["size"]}},
         },
         ({"kind": "a", "size": 1}, {"kind": "b"}),
-        ({"kind": "c"},),
-        ("if",),
+        ({"kind": "c"}, {"kind": "a"}, {"kind": "b", "size": 1}),
+    ),
+    "conditions that a mask cannot follow": Written(
+        {
+            **_object("", name={"type": "string"}, size={"type": "integer"}),
+            "if": {"properties": {"name": {"pattern": "^a"}}, "required": ["name"]},
+            "then": {"required": ["size"]},
+            "not": {"properties": {"name": {"const": "b"}}, "required": ["name"]},
+        },
+        ({"name": "a", "size": 1}, {"name": "c"}, {}),
+        ({"name": 1},),
+        ("if", "not"),
+    ),
+    "a chain of conditions on one tag": Written(
+        {
+            **_closed(
+                "kind",
+                kind={"enum": [f"k{n}" for n in range(9)]},
+                **{f"p{n}": {"type": "integer"} for n in range(9)},
+            ),
+            "allOf": [
+                {
+                    "if": {"properties": {"kind": {"const": f"k{n}"}}},
+                    "then": {"required": [f"p{n}"]},
+                }
+                for n in range(9)
+            ],
+        },
+        ({"kind": "k0", "p0": 1}, {"kind": "k8", "p0": 2, "p8": 1}),
+        ({"kind": "k0"}, {"kind": "k8", "p0": 2}, {"kind": "k9"}),
+    ),
+    "a condition on an optional flag": Written(
+        {
+            **_object("", on={"type": "boolean"}, level={"type": "integer"}),
+            "if": {"properties": {"on": {"const": True}}, "required": ["on"]},
+            "then": {"required": ["level"], "properties": {"level": {"minimum": 1}}},
+            "else": {"properties": {"level": False}},
+        },
+        ({"on": True, "level": 2}, {"on": False}, {}),
+        ({"on": True}, {"on": True, "level": 0}, {"on": False, "level": 2}, {"level": 2}),
+    ),
+    "a condition on a number": Written(
+        {
+            **_object("age", age={"type": "integer"}, guardian={"type": "string"}),
+            "if": {"properties": {"age": {"maximum": 17}}},
+            "then": {"required": ["guardian"]},
+        },
+        ({"age": 17, "guardian": "a"}, {"age": 18}),
+        ({"age": 17}, {"age": -1}),
+    ),
+    "names that exclude each other": Written(
+        {
+            **_closed("", a={"type": "integer"}, b={"type": "integer"}, c={"type": "integer"}),
+            "not": {"anyOf": [{"required": ["a", "b"]}, {"required": ["c"]}]},
+        },
+        ({"a": 1}, {"b": 1}, {}),
+        ({"a": 1, "b": 1}, {"c": 1}),
+    ),
+    "many names that depend on each other": Written(
+        {
+            **_object("", **{f"p{n}": {"type": "integer"} for n in range(24)}),
+            "dependentRequired": {f"p{n}": [f"p{n + 1}"] for n in range(0, 24, 2)},
+        },
+        ({}, {"p0": 1, "p1": 1}, {"p22": 1, "p23": 1}),
+        ({"p0": "a"}, {"p0": 1}),
+        ("dependentRequired",),  # the last of them: the others have many alternatives already
     ),
     "dependent keywords": Written(
         {
             **_object("", card={"type": "string"}, street={"type": "string"}),
             "dependentRequired": {"card": ["street"]},
             "dependentSchemas": {"card": {"properties": {"street": {"minLength": 1}}}},
-            "dependencies": {"street": ["card"]},
         },
-        ({"card": "1", "street": "a"}, {}),
-        ({"card": 1},),
-        ("dependentRequired", "dependentSchemas", "dependencies"),
+        ({"card": "1", "street": "a"}, {"street": "a"}, {}),
+        ({"card": 1}, {"card": "1"}, {"card": "1", "street": ""}),
+    ),
+    "dependencies of older drafts": Written(
+        {
+            "$schema": _DRAFT_7,
+            **_object("", card={"type": "string"}, street={"type": "string"}),
+            "dependencies": {
+                "card": ["street"],
+                "street": {"properties": {"street": {"minLength": 2}}},
+            },
+        },
+        ({"card": "1", "street": "ab"}, {"street": "ab"}, {}),
+        ({"card": "1"}, {"street": "a"}, {"card": "1", "street": "a"}),
     ),
     "contains": Written(
         {
@@ -587,6 +660,16 @@ SCHEMAS: dict[str, Written] = {
         ({"a": "x"}, {"a": 1, "b": 2}),
         ({"a": None},),
         ("not",),
+    ),
+    "unevaluated properties beside joined schemas": Written(
+        {
+            "$defs": {"base": _object("a", a={"type": "integer"})},
+            "allOf": [{"$ref": "#/$defs/base"}, {"properties": {"b": {"type": "string"}}}],
+            "properties": {"c": {"type": "boolean"}},
+            "unevaluatedProperties": False,
+        },
+        ({"a": 1}, {"a": 1, "b": "x"}, {"a": 1, "b": "x", "c": True}),
+        ({"a": 1, "d": 2}, {"a": 1, "b": 2}, {"b": "x"}),
     ),
     "unevaluated properties alone": Written(
         {**_object("a", a={"type": "integer"}), "unevaluatedProperties": False},

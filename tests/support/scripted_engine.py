@@ -93,6 +93,7 @@ class ScriptedEngine:
         params: SamplingParams,
         finish: FinishReason,
     ) -> None:
+        line.n_cached = 2
         assembler, said, text = TextAssembler(params.stop), [], ""
         for token in tokens:
             piece = assembler.push(self.vocabulary.piece(token))
@@ -117,6 +118,6 @@ class ScriptedEngine:
                 time.sleep(0.0002)
         if finish == "cancelled":
             text = "".join(event.text for event in said[:n_said])
-        usage = Usage(len(prompt), n_said, 2)
+        usage = Usage(len(prompt), n_said, line.n_cached)
         ids = [event.token_id for event in said[:n_said]]
         line.end(GenerationResult(text, ids, finish, usage, replace(STATS), params.seed or 0))

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
-from specrun.bindings.errors import ModelError, UnsupportedModelError
+from specrun.bindings.errors import ModelError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Engine, SamplingParams
 from specrun.runtime.engine import GenerationStream
@@ -110,21 +110,14 @@ class FileAnswerer:
 
 def _engine(path: Path, settings: AskingSettings) -> Engine:
     """Return an engine whose conversations have `max_length` tokens each."""
-
-    def opened(slots: int) -> Engine:
-        return Engine(
-            path,
-            settings.drafter,
-            slots=slots,
-            n_ctx=settings.max_length * slots,
-            n_threads=settings.n_threads,
-            n_threads_batch=settings.n_threads,
-        )
-
-    try:
-        return opened(settings.parallel)
-    except UnsupportedModelError:  # recurrent models answer one conversation at a time
-        return opened(1)
+    return Engine(
+        path,
+        settings.drafter,
+        slots=settings.parallel,
+        n_ctx=settings.max_length * settings.parallel,
+        n_threads=settings.n_threads,
+        n_threads_batch=settings.n_threads,
+    )
 
 
 def _answers(

@@ -273,7 +273,8 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
         # An evaluation costs what it reads, but never less than its calls do.
         share = member.depth_params / multiplications(env.target)
         draft = max(share, _LEAST_DRAFT) if share else 0.0
-        return ArmForecast(_size(arm), max(1, member.max_nodes), draft, curve)
+        most = max(1, member.max_nodes - member.max_filled)
+        return ArmForecast(_size(arm), most, draft, curve)
 
     def combine(members: Sequence[Drafter]) -> Drafter:
         forecasts = [forecast(*pair) for pair in zip(arms, members, strict=True)]

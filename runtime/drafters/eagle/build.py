@@ -24,6 +24,7 @@ from specrun.runtime.drafters.eagle.versions import (
 )
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.states_source import seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions, head_accuracy, tree_sampling
 from specrun.runtime.heads import HeadFile, stored_accuracy
 from specrun.runtime.language import Expression, ExpressionOptions, options_of
@@ -85,7 +86,8 @@ def _build(
     # Dynamic trees evaluate more nodes than they keep.
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     ranks, whole_rows = shape.max_width, sampling != "argmax" or env.keeps_rows
-    threads, window = env.context.n_threads, trained_window(path, expression, env.n_ctx)
+    threads, file = env.context.n_threads, HeadFile(path, expression.atom)
+    window = trained_window(file, seen_window(options, env.n_ctx), env.n_ctx)
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
     name = str(expression)
     n_cells = (window or env.n_ctx) + evaluated + env.keeps_rows  # of a leaf's row

@@ -20,8 +20,9 @@ from specrun.runtime.drafters.dflash.source import SlotState, build_blocks
 from specrun.runtime.drafters.eagle.head import EagleRows, PairCells
 from specrun.runtime.drafters.eagle.versions import Eagle3Head, trained_window
 from specrun.runtime.drafters.environment import DraftEnvironment, model_file_of
+from specrun.runtime.drafters.states_source import seen_window
 from specrun.runtime.drafters.tree_options import TreeOptions
-from specrun.runtime.heads import MOST_CHAIN_ROWS, RowPiece
+from specrun.runtime.heads import MOST_CHAIN_ROWS, HeadFile, RowPiece
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.round.drafter import DrafterWeights
 
@@ -107,7 +108,8 @@ def build_parallel(
     options = options_of(expression)
     if options.optional("accuracy") is not None:
         raise OptionError(f"{expression}: accuracy= is of heads that draft one token after another")
-    window = trained_window(model_file_of(expression, env), expression, env.n_ctx)
+    file = HeadFile(model_file_of(expression, env), expression.atom)
+    window = trained_window(file, seen_window(options, env.n_ctx), env.n_ctx)
     head, tree = opened(), TreeOptions.of(expression)
     asked = [size for size in (tree.n, tree.depth) if isinstance(size, int)]
     n_slots = max(head.n_drafted, *asked, 1)

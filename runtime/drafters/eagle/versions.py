@@ -25,7 +25,6 @@ from specrun.bindings.ggml.weights import TensorStore, load_tensors, read_number
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle.head import PairHead, PairOptions, PairSizes
-from specrun.runtime.drafters.states_source import seen_window
 from specrun.runtime.heads import (
     AttentionSizes,
     FloatRows,
@@ -36,7 +35,7 @@ from specrun.runtime.heads import (
     layer_attention,
     layer_tensor_names,
 )
-from specrun.runtime.language import Expression, method_of_head, options_of
+from specrun.runtime.language import method_of_head
 
 # == The tokens that a head may draft: the most frequent (FR-Spec, Zhao et al. 2025) ===============
 #
@@ -465,11 +464,9 @@ class Eagle3Head(PairHead):
         return (read if self._norm_output else z), read
 
 
-def trained_window(path: str | os.PathLike[str], expression: Expression, n_ctx: int) -> int:
-    """Return how many of the last pairs a head sees, by `window=` and by its file; 0: all."""
-    file, key = HeadFile(path, expression.atom), "attention.sliding_window"
-    asked = seen_window(options_of(expression), n_ctx)
-    windows = asked, file.size(key, 1 << 30, default=1 << 30)
+def trained_window(file: HeadFile, asked: int, n_ctx: int) -> int:
+    """Return how many of the last pairs a head sees, as asked for and by its file; 0: all."""
+    windows = asked, file.size("attention.sliding_window", 1 << 30, default=1 << 30)
     return min((each for each in windows if 0 < each < n_ctx), default=0)
 
 

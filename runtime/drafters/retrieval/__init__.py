@@ -1,5 +1,13 @@
 """Prompt lookup (LLMA) and REST: continuations copied from the text so far or from a datastore."""
 
+from specrun.runtime.drafters.retrieval.answers import (
+    MOST_TOKENS,
+    AnswerStore,
+    answers_file,
+    kept_answers,
+    newest,
+    open_answers,
+)
 from specrun.runtime.drafters.retrieval.continuation import (
     LONGEST_MATCH,
     MATCH_PRIORS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -129,6 +130,12 @@ class Continuation:
         return float(self.weight * 2.0 ** min(self.reach, LONGEST_MATCH))
 
 
+def counted(found: Sequence[tuple[int, Sequence[int]]]) -> list[Continuation]:
+    """Return places of a store as continuations: equal ones are one with more weight."""
+    alike = Counter((match, tuple(known)) for match, known in found)
+    return [Continuation(known, match, count) for (match, known), count in alike.items()]
+
+
 @dataclass(slots=True)
 class TreeLimits:
     """The largest tree of one round; below `end_tokens` there is nothing to draft."""
@@ -172,6 +179,17 @@ def promised_speed_up(
         likely = [guess.probability for guess in _likely(continuations, trust, limits)]
     count, rate = most_worthwhile(likely, costs, _LEAST_GAIN)
     return rate * costs.seconds(1) if count else 1.0
+
+
+def likely_nodes(
+    continuations: Sequence[Continuation], trust: MatchAcceptance, limits: TreeLimits
+) -> list[Guess]:
+    """Return the best nodes of the continuations' trie, the most probable first."""
+    if len(continuations) != 1:
+        return _likely(continuations, trust, limits) if continuations else []
+    alone = continuations[0]
+    chain = zip(_likely_chain(alone, trust, limits), alone.tokens, strict=False)
+    return [Guess(likely, place - 1, token) for place, (likely, token) in enumerate(chain)]
 
 
 def teach(
@@ -352,6 +370,11 @@ class ContinuationDrafter(Drafter):
         if not self._retrieved:
             return 1.0
         return promised_speed_up(self._retrieved, self._trust, self._limits(request), self._costs)
+
+    def guesses(self, request: DraftRequest) -> list[Guess]:
+        """Return the likely nodes below the text, whatever they cost; `observe` teaches by them."""
+        self._retrieve(request)
+        return likely_nodes(self._retrieved, self._trust, self._limits(request))
 
     def _retrieve(self, request: DraftRequest) -> None:
         """Retrieve once a round, however often a draft is forecast before it is proposed."""

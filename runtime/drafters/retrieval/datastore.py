@@ -183,8 +183,12 @@ class ContextIndex:
     @staticmethod
     def of_text(tokens: Sequence[int], vocab_size: int) -> ContextIndex:
         """Return the index of a text that fits into memory."""
-        framed = np.full(len(tokens) + DEPTH + 1, vocab_size, np.int32)
-        framed[DEPTH:-1] = tokens
+        return ContextIndex.of_texts([tokens], vocab_size)
+
+    @staticmethod
+    def of_texts(texts: Sequence[Sequence[int]], vocab_size: int) -> ContextIndex:
+        """Return the index of several texts that fit into memory."""
+        framed = framed_texts(texts, vocab_size)
         parts = list(order_by_context(framed, vocab_size))
         order = np.concatenate(parts).astype(np.uint32) if parts else np.zeros(0, np.uint32)
         samples = sample_keys(framed, order[::SAMPLE_EVERY], vocab_size)
@@ -192,6 +196,18 @@ class ContextIndex:
 
     def __len__(self) -> int:
         return len(self._order)
+
+    def copied(self) -> ContextIndex:
+        """Return a copy in memory, so that the file may be replaced."""
+        tokens, order, samples = self._tokens.copy(), self._order.copy(), self._samples.copy()
+        return ContextIndex(tokens, order, samples, self.vocab_size)
+
+    def texts(self) -> list[list[int]]:
+        """Return its texts, without what no vocabulary has."""
+        ends = np.flatnonzero(self._tokens == self.vocab_size)
+        parts = np.split(self._tokens, ends)
+        texts = [part[(part >= 0) & (part < self.vocab_size)].tolist() for part in parts]
+        return [text for text in texts if text]
 
     def excerpt(self, share: float, length: int) -> list[int]:
         """Return up to `length` tokens, no separators, from a place, 0 <= `share` < 1."""
@@ -564,8 +580,50 @@ def build_store(
             )
             file.flush()
             require_free_space(output.parent, 4 * n_tokens + n_tokens // 8)
-            header = _write_order(file, aside, header, progress)
-            write_store_header(file, dataclasses.replace(header, crc32=_checksum(file, aside)))
+            return _finish(file, aside, header, progress)
+
+
+def store_tokens(
+    texts: Sequence[Sequence[int]], vocabulary: Vocabulary, output: Path, *, model: str
+) -> StoreHeader:
+    """Write a datastore of texts that are tokens already, over an earlier one; only its owner's.
+
+    The file appears whole or not at all. `texts` have at least two tokens each.
+    """
+    framed = framed_texts(texts, vocabulary.size)
+    header = StoreHeader(
+        n_tokens=len(framed),
+        n_positions=0,
+        n_words=vocabulary.size,
+        vocabulary=vocabulary.fingerprint.hex(),
+        model=model[:200],
+        n_files=len(texts),
+        n_text_bytes=0,
+    )
+    with atomic_path(output, force=True) as aside:
+        aside.chmod(0o600)
+        with aside.open("r+b") as file:
+            file.seek(HEADER_BYTES)
+            file.write(framed.astype("<i4").tobytes())
+            file.flush()
+            return _finish(file, aside, header, lambda *_: None)
+
+
+def framed_texts(texts: Sequence[Sequence[int]], vocab_size: int) -> TokenArray:
+    """Return the tokens of texts one behind the other, framed and parted by separators."""
+    parts = [np.full(DEPTH, vocab_size, np.int32)]
+    for text in texts:
+        parts += [np.array(text, np.int32), np.array([vocab_size], np.int32)]
+    return np.concatenate(parts)
+
+
+def _finish(
+    file: BinaryIO, path: Path, header: StoreHeader, progress: BuildProgress
+) -> StoreHeader:
+    """Write order, samples and header behind and before the tokens; return the header."""
+    header = _write_order(file, path, header, progress)
+    header = dataclasses.replace(header, crc32=_checksum(file, path))
+    write_store_header(file, header)
     return header
 
 

@@ -117,6 +117,12 @@ class NgramIndex:
         # Only lengths and places decide the order: the same text leads to the same drafts.
         return sorted(found.items(), key=lambda pair: (-pair[1], -pair[0]))[:count]
 
+    def may_match(self, tokens: Sequence[int]) -> bool:
+        """Return whether tokens that would follow the text may end as an earlier place of it."""
+        indexed, size = self._held or self._indexed, self.sizes[0]
+        end = [*indexed.tokens[-size:], *tokens]
+        return hash(tuple(end[-size:])) in indexed.latest[0]
+
     def match_before(self, place: int, limit: int) -> int:
         """Return how many tokens before `place` are the text's last ones, at most `limit`."""
         tokens = self.tokens
@@ -201,6 +207,10 @@ class Realignment:
         """Copy from nowhere."""
         self.copied = 0
 
+    def may_resume(self, position: int) -> bool:
+        """Return whether the source may go on at a position of the text."""
+        return bool(self.copied) and position - self.position <= _PATIENCE
+
     def follow(self, place: int, match: int, position: int) -> None:
         """Note that the text's last `match` tokens before `position` stood before `place` too."""
         if match >= _COPIED:
@@ -212,7 +222,7 @@ class Realignment:
         end = len(tokens)
         since = end - self.position
         # With `since` 0 nothing came after the copy: the index's own match is the better one.
-        if not self.copied or not 0 < since <= _PATIENCE:
+        if since <= 0 or not self.may_resume(end):
             return None
         expected = self.place + since
         last = tokens[-1]

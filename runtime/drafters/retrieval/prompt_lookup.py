@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.break_even import pace_of
-from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.retrieval.continuation import Continuation, ContinuationDrafter
+from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, Places
+from specrun.runtime.drafters.likely_trees import Guess
+from specrun.runtime.drafters.retrieval.continuation import (
+    Continuation,
+    ContinuationDrafter,
+    counted,
+    likely_nodes,
+)
 from specrun.runtime.drafters.retrieval.datastore import ContextIndex, read_reference
 from specrun.runtime.drafters.retrieval.ngram_index import FOUND_AGAIN, NgramIndex, Realignment
 from specrun.runtime.language import Expression, options_of, parse_expression
 from specrun.runtime.planning import MOST_DRAFTED, TYPICAL_CPU, CostCurve
-from specrun.runtime.round.drafter import DrafterWeights
+from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.round.text import common_prefix
 
 _RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
 _FORMULA = 5  # tokens that may be said again without anything else being said again
 _FROM_REFERENCE = 4  # places of the reference that are considered
+_FROM_ANSWERS = 16  # of the answers that are kept
 
 
 class PromptLookupDrafter(ContinuationDrafter):
     """Finds the places of the text that the last tokens resemble most, and merges what followed.
 
-    The text is prompt, history and a reference. The longest suffix of at least `min_ngram` tokens
-    decides: n-grams of up to `max_ngram` tokens are indexed, matches are compared up to twice that.
-    Among places with equally long matches later ones count more. A round costs the same at any
-    context length.
+    The text is prompt, history, a reference and the answers that are kept. The longest suffix of at
+    least `min_ngram` tokens decides: n-grams of up to `max_ngram` tokens are indexed, matches are
+    compared up to twice that. Among places with equally long matches later ones count more. A round
+    costs the same at any context length.
     """
 
     def __init__(
@@ -40,6 +48,7 @@ class PromptLookupDrafter(ContinuationDrafter):
         max_ngram: int = 16,
         min_ngram: int = 2,
         reference: ContextIndex | None = None,
+        answers: Places | None = None,
         name: str = "prompt-lookup",
         costs: CostCurve = TYPICAL_CPU,
     ) -> None:
@@ -51,7 +60,7 @@ class PromptLookupDrafter(ContinuationDrafter):
             )
         self._places, self._min_ngram = branches, min_ngram
         self._index = NgramIndex(min_ngram, max_ngram)
-        self._reference = reference
+        self._reference, self._answers = reference, answers
         self._source = Realignment()
 
     def begin(self, tokens: Sequence[int]) -> None:
@@ -74,9 +83,31 @@ class PromptLookupDrafter(ContinuationDrafter):
 
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
         """Return what followed the places that the last tokens resemble most."""
+        self._index.extend(tokens[len(self._index.tokens) :])
+        return self._found(length)
+
+    def guesses_beyond(self, request: DraftRequest, guessed: Sequence[int]) -> list[Guess]:
+        """Return the likely nodes below tokens that are only guessed, of which nothing is kept.
+
+        `guesses` of the same request comes before: the text is indexed then.
+        """
+        limits, length, source = self._limits(request), len(request.tokens), self._source
+        limits.depth = min(limits.depth, request.max_depth - len(guessed))
+        found = self._index.may_match(guessed) or source.may_resume(length + len(guessed))
+        if not (found or self._reference or self._answers):
+            return []
+        self._source = dataclasses.replace(source)
+        try:
+            self._index.extend(guessed)
+            return likely_nodes(self._found(self._depth), self._trust, limits)
+        finally:
+            self._index.rewind(length)
+            self._source = source
+
+    def _found(self, length: int) -> Sequence[Continuation]:
+        """Return what followed the places that the end of the index resembles most."""
         index = self._index
-        index.extend(tokens[len(index.tokens) :])
-        weight = 1.0
+        tokens, weight = index.tokens, 1.0
         found: list[Continuation] = []
         matches = index.matches(self._places)
         if matches:
@@ -93,6 +124,9 @@ class PromptLookupDrafter(ContinuationDrafter):
         if self._reference is not None:
             near = self._reference.nearest(tokens, _FROM_REFERENCE, length, self._min_ngram)
             found += [Continuation(known, match, weight) for match, known in near]
+        if self._answers is not None:
+            near = self._answers.nearest(tokens, _FROM_ANSWERS, length, self._min_ngram)
+            found += counted(near)
         return found
 
     def _evidence(self, match: int) -> int:
@@ -128,6 +162,7 @@ def build_prompt_lookup(
         max_ngram=options.integer("max_ngram", 16),
         min_ngram=options.integer("min_ngram", 2),
         reference=None if path is None else read_reference(Path(path).expanduser(), vocabulary),
+        answers=env.answers,
         costs=env.curve,
         name=str(expression),
     )

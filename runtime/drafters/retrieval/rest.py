@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import functools
-from collections import Counter
 from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.break_even import pace_of
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
-from specrun.runtime.drafters.retrieval.continuation import Continuation, ContinuationDrafter
+from specrun.runtime.drafters.retrieval.continuation import (
+    Continuation,
+    ContinuationDrafter,
+    counted,
+)
 from specrun.runtime.drafters.retrieval.datastore import (
     DEPTH,
     ContextIndex,
@@ -65,9 +68,7 @@ class RestDrafter(ContinuationDrafter):
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
         """Return what followed the places whose last tokens match longest."""
         found = self._store.nearest(tokens[-DEPTH:], self._places, length, self._min_match)
-        # Equal continuations are one with more weight: a trie need not hold a thousand copies.
-        alike = Counter((match, tuple(known)) for match, known in found)
-        return [Continuation(known, match, count) for (match, known), count in alike.items()]
+        return counted(found)  # a trie need not hold a thousand copies
 
 
 def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:

@@ -104,14 +104,14 @@ def test_a_cascade_that_verifies_nothing_keeps_its_own_text_after_faults(
     assert found["law of texts"] == found["conversations"] == "left out"
 
 
-def test_a_recurrent_target_is_not_given_trees(tmp_path: Path) -> None:
-    with Runtime(write_tiny_mamba(tmp_path / "mamba.gguf"), "none", **F32) as runtime:
+def test_a_recurrent_target_is_given_chains(tmp_path: Path) -> None:
+    """Those of mamba are evaluated again where they are refused, in one conversation."""
+    with Runtime(write_tiny_mamba(tmp_path / "mamba.gguf"), "jacobi(n=3)", **F32) as runtime:
         proof = prove(runtime, ProofOptions(SECONDS))
     found = statuses(proof)
     assert proof.passed, proof
-    assert found["rule"] == found["faults"] == "passed"
-    assert found["cache"] == found["conversations"] == "left out"
-    assert "recurrent" in next(check.note for check in proof.checks if check.name == "cache")
+    assert found["rule"] == found["cache"] == found["faults"] == "passed"
+    assert found["conversations"] == "left out"
 
 
 def test_a_state_that_can_be_rolled_back_takes_chains(tmp_path: Path) -> None:

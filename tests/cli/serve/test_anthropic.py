@@ -50,6 +50,8 @@ def test_a_real_engine_answers_whole_and_streamed():
         with serving(engine) as address:
             whole = created(address, max_tokens=12, extra_body=GREEDY)
             names, message = streamed(address, max_tokens=12, extra_body=GREEDY)
+            again = created(address, max_tokens=12, extra_body=GREEDY, stream=True)
+            begins = next(iter(again)).message.usage
             longer = created(
                 address,
                 max_tokens=12,
@@ -70,6 +72,8 @@ def test_a_real_engine_answers_whole_and_streamed():
         counted.input_tokens
     )
     assert message.usage.cache_read_input_tokens > 0  # the second time the prompt is known
+    assert begins.cache_read_input_tokens == message.usage.cache_read_input_tokens
+    assert begins.input_tokens == message.usage.input_tokens
     assert longer.usage.input_tokens + longer.usage.cache_read_input_tokens > counted.input_tokens
 
 

@@ -152,6 +152,31 @@ def test_refusals_name_the_field(
     assert "\n" not in error["message"]
 
 
+def test_a_strict_schema_is_followed_exactly_or_refused(client: TestClient) -> None:
+    unique = {"type": "array", "items": {"enum": [1, 2]}, "minItems": 1, "uniqueItems": True}
+    tagged = {
+        **SCHEMA,
+        "if": {"properties": {"kind": {"const": "class"}}},
+        "then": {"properties": {"is_new": {"const": True}}},
+    }
+
+    def asked(schema: dict[str, Any], strict: bool) -> dict[str, Any]:
+        own = {"name": "thing", "schema": schema, "strict": strict}
+        return {"response_format": {"type": "json_schema", "json_schema": own}}
+
+    body = {**CHAT, **asked(unique, True), "max_tokens": 4}
+    error = client.post("/v1/chat/completions", json=body)
+    assert error.status_code == 400
+    assert error.json()["error"]["param"] == "response_format"
+    assert "uniqueItems at # is not followed" in error.json()["error"]["message"]
+    form = {"type": "json_schema", "name": "thing", "schema": unique, "strict": True}
+    asked_newer = {"input": "Hi", "text": {"format": form}, "max_output_tokens": 4}
+    assert client.post("/v1/responses", json=asked_newer).status_code == 400
+    body = {**CHAT, **asked(unique, False), "max_tokens": 4}
+    assert client.post("/v1/chat/completions", json=body).status_code == 200
+    require_thing(chat(client, **asked(tagged, True)))
+
+
 def test_the_servers_grammar_goes_before_none_and_behind_the_requests(demo_engine: Engine) -> None:
     params = SamplingParams(grammar=Grammar.regex("yes|no"))
     app = create_app(demo_engine, ServeSettings(model="demo", params=params))

@@ -18,11 +18,10 @@ from support.tool_templates import ADD, HERMES, LLAMA3, MISTRAL, TEMPLATES, WEAT
 
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools import for_template
 from specrun.convert.gguf import Metadata
 from specrun.convert.random_model import RandomLlama, synthetic_vocabulary, write_random_llama
 from specrun.convert.tokenizer import BytePairVocabulary
-from specrun.runtime.chat import ChatTemplate, syntax_of
+from specrun.runtime.chat import ChatTemplate, for_template, syntax_of
 from specrun.runtime.engine import Engine
 
 CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
@@ -155,8 +154,87 @@ def test_reasoning_is_split_from_content(tool_vocabulary):
     assert message.choices[0].message.content == content == "Yes."
     assert message.choices[0].message.model_extra["reasoning_content"] == reasoning
     assert reasoning == "It may rain."
-    # A control token has no text where nobody asks for reasoning.
-    assert (unsplit, nothing) == (THINKING.removeprefix("<think>"), "")
+    assert (unsplit, nothing) == (THINKING, "")  # as it was written, control tokens by name
+
+
+HARMONY = (
+    "<|channel|>analysis<|message|>It may rain.<|end|><|start|>assistant<|channel|>final"
+    "<|message|>Yes."
+)
+THOUGHTS = {
+    "tags": (HERMES, THINKING, THINKING),
+    "messages": (
+        "{# <|channel|>analysis<|message|> #}" + HERMES,
+        HARMONY,
+        "<|channel|>analysis<|message|>It may rain.<|end|>Yes.",
+    ),
+}
+EXCLUDED: dict[str, list[dict[str, Any]]] = {
+    "/v1/chat/completions": [
+        {"reasoning": {"exclude": True}},
+        {"include_reasoning": False},
+        {"reasoning_format": "hidden"},
+        {"thinking": {"type": "enabled", "display": "omitted"}, "reasoning_format": "none"},
+    ],
+    "/v1/responses": [{"reasoning": {"exclude": True}}, {"include_reasoning": False}],
+    "/v1/messages": [
+        {"thinking": {"type": "enabled", "budget_tokens": 9, "display": "omitted"}},
+        {"include_reasoning": False},
+    ],
+}
+
+
+@pytest.mark.parametrize("path", EXCLUDED)
+@pytest.mark.parametrize("family", THOUGHTS)
+def test_every_api_leaves_reasoning_out_or_in_the_content(tool_vocabulary, path: str, family: str):
+    template, said, kept = THOUGHTS[family]
+    engine: Any = ScriptedEngine(tool_vocabulary, template, [said])
+    body = {"input": "Rain?"} if path == "/v1/responses" else {"messages": ASK}
+    with TestClient(
+        create_app(engine, ServeSettings(model="x")), base_url="http://127.0.0.1:8080"
+    ) as client:
+
+        def reply(**fields: Any) -> tuple[str, str]:
+            whole = client.post(path, json={**body, **fields}).json()
+            stream = client.post(path, json={**body, **fields, "stream": True}).text
+            assert texts_of_stream(stream) == texts_of(whole)
+            return texts_of(whole)
+
+        assert reply() == ("It may rain.", "Yes.")
+        for fields in EXCLUDED[path]:
+            assert reply(**fields) == ("", "Yes.")
+        assert reply(reasoning_format="parsed", include_reasoning=True) == ("It may rain.", "Yes.")
+        for form in ("none", "raw"):
+            assert reply(reasoning_format=form) == ("", kept)
+
+
+def texts_of(reply: dict[str, Any]) -> tuple[str, str]:
+    """Return reasoning and content of a reply of any API."""
+    if "choices" in reply:
+        message = reply["choices"][0]["message"]
+        return message.get("reasoning_content", ""), message["content"]
+    if "output" in reply:
+        parts = [part for item in reply["output"] for part in item["content"]]
+        kinds = {part["type"]: part["text"] for part in parts}
+        return kinds.get("reasoning_text", ""), kinds["output_text"]
+    kinds = {block["type"]: block[block["type"]] for block in reply["content"]}
+    return kinds.get("thinking", ""), kinds["text"]
+
+
+def texts_of_stream(stream: str) -> tuple[str, str]:
+    """Return reasoning and content of a stream of any API."""
+    thought = content = ""
+    lines = [line.removeprefix("data: ") for line in stream.split("\n")]
+    for event in [json.loads(line) for line in lines if line.startswith("{")]:
+        delta = event.get("delta") or {}
+        if event.get("choices"):
+            delta = event["choices"][0]["delta"]
+        elif isinstance(delta, str):
+            kind = "reasoning_content" if "reasoning" in event["type"] else "content"
+            delta = {kind: delta}
+        thought += delta.get("reasoning_content", "") + delta.get("thinking", "")
+        content += delta.get("content", "") + delta.get("text", "")
+    return thought, content
 
 
 def test_template_kwargs_reach_the_template_and_open_the_reasoning(tool_vocabulary):

@@ -17,9 +17,8 @@ from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools import PartReader, ReplyPlan
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.chat import Reply, ThinkTags, ToolSyntax
+from specrun.runtime.chat import Reply, ReplyPlan, ThinkTags, ToolSyntax
 from specrun.runtime.chat.families import FAMILIES, THINKING
 from specrun.runtime.round import TokenEvent
 from specrun.runtime.round.text import TextAssembler
@@ -164,7 +163,7 @@ def test_reasoning_between_control_tokens(marked_vocabulary, think: ThinkTags):
 
 
 def read(vocabulary: Vocabulary, plan: ReplyPlan, text: str) -> Reply:
-    reader, reply, texts = PartReader(plan, vocabulary, ""), Reply(), TextAssembler(())
+    reader, reply, texts = plan.reader(vocabulary, ""), Reply(), TextAssembler(())
     tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
     for k, token in enumerate(tokens):
         piece = texts.push(vocabulary.piece(token))

@@ -20,9 +20,8 @@ from support.tool_templates import HERMES, LLAMA3, MISTRAL, QWEN_CODER, function
 from specrun.bindings.errors import OptionError
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools import ReplyPlan
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.chat import ForcedCalls, Reply, ReplyParser, ThinkTags, syntax_of
+from specrun.runtime.chat import ForcedCalls, Reply, ReplyParser, ReplyPlan, ThinkTags, syntax_of
 from specrun.runtime.engine import Engine
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.grammar.compiled import compiled

@@ -120,7 +120,8 @@ def test_calls_of_each_family_or_an_answer_by_its_schema(tool_vocabulary, syntax
         assert follows(tool_vocabulary, grammar, syntax.form.written(calls))
     text = f'{syntax.form.answer}{{"rain": "today"}}'
     assert follows(tool_vocabulary, grammar, text)
-    reply = read_reply(syntax, [text], SCHEMAS)
+    think = next((tags for _, tags in THINKING if syntax.form.answer in tags.around), None)
+    reply = read_reply(syntax, [text], SCHEMAS, think=think)
     assert (reply.calls, json.loads(reply.content)) == ([], {"rain": "today"})
     wrong = syntax.form.written([("get_weather", {"city": "Rome"})])
     for other in ("It rains.", text.replace("today", "never"), f"So: {text}", wrong):

@@ -18,8 +18,7 @@ from support.scripted_engine import ScriptedEngine
 
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
-from specrun.cli.serve.tools import for_template
-from specrun.runtime.chat import ChatTemplate, chat_text, syntax_of
+from specrun.runtime.chat import ChatTemplate, chat_text, for_template, syntax_of
 from specrun.runtime.chat.families import GENERIC
 
 FOLDER = Path(os.environ.get("SPECRUN_TEMPLATES", "/nowhere"))

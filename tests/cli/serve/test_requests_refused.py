@@ -157,6 +157,32 @@ def test_a_prompt_longer_than_the_context_is_an_error_with_a_status(
     assert error["code"] == "context_length_exceeded"
 
 
+LONG = "os " * 3000
+TOO_LONG: list[tuple[list[dict[str, str]], str]] = [
+    ([{"role": "user", "content": LONG}], "context_length_exceeded"),
+    (
+        [{"role": "system", "content": "Hi"}, *USER, {"role": "user", "content": LONG}],
+        "context_length_exceeded",
+    ),
+    ([{"role": "system", "content": LONG}, *USER], "instructions_too_long"),
+]
+
+
+@pytest.mark.parametrize(("messages", "code"), TOO_LONG)
+def test_agents_are_told_whether_a_shorter_conversation_would_fit(
+    client: TestClient, messages: list[dict[str, str]], code: str
+) -> None:
+    error = error_of(client.post("/v1/chat/completions", json={"messages": messages}), 400)
+    assert error["code"] == code
+    system = [each["content"] for each in messages if each["role"] == "system"]
+    talk = [each for each in messages if each["role"] != "system"]
+    body = {"messages": talk, "max_tokens": 4, "system": "".join(system) or "Hi"}
+    told = client.post("/v1/messages", json=body)
+    assert told.status_code == 400
+    is_known = told.json()["error"]["message"].startswith("prompt is too long")
+    assert is_known is (code == "context_length_exceeded")  # by Claude Code
+
+
 @pytest.mark.parametrize(
     "body",
     [b"", b"[1", b"[]", b"null", b'"text"', b"\xff\xfe", b'{"prompt": "\\ud800"', b"{'a': 1}"],

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from specrun.bindings.models import Model
 from specrun.cli.chat import loop as chat_loop
 from specrun.cli.terminal import terminal
 from specrun.cli.terminal.answer import (
@@ -20,9 +19,8 @@ from specrun.cli.terminal.answer import (
     run_stream,
 )
 from specrun.cli.terminal.terminal import Terminal
-from specrun.runtime import DecodeError, GenerationStream
-from specrun.runtime.chat import answer_reader
-from specrun.runtime.round import TokenEvent
+from specrun.runtime import DecodeError, GenerationStream, Usage
+from specrun.runtime.round import ChatResult, TokenEvent
 
 from ..conftest import READABLE, Models, Run
 
@@ -60,42 +58,32 @@ def test_a_stopped_answer_is_shown_to_its_last_letter(
     assert stream.closed
 
 
-FAMILIES = {
-    "tags": ("{# <think> </think> #}", "<think>", "Hm.</think>\n\nYes.", "Hm.\n\nYes.\n", "Yes."),
-    "messages": (
-        "{# <|channel|> <|message|> <|channel|>analysis<|message|> #}",
-        "",
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
-        "Hm.\n\nYes.\n",
-        "Yes.",
-    ),
-    "no reasoning": ("{# <think> </think> #}", "", "Yes.", "Yes.\n", "Yes."),
-}
+def result(text: str, reasoning: str) -> ChatResult:
+    usage = Usage(prompt_tokens=1, completion_tokens=1)
+    stats: Any = None
+    return ChatResult(text, [300], "stop", usage, stats, 7, reasoning, [], "raw")
 
 
-@pytest.mark.parametrize(
-    ("source", "begun", "text", "shown", "content"), FAMILIES.values(), ids=FAMILIES
-)
-def test_an_answer_is_shown_without_its_marks(
-    capsys: pytest.CaptureFixture[str],
-    tiny_model: Path,
-    source: str,
-    begun: str,
-    text: str,
-    shown: str,
-    content: str,
+@pytest.mark.parametrize("n_seen", [0, 1, 3, 4, 7])
+def test_reasoning_is_shown_before_the_answer(
+    capsys: pytest.CaptureFixture[str], n_seen: int
 ) -> None:
-    with Model(tiny_model) as model:
-        prompt = model.vocabulary.tokenize(f"Rain?{begun}\n", parse_special=True)
-        reader = answer_reader(source, model.vocabulary, prompt)
-        assert reader is not None
-        assert answer_reader("{{ messages }}", model.vocabulary, prompt) is None
-        writer = ReplyWriter(Terminal(), reader, PlainWriter(Terminal()))
-        for index, character in enumerate(text[:-2]):
-            writer.write(TokenEvent(character, 300, "target", index, None))
-        writer.finish(text)
-    assert capsys.readouterr().out == shown
-    assert writer.content == content
+    """Whatever part was seen before Ctrl-C, all is shown, and once."""
+    writer = ReplyWriter(Terminal(), PlainWriter(Terminal()))
+    said = [("", letter) for letter in "Hm."] + [(letter, "") for letter in "Yes."]
+    for index, (text, thought) in enumerate(said[:n_seen]):
+        event = TokenEvent(text + thought, 300, "target", index, None)
+        event.tell((), text, thought)
+        writer.write(event)
+    writer.finish(result("Yes.", "Hm."))
+    assert capsys.readouterr().out == "Hm.\n\nYes.\n"
+
+
+def test_an_answer_without_reasoning_is_shown_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    writer = ReplyWriter(Terminal(), PlainWriter(Terminal()))
+    writer.write(TokenEvent("Ye", 300, "target", 0, None))
+    writer.finish(result("Yes.", ""))
+    assert capsys.readouterr().out == "Yes.\n"
 
 
 def conversation_after(run: Run, models: Models, path: Path, *lines: str) -> list[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import count
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -82,12 +84,16 @@ def _slow_clock() -> Iterator[float]:
         yield from (moment, moment)
 
 
+def _whole(text: str) -> Any:
+    return SimpleNamespace(text=text)
+
+
 def _written(text: str, size: int, screen: Screen) -> list[str]:
     clock = _slow_clock()
     writer = MarkdownWriter(screen, lambda: next(clock))
     for start in range(0, len(text), size):
         writer.write(TokenEvent(text[start : start + size], 0, "target", 0, None))
-    writer.finish(text)
+    writer.finish(_whole(text))
     return screen.shown
 
 
@@ -141,7 +147,7 @@ def test_what_an_interruption_kept_back_is_shown() -> None:
     screen = Screen()
     writer = MarkdownWriter(screen)
     writer.write(TokenEvent("one **tw", 0, "target", 0, None))
-    writer.finish("one **two**")
+    writer.finish(_whole("one **two**"))
     assert screen.shown == ["one two", ""]
 
 
@@ -175,7 +181,7 @@ def test_drawing_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         writer.write(TokenEvent("a", 0, "target", 0, None))
         now += 0.5
     assert 4 <= len(drawings) <= 100 * 0.5 / 10 + 1
-    writer.finish("a" * 100)
+    writer.finish(_whole("a" * 100))
     assert drawings[-1] == "a" * 100
 
 

@@ -149,6 +149,22 @@ def test_the_oldest_takes_the_cells_of_the_newest(files: dict[str, Path]) -> Non
     assert load.preempted > 0
 
 
+def test_a_prompt_is_not_read_before_all_of_it_fits(files: dict[str, Path]) -> None:
+    """Its cells would go to the older answer, and it would be read again and again."""
+    first, second = [5, 3] * 20, [4, 9, 1] * 75
+    options = ContextOptions(**{**F32, "n_ctx": 256, "n_batch": 32})
+    with Engine(files["shallow"], slots=2, context=options) as engine:
+        never = dict.fromkeys(engine.vocabulary.end_of_generation, float("-inf"))
+        endless = GREEDY.replace(logit_bias=never)
+        older = engine.submit(first, endless, max_tokens=180)
+        next(older)
+        newer = engine.submit(second, endless, max_tokens=4)
+        results, load = [older.drain(), newer.drain()], engine.statistics().load
+    assert [len(each.token_ids) for each in results] == [180, 4]
+    assert load.preempted == 0
+    assert load.pieces <= 2 + -(-len(second) // 32)
+
+
 def test_a_prefix_that_another_slot_holds_is_not_evaluated_again(files: dict[str, Path]) -> None:
     system = [(11 * place) % 90 for place in range(100)]
     prompts = [[*system, 1 + row, 2] for row in range(3)]

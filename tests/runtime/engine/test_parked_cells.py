@@ -46,7 +46,7 @@ def texts(model: Model) -> list[list[int]]:
 
 
 def opened(model: Model, n_slots: int, n_ctx: int = 1024) -> Context:
-    n_sequences = n_slots * N_LEAVES + (n_slots > 1)
+    n_sequences = n_slots * N_LEAVES + 2 * (n_slots > 1)  # parking's, and what fills batches up
     sizes = {"n_ctx": n_ctx, "n_sequences": n_sequences, "n_outputs": 16 * n_slots}
     return Context(model, ContextOptions(**sizes, n_threads=1, n_threads_batch=1))
 
@@ -112,14 +112,16 @@ def rows_together(
 
 @pytest.mark.parametrize("draft", [chain, second_child])
 @pytest.mark.parametrize("n_ctx", [1024, 512])
+@pytest.mark.parametrize("width", [0, 40], ids=["free", "filled up"])
 def test_rows_beside_others_have_the_bits_of_rows_alone(
-    model: Model, texts: list[list[int]], draft: Draft, n_ctx: int
+    model: Model, texts: list[list[int]], draft: Draft, n_ctx: int, width: int
 ) -> None:
     """512 cells are too few for all that is dropped: the texts are copied together meanwhile."""
+    widths = dict.fromkeys(range(1, width), width)
     wanted = [rows_alone(model, tokens) for tokens in texts]
     copied = 0
     with opened(model, N_SLOTS, n_ctx) as context:
-        shared = SharedEvaluation(context, N_SLOTS, n_ctx, CURVE, SlotClock())
+        shared = SharedEvaluation(context, N_SLOTS, n_ctx, CURVE, SlotClock(), widths=widths)
         copy = shared._copy_together
 
         def counted() -> None:

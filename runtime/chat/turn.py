@@ -1,0 +1,219 @@
+"""Turns of a conversation: the messages and tools for a chat template, and the reply's plan."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from specrun.bindings.errors import OptionError
+from specrun.runtime.chat.effort import Effort
+from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
+from specrun.runtime.chat.plan import ReplyPlan
+from specrun.runtime.chat.reply import Thoughts
+from specrun.runtime.chat.syntax import ToolSyntax
+from specrun.runtime.chat.template import ChatTemplate, ChatText, chat_text, require_message
+
+if TYPE_CHECKING:
+    from specrun.bindings.models import Vocabulary
+
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
+_CALL = '{"id": "...", "function": {"name": "...", "arguments": {}}}'
+_TOOL = '{"type": "function", "function": {"name": "...", "parameters": {}}}'
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """A conversation in the form for its template, and the plan of the reply.
+
+    `is_begun`: the last message is an answer that goes on. `is_asked`: the prompt ends with the
+    begin of an answer, as the template has it. `no_thoughts`: the answer has no reasoning.
+    """
+
+    messages: Sequence[Message] = ()
+    tools: Sequence[Tool] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    plan: ReplyPlan = field(default_factory=ReplyPlan)
+    is_begun: bool = False
+    is_asked: bool = True
+    no_thoughts: bool = False
+
+    def text(
+        self,
+        template: ChatTemplate,
+        vocabulary: Vocabulary,
+        variables: Mapping[str, Any] | None = None,
+        n_ctx: int | None = None,
+    ) -> ChatText:
+        """Return the prompt that a template makes, with further `variables`: see `chat_text`."""
+        return chat_text(
+            template,
+            vocabulary,
+            self.messages,
+            tools=self.tools,
+            variables={**(variables or {}), **self.template_kwargs},
+            no_thoughts=self.no_thoughts,
+            is_begun=self.is_begun,
+            add_generation_prompt=self.is_asked,
+            n_ctx=n_ctx,
+        )
+
+
+def for_template(messages: Sequence[Message], syntax: ToolSyntax) -> list[Message]:
+    """Return the messages with results that have the names of their calls.
+
+    Ids that a template takes in one length only, as Mistral's do, are replaced by their digests,
+    and those that its model writes itself by such ones.
+    """
+    names: dict[str, str] = {}
+    ids: dict[str, str] = {}
+    made: list[Message] = []
+    for message in messages:
+        own = dict(require_message(message))
+        call_id = own.get("tool_call_id")
+        if own.get("tool_calls"):
+            own["tool_calls"] = calls = [_call(call) for call in own["tool_calls"]]
+            for call in calls:
+                given, name = call["id"], call["function"]["name"]
+                numbered = f"functions.{name}:{len(ids)}"
+                fitting = _fitting(given, syntax.id_length)
+                names[given], ids[given] = name, numbered if syntax.numbered_ids else fitting
+                call["id"] = ids[given]
+        elif own.get("role") == "tool" and isinstance(call_id, str):
+            if call_id in names:
+                own.setdefault("name", names[call_id])
+            own["tool_call_id"] = ids.get(call_id, _fitting(call_id, syntax.id_length))
+        made.append(own)
+    return made
+
+
+def arguments_of(arguments: object) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the arguments of an earlier call as an object, if they can be one.
+
+    Templates write arguments as JSON themselves; a text would be quoted twice.
+    """
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return {"arguments": arguments}  # of a call that was cut short, say
+
+
+def _call(call: object) -> dict[str, Any]:
+    """Return a call of the history; raises `OptionError` if it is none."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(call, Mapping) or not isinstance(function, Mapping) or "name" not in function:
+        raise OptionError(f"tool_calls is {call!r}: give {_CALL}")
+    arguments = arguments_of(function.get("arguments"))
+    own = {**call, "function": {**function, "arguments": arguments}}
+    return {"type": "function", **own, "id": str(call.get("id") or "")}
+
+
+def _fitting(call_id: str, length: int | None) -> str:
+    """Return an id of that many letters and digits: the same for the same one."""
+    if length is None or (len(call_id) == length and call_id.isalnum() and call_id.isascii()):
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:length]
+
+
+_NAMES_OF_TOOLS = ("xml_tools", "functions", "available_tools", "custom_tools")
+"""What some templates call the tools."""
+_TOOLS_OF_MESSAGE = re.compile(r"""message(\.tools\b|\[['"]tools['"]\])""")
+"""How templates read tools that are a field of the system's message, as Phi-4-mini's does."""
+
+
+def _shown(
+    messages: Sequence[Message], tools: Sequence[Tool], template: ChatTemplate, syntax: ToolSyntax
+) -> tuple[Sequence[Message], dict[str, Any]]:
+    """Return messages and variables that show tools to a model whose template takes no `tools`."""
+    if _TOOLS_OF_MESSAGE.search(template.source):
+        first, others = messages[0] if messages else {}, messages[1:]
+        if first.get("role") != "system":
+            first, others = {"role": "system", "content": ""}, messages
+        listed = json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
+        return [{**first, "tools": listed}, *others], {}
+    other = next((name for name in _NAMES_OF_TOOLS if name in template.names), None)
+    if other is None:
+        return _with_tools(messages, tools, syntax), {}
+    return messages, {other: _lines(tools) if other == "functions" else [*tools]}
+
+
+def _with_tools(
+    messages: Sequence[Message], tools: Sequence[Tool], syntax: ToolSyntax
+) -> list[Message]:
+    """Return the messages with a text about the tools, for a template that knows none."""
+    example = syntax.form.written([("NAME", {"ARGUMENT": "VALUE"})])
+    text = (
+        "You may call functions. Each line describes one, its parameters by a JSON schema:\n"
+        f"{_lines(tools)}\n\nTo call a function, answer with its name and arguments in exactly "
+        f"this form, and nothing behind it:\n{example}\nThe results come in the next message. "
+        "If no function is needed, answer in plain text."
+    )
+    first = messages[0] if messages else {}
+    if first.get("role") != "system":
+        return [{"role": "system", "content": text}, *messages]
+    joined = "\n\n".join(each for each in (first["content"], text) if each)
+    return [{**first, "content": joined}, *messages[1:]]
+
+
+def _lines(tools: Sequence[Tool]) -> str:
+    return "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
+
+
+def _function(tool: object) -> Mapping[str, Any]:
+    """Return the function that a tool is; raises `OptionError` if it is none."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise OptionError(f"tools is a list with {tool!r}: give each as {_TOOL}")
+    return function
+
+
+def turn_of(
+    template: ChatTemplate,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] = (),
+    *,
+    names: Collection[str] | None = None,
+    must_call: bool = False,
+    most_calls: int | None = None,
+    custom: Collection[str] = (),
+    thoughts: Thoughts = "apart",
+    template_kwargs: Mapping[str, Any] | None = None,
+    effort: Effort | None = None,
+    is_begun: bool = False,
+    is_asked: bool = True,
+) -> ChatTurn:
+    """Return how a conversation is rendered and its reply read.
+
+    `names` are the tools that may be called, by default all. If the template does not render tools,
+    a text of the system's describes them.
+    """
+    syntax, template_kwargs = syntax_of(template.source) or GENERIC, template_kwargs or {}
+    functions = [_function(tool) for tool in tools]
+    wished = {} if effort is None else effort.variables(template)
+    no_thoughts = effort is not None and effort.thinks is False
+    no_thoughts = no_thoughts and not wished.keys() & template_kwargs.keys()
+    template_kwargs = {**wished, **template_kwargs}
+    if tools and "tools" not in template.names:
+        messages, named = _shown(messages, tools, template, syntax)
+        template_kwargs = {**named, **template_kwargs}
+    schemas = {function["name"]: function.get("parameters") or {} for function in functions}
+    if names is not None:
+        schemas = {name: schemas[name] for name in schemas if name in names}
+    plan = ReplyPlan(
+        syntax=syntax if tools or syntax.tells_answers else None,
+        schemas=schemas,
+        think=think_tags_of(template.source),
+        most_calls=most_calls,
+        must_call=must_call,
+        strict=frozenset(each["name"] for each in functions if each.get("strict")),
+        custom=frozenset(custom),
+        thoughts=thoughts,
+    )
+    talk = for_template(messages, syntax)
+    return ChatTurn(talk, tools, template_kwargs, plan, is_begun, is_asked, no_thoughts)

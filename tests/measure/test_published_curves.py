@@ -1,0 +1,158 @@
+"""The first answer of a fresh user on published cost curves, which a first contact has measured.
+
+A device takes what its curve says, padded as the product pads. A drafter is right as often as it
+says, give or take; its plan begins with nothing but the curve. It has to come near the best fixed
+plan, which knows the text, and must not lose against plain decoding.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable
+
+import pytest
+
+from measure.replay.replay import ReplayClock, ReplayText, replay_all
+from specrun.runtime.drafters.break_even import TimedDrafter
+from specrun.runtime.planning import CONTACT_SIZES, CostCurve, DraftPlan, LiveCurve
+from specrun.runtime.planning.curves import DraftCost
+from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.trees import DraftTree
+
+STEP = 0.05  # of a plain round: a head's token
+TOKENS, WRONG = 200, 999
+KINDS = {"good": (0.8, 0.97), "mixed": (0.3, 0.97), "poor": (0.02, 0.15)}
+# ms at CONTACT_SIZES. NVIDIA H200 with Q4_K_M (docs/machines.md); Vulkan on RDNA 3.5, where 3, 5
+# and 6 are several times dearer than 4, and 9 a cliff; a 7B on a current card; Metal before M5.
+CURVES = {
+    "steps at 5 to 8": (2.8, 2.8, 3.2, 3.6, 4.0, 4.4, 5.1, 2.1, 2.0, 2.1, 2.2, 2.3, 2.6),
+    "steps at 3, 5, 6": (9, 9.4, 24, 10.6, 30, 33, 14, 41, 43, 44, 47, 50, 56),
+    "flat": (20, 20.6, 20.9, 21, 21.3, 21.6, 22, 22.3, 23, 24, 24.4, 26, 29),
+    "steep": (30, 54, 66, 78, 90, 101, 125, 138, 172, 220, 232, 330, 440),
+}
+
+
+def measured(times: tuple[float, ...]) -> CostCurve:
+    seconds = tuple(1e-3 * ms for ms in times)
+    return CostCurve(CONTACT_SIZES, seconds, seconds, (0.01,) * len(times), is_first=True)
+
+
+def device_of(curve: CostCurve, *, pads: bool) -> CostCurve:
+    widths = range(1, 33)
+    return CostCurve.flat([curve.seconds(curve.wider(n, 32) if pads else n) for n in widths])
+
+
+class Guesser(NoDrafter):
+    """Knows the text, and is wrong where it says that it may be; each guess costs `STEP`."""
+
+    name, max_nodes = "guesser", 15
+
+    def __init__(
+        self, text: ReplayText, certain: list[float], step: float, clock: ReplayClock
+    ) -> None:
+        generator = random.Random(text.name)
+        self._whole, self._first = (*text.prompt, *text.answer), len(text.prompt)
+        self._certain, self._step, self._clock = certain, step, clock
+        self._right = [generator.random() < chance for chance in certain]
+
+    def certainty(self, place: int) -> float:
+        return self._certain[min(place - self._first, len(self._certain) - 1)]
+
+    def guess(self, place: int, *, lost: bool) -> int:
+        self._clock.now += self._step
+        right = place < len(self._whole) and self._right[place - self._first]
+        return self._whole[place] if right and not lost else WRONG
+
+    def chain(self, start: int, goes_on: Callable[[int], bool]) -> DraftTree:
+        tokens = list[int]()
+        while goes_on(len(tokens)):
+            lost = WRONG in tokens
+            tokens.append(self.guess(start + len(tokens), lost=lost))
+        return DraftTree.chain(tokens)
+
+
+class Fixed(Guesser):
+    """Always drafts n tokens."""
+
+    n = 0
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        return self.chain(len(request.tokens), lambda n: n < min(self.n, request.max_depth))
+
+
+class Planned(Guesser):
+    """Drafts what its plan says, token by token."""
+
+    plan: DraftPlan
+
+    def propose(self, request: DraftRequest) -> DraftTree:
+        start, plan = len(request.tokens), self.plan
+        most = min(request.max_nodes, request.max_depth)
+        plan.start(points=True, greedy=True)
+
+        def goes_on(n: int) -> bool:
+            return n < most and plan.goes_on() and plan.takes(self.certainty(start + n))
+
+        return plan.drafted(self.chain(start, goes_on))
+
+    def observe(self, outcome: RoundOutcome) -> None:
+        self.plan.observe(outcome)
+
+
+def text_of(kind: str, seed: int) -> tuple[ReplayText, list[float]]:
+    """A text whose tokens are certain in runs, as those of models are."""
+    generator, (low, high) = random.Random(seed), KINDS[kind]
+    certain = list[float]()
+    while len(certain) < TOKENS:
+        level = generator.uniform(low, high)
+        certain += [min(0.99, max(0.01, generator.gauss(level, 0.05)))] * generator.randrange(1, 6)
+    answer = tuple(generator.randrange(900) for _ in range(TOKENS))
+    return ReplayText(f"{kind} {seed}", (1, 2, 3), answer), certain[:TOKENS]
+
+
+def speed(
+    make: Callable[[ReplayText, list[float], ReplayClock], Drafter],
+    texts: list[tuple[ReplayText, list[float]]],
+    device: CostCurve,
+) -> list[float]:
+    found = []
+    for text, certain in texts:
+        clock = ReplayClock()
+        replay_all(make(text, certain, clock), [text], device, clock=clock)
+        found.append(TOKENS * device.seconds(1) / clock.now)
+    return found
+
+
+@pytest.mark.parametrize("pads", [True, False], ids=["padded", "recurrent"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CURVES)
+def test_a_first_answer_is_near_the_best_fixed_plan_and_no_slower_than_plain(
+    name: str, kind: str, pads: bool
+) -> None:
+    curve = measured(CURVES[name])
+    device = device_of(curve, pads=pads)
+    step = STEP * curve.seconds(1)
+    texts = [text_of(kind, seed) for seed in range(4)]
+
+    def planned(text: ReplayText, certain: list[float], clock: ReplayClock) -> Drafter:
+        live = LiveCurve(curve.as_padded() if pads else curve)
+        inner = Planned(text, certain, step, clock)
+        cost = DraftCost(lambda n: n * STEP, lambda: live.seconds(1))
+        inner.plan = DraftPlan(live.seconds, cost)
+        return TimedDrafter(inner, live, clock, "compared")
+
+    def fixed(n: int) -> Callable[[ReplayText, list[float], ReplayClock], Drafter]:
+        def make(text: ReplayText, certain: list[float], clock: ReplayClock) -> Drafter:
+            drafter = Fixed(text, certain, step, clock)
+            drafter.n = n
+            return drafter
+
+        return make
+
+    found = speed(planned, texts, device)
+    best = max(statistics.harmonic_mean(speed(fixed(n), texts, device)) for n in range(16))
+    share = statistics.harmonic_mean(found) / best
+    assert min(found) >= 0.97
+    assert share >= 0.95
