@@ -59,6 +59,7 @@ export class ChatView {
   }
 
   _addAnswer(message, item, text, foot) {
+    this.list.querySelector(".offer")?.remove();
     const answer = this.answers.get(message.id);
     const prose = new Prose(text, answer?.pieces);
     const view = { item, text, foot, message, prose, timer: null };
@@ -141,9 +142,9 @@ export class ChatView {
 
   // A question that has no answer, after a reload in the middle of it, can be answered.
   _offerAnswer(message) {
-    this.list.lastChild
-      .querySelector(".foot")
-      .prepend(button("Answer", () => this.on.again(message)));
+    const offer = button("Answer", () => this.on.again(message));
+    offer.classList.add("offer");
+    this.list.lastChild.querySelector(".foot").prepend(offer);
   }
 
   _changes(message, item) {

@@ -26,7 +26,8 @@ const store = new Store();
 const answers = new Map(); // those of this tab, with their rounds, by the ids of their messages
 let conversation = store.opened();
 let offered = null; // what the server says of drafting
-let running = null; // { abort, answer, save }: the answer that is being made
+let running = null; // { abort, answer, keep }: the answer that is being made
+let isStale = false; // whether another tab has changed what is shown, and it could not be redrawn
 
 const rounds = new RoundsView(
   (answer, index, asked) => {
@@ -158,6 +159,7 @@ async function answerNow(question, undo) {
   chat.finish(answer);
   const isEmpty = !answer.text && !answer.thoughts;
   if (isEmpty && (problem || answer.finish === "stopped")) takeBack(talk, message, undo);
+  else if (isStale) turnTo(talk);
   if (problem) explain(problem);
   rounds.update();
   listConversations();
@@ -219,17 +221,23 @@ function tellStorage() {
 function listConversations() {
   const known = store.conversations;
   if (!known.includes(conversation)) known.unshift(conversation);
+  // An open list stays open while other tabs write what it does not show.
+  const names = known.map((each) => [each.id, titleOf(each)]);
+  const listed = JSON.stringify([conversation.id, ...names]);
+  byId("export").hidden = !conversation.messages.length;
+  if (byId("conversation").dataset.listed === listed) return;
+  byId("conversation").dataset.listed = listed;
   const options = known.map((each) => {
     const option = html("option", { value: each.id }, titleOf(each));
     option.selected = each === conversation;
     return option;
   });
   byId("conversation").replaceChildren(...options);
-  byId("export").hidden = !conversation.messages.length;
 }
 
 function turnTo(other) {
   conversation = other;
+  isStale = false;
   store.open(other);
   chat.show(other);
   rounds.watch(other.messages.map(({ id }) => answers.get(id)).findLast(Boolean) ?? null);
@@ -276,7 +284,9 @@ window.addEventListener("storage", (event) => {
   if (changed === null) return;
   tellStorage();
   listConversations();
-  if (running || chat.isEditing || (changed !== undefined && changed !== conversation.id)) return;
+  if (changed !== undefined && changed !== conversation.id) return;
+  isStale = running || chat.isEditing;
+  if (isStale) return;
   if (wasKnown && !store.known.has(conversation.id)) turnTo(newConversation());
   else if (wasKnown) turnTo(conversation);
 });

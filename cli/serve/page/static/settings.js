@@ -38,9 +38,16 @@ const prepareTheme = (store) => {
   });
 };
 
+// What is set, by another tab, too.
+const fill = (store) => {
+  for (const name of [...Object.keys(NUMBERS), "n_max"]) {
+    byId(name).value = typeof store.settings[name] === "number" ? store.settings[name] : "";
+  }
+  byId("system").value = store.settings.system ?? "";
+};
+
 const prepareNumber = (store, name, cut) => {
   const field = byId(name);
-  if (typeof store.settings[name] === "number") field.value = store.settings[name];
   field.addEventListener("change", () => {
     const value = field.value === "" || !field.validity.valid ? null : cut(Number(field.value));
     store.set(name, value);
@@ -50,8 +57,10 @@ const prepareNumber = (store, name, cut) => {
 export const prepareSettings = (store, { onKey, onForget }) => {
   prepareTheme(store);
   const dialog = byId("settings");
-  byId("open-settings").addEventListener("click", () => dialog.showModal());
-  byId("system").value = store.settings.system ?? "";
+  byId("open-settings").addEventListener("click", () => {
+    fill(store);
+    dialog.showModal();
+  });
   byId("system").addEventListener("change", () => store.set("system", byId("system").value));
   for (const [name, cut] of Object.entries({ ...NUMBERS, n_max: Math.trunc })) {
     prepareNumber(store, name, cut);
