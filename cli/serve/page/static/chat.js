@@ -205,6 +205,14 @@ export class ChatView {
     return scrollTop + clientHeight > scrollHeight - 60;
   }
 
+  // Draw something anew, and stay at the same place, unless that is the end.
+  stay(draw) {
+    const { scrollTop } = this.scroll;
+    const atEnd = this._isAtEnd();
+    draw();
+    if (!atEnd) this.scroll.scrollTop = scrollTop;
+  }
+
   toEnd(always) {
     if (always || this._isAtEnd()) this.scroll.scrollTop = this.scroll.scrollHeight;
   }

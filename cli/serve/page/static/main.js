@@ -277,6 +277,10 @@ for (const [name, [ending, type, write]] of Object.entries(EXPORTS)) {
   });
 }
 
+document.addEventListener("click", (event) => {
+  if (!byId("export").contains(event.target)) byId("export").open = false;
+});
+
 // Other tabs write to the same storage: what they change is taken over, and deletes nothing here.
 window.addEventListener("storage", (event) => {
   const wasKnown = store.known.has(conversation.id);
@@ -287,8 +291,9 @@ window.addEventListener("storage", (event) => {
   if (changed !== undefined && changed !== conversation.id) return;
   isStale = running || chat.isEditing;
   if (isStale) return;
-  if (wasKnown && !store.known.has(conversation.id)) turnTo(newConversation());
-  else if (wasKnown) turnTo(conversation);
+  if (!wasKnown) return;
+  if (!store.known.has(conversation.id)) turnTo(newConversation());
+  else chat.stay(() => turnTo(conversation));
 });
 window.addEventListener("pagehide", () => running?.keep());
 window.addEventListener("beforeunload", (event) => {
