@@ -89,7 +89,7 @@ class BlockParser {
       if (!block) continue;
       this.hasGap ||= gap;
       gap = false;
-      blocks.push({ ...block, first, end: this.next });
+      blocks.push({ ...block, at: this.lines[first].at });
     }
     return blocks;
   }
@@ -317,9 +317,9 @@ const trimCell = (segments) => {
   return cell;
 };
 
-const linesOf = (source) => {
-  let at = 0;
-  return source.split("\n").map((text) => {
+const linesOf = (source, from) => {
+  let at = from;
+  return source.slice(from).split("\n").map((text) => {
     const line = { text: text.replace(/\r$/, ""), at };
     at += text.length + 1;
     return line;
@@ -360,10 +360,10 @@ const withInlines = (block, definitions, live) => {
   }
 };
 
-// The blocks of a source: { type, first, end, ... }, where the numbers are its lines. `live`: more
-// is to come, and what is still open counts as if it were closed.
-export const parseMarkdown = (source, live = false) => {
-  const lines = linesOf(source);
+// The blocks of a source, from the place on where one begins: { type, at, ... }, `at` the place.
+// `live`: more is to come, and what is still open counts as if it were closed.
+export const parseMarkdown = (source, live = false, from = 0) => {
+  const lines = linesOf(source, from);
   if (live && UNDECIDED.test(lines.at(-1).text)) lines.pop();
   else if (lines.at(-1).text === "") lines.pop();
   const definitions = new Map();

@@ -12,7 +12,7 @@ export class Prose {
     this.pieces = pieces;
     this.starts = []; // where each of the pieces begins in the text
     this.length = 0;
-    this.drawn = []; // what each block was drawn from
+    this.drawn = []; // of each block its place, and what it was drawn from
   }
 
   draw(text, live = false) {
@@ -20,13 +20,15 @@ export class Prose {
       this.starts.push(this.length);
       this.length += piece.length;
     }
-    const blocks = parseMarkdown(text, live);
-    const keys = blocks.map((block) => JSON.stringify(block));
+    // While more comes, only the last two blocks can change; in the end all are looked at again.
+    const settled = live ? Math.max(0, this.drawn.length - 2) : 0;
+    const blocks = parseMarkdown(text, live, settled ? this.drawn[settled].at : 0);
+    const drawn = blocks.map((block) => ({ at: block.at, key: JSON.stringify(block) }));
     let same = 0;
-    while (same < keys.length && keys[same] === this.drawn[same]) same += 1;
-    while (this.container.children.length > same) this.container.lastChild.remove();
+    while (same < drawn.length && drawn[same].key === this.drawn[settled + same]?.key) same += 1;
+    while (this.container.children.length > settled + same) this.container.lastChild.remove();
     this.container.append(...blocks.slice(same).map((block) => this._block(block)));
-    this.drawn = keys;
+    this.drawn = [...this.drawn.slice(0, settled), ...drawn];
   }
 
   _block(block, isTight = false) {

@@ -57,6 +57,13 @@ test("blocks keep their kind from their first character on, and no mark is seen"
   }
 });
 
+test("a text is the same when it is read from a block on", () => {
+  const whole = parseMarkdown(TEXT);
+  whole.forEach((block, index) => {
+    assert.deepEqual(parseMarkdown(TEXT, false, block.at), whole.slice(index));
+  });
+});
+
 test("what has been shown of a text stays", () => {
   let before = "";
   for (let end = 1; end <= TEXT.length; end += 1) {
