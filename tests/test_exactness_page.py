@@ -24,7 +24,7 @@ from specrun.runtime.trees import tree_steps
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "exactness-proof.md"
 HEADING = "## The whole algorithm on one page\n"
-MOST_LINES = 160
+MOST_LINES = 170
 QUOTED: tuple[Callable[..., object], ...] = (
     decode_rounds,
     tree_steps,
