@@ -100,7 +100,7 @@ def opened(model: Path, drafter: str, setting: Setting, **options: Any) -> Runti
 def texts() -> list[str]:
     """Prose, tables and code of this repository."""
     files = [
-        "docs/exactness.md",
+        "docs/exactness-proof.md",
         "docs/train.md",
         "runtime/round/target.py",
         "docs/architecture.md",
