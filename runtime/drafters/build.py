@@ -63,10 +63,12 @@ def _timed(drafter: Drafter, pace: Pace, env: DraftEnvironment) -> Drafter:
     has_plan, learnt = pace in ("compared", "greedy"), env.learnt
     if learnt is None and has_plan:
         return drafter  # costs were given: it plans with these
-    if learnt is None or (has_plan and env.meeting is not None):
-        # Costs that were given, or are of several conversations, are not corrected: what rounds
-        # take is then this conversation's own.
+    if learnt is None:
+        # Costs that were given are not corrected: what rounds take is this conversation's own.
         learnt = LiveCurve(env.known)
+    elif has_plan and env.meeting is not None:
+        # So are shares of evaluations with others. Their first rounds are plain, measured or not.
+        learnt = LiveCurve(dataclasses.replace(env.known, spread=()))
     return TimedDrafter(drafter, learnt, env.clock, pace, env.share)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import cycle
 from pathlib import Path
@@ -136,8 +135,8 @@ def test_who_never_drafts_is_never_asked() -> None:
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]:
-    yield write_all(tmp_path_factory.mktemp("pausing"))
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_all(tmp_path_factory.mktemp("pausing"))
 
 
 def proposals(
