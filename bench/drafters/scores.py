@@ -148,8 +148,9 @@ def passes(program: str, seconds: float = _SECONDS) -> bool:
     token = secrets.token_hex(16)
     request = json.dumps({"program": program, "limits": _LIMITS, "token": token})
     command = [sys.executable, "-I", "-m", "specrun.bench.drafters.code_worker"]
-    with tempfile.TemporaryDirectory(prefix="specrun-code-") as folder:
-        process = subprocess.Popen(
+    with (
+        tempfile.TemporaryDirectory(prefix="specrun-code-") as folder,
+        subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -157,7 +158,8 @@ def passes(program: str, seconds: float = _SECONDS) -> bool:
             cwd=folder,
             env={},
             start_new_session=True,
-        )
+        ) as process,
+    ):
         try:
             said, _ = process.communicate(request.encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
@@ -174,7 +176,6 @@ def _end_group(process: subprocess.Popen[Any]) -> None:
             os.killpg(process.pid, signal.SIGKILL)
     else:
         process.kill()
-    process.wait()
 
 
 Reference = FinalNumber | Texts | Tests

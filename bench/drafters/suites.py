@@ -54,7 +54,7 @@ def read_suite(name: str, per_category: int | None = None) -> tuple[Question, ..
 def has_programs(prompts: Sequence[Prompt]) -> bool:
     """Return whether some answers are to be programs that tests can be run on."""
     questions = [prompt for prompt in prompts if isinstance(prompt, Question)]
-    return any(isinstance(each, Tests) for one in questions for each in one.references)
+    return any(isinstance(each, Tests) for asked in questions for each in asked.references)
 
 
 def _records(path: Path) -> list[tuple[Any, str]]:
