@@ -192,6 +192,7 @@ def publish(folder: Path, kind: str, library: bytes, version: str = "0.3.36") ->
     name = f"llama_cpp_python-{version}-py3-none-any.whl"
     facts = f"llama_cpp_python-{version}.dist-info"
     with zipfile.ZipFile(place / name, "w") as archive:
+        archive.writestr("llama_cpp/llama.py", "")
         archive.writestr("llama_cpp/lib/libllama.so", library)
         about = f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {version}\n"
         archive.writestr(f"{facts}/METADATA", about)

@@ -19,13 +19,11 @@ from pathlib import Path
 
 Say = Callable[[str], None]
 _OLDEST_MINOR = 0
+_LIBRARIES = ("libllama.so", "libllama.dylib", "llama.dll")
 _TRIAL = """
 import ctypes, sys
-from pathlib import Path
 
-folder = Path(sys.argv[1])
-names = [folder / name for name in ("libllama.so", "libllama.dylib", "llama.dll")]
-library = ctypes.CDLL(str(next(name for name in names if name.is_file())))
+library = ctypes.CDLL(sys.argv[1])
 library.llama_backend_init()
 library.llama_print_system_info.restype = ctypes.c_char_p
 print(library.llama_print_system_info().decode())
@@ -89,10 +87,10 @@ def trouble(wheel: Path) -> str:
     with tempfile.TemporaryDirectory(prefix="trial-") as work:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(work)
-        folders = [path.parent for path in Path(work).rglob("*llama.*") if "llama_cpp" in str(path)]
-        if not folders:
+        found = [path for path in Path(work).rglob("*llama.*") if path.name in _LIBRARIES]
+        if not found:
             return "it holds no libllama"
-        command = [sys.executable, "-c", _TRIAL, str(folders[0])]
+        command = [sys.executable, "-c", _TRIAL, str(found[0])]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     if done.returncode < 0:
         return f"it ends with signal {-done.returncode}"
