@@ -1,4 +1,4 @@
-"""docs/exactness-proof.md shows the whole algorithm in our own code: every block is the source, word for
+"""docs/exactness-proof.md shows the algorithm in our own code: each block is the source, word for
 word.
 
 `python tests/test_exactness_page.py` puts the sources into the page; read the sentences between
