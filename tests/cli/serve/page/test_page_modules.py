@@ -49,7 +49,7 @@ TAGS = r"</?(?:p|h\d|li|ul|ol|blockquote|table|thead|tbody|tr|th|td|hr)(?: [^>]*
 
 
 def plain(html: str) -> str:
-    """HTML without what makes no difference: titles, and spaces around blocks and lines of text."""
+    """Return HTML without titles, and without spaces around blocks and lines of text."""
     html = re.sub(r' title="[^"]*"|<br />', "", html)
     parts = re.split(r"(<pre>.*?</pre>)", html, flags=re.DOTALL)
     for place, part in enumerate(parts):
