@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
+    from specrun.runtime.chat.choice import ToolChoice
     from specrun.runtime.chat.effort import LEVELS, Effort
     from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
     from specrun.runtime.chat.forced import ForcedCalls

@@ -101,7 +101,7 @@ def texts() -> list[str]:
     """Prose, tables and code of this repository."""
     files = [
         "docs/exactness-proof.md",
-        "docs/train.md",
+        "docs/measurements.md",
         "runtime/round/target.py",
         "docs/architecture.md",
     ]
