@@ -395,7 +395,10 @@ METHODS: Mapping[str, Method] = {
             "partial",
             "TriForce: the target's own weights with a cache of the first and last tokens.",
             "specrun.runtime.drafters.partial",
-            options=("sink", "window", "chunks", "chunk", "n", "sampling", "p_min", *TREE_OPTIONS),
+            options=(
+                *("sink", "window", "chunks", "chunk"),
+                *("n", "sampling", "p_min", *TREE_OPTIONS, "always"),
+            ),
             counted_by_n=True,
         ),
         Method(
@@ -512,7 +515,7 @@ METHODS: Mapping[str, Method] = {
             "ngram",
             "Smoothed n-gram counts as a law to draw from: text, file and pool.",
             "specrun.runtime.drafters.ngram",
-            options=("order", "file", "pool", "n", "sampling", "p_min"),
+            options=("order", "file", "pool", "n", "sampling", "p_min", "always"),
             counted_by_n=True,
         ),
         Method(

@@ -380,4 +380,4 @@ def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart)
     def start() -> GrowingDrafter:
         return chain.drafter(NgramSource(order, sources), count, env, 0.0, str(expression))
 
-    return DrafterWeights(str(expression), start)
+    return DrafterWeights(str(expression), start, pace=chain.pace(env))

@@ -156,7 +156,7 @@ def build_partial(
             context.close()
             raise
 
-    return DrafterWeights(str(expression), start)
+    return DrafterWeights(str(expression), start, pace=plan.pace)
 
 
 def _text_of(state: DraftModelState) -> int:

@@ -17,7 +17,14 @@ from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 from specrun.bindings.errors import OptionError
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.noise import NoiseSource
-from specrun.runtime.round.drafter import Drafter, DrafterWeights, RoundOutcome, close_all, make_all
+from specrun.runtime.round.drafter import (
+    Drafter,
+    DrafterWeights,
+    Pace,
+    RoundOutcome,
+    close_all,
+    make_all,
+)
 from specrun.runtime.round.target import EvaluatedRows, PlacedRows, TargetModel
 from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, Draw
 
@@ -111,10 +118,12 @@ def combined(
     """Return the weights of a combinator, which own those of its members.
 
     Starting it starts every member, and `combine` makes one drafter of them, which owns them; if
-    anything fails, what was started is closed again. Its pace is that of all its members.
+    anything fails, what was started is closed again. Its pace is one that suits all its members.
     """
     paces = {member.pace for member in members}
-    pace = paces.pop() if len(paces) == 1 else "counted"
+    # All of them draft point masses, or one of them draws, or is not to be stopped.
+    mixed: Pace = "compared" if paces == {"compared", "paying"} else "counted"
+    pace = paces.pop() if len(paces) == 1 else mixed
 
     def start() -> Drafter:
         started = make_all(member.start for member in members)

@@ -145,7 +145,8 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
         source, plan = HydraSource(head.cells(n_cells)), tree.plan(shape, env, share)
         return GrowingDrafter(source, shape, plan=plan, name=name)
 
-    pace = env.pace_of(chooses="auto" in (tree.n, tree.nodes))
+    is_bare = tree.n is None and not tree.asks_for_tree  # its tree is planned by costs
+    pace = env.pace_of(chooses=is_bare or "auto" in (tree.n, tree.nodes))
     return DrafterWeights(name, start, [head], pace)
 
 

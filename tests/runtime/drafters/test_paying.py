@@ -388,13 +388,13 @@ def pace_of(drafter: Drafter) -> Pace | None:
 
 
 @pytest.mark.parametrize(
-    ("options", "pace", "in_auto"),
+    ("options", "pace", "in_auto", "in_ensemble"),
     [
-        ("", "greedy", None),  # it may draw
-        ("sampling=argmax", "compared", "timed"),
-        ("depth=3, nodes=auto", "compared", "timed"),
-        ("n=4", None, None),
-        ("sampling=argmax, always=yes", None, None),
+        ("", "greedy", None, None),  # it may draw
+        ("sampling=argmax", "compared", "timed", "compared"),
+        ("depth=3, nodes=auto", "compared", "timed", "compared"),
+        ("n=4", None, None, None),
+        ("sampling=argmax, always=yes", None, None, None),
     ],
 )
 def test_a_model_that_chooses_how_much_it_drafts_is_timed(
@@ -403,6 +403,7 @@ def test_a_model_that_chooses_how_much_it_drafts_is_timed(
     options: str,
     pace: Pace | None,
     in_auto: Pace | None,
+    in_ensemble: Pace | None,
 ) -> None:
     environment = DraftEnvironment(model, ContextOptions(n_ctx=64, n_threads=1), n_gpu_layers=0)
     draft = ", ".join(filter(None, (f'draft("{tiny_drafter}"', options))) + ")"
@@ -411,7 +412,7 @@ def test_a_model_that_chooses_how_much_it_drafts_is_timed(
         with closing(build_drafter(expression, environment)) as weights:
             with closing(weights.start()) as drafter:
                 found.append(pace_of(drafter))
-    assert found == [pace, in_auto, None]
+    assert found == [pace, in_auto, in_ensemble]
 
 
 def test_what_the_demo_shows_is_not_stopped(model: Model, tiny_drafter: Path) -> None:

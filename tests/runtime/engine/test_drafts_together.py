@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from support.every_drafter import named, write_all
@@ -26,6 +27,8 @@ PENALISED = DRAWN.replace(repeat_penalty=1.3, top_k=40)
 LONG = [(7 * place + 3) % 90 for place in range(150)]
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], LONG, [3, 1, 4, 1, 5], LONG[:100], [2, 7, 1, 8, 2, 8]]
 LENGTH = 30
+BRANCHING = SimpleNamespace(can_branch=True)
+"""All that a plan reads of a target."""
 
 
 @pytest.fixture(scope="module")
@@ -178,7 +181,7 @@ def drafted_at(load: int, *, by_clock: bool = True) -> int:
     """How many tokens are drafted in a round where two are usually kept, after many of them."""
     together = batching.DraftMeeting(8)
     environment = DraftEnvironment(
-        target=None,  # type: ignore[arg-type]
+        target=BRANCHING,  # type: ignore[arg-type]
         context=ContextOptions(),
         costs=STEEPER,
         meeting=together,
@@ -209,7 +212,7 @@ def test_under_a_lossy_rule_they_do_not() -> None:
 def test_a_change_of_the_load_is_seen_at_once() -> None:
     together = batching.DraftMeeting(8)
     environment = DraftEnvironment(
-        target=None,  # type: ignore[arg-type]
+        target=BRANCHING,  # type: ignore[arg-type]
         context=ContextOptions(),
         costs=STEEPER,
         meeting=together,
