@@ -79,6 +79,7 @@ def tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
 
 def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
     """Draw speed-ups with their spread, and acceptance by position."""
+    results = [result for result in results if not result.category]
     drafted = [result for result in results if result.speed_up is not None]
     figure = new_figure(path, 11, max(3.2, 1.4 + 0.42 * len(drafted)))
     if not drafted:

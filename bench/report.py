@@ -146,6 +146,12 @@ _SPEC_BENCH = {
 
 _MOST_ALPHAS = 8
 
+_METRIC_NOTES = {
+    "exact match": "exact match: the share of answers whose final number is the right one.",
+    "F1": "F1: of the words of an answer and of its reference, in the mean over answers.",
+    "pass@1": "pass@1: the share of answers whose code passes its tests, each answer alone.",
+}
+
 CONSTANT_COLUMNS = ("model", "size", "params", "backend", "ngl", "temp", "vocab", "ctx")
 """Columns that are often the same in every row, and then go above the table on a screen."""
 
@@ -173,6 +179,15 @@ def machine_facts() -> dict[str, Any]:
 def drafters_table(results: Sequence[DrafterResult]) -> Table:
     """Return the table of `specrun bench drafters`."""
     rows = list(map(_drafter_row, results))
+    if any(result.category for result in results):
+        rows = [
+            {"category": f"{result.category or 'all'} ({result.n_prompts})", **row}
+            for row, result in zip(rows, results, strict=True)
+        ]
+    if any(result.score is not None for result in results):
+        for row, result in zip(rows, results, strict=True):
+            score = result.score
+            row["score"] = "-" if score is None else f"{result.metric} {100 * score:.1f} %"
     if any(result.alpha is not None for result in results):
         for row, result in zip(rows, results, strict=True):
             row["alpha"] = "-" if result.alpha is None else f"{result.alpha:.3f}"
@@ -209,6 +224,8 @@ def _text(text: TextComparison | None) -> str:
 
 
 def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
+    metrics = {result.metric for result in results} - {""}
+    results = [result for result in results if not result.category]
     first = results[0]
     notes = [
         f"Prompts: {first.n_prompts} of {first.prompt_tokens:,.0f} tokens on average"
@@ -222,6 +239,7 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
             "alpha: the mean over positions of sum min(p, q), the chance that a draw from the "
             "drafter's law is accepted (Leviathan et al. 2023, corollary 3.6); counted, not timed."
         )
+    notes += [text for metric, text in _METRIC_NOTES.items() if metric in metrics]
     # EAGLE's n-alpha: how acceptance falls the more of the draft's own tokens it builds on.
     chains = [result for result in results if result.is_chain and result.acceptance_given_prefix]
     if chains:

@@ -17,6 +17,7 @@ from specrun.bindings.contexts.context import Context, MtpContext, StateBatch, c
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import DecodeMemoryError, OutOfMemoryError, SpecrunError
 from specrun.bindings.library import llama
+from specrun.bindings.machine.limits import limit_process
 from specrun.bindings.memory_breakdown import CountedModel
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.trial import report, trusting_files
@@ -93,17 +94,8 @@ def _evaluate(context: Context, batch: Batch) -> None:
 
 def _limit(memory: int, seconds: int) -> None:
     """Bound the memory of this process, as far as the system can, and let it leave no core file."""
-    try:
-        import resource
-    except ImportError:  # Windows: the time is still bounded by who started this process
-        return
     # RLIMIT_DATA leaves out mapped files, and so the weights of a mapped model.
-    wanted = {"RLIMIT_DATA": memory, "RLIMIT_CORE": 0, "RLIMIT_CPU": seconds * _MAX_THREADS}
-    for name, limit in wanted.items():
-        kind = getattr(resource, name)
-        hard = resource.getrlimit(kind)[1]
-        if hard == resource.RLIM_INFINITY or limit < hard:
-            resource.setrlimit(kind, (limit, hard))
+    limit_process({"RLIMIT_DATA": memory, "RLIMIT_CORE": 0, "RLIMIT_CPU": seconds * _MAX_THREADS})
 
 
 if __name__ == "__main__":

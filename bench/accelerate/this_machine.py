@@ -17,7 +17,7 @@ from specrun.bench.accelerate.search import AccelerateOptions
 from specrun.bench.accelerate.target import SearchTarget
 from specrun.bench.diagnosis.diagnosis import Work, work_of
 from specrun.bench.diagnosis.pair import ENOUGH, CurveBeside
-from specrun.bench.drafters.comparison import Arm
+from specrun.bench.drafters.answers import Arm
 from specrun.bindings.errors import OutOfMemoryError, SpecrunError
 from specrun.bindings.machine.other_load import OtherLoad
 from specrun.bindings.machine.placement import placing

@@ -19,7 +19,7 @@ from specrun.bench.cascade.teacher import (
     stated_law,
     target_law,
 )
-from specrun.bench.drafters.comparison import Arm
+from specrun.bench.drafters.answers import Arm
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import SequentialCascade, build_rule

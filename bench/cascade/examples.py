@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bindings.errors import FileMissingError, MissingPackageError, ModelError, OptionError
+from specrun.bench.drafters.prompts import read_text
+from specrun.bindings.errors import MissingPackageError, ModelError, OptionError
 from specrun.runtime.demo import demo_questions
 
 # == Examples: prompts with reference answers, or real text to continue ============================
@@ -47,7 +48,7 @@ def read_examples(path: Path, count: int) -> tuple[Example, ...]:
 
 def _of_lines(path: Path) -> list[Example]:
     examples = []
-    for number, line in enumerate(_read(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip():
             continue
         try:
@@ -72,7 +73,7 @@ def _text_of(record: object, names: tuple[str, ...]) -> str:
 
 def _of_text(path: Path) -> list[Example]:
     pieces: list[str] = []
-    for line in _read(path).splitlines(keepends=True):
+    for line in read_text(path).splitlines(keepends=True):
         if not pieces or len(pieces[-1]) >= _PIECE:
             pieces.append("")
         pieces[-1] += line
@@ -83,16 +84,6 @@ def _of_text(path: Path) -> list[Example]:
         if len(piece) >= _SHORTEST and cut > 0:
             examples.append(Example(piece[:cut], piece[cut:], is_answer=False))
     return examples
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        place = f"byte {error.start + 1}"
-        raise ModelError(f"{path} is not UTF-8 text ({place}); convert it first") from error
-    except OSError as error:
-        raise FileMissingError(f"{path} cannot be read: {error.strerror}") from error
 
 
 def _spread(examples: Sequence[Example], count: int) -> tuple[Example, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from specrun.bench.diagnosis.diagnosis import Diagnosis, Work, diagnose, work_of
 from specrun.bench.diagnosis.experts import ExpertReads, expert_reads
-from specrun.bench.drafters.comparison import Arm
+from specrun.bench.drafters.answers import Arm
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import interleaved, ratio_of
 from specrun.bindings.contexts.context import Context

@@ -1,194 +1,33 @@
-"""Drafters against plain decoding: same target, prompts and process, measured in turn."""
+"""Drafters against plain decoding: same target, prompts and process, measured in turn.
+
+The time is that of generation as a user gets it: evaluation, drafting, sampling, verification and
+text; without the prompt, which all arms have to evaluate alike.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 from specrun.bench.diagnosis.diagnosis import diagnose, work_of
-from specrun.bench.drafters.prompts import Prompt, as_text
+from specrun.bench.drafters.answers import Answers, Arm, require_timed
+from specrun.bench.drafters.prompts import Prompt, Question
+from specrun.bench.drafters.scores import Scorer
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
-from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bindings.errors import OptionError
 from specrun.bindings.machine.devices import devices
 from specrun.bindings.models import Model
 from specrun.runtime.acceptance import SequentialCascade, build_rule
-from specrun.runtime.engine import Engine, Runtime
-from specrun.runtime.language import Expression, parse_expression, short_label
+from specrun.runtime.engine import Runtime
+from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.planning import CostCurve, load_curve, mixture
-from specrun.runtime.round import Drafter, GenerationResult, SpecStats, common_prefix
+from specrun.runtime.round import GenerationResult, common_prefix
 from specrun.runtime.tuning import measure_alpha, require_law
-
-# == Answers of a runtime to the prompts of a comparison, with their tokens and seconds ============
-#
-# One arm of a comparison is one runtime; its answers of one repetition are added up in `Answers`.
-
-
-class Arm:
-    """A runtime with the prompts tokenized; `as_chat` is that of `prompt_ids`.
-
-    It drafts with `drafter`, None: with the runtime's own. The caller closes it.
-    """
-
-    def __init__(
-        self,
-        runtime: Runtime,
-        prompts: Sequence[Prompt],
-        as_chat: bool | None,
-        drafter: Drafter | None = None,
-    ) -> None:
-        self.runtime, self._drafter = runtime, drafter
-        self.label = short_label(parse_expression(runtime.drafter))
-        self._prompts = [prompt_ids(runtime, prompt, as_chat) for prompt in prompts]
-
-    @property
-    def prompts(self) -> Sequence[Sequence[int]]:
-        """The prompts' tokens."""
-        return self._prompts
-
-    @property
-    def prompt_tokens(self) -> float:
-        """The mean length of a prompt in tokens."""
-        return sum(map(len, self._prompts)) / len(self._prompts)
-
-    def with_answer(self, number: int, answer: str) -> tuple[list[int], int]:
-        """Return a prompt's tokens with those of an answer, and how many are the prompt's."""
-        prompt = self._prompts[number]
-        said = self.runtime.vocabulary.tokenize(answer, add_special=False)
-        return [*prompt, *said], len(prompt)
-
-    def answer(
-        self, number: int, params: SamplingParams, max_tokens: int, *, seed: int
-    ) -> GenerationResult:
-        """Answer one prompt from an empty cache, so that no arm profits from earlier prompts."""
-        self.runtime.session.forget()
-        if self._drafter is not None:
-            self.runtime.session.draft_with(self._drafter)
-        return self.runtime.generate(
-            self._prompts[number], params.replace(seed=seed), max_tokens=max_tokens
-        )
-
-
-class Answers:
-    """Some answers and their sums."""
-
-    def __init__(self) -> None:
-        self._results: list[GenerationResult] = []
-        self.tokens = self.rounds = self.drafted = self.accepted = 0
-        self.decoding_s = self.overhead_s = 0.0
-
-    def add(self, result: GenerationResult) -> None:
-        """Add an answer; raises SpecrunError if it has no tokens that were timed."""
-        stats, n = result.stats, len(result.token_ids)
-        if not n or not stats.tokens_per_second:
-            raise SpecrunError(
-                "an answer without tokens cannot be timed: is the context (-c) long enough?"
-            )
-        self._results.append(result)
-        self.tokens += n
-        self.rounds += stats.rounds
-        self.drafted += stats.drafted
-        self.accepted += stats.accepted
-        self.decoding_s += n / stats.tokens_per_second
-        self.overhead_s += stats.overhead_s
-
-    @staticmethod
-    def together(several: Sequence[Answers]) -> Answers:
-        """Return the answers of several repetitions as one."""
-        total = Answers()
-        for answers in several:
-            for result in answers._results:
-                total.add(result)
-        return total
-
-    @property
-    def token_ids(self) -> list[list[int]]:
-        """The tokens of each answer."""
-        return [result.token_ids for result in self._results]
-
-    @property
-    def results(self) -> tuple[GenerationResult, ...]:
-        """The answers themselves."""
-        return tuple(self._results)
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Tokens over the time from the prompt's end to the answers' ends."""
-        return self.tokens / self.decoding_s
-
-    @property
-    def time_to_first_token_s(self) -> float:
-        """The mean time to the first token."""
-        times = [stats.time_to_first_token_s or 0.0 for stats in self._stats()]
-        return sum(times) / len(times)
-
-    def acceptance_by_position(self) -> tuple[float, ...]:
-        """Return the share of rounds that kept a token, by depth; answers weigh by their rounds."""
-        return _mean_by_depth(
-            [(share, stats.rounds) for share in stats.acceptance_by_position]
-            for stats in self._stats()
-        )[0]
-
-    def acceptance_given_prefix(self) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Return the share of tests that kept a token, by depth, and the number of tests.
-
-        A depth is tested in the rounds that kept all tokens above it.
-        """
-        return _mean_by_depth(
-            zip(stats.acceptance_given_prefix, stats.tested_by_position, strict=True)
-            for stats in self._stats()
-        )
-
-    def departures(self) -> tuple[float, float] | None:
-        """Return mean total variation and share of changed tokens; None under an exact rule."""
-        sums = [0.0, 0.0]
-        for result in self._results:
-            stats, n = result.stats, len(result.token_ids)
-            if stats.total_variation is None or stats.changed_share is None:
-                return None
-            sums[0] += n * stats.total_variation
-            sums[1] += n * stats.changed_share
-        return sums[0] / self.tokens, sums[1] / self.tokens
-
-    def _stats(self) -> Iterator[SpecStats]:
-        return (result.stats for result in self._results)
-
-
-def _mean_by_depth(
-    answers: Iterable[Iterable[tuple[float, int]]],
-) -> tuple[tuple[float, ...], tuple[int, ...]]:
-    """Return mean shares by depth, and their weights, of answers that give (share, weight).
-
-    An answer that did not go as deep as others has no weight there.
-    """
-    depths = list(zip_longest(*answers, fillvalue=(0.0, 0)))
-    weights = tuple(sum(weight for _, weight in depth) for depth in depths)
-    sums = [sum(share * weight for share, weight in depth) for depth in depths]
-    return tuple(kept / weight for kept, weight in zip(sums, weights, strict=True)), weights
-
-
-def prompt_ids(runtime: Runtime | Engine, prompt: Prompt, as_chat: bool | None) -> list[int]:
-    """Return the tokens of a prompt, with `as_chat` as the model's chat template renders it.
-
-    None means True for models that have a chat template.
-    """
-    if runtime.model.chat_template is not None if as_chat is None else as_chat:
-        return runtime.chat_prompt(
-            [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-        )
-    return runtime.vocabulary.tokenize(prompt if isinstance(prompt, str) else as_text(prompt))
-
-
-# == The comparison ================================================================================
-#
-# The time is that of generation as a user gets it: evaluation, drafting, sampling, verification and
-# text; without the prompt, which all arms have to evaluate alike.
-
 
 PLAIN, EXACT = "none", "exact"
 _WARM_UP_TOKENS = 16
@@ -203,7 +42,8 @@ class DrafterBench:
     number of the repetition. `as_chat` None puts prompts into a conversation for models with a chat
     template and lets others continue the text. `options` are those of `Runtime`. `workload` is the
     kind of prompts, and the drafters' knowledge of their answers. With `alpha` all prompts are
-    answered once more, untimed, for the mean of sum min(p, q).
+    answered once more, untimed, for the mean of sum min(p, q). With `run_code` the programs that
+    answers hold are run, to score them.
     """
 
     target: Path
@@ -217,6 +57,7 @@ class DrafterBench:
     options: Mapping[str, Any] = field(default_factory=dict)
     workload: str = ""
     alpha: bool = False
+    run_code: bool = False
 
     def __post_init__(self) -> None:
         for name in ("drafters", "prompts", "params", "rules"):
@@ -267,7 +108,9 @@ class DrafterResult:
     `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha. Under rules that
     are not exact `total_variation` and `changed_share` are those of `SpecStats`. `alpha` is the
     mean of sum min(p, q), None if it was not measured or a drafter has no law. `reason` is the
-    largest cost if drafting does not pay, if the target's cost curve was measured before.
+    largest cost if drafting does not pay, if the target's cost curve was measured before. Of a
+    suite there is a result for each `category`, and one for all with category "". `score` is the
+    mean of the answers' scores (0 to 1) by a `metric`, None if nothing is known of them.
     """
 
     target: TargetFacts
@@ -297,6 +140,9 @@ class DrafterResult:
     changed_share: float | None = None
     alpha: float | None = None
     reason: str | None = None
+    category: str = ""
+    metric: str = ""
+    score: float | None = None
 
     @property
     def label(self) -> str:
@@ -337,6 +183,7 @@ def measure_drafters(
             runtime = Runtime(bench.target, drafter=drafter, accept=rule, **bench.options)
             stack.enter_context(runtime)
             arms.append(Arm(runtime, bench.prompts, bench.as_chat))
+        arms[0].require_room(bench.max_tokens)
         facts = target_facts(arms[0].runtime.model)
         curve = _stored_curve(arms[0].runtime)
         total = len(arms) * bench.repetitions * len(bench.params) * len(bench.prompts)
@@ -349,15 +196,88 @@ def measure_drafters(
             progress(0, total, f"warming up {arm.label}")
             arm.answer(0, bench.params[0], min(_WARM_UP_TOKENS, bench.max_tokens), seed=0)
         results = []
+        groups, scorer = _groups(bench, arms[0]), Scorer(bench.run_code)
         for params in bench.params:
             measured = _measure(arms, params, bench, step)
-            for arm, own in zip(arms, measured, strict=True):
-                result = _result(bench, facts, arm, params, own, measured[0], curve)
-                if bench.alpha:
+            for group, (arm, own) in itertools.product(groups, zip(arms, measured, strict=True)):
+                runs, plain = (
+                    [_together(run, group) for run in each] for each in (own, measured[0])
+                )
+                if not all(each.tokens for each in (*runs, *plain)):
+                    continue  # a category with nothing but empty answers has no speed
+                plain = runs if own is measured[0] else plain
+                result = _result(bench, facts, arm, params, runs, plain, curve, group)
+                progress(0, total, f"scoring {arm.label}")
+                result = _scored(result, arm, bench, own, group, scorer)
+                if bench.alpha and not group.category:
                     progress(0, total, f"alpha of {arm.label}")
                     result = replace(result, alpha=_alpha(arm, params, bench.max_tokens))
                 results.append(result)
     return results
+
+
+_Run = dict[int, list[GenerationResult]]
+"""The answers of a repetition: those to each turn, by the prompt's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The prompts of a category, by their numbers; category "" has all."""
+
+    category: str
+    numbers: tuple[int, ...]
+
+
+_LENGTHS = (1, 2, 4, 8, 16, 32, 64, 128)  # thousands of tokens
+_SHORTEST = 700
+
+
+def _groups(bench: DrafterBench, arm: Arm) -> list[_Group]:
+    """Return all prompts, then those of each category of a suite."""
+    by_category: dict[str, list[int]] = {}
+    for number, prompt in enumerate(bench.prompts):
+        if isinstance(prompt, Question):
+            category, n_tokens = prompt.category, len(arm.prompts[number])
+            if prompt.by_length and n_tokens >= _SHORTEST:
+                nearest = min(_LENGTHS, key=lambda length: abs(length - n_tokens / 1000))
+                category = f"{category}, {nearest}k"
+            by_category.setdefault(category, []).append(number)
+    groups = [_Group("", tuple(range(len(bench.prompts))))]
+    return groups + [_Group(name, tuple(numbers)) for name, numbers in by_category.items()]
+
+
+def _together(run: _Run, group: _Group) -> Answers:
+    answers = Answers()
+    for number in group.numbers:
+        for result in run[number]:
+            answers.add(result)
+    return answers
+
+
+def _scored(
+    result: DrafterResult,
+    arm: Arm,
+    bench: DrafterBench,
+    runs: Sequence[_Run],
+    group: _Group,
+    scorer: Scorer,
+) -> DrafterResult:
+    """Return the result with the mean score of the answers, if all have one metric."""
+    scores: dict[str, list[float]] = {}
+    for number in group.numbers:
+        prompt = bench.prompts[number]
+        if isinstance(prompt, Question):
+            said = itertools.chain.from_iterable(
+                zip(prompt.references, run[number], strict=False) for run in runs
+            )
+            for reference, answer in said:
+                score = scorer.score(reference, arm.content(answer))
+                if reference is not None and score is not None:
+                    scores.setdefault(reference.metric, []).append(score)
+    if len(scores) != 1:
+        return result
+    ((metric, values),) = scores.items()
+    return replace(result, metric=metric, score=sum(values) / len(values))
 
 
 def _alpha(arm: Arm, params: SamplingParams, max_tokens: int) -> float | None:
@@ -388,20 +308,22 @@ def with_files(text: str, files: Mapping[str, Path]) -> str:
 
 def _measure(
     arms: Sequence[Arm], params: SamplingParams, bench: DrafterBench, step: Callable[[str], None]
-) -> list[list[Answers]]:
+) -> list[list[_Run]]:
     """Return each arm's repetitions, in order; the arms take turns prompt by prompt.
 
     Machines that others use change their speed within seconds: no arm is to have a minute of its
     own.
     """
-    measured = [[Answers() for _ in range(bench.repetitions)] for _ in arms]
+    measured: list[list[_Run]] = [[{} for _ in range(bench.repetitions)] for _ in arms]
     n_prompts = len(bench.prompts)
     for turn, index in interleaved(len(arms), bench.repetitions * n_prompts):
         arm, (repetition, number) = arms[index], divmod(turn, n_prompts)
         step(f"{arm.label}, temperature {params.temperature:g}")
         seed = (params.seed or 0) + repetition
-        answer = arm.answer(number, params, bench.max_tokens, seed=seed)
-        measured[index][repetition].add(answer)
+        said = arm.answer_turns(number, params, bench.max_tokens, seed=seed)
+        if not isinstance(bench.prompts[number], Question):
+            require_timed(said[0])
+        measured[index][repetition][number] = said
     return measured
 
 
@@ -413,6 +335,7 @@ def _result(
     own: Sequence[Answers],
     plain: Sequence[Answers],
     curve: CostCurve | None,
+    group: _Group,
 ) -> DrafterResult:
     speeds, plain_speeds = ([run.tokens_per_second for run in runs] for runs in (own, plain))
     together = Answers.together(own)
@@ -424,7 +347,7 @@ def _result(
         drafter=arm.label,
         rule=rule.name,
         temperature=params.temperature,
-        n_prompts=len(bench.prompts),
+        n_prompts=len(group.numbers),
         max_tokens=bench.max_tokens,
         repetitions=bench.repetitions,
         tokens=together.tokens,
@@ -437,7 +360,7 @@ def _result(
         round_us=spread_of([1e6 * run.decoding_s / run.rounds for run in own]),
         overhead_us_per_round=spread_of([1e6 * run.overhead_s / run.rounds for run in own]),
         text=_compare(own[0], plain[0]) if params.is_greedy and own is not plain else None,
-        prompt_tokens=arm.prompt_tokens,
+        prompt_tokens=sum(len(arm.prompts[each]) for each in group.numbers) / len(group.numbers),
         workload=bench.workload,
         exact=rule.exact,
         is_chain=drafter.max_nodes > 0 and drafter.max_leaves == 1,
@@ -445,6 +368,7 @@ def _result(
         tested_by_position=tested,
         total_variation=distance,
         changed_share=changed,
+        category=group.category,
         reason=None if own is plain or curve is None else _reason(arm, params, own, plain, curve),
     )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bench.drafters.comparison import prompt_ids
+from specrun.bench.drafters.answers import prompt_ids
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import OptionError

@@ -15,13 +15,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
+from specrun.bench.drafters.scores import Reference
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
 from specrun.runtime.demo import demo_questions
 
 Conversation = tuple[Mapping[str, str], ...]
 """Messages with "role" and "content", the last one a user's."""
 
-Prompt = str | Conversation
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question of a suite: the user's `turns`, each asked after the answer to the one before.
+
+    `references` are what is known of the answers, turn by turn. `continued` is the text that models
+    without a chat template continue, if it is not the first turn. Questions `by_length` are told
+    apart by their tokens, too.
+    """
+
+    category: str
+    turns: tuple[str, ...]
+    references: tuple[Reference | None, ...] = ()
+    continued: str = ""
+    by_length: bool = False
+
+
+Prompt = str | Conversation | Question
 
 Workload = Literal["questions", "repeated", "edited", "quoted"]
 WORKLOADS: tuple[Workload, ...] = ("questions", "repeated", "edited", "quoted")
@@ -53,16 +71,21 @@ def demo_prompts(count: int) -> tuple[str, ...]:
     return tuple(spread(read_prompts(demo_questions()), count))
 
 
-def read_prompts(path: Path) -> tuple[str, ...]:
-    """Return a file's prompts, one a line; of .jsonl, a "prompt", "question" or "text" a line."""
+def read_text(path: Path) -> str:
+    """Return the text of a file; raises `FileMissingError`, or `ModelError` if it is no UTF-8."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         place = f"byte {error.start + 1}"
         raise ModelError(f"{path} is not UTF-8 text ({place}); convert it first") from error
     except OSError as error:
         raise FileMissingError(f"{path} cannot be read: {error.strerror}") from error
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+
+
+def read_prompts(path: Path) -> tuple[str, ...]:
+    """Return a file's prompts, one a line; of .jsonl, a "prompt", "question" or "text" a line."""
+    numbered = enumerate(read_text(path).splitlines(), 1)
+    lines = [(number, line) for number, line in numbered if line.strip()]
     if path.suffix == ".jsonl":
         prompts = tuple(_of_object(line, f"{path}, line {number}") for number, line in lines)
     else:

@@ -72,7 +72,8 @@ class PromptChoice:
     prompt: tuple[str, ...]
     file: Path | None
     prompts: Path | None
-    questions: int
+    suite: tuple[str, ...]
+    questions: int | None
     workload: str | None
     context: int
     docs_store: Literal["all", "disjoint"]
@@ -90,6 +91,7 @@ class Measuring:
     plot: Path | None
     shape: Shape | None
     alpha: bool
+    run_code: bool
 
 
 drafter_choice_options = option_group(
@@ -126,6 +128,9 @@ drafter_choice_options = option_group(
     ),
 )
 
+_OWN_SUITE = "40 questions of specrun's own in five categories"
+_DEMO_QUESTIONS = 8
+
 prompt_choice_options = option_group(
     "source",
     PromptChoice,
@@ -135,10 +140,17 @@ prompt_choice_options = option_group(
         "--prompts", 'Prompts, one a line; .jsonl: the "prompt" or "question" of each line.', FILE
     ),
     _PROMPTS.option(
+        "--suite FILE",
+        "Questions by category, in the form of Spec-Bench, MT-bench, EAGLE, SPEED-Bench, Alpaca, "
+        f"GSM8K, HumanEval or MBPP; own: {_OWN_SUITE}; repeatable.",
+        multiple=True,
+    ),
+    _PROMPTS.option(
         "--questions",
-        "How many of the demo's questions are asked, where no prompt is given.",
+        "How many questions are asked: of the demo's, if no prompt is given, or of each category "
+        "of a suite.",
         click.IntRange(1, 10**6),
-        default=8,
+        show_default=f"{_DEMO_QUESTIONS} of the demo's, all of a suite",
     ),
     _PROMPTS.option(
         "--workload",
@@ -183,6 +195,11 @@ measuring_options = option_group(
         "Report alpha of drafters that have a law, the mean of sum min(p, q): prompts are answered "
         "once more.",
     ),
+    _MEASURING.flag(
+        "--run-code",
+        "Run the programs in answers to HumanEval and MBPP, to report pass@1. A model wrote them: "
+        "time and memory are limited, but they may read and change what you may.",
+    ),
     plot_option("speed-ups and acceptance by position"),
 )
 
@@ -204,24 +221,28 @@ def chosen_prompts(
     If positions are stretched, a workload may be longer than the target was trained for.
     """
     from specrun.bench.drafters.prompts import demo_prompts, read_prompts
+    from specrun.bench.drafters.suites import read_suite
 
     prompts: list[Prompt] = [*source.prompt]
     if source.file is not None:
         prompts.append(read_prompt_file(source.file))
     if source.prompts is not None:
         prompts += read_prompts(source.prompts)
+    for name in source.suite:
+        prompts += read_suite(name, source.questions)
     if prompts and (source.workload or source.context):
         raise click.UsageError(
-            "--workload and --context make their own prompts: leave out -p, -f and --prompts"
+            "--workload and --context make their own prompts: leave out -p, -f, --prompts and "
+            "--suite"
         )
     if prompts:
-        return tuple(prompts), ""
+        return tuple(prompts), ", ".join(f"suite {Path(name).name}" for name in source.suite)
     if not load.demo and source.workload is None:
         raise click.UsageError(
-            "no prompt is given: use -p TEXT, -f FILE, --prompts FILE or --workload"
+            "no prompt is given: use -p TEXT, -f FILE, --prompts FILE, --suite or --workload"
         )
     if source.workload is None and not source.context:
-        return demo_prompts(source.questions), ""
+        return demo_prompts(source.questions or _DEMO_QUESTIONS), ""
     return _workload(source, target, load.context.rope)
 
 
@@ -273,7 +294,8 @@ def _workload(
             # Two control tokens around every message, as most templates have.
             return len(tokens) + 2 * len(conversation)
 
-        prompts = demo_workload(workload, source.questions, source.context, count_tokens)
+        count = source.questions or _DEMO_QUESTIONS
+        prompts = demo_workload(workload, count, source.context, count_tokens)
     about = f"workload {workload}"
     if source.context > most:
         about += (
@@ -291,6 +313,8 @@ Examples:
   specrun bench drafters --demo --pad-to 400M --workload repeated --context 1500 --drafter prompt-lookup
   specrun bench drafters --demo --pad-to 400M --drafter rest --docs-store all
   specrun bench drafters -m target.gguf -md small.gguf -f prompt.txt --temp 0,0.8 --plot speed.png
+  specrun bench drafters -m target.gguf --suite own --questions 4 -r 2
+  specrun bench drafters -m target.gguf -md small.gguf --suite HumanEval.jsonl --run-code -n 256
   specrun bench drafters -m target.gguf --drafter prompt-lookup --drafter "draft(small.gguf, n=8)" -p "Once"
 
 \b
@@ -322,6 +346,7 @@ def drafters(
 ) -> None:
     """Compare drafters with plain decoding: speed, acceptance, text."""
     from specrun.bench.drafters.comparison import measure_drafters
+    from specrun.bench.drafters.suites import has_programs
     from specrun.bench.report import drafters_table
 
     target = named_target(load)
@@ -342,6 +367,8 @@ def drafters(
             )
             workload = "; ".join(filter(None, (bench.workload, about_store)))
             bench = dataclasses.replace(bench, target=path, workload=workload)
+            if has_programs(bench.prompts) and not bench.run_code:
+                terminal.note("pass@1 is left out: give --run-code to run what the model writes")
             return measure_drafters(bench, progress=show)
 
     results = measure_and_print("drafters", measure, drafters_table, form, terminal)
@@ -393,6 +420,7 @@ def _settings(
         max_tokens=measuring.predict,
         repetitions=measuring.repetitions,
         alpha=measuring.alpha,
+        run_code=measuring.run_code,
         as_chat=False if source.no_chat_template else None,
         options={**load.runtime_options(), "n_ctx": n_ctx, "shape": shape},
     )

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from measure.load.first_token import FirstToken, measure_first_token
-from specrun.bench.drafters.comparison import TargetFacts, prompt_ids, target_facts
+from specrun.bench.drafters.answers import prompt_ids
+from specrun.bench.drafters.comparison import TargetFacts, target_facts
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
 from specrun.bindings.contexts.context_options import ContextOptions

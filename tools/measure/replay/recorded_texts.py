@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from measure.replay.replay import ReplayText
-from specrun.bench.drafters.comparison import prompt_ids
+from specrun.bench.drafters.answers import prompt_ids
 from specrun.bench.drafters.prompts import Prompt
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
 from specrun.bindings.files import atomic_path
