@@ -316,7 +316,7 @@ def _properties(schema: object) -> dict[str, Any]:
 
 
 def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
-    """Read the call whose name comes next; arguments are given out when whole, texts as they come."""
+    """Read the call whose name comes next; give out texts as they come, other values when whole."""
     form = syntax.form.argument
     assert form is not None
     second = syntax.form.before_name.partition(mark)[2].strip() if mark else ""
