@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -316,7 +316,7 @@ def _properties(schema: object) -> dict[str, Any]:
 
 
 def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
-    """Read the call whose name comes next; each argument is given out when it is whole."""
+    """Read the call whose name comes next; give out texts as they come, other values when whole."""
     form = syntax.form.argument
     assert form is not None
     second = syntax.form.before_name.partition(mark)[2].strip() if mark else ""
@@ -341,14 +341,23 @@ def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
         if not (yield from reader.follows(form.before.strip())):
             break
         key, attributes = yield from _key(reader, form)
+        if not key:
+            is_whole = False
+            break
         keys = [each for each in properties if each != key and each not in given]
-        value = (yield from _TagValue(reader, syntax, form, key, keys).read()) if key else None
-        is_whole = value is not None
-        if value is not None:
-            text = _typed_argument(value, form, properties.get(key), reader.tools[name], attributes)
-            comma = ", " if given else ""
-            reader.argue(f"{comma}{json.dumps(key, ensure_ascii=False)}: {text}")
-            given.append(key)
+        lead = f"{', ' if given else ''}{json.dumps(key, ensure_ascii=False)}: "
+        schema = _argument_schema(properties.get(key), attributes)
+        if "{key}" not in form.behind and kinds_of(schema, reader.tools[name]) == {"string"}:
+            reader.argue(f'{lead}"')
+            value = yield from _TagValue(reader, syntax, form, key, keys, _give_text).read()
+            is_whole = value is not None
+            reader.argue('"' if is_whole else "")
+        else:
+            value = yield from _TagValue(reader, syntax, form, key, keys).read()
+            is_whole = value is not None
+            if value is not None:
+                reader.argue(lead + _typed_argument(value, form, schema, reader.tools[name]))
+        given.append(key)
     if not is_whole or not (yield from reader.ahead(syntax.closers, BLANK)):
         reader.require_more()
         if reader.is_cut and (not is_whole or (yield from reader.at_end())):
@@ -381,16 +390,26 @@ def _key(reader: Reader, form: ArgumentForm) -> Reading[tuple[str, str]]:
     return (found[0].strip(), head[found.end() :]) if found else ("", "")
 
 
+_CDATA = "<![CDATA["
+
+
 class _TagValue:
     """The value of an argument, up to its closing tag, which may stand within it or be missing.
 
     A closing tag is the argument's if what may follow an argument does. Tags of calls that are
     opened and closed within the value belong to it. Where the closing tag is missing, the value
-    ends at the tag of one of the other `keys`, or at the end of the call.
+    ends at the tag of one of the other `keys`, or at the end of the call. A text is given out by
+    `give` as it comes: up to a possible end, and to the first closing tag that may be its end.
     """
 
     def __init__(
-        self, reader: Reader, syntax: ToolSyntax, form: ArgumentForm, key: str, keys: list[str]
+        self,
+        reader: Reader,
+        syntax: ToolSyntax,
+        form: ArgumentForm,
+        key: str,
+        keys: list[str],
+        give: Callable[[Reader, str], None] | None = None,
     ) -> None:
         self._reader = reader
         self._form = form
@@ -406,9 +425,17 @@ class _TagValue:
         self._behind = (*syntax.closers, *syntax.openers, *syntax.sections)
         self._text = ""
         self._open: list[str] = []  # closing tags of what was opened within the value
+        self._breaks = form.between.endswith("\n") or form.behind.startswith("\n")
+        self._give, self._n_given = give, 0
 
     def read(self) -> Reading[str | None]:
         """Return the value, None if the text is cut within it."""
+        value = yield from self._read()
+        if self._give is not None and value is not None:
+            self._give(self._reader, value[self._n_given :])
+        return value
+
+    def _read(self) -> Reading[str | None]:
         reader, rest = self._reader, ""
         closed: int | None = None
         while True:
@@ -438,6 +465,25 @@ class _TagValue:
                 self._open.append(self._close)
             elif self._ends(self._call_open):
                 self._open.append(self._call_close)
+            if self._give is not None:
+                self._hand_out(self._give, closed)
+
+    def _hand_out(self, give: Callable[[Reader, str], None], closed: int | None) -> None:
+        """Give out what is in the value however it ends."""
+        text, tags = self._text, (self._close, self._call_close, self._nested)
+        first = int(self._breaks and text[:1] == "\n")
+        if (not first and text[:1] == "\n") or _CDATA.startswith(text[: len(_CDATA)]):
+            return  # its borders are known at its end
+        start = first + self._n_given
+        end = len(text) if closed is None else closed
+        for place in range(start, end):
+            if any(tag.startswith(text[place:end]) for tag in tags):
+                end = place
+                break
+        held = text[start:end].rstrip(BLANK).removesuffix(self._close).rstrip(BLANK)
+        if held:
+            give(self._reader, held)
+            self._n_given += len(held)
 
     def _ends(self, tag: str) -> bool:
         return self._text.endswith(tag)
@@ -462,23 +508,30 @@ class _TagValue:
 
     def _trimmed(self, text: str) -> str:
         """Return the value without the line breaks next to its tags."""
-        if text.startswith("<![CDATA[") and text.endswith("]]>"):
-            return text[len("<![CDATA[") : -len("]]>")]
-        breaks = self._form.between.endswith("\n") or self._form.behind.startswith("\n")
-        if breaks or (text[:1] == "\n" == text[-1:]):
+        if text.startswith(_CDATA) and text.endswith("]]>"):
+            return text[len(_CDATA) : -len("]]>")]
+        if self._breaks or (text[:1] == "\n" == text[-1:]):
             return text.removeprefix("\n").removesuffix("\n")
         return text
 
 
-def _typed_argument(
-    value: str, form: ArgumentForm, schema: object, root: object, attributes: str
-) -> str:
-    """Return the JSON of an argument's text: by its schema, else by what its tag says."""
+def _give_text(reader: Reader, text: str) -> None:
+    """Give out a piece of an argument that is a text."""
+    reader.argue(json.dumps(text, ensure_ascii=False)[1:-1])
+
+
+def _argument_schema(schema: object, attributes: str) -> object:
+    """Return the schema of an argument; its tag may have its type in addition."""
+    is_text = re.search(r'(string|type)="(true|string)"', attributes)
+    return schema if schema is not None or not is_text else {"type": "string"}
+
+
+def _typed_argument(value: str, form: ArgumentForm, schema: object, root: object) -> str:
+    """Return the JSON of an argument's text by its schema."""
     if "{key}" in form.behind and (form.before in value or not value.strip()):
         with suppress(NotACallError):
             return json.dumps(_elements(value, form.before, schema, root), ensure_ascii=False)
-    is_text = re.search(r'(string|type)="(true|string)"', attributes)
-    return typed(value, schema if schema is not None or not is_text else {"type": "string"}, root)
+    return typed(value, schema, root)
 
 
 def _elements(text: str, before: str, schema: object, root: object) -> Any:  # noqa: ANN401 - any JSON value

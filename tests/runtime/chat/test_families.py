@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.replies import read_reply
 
-from specrun.runtime.chat import ReplyParser, ThinkTags, ToolSyntax
+from specrun.runtime.chat import MoreArguments, ReplyParser, ThinkTags, ToolSyntax
 from specrun.runtime.chat import families as table
 from specrun.runtime.chat.families import FAMILIES, GENERIC, THINKING
 
@@ -464,3 +464,22 @@ def test_the_page_of_families_has_each():
     page = (Path(__file__).parents[3] / "docs" / "families.md").read_text(encoding="utf-8")
     rows = [line.split("|")[1].strip() for line in page.splitlines() if line.startswith("| ")]
     assert sorted(rows[1:]) == sorted({syntax.name for syntax in TABLE})
+
+
+def test_a_text_between_tags_is_given_out_as_it_comes():
+    """Up to what may end it, and to a closing tag within that may have been its end."""
+    head = "<tool_call>\n<function=add>\n<parameter=note>\n"
+    steps = {
+        head: '{"note": "',
+        'One "two"': 'One \\"two\\"',
+        " \n": "",
+        "three <": " \\nthree",
+        "b> x": " <b> x",
+        "</parameter> and": "",
+        " more\n</parameter>\n</function>": '</parameter> and more"}',
+        "\n</tool_call>": "",
+    }
+    parser = ReplyParser(table.QWEN_CODER, {"add": {"properties": {"note": {"type": "string"}}}})
+    for text, expected in steps.items():
+        parts = [part for part in parser.push(text) if isinstance(part, MoreArguments)]
+        assert "".join(part.text for part in parts) == expected
