@@ -2,6 +2,7 @@
 #   CUDA=1      builds llama.cpp for NVIDIA GPUs; without a CUDA toolkit the compiler comes from the package index (573 MB)
 #   CUDA_ARCH=86  the GPU's architecture, where no driver can be asked
 #   VULKAN=1    builds llama.cpp for GPUs with Vulkan (needs glslc and Vulkan's headers); Metal comes by itself on Apple silicon
+#   WHEELS=ADDRESS  looks for a ready llama-cpp-python below ADDRESS/cpu, cu124, metal or vulkan first, and builds if none fits
 #   WHEEL=FILE  uses a prebuilt llama-cpp-python wheel instead of building one
 #   MODEL=smollm2  chats with a published model instead (a download of 93 MB, once)
 #   PYTHON=...  the Python (3.11 or newer) to make the environment with
@@ -10,12 +11,12 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 KIND := $(if $(WHEEL),wheel,$(if $(CUDA),cuda$(CUDA_ARCH),cpu)$(if $(VULKAN),-vulkan))
-FOR_GPUS := $(if $(CUDA),--cuda) $(if $(CUDA_ARCH),--cuda-arch "$(CUDA_ARCH)") $(if $(VULKAN),--vulkan)
+FOR_GPUS := $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(CUDA),--cuda) $(if $(CUDA_ARCH),--cuda-arch "$(CUDA_ARCH)") $(if $(VULKAN),--vulkan)
 FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel.py $(FOR_GPUS))
 # What Cython compiles: files with C types beside them, and the rules.
 TYPES := $(wildcard runtime/*/*.pxd)
 COMPILED := $(TYPES) $(TYPES:.pxd=.py) runtime/acceptance/rule.py runtime/acceptance/exact.py
-INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/laws/*.[ch] bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/cuda_toolkit.py tools/editor_links.py
+INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/laws/*.[ch] bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/ready_wheel.py tools/cuda_toolkit.py tools/editor_links.py
 
 .PHONY: chat test test-real test-clients peers check env dev clean
 .DELETE_ON_ERROR:

@@ -47,6 +47,7 @@ def cython_extensions() -> list[Extension]:
         return []
     # Cython finds a .pxd file by the module's name: in folders that are named like the packages.
     root = Path("build/cython")
+    shutil.rmtree(root, ignore_errors=True)  # what an earlier build made of other sources
     extensions = []
     for source in COMPILED:
         for path in (Path(source), Path(source).with_suffix(".pxd")):

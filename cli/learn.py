@@ -77,7 +77,12 @@ def _kept_answers() -> list[dict[str, Any]]:
             answers, tokens = header.n_files, header.n_positions
         else:
             problem = str(header)
-        facts = {"target": target, "folder": str(path), "answers": answers, "rejected": 0}
+        facts: dict[str, Any] = {
+            "target": target,
+            "folder": str(path),
+            "answers": answers,
+            "rejected": 0,
+        }
         size = path.stat().st_size
         found.append({**facts, "bytes": size, "drafters": [], "problem": problem, "tokens": tokens})
     return found

@@ -262,9 +262,9 @@ class ExpressionOptions:
 TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
 """Options that make a method draft a tree instead of a chain."""
 
-_HEAD_TREE_OPTIONS = ("tree", "nodes", "accuracy")
+_HEAD_TREE_OPTIONS = ("tree", "nodes", "accuracy", "always")
 _PARALLEL_OPTIONS = ("n", "below", "sampling", "topk")
-_EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy", "window")
+_EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy", "window", "always")
 
 # FasterDecoding/Medusa, medusa/model/medusa_choices.py. Hydra (zankner/Hydra) took over the first.
 # Each tree was searched for one pair of models on one kind of GPU, which verifies 63 nodes nearly
@@ -386,7 +386,7 @@ METHODS: Mapping[str, Method] = {
             "draft",
             "A smaller model: chains, SpecInfer, Sequoia and EAGLE-2 trees.",
             "specrun.runtime.drafters.draft_model.build",
-            options=("n", "sampling", "p_min", *TREE_OPTIONS, "vocabulary"),
+            options=("n", "sampling", "p_min", *TREE_OPTIONS, "vocabulary", "always"),
             file=DraftFile("the GGUF file of a draft model", "draft(small.gguf, n=5)"),
             counted_by_n=True,
             spec_types=("draft-simple",),
@@ -440,7 +440,7 @@ METHODS: Mapping[str, Method] = {
             "dflash",
             "DFlash, DFlash2 and DSpark: one evaluation of a few layers drafts a whole block.",
             "specrun.runtime.drafters.dflash.source",
-            options=("n", "sampling", "p_min", *TREE_OPTIONS, "window"),
+            options=("n", "sampling", "p_min", *TREE_OPTIONS, "window", "always"),
             file=DraftFile("the GGUF file of a block drafter", "dflash(FILE.gguf)"),
             head="dflash",
             llama_cpp_head=True,
@@ -450,7 +450,7 @@ METHODS: Mapping[str, Method] = {
             "mtp",
             "Multi-token prediction: NextN blocks, the target's own or a file's, or an assistant.",
             "specrun.runtime.drafters.mtp.build",
-            options=("n", "sampling", "p_min", *TREE_OPTIONS),
+            options=("n", "sampling", "p_min", *TREE_OPTIONS, "always"),
             file=DraftFile("a GGUF file of NextN blocks", "mtp(mtp-blocks.gguf)", needed=False),
             llama_cpp_drafter="gemma4-assistant",
             spec_types=("draft-mtp",),
@@ -485,7 +485,7 @@ METHODS: Mapping[str, Method] = {
             "early-exit",
             "The target's own first layers, with its weights: early exit, PPD on one device.",
             "specrun.runtime.drafters.early_exit",
-            options=("layers", "n", "sampling", "p_min"),
+            options=("layers", "n", "sampling", "p_min", "always"),
             counted_by_n=True,
         ),
         Method(

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import shutil
 import subprocess
 import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import ModuleType
 
@@ -17,7 +23,8 @@ TOOLS = Path(__file__).resolve().parent.parent / "tools"
 def wheel(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """tools/llama_wheel.py, imported as the script it is: its neighbours are found beside it."""
     monkeypatch.syspath_prepend(str(TOOLS))
-    monkeypatch.delitem(sys.modules, "cuda_toolkit", raising=False)
+    for neighbour in ("cuda_toolkit", "ready_wheel"):
+        monkeypatch.delitem(sys.modules, neighbour, raising=False)
     spec = importlib.util.spec_from_file_location("llama_wheel", TOOLS / "llama_wheel.py")
     assert spec is not None
     assert spec.loader is not None
@@ -137,3 +144,106 @@ def test_a_toolkit_that_must_be_fetched_says_its_size_first(
     monkeypatch.setattr(subprocess, "run", refuse)
     with pytest.raises(SystemExit, match="could not be installed"):
         wheel.cuda_toolkit.provide(said.append)
+
+
+# -- ready wheels ----------------------------------------------------------------------------------
+
+LIBRARY = """
+void llama_backend_init(void) {}
+const char *llama_print_system_info(void) { return "CPU : X = 1"; }
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    """A libllama that begins, and does no more."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None or sys.platform != "linux":
+        pytest.skip("no C compiler here")
+    folder = tmp_path_factory.mktemp("library")
+    (folder / "llama.c").write_text(LIBRARY)
+    command = [compiler, "-shared", "-fPIC", "-o", "libllama.so", "llama.c"]
+    subprocess.run(command, cwd=folder, check=True)
+    return (folder / "libllama.so").read_bytes()
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """An index on loopback: its address, and the folder that it serves."""
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None:
+            pass
+
+    folder = tmp_path / "index"
+    folder.mkdir()
+    handler = functools.partial(Quiet, directory=str(folder))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", folder
+        server.shutdown()
+        thread.join()
+
+
+def publish(folder: Path, kind: str, library: bytes, version: str = "0.3.36") -> None:
+    place = folder / kind / "llama-cpp-python"
+    place.mkdir(parents=True)
+    name = f"llama_cpp_python-{version}-py3-none-any.whl"
+    facts = f"llama_cpp_python-{version}.dist-info"
+    with zipfile.ZipFile(place / name, "w") as archive:
+        archive.writestr("llama_cpp/llama.py", "")
+        archive.writestr("llama_cpp/lib/libllama.so", library)
+        about = f"Metadata-Version: 2.1\nName: llama_cpp_python\nVersion: {version}\n"
+        archive.writestr(f"{facts}/METADATA", about)
+        archive.writestr(f"{facts}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        archive.writestr(f"{facts}/RECORD", "")
+    (place / "index.html").write_text(f'<a href="{name}">{name}</a>')
+
+
+def test_a_ready_wheel_is_tried_and_kept(
+    wheel: ModuleType, index: tuple[str, Path], library: bytes, tmp_path: Path
+) -> None:
+    address, folder = index
+    publish(folder, "cu124", library)
+    said: list[str] = []
+    find = wheel.ready_wheel.find
+    found = find("0.3.36", address, ["cu125", "cu124"], tmp_path / "kept", said.append)
+    assert found == tmp_path / "kept" / "llama_cpp_python-0.3.36-py3-none-any.whl"
+    assert found.is_file()
+    assert said[0] == f"no ready wheel of llama-cpp-python 0.3.36 in {address}/cu125"
+    assert said[1].endswith(f"from {address}/cu124")
+
+
+@pytest.mark.parametrize("fault", ["another version", "no library", "of another machine", "ends"])
+def test_a_wheel_that_does_not_fit_is_left(
+    wheel: ModuleType, index: tuple[str, Path], library: bytes, tmp_path: Path, fault: str
+) -> None:
+    address, folder = index
+    if fault == "ends":
+        library = library.replace(b"llama_backend_init", b"llama_backend_nope")
+    content = b"no library" if fault in ("no library", "of another machine") else library
+    publish(folder, "cpu", content, "0.3.35" if fault == "another version" else "0.3.36")
+    said: list[str] = []
+    found = wheel.ready_wheel.find("0.3.36", address, ["cpu"], tmp_path / "kept", said.append)
+    assert found is None
+    assert not (tmp_path / "kept").exists()
+    word = "no ready wheel" if fault == "another version" else "does not load here"
+    assert len(said) == 1
+    assert word in said[0]
+
+
+@pytest.mark.parametrize(
+    ("answer", "names"),
+    [
+        ("| CUDA Version: 12.4     |", ["cu124", "cu123", "cu122", "cu121", "cu120"]),
+        ("| CUDA Version: 13.0     |", ["cu130"]),
+        (None, []),
+    ],
+)
+def test_the_drivers_version_chooses(
+    wheel: ModuleType, monkeypatch: pytest.MonkeyPatch, answer: str | None, names: list[str]
+) -> None:
+    monkeypatch.setattr(subprocess, "run", driver(answer))
+    assert wheel.ready_wheel.kinds(True, False) == names
+    assert wheel.ready_wheel.kinds(False, True) == ["vulkan"]

@@ -23,6 +23,7 @@ import tempfile
 from pathlib import Path
 
 import cuda_toolkit
+import ready_wheel
 
 AMX_OFF = ["-mno-amx-tile", "-mno-amx-int8", "-mno-amx-bf16"]
 # Only libllama and libggml are used: the multimodal library would add minutes to the build. RPC is
@@ -132,6 +133,18 @@ def gpu_arguments(cuda: bool, vulkan: bool, cuda_arch: str | None) -> list[str]:
     return chosen
 
 
+def _ready(version: str, address: str, cuda: bool, vulkan: bool) -> Path | None:
+    """Return a ready wheel, fetched now or before; None if it has to be built."""
+    kinds = ready_wheel.kinds(cuda, vulkan)
+    identity = "\n".join([version, address, *kinds, processor()])
+    key = f"llama-cpp-python-{version}-ready-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+    kept = sorted(cache_directory(key).glob("*.whl"))
+    if kept:
+        say(f"llama-cpp-python {version}: using the ready wheel fetched earlier ({kept[0].parent})")
+        return kept[0]
+    return ready_wheel.find(version, address, kinds, cache_directory(key), say)
+
+
 def main() -> None:
     """Find or build the wheel and print its path."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -149,9 +162,17 @@ def main() -> None:
     parser.add_argument(
         "--vulkan", action="store_true", help="build for GPUs with Vulkan (needs glslc)"
     )
+    parser.add_argument(
+        "--wheels", help="where ready wheels lie, in folders cpu, cu124, metal and vulkan"
+    )
     options = parser.parse_args()
 
     version = pinned_version(options.constraints)
+    if options.wheels:
+        ready = _ready(version, options.wheels, options.cuda, options.vulkan)
+        if ready is not None:
+            print(ready)
+            return
     flags = accepted_flags(compiler())
     gpus = gpu_arguments(options.cuda, options.vulkan, options.cuda_arch)
     nvcc = cuda_toolkit.provide(say) if options.cuda else None

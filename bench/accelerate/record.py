@@ -274,5 +274,5 @@ def _choice(temperature: float, workload: str, rows: Sequence[Measured], speed_u
             [min(row.speed_up.high, row.most) for row in rows],
         )
     )
-    extent = {"low": min(low, speed_up), "high": max(high, speed_up)}
-    return Choice(temperature, workload, rows[0].drafter, speed_up, **extent)
+    low, high = min(low, speed_up), max(high, speed_up)
+    return Choice(temperature, workload, rows[0].drafter, speed_up, low=low, high=high)

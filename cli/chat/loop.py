@@ -24,13 +24,14 @@ from specrun.cli.terminal.answer import (
     AnswerWriter,
     PlainWriter,
     context_full,
+    gain_line,
     reply_writer,
     run_stream,
-    statistics_line,
 )
 from specrun.cli.terminal.terminal import Terminal, noted
 from specrun.runtime import GenerationResult, Runtime, SamplingParams
 from specrun.runtime.language import METHODS, parse_expression
+from specrun.runtime.planning import CostCurve, load_curve
 
 if TYPE_CHECKING:
     from prompt_toolkit.history import History
@@ -157,6 +158,7 @@ class ChatModels:
         self._template, self._terminal, self._lora = template, terminal, lora
         self._learn = learn
         self.learning: ChatLearning | None = None  # without --learn
+        self.curve: CostCurve | None = None  # of the open target, if it was measured
         self._opened = ExitStack()
         self._runtime: Runtime | None = None
 
@@ -183,6 +185,8 @@ class ChatModels:
                 )
             )
             check_sampling(params, runtime)
+            model = runtime.model
+            self.curve = load_curve(model.path, runtime.options.context, model.n_gpu_layers)
             _ = runtime.chat_template  # a model without one is refused before the first message
             self.learning = open_learning(closed_last, runtime, self._learn, self._terminal)
             self._opened, self._runtime = opened.pop_all(), runtime
@@ -349,7 +353,7 @@ class Chat:
         self.last = answer.result
         self.totals.add(answer.result)
         if self._display.show_timings:
-            terminal.note(statistics_line(answer.result, self.runtime.model.n_ctx_train))
+            terminal.note(gain_line(answer.result, self.models.curve))
         if answer.interrupted:
             terminal.note("stopped; what was said so far is part of the conversation")
         full = context_full(answer, conversation.max_tokens, self.runtime)

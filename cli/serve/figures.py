@@ -33,6 +33,7 @@ def usage_of(answer: ServedAnswer) -> dict[str, Any]:
         "total_tokens": n_prompt + n_made,
         "prompt_tokens_details": {"cached_tokens": n_cached},
         "completion_tokens_details": {
+            "reasoning_tokens": answer.n_thought,
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
         },

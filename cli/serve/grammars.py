@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from specrun.bindings.errors import ClosedError
+from specrun.bindings.errors import ClosedError, OptionError
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.lanes import GRAMMARS, REQUESTS
@@ -28,31 +28,25 @@ class GrammarReader:
     async def of_reply(
         self, plan: ReplyPlan, asked: Grammar | None, prompt_end: str
     ) -> Grammar | None:
-        """Return the grammar of a reply, compiled; None for any text.
+        """Return the grammar of a reply, compiled; None for any text: see `reply_grammar`.
 
-        It is the requested one, behind the reasoning. Where tools may be called as well, it is that
-        of their calls or of a text by the requested schema. Raises `RequestError` if another
-        grammar and calls both bind the text, or if one cannot be compiled.
+        Raises `RequestError` if another grammar and calls both bind the text, or if one cannot be
+        compiled.
         """
-        if asked is None and not (plan.must_call or plan.strict):
-            return None
-        schema = None if asked is None else asked.schema
-        may_be_more = plan.apart is not None or (plan.syntax is not None and bool(plan.schemas))
-        answer = schema if may_be_more else None
 
         def of(plan: ReplyPlan) -> Grammar | None:
-            return plan.grammar(self._vocabulary, prompt_end, answer)
+            return plan.reply_grammar(self._vocabulary, prompt_end, asked)
 
-        reply = await REQUESTS.run(lambda: of(plan))
-        if asked is not None and (reply is None or schema is None):
-            if reply is not None:
-                problem = "tool_choice or strict tools bind the text, and so does the grammar"
-                raise RequestError(f"{problem}: give one of them", "tool_choice")
-            if plan.apart is not None and plan.thinks_already(prompt_end):
-                asked = dataclasses.replace(asked, after=plan.apart.last)
-            return await self._requested(asked)
+        try:
+            reply = await REQUESTS.run(lambda: of(plan))
+        except GrammarError:
+            raise
+        except OptionError as error:
+            raise RequestError(str(error), "tool_choice") from None
         if reply is None:
             return None
+        if asked is not None and reply.source == asked.source:
+            return await self._requested(reply)
         try:
             return await self._without_fault(reply)
         except GrammarError as error:

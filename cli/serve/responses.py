@@ -385,17 +385,11 @@ class ResponseForm(ItemForm):
 
     def _usage(self) -> dict[str, Any]:
         usage = usage_of(self._answer)
-        tokenize = self._answer.service.engine.vocabulary.tokenize
-        thoughts = [
-            each["content"][0]["text"] for each in self._items if each["type"] == "reasoning"
-        ]
-        n_thought = len(tokenize("".join(thoughts), add_special=False))
-        drafted = usage["completion_tokens_details"]
         return {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {**usage["prompt_tokens_details"], "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
-            "output_tokens_details": {"reasoning_tokens": n_thought, **drafted},
+            "output_tokens_details": usage["completion_tokens_details"],
             "total_tokens": usage["total_tokens"],
         }
 

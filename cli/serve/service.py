@@ -223,7 +223,10 @@ class Delta:
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class ServedAnswer:
-    """The choices of a request while they are made; `results` are those that have ended."""
+    """The choices of a request while they are made; `results` are those that have ended.
+
+    `n_thought` are the tokens of their reasoning, which the reply may leave out.
+    """
 
     service: AnswerService
     request: AnswerRequest
@@ -233,6 +236,7 @@ class ServedAnswer:
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
     results: dict[int, GenerationResult] = field(default_factory=dict)
+    n_thought: int = 0
 
     async def deltas(self) -> AsyncGenerator[Delta]:
         """Yield the deltas of the choices, one a round; raises the error that ended a choice.
@@ -276,6 +280,7 @@ class ServedAnswer:
         if has_all_calls or (called and finish == "stop"):
             finish = "tool_calls"
         parts = inputs.take(parts, is_end=True)
+        self.n_thought += len(vocabulary.tokenize(reader.thought, add_special=False))
         yield Delta(index, rest, parts, result=result, finish=finish)
 
     def cancel(self) -> None:

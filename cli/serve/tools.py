@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from specrun.bindings.errors import TemplateError
+from specrun.bindings.errors import OptionError, TemplateError
 from specrun.cli.serve.body import shown, wanted
 from specrun.cli.serve.errors import RequestError
 from specrun.runtime.chat import (
     ChatTurn,
     Effort,
     Thoughts,
+    ToolChoice,
     arguments_of,
     is_malformed,
     is_unreadable,
@@ -101,66 +101,12 @@ class Function(Struct):
         return {"type": "function", "function": function}
 
 
-@dataclass(frozen=True, slots=True)
-class ToolChoice:
-    """Whether tools are called: "auto", "none" or "required"; `names` are those that may be."""
-
-    mode: str = "auto"
-    names: frozenset[str] | None = None
-
-
 def tool_choice_of(given: object) -> ToolChoice:
-    """Return the choice that OpenAI's `tool_choice` makes."""
-    if given is None:
-        return ToolChoice()
-    if given in ("auto", "none", "required"):
-        return ToolChoice(str(given))
-    if _type_of(given).startswith(_HOSTED):
-        return ToolChoice()  # of a tool that another server runs
-    allowed = _inner(given, "allowed_tools")
-    name = _name_of(given)
-    if allowed.get("type", "allowed_tools") == "allowed_tools" and "tools" in allowed:
-        mode, tools = allowed.get("mode", "auto"), allowed["tools"]
-        listed = tools if isinstance(tools, list) else [None]
-        called = [tool for tool in listed if _type_of(tool) in _CALLED]
-        found = [_name_of(tool) for tool in called]
-        names = [each for each in found if isinstance(each, str)]
-        if mode in ("auto", "required") and len(names) == len(found):
-            return ToolChoice(mode, frozenset(names))
-    elif isinstance(name, str):
-        return ToolChoice("required", frozenset([name]))
-    form = '{"type": "function", "function": {"name": "..."}}'
-    problem = f"tool_choice is {shown(given)}: give auto, none, required, or {form}"
-    raise RequestError(problem, "tool_choice")
-
-
-_CALLED = ("function", "custom", "allowed_tools")
-"""The types of tools that clients run themselves, and of lists of them."""
-
-
-_HOSTED = (
-    *("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer"),
-    *("local_shell", "shell", "apply_patch", "tool_search"),
-)
-"""How the types of tools begin that servers run."""
-
-
-def _type_of(tool: object) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else None
-    return kind if isinstance(kind, str) else "function"
-
-
-def _name_of(tool: object) -> object:
-    """Return the name of a function or of a custom tool."""
-    return _inner(tool, "function").get("name") or _inner(tool, "custom").get("name")
-
-
-def _inner(value: object, name: str) -> Mapping[str, Any]:
-    """Return the object in a field; the newer API has its fields beside the type instead."""
-    if not isinstance(value, dict):
-        return {}
-    inner = value.get(name, value)
-    return inner if isinstance(inner, dict) else {}
+    """Return the choice that OpenAI's `tool_choice` makes; raises `RequestError`."""
+    try:
+        return ToolChoice.of(given)
+    except OptionError as error:
+        raise RequestError(str(error), "tool_choice") from None
 
 
 # -- Turns ----------------------------------------------------------------------------------------
@@ -197,9 +143,10 @@ def plan_turn(
 ) -> ChatTurn:
     """Return how a conversation is rendered and its reply read; raises `RequestError`."""
     messages = [_constant(message) for message in messages]
-    if choice.mode == "required" and not tools:
-        raise RequestError("tool_choice asks for a call, and there are no tools", "tool_choice")
-    used = tools if choice.mode != "none" else ()
+    try:
+        used = choice.used(tools)
+    except OptionError as error:
+        raise RequestError(str(error), "tool_choice") from None
     try:
         template = engine.tool_template if used else engine.chat_template
     except TemplateError:  # rendering refuses it, too
@@ -207,17 +154,12 @@ def plan_turn(
             problem = "tools need a chat template, and this model has none"
             raise RequestError(problem, "tools") from None
         return ChatTurn(messages, (), template_kwargs, is_begun=is_begun, is_asked=is_asked)
-    known = {tool["function"]["name"] for tool in used}
-    for name in choice.names or ():
-        if name not in known:
-            problem = f"tool_choice names {name!r}, which is not among the tools"
-            raise RequestError(problem, "tool_choice")
     return turn_of(
         template,
         messages,
         used,
         names=choice.names,
-        must_call=choice.mode == "required",
+        must_call=choice.must_call,
         most_calls=None if parallel else 1,
         custom=custom,
         thoughts=thoughts,

@@ -8,6 +8,7 @@ from typing import Protocol
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import Runtime
 from specrun.runtime.engine import GenerationStream
+from specrun.runtime.planning import CostCurve
 from specrun.runtime.round import ChatResult, GenerationResult, TokenEvent
 
 
@@ -121,6 +122,24 @@ def context_full(answer: Answer, max_tokens: int | None, runtime: Runtime) -> st
     return f"The context of {runtime.n_ctx:,} tokens is full, so the answer ends here; {advice}."
 
 
+def gain_line(result: GenerationResult, curve: CostCurve | None) -> str:
+    """Return in a line what drafting gained: speed, times plain decoding's, and kept guesses.
+
+    `curve` is the measured cost of evaluations, by which plain decoding's speed is known. If it
+    would allow no such gain with these tokens a round, the machine has changed: nothing is said.
+    """
+    stats = result.stats
+    parts = [f"{_figure(stats.tokens_per_second, '.1f')} tok/s"]
+    if curve is not None and stats.tokens_per_second and stats.mean_accepted_length:
+        gain = stats.tokens_per_second * curve.seconds(1)
+        cheapest = min(curve.seconds(1), *curve.reused)
+        if stats.drafted and gain <= stats.mean_accepted_length * curve.seconds(1) / cheapest:
+            parts.append(f"{gain:.1f}x plain")
+    if stats.acceptance_rate is not None:
+        parts.append(f"{stats.acceptance_rate:.0%} of guesses kept".replace("%", " %"))
+    return ", ".join(parts) + _not_exact(result, " | ")
+
+
 def statistics_line(result: GenerationResult, trained: int | None = None) -> str:
     """Return prompt, generation and drafting of an answer in one line; "-" stands for no figure.
 
@@ -150,14 +169,22 @@ def statistics_line(result: GenerationResult, trained: int | None = None) -> str
             for arm in sorted(used, key=lambda arm: -int(arm["rounds"]))
         ]
         parts.append(f"auto {', '.join(shares) or '-'}")
-    if not stats.exact:
-        parts.append(f"not exact: {stats.rule}")
-        if stats.total_variation is not None and stats.changed_share is not None:
-            distance = f"TV {stats.total_variation:.3f} from the target's law"
-            parts[-1] += f", {distance}, {stats.changed_share:.1%} of tokens changed"
+    parts += filter(None, [_not_exact(result)])
     if trained is not None and usage.prompt_tokens + usage.completion_tokens > trained:
         parts.append(f"beyond the {trained:,} tokens it was trained for")
     return " | ".join(parts)
+
+
+def _not_exact(result: GenerationResult, before: str = "") -> str:
+    """Return that the rule is not exact, and how far it led; "" for an exact rule."""
+    stats = result.stats
+    if stats.exact:
+        return ""
+    text = f"{before}not exact: {stats.rule}"
+    if stats.total_variation is None or stats.changed_share is None:
+        return text
+    distance = f"TV {stats.total_variation:.3f} from the target's distribution"
+    return f"{text}, {distance}, {stats.changed_share:.1%} of tokens changed"
 
 
 def _figure(value: float | None, form: str, unit: str = "") -> str:

@@ -5,10 +5,17 @@ from typing import TYPE_CHECKING
 from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
+    from specrun.runtime.chat.choice import ToolChoice
     from specrun.runtime.chat.effort import LEVELS, Effort
     from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
     from specrun.runtime.chat.forced import ForcedCalls
-    from specrun.runtime.chat.parts import is_malformed, is_unreadable, joined, part_text
+    from specrun.runtime.chat.parts import (
+        content_text,
+        is_malformed,
+        is_unreadable,
+        joined,
+        part_text,
+    )
     from specrun.runtime.chat.plan import ReplyPlan, ReplyReading
     from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
     from specrun.runtime.chat.reply import (
@@ -25,6 +32,7 @@ if TYPE_CHECKING:
         Message,
         chat_text,
         chat_tokens,
+        fitted_messages,
         is_begun_answer,
         prompt_tokens,
         require_room,

@@ -108,21 +108,35 @@ def _calls_apart(messages: Messages) -> Messages:
 def _texts_after_results(messages: Messages) -> Messages:
     """Return the messages with texts beside calls in the answer behind the calls' results."""
     told: Messages = []
-    held, last = "", -1  # texts that wait for an answer, and the last message with calls
-    for message in messages:
-        is_answer = message["role"] == "assistant" and not message.get("tool_calls")
+    waiting: Messages = []  # those whose texts wait for an answer
+    for message in map(dict, messages):
         if message.get("tool_calls") and message["content"]:
-            held = _BETWEEN.join(filter(None, (held, message["content"])))
-            message, last = {**message, "content": ""}, len(told)
-        elif held and is_answer:
-            text = _BETWEEN.join(filter(None, (held, message["content"])))
-            message, held = {**message, "content": text}, ""
-        elif held and message["role"] == "user":
-            told.append({"role": "assistant", "content": held})
-            held = ""
+            waiting.append(message)
+        elif waiting and message["role"] in ("assistant", "user") and not message.get("tool_calls"):
+            if message["role"] == "user":
+                told.append({"role": "assistant", "content": ""})
+            answer = message if message["role"] == "assistant" else told[-1]
+            texts = [each["content"] for each in (*waiting, answer)]
+            answer["content"] = _BETWEEN.join(filter(None, texts))
+            for each in waiting:
+                each["content"] = ""
+            waiting = []
         told.append(message)
-    if held:  # there is no answer yet
-        told[last]["content"] = held
+    return told
+
+
+def _texts_in_results(messages: Messages) -> Messages:
+    """Return the messages with a text beside calls at the beginning of their first result."""
+    told: Messages = []
+    caller: dict[str, Any] = {}
+    for message in map(dict, messages):
+        if message.get("tool_calls"):
+            caller = message
+        elif message["role"] == "tool" and caller.get("content"):
+            texts = (f"[said with the call]\n{caller['content']}", message["content"])
+            message["content"] = _BETWEEN.join(filter(None, texts))
+            caller["content"] = ""
+        told.append(message)
     return told
 
 
@@ -221,6 +235,7 @@ _NEIGHBOURS = "neighbours of one role are one message"
 _BEFORE_USER = "the system's text is before the user's"
 _FIRST = "an empty message of the user is first"
 _AFTER = "a text beside calls is behind their results"
+_IN_RESULT = "a text beside calls is in their first result"
 _BEHIND = "the user's text behind results is in the last of them"
 _APART = "a text beside calls is a message of its own"
 _IN_TURN = "each message has one call"
@@ -235,6 +250,7 @@ _CHANGES: dict[str, _Change] = {
     _NEIGHBOURS: _neighbours_joined,
     _FIRST: _user_first,
     _AFTER: _texts_after_results,
+    _IN_RESULT: _texts_in_results,
     _BEHIND: _behind_results,
     _APART: _calls_apart,
     _IN_TURN: _calls_in_turn,
@@ -242,6 +258,13 @@ _CHANGES: dict[str, _Change] = {
     _ARGUMENTS: _arguments_as_texts,
     _RESULTS: _results_as_user,
 }
+_ANSWERED: Sequence[Sequence[str]] = (
+    (_AFTER,),
+    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS, _AFTER),
+    (_BEFORE_USER, _NEIGHBOURS, _FIRST, _AFTER),
+    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS, _AFTER, _BEHIND),
+    (_BEFORE_USER, _NEIGHBOURS, _FIRST, _AFTER, _BEHIND),
+)
 _WAYS: Sequence[Sequence[str]] = (
     (),
     (_ONE_BEGINNING,),
@@ -264,11 +287,8 @@ _WAYS: Sequence[Sequence[str]] = (
     (_ONE_BEGINNING, _AS_USER, _APART, _ALONE),
     (_APART, _ALONE, _ARGUMENTS),
     (_ONE_BEGINNING, _AS_USER, _APART, _ALONE, _ARGUMENTS),
-    (_AFTER,),
-    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS, _AFTER),
-    (_BEFORE_USER, _NEIGHBOURS, _FIRST, _AFTER),
-    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS, _AFTER, _BEHIND),
-    (_BEFORE_USER, _NEIGHBOURS, _FIRST, _AFTER, _BEHIND),
+    *_ANSWERED,
+    *((*way, _IN_RESULT) for way in _ANSWERED),
     (_CALLS,),
     (_CALLS, _ONE_BEGINNING, _AS_USER),
     (_CALLS, _RESULTS, _ONE_BEGINNING, _AS_USER, _NEIGHBOURS),
@@ -365,8 +385,11 @@ def _lost(absent: Sequence[_Piece], messages: Messages, write: Writer, mark: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Attempt:
+class Fitted:
+    """A conversation in a form for a template: its text, and the messages that make it."""
+
     text: str
+    messages: Messages
     way: Sequence[str]
     lost: Sequence[_Piece]
 
@@ -383,17 +406,17 @@ class Fitting:
         self._template = template
         in_words = functools.partial(_calls_in_words, source=template.source)
         self._changes: dict[str, _Change] = {**_CHANGES, _CALLS: in_words}
-        self._writes_calls: dict[tuple[Sequence[str], bool], bool] = {}
+        self._writes_calls: dict[tuple[Sequence[str], bool, bool], bool] = {}
         self._said: set[str] = set()
 
-    def rendered(self, messages: Messages, write: Writer, mark: str) -> str:
-        """Return the text of a conversation in the first form that loses nothing.
+    def fitted(self, messages: Messages, write: Writer, mark: str) -> Fitted:
+        """Return a conversation in the first form that loses nothing.
 
         If each loses something, it is the first one, and the log says so. Raises `TemplateError`
         if the template refuses all, or writes the user's last message in none. `mark` is a
         character that is nowhere in the conversation.
         """
-        attempts: list[_Attempt] = []
+        attempts: list[Fitted] = []
         refusals: list[RefusedError] = []
         tried: list[Messages] = []
         for way in _WAYS:
@@ -417,18 +440,17 @@ class Fitting:
             raise refusals[0]
         return self._chosen(_least_lost(attempts, messages))
 
-    def _attempt(
-        self, messages: Messages, way: Sequence[str], write: Writer, mark: str
-    ) -> _Attempt:
+    def _attempt(self, messages: Messages, way: Sequence[str], write: Writer, mark: str) -> Fitted:
         def typed(those: Messages) -> str:
             return write(_typed(those, self.roles_of_parts))
 
         text, pieces = typed(messages), [*_pieces(messages)]
         contents = [piece for piece in pieces if piece.call is None]
         doubtful = _absent(contents, text, self._template.source)
-        # A call's name is among the tools, too: each kind is looked at once for a template.
+        # A call's name is among the tools, too: each kind is looked at once for a template; some
+        # templates write the first call of a message alone.
         calls = {
-            piece: (tuple(way), bool(messages[piece.place]["content"]))
+            piece: (tuple(way), bool(messages[piece.place]["content"]), bool(piece.call))
             for piece in pieces
             if piece.call is not None
         }
@@ -437,15 +459,16 @@ class Fitting:
         for piece in unknown:
             self._writes_calls[calls[piece]] = piece not in lost
         gone = [piece for piece, kind in calls.items() if not self._writes_calls[kind]]
-        return _Attempt(text, way, [*(piece for piece in lost if piece.call is None), *gone])
+        taken = _typed(messages, self.roles_of_parts)
+        return Fitted(text, taken, way, [*(piece for piece in lost if piece.call is None), *gone])
 
-    def _chosen(self, attempt: _Attempt) -> str:
+    def _chosen(self, attempt: Fitted) -> Fitted:
         if attempt.way:
             changes = "; ".join(attempt.way)
             self._say(f"the chat template does not take this conversation as it came: {changes}")
         for piece in attempt.lost:
             self._say(f"the chat template leaves out a text of the {piece.role}")
-        return attempt.text
+        return attempt
 
     def _say(self, text: str) -> None:
         """Log a sentence once for this template."""
@@ -503,11 +526,11 @@ def _parts(text: str) -> list[dict[str, str]]:
     return [{"type": "text", "text": text}]
 
 
-def _least_lost(attempts: Sequence[_Attempt], messages: Messages) -> _Attempt:
+def _least_lost(attempts: Sequence[Fitted], messages: Messages) -> Fitted:
     """Return the attempt that loses least, of those that have the user's last message."""
     users = [each["content"].strip() for each in messages if each["role"] == "user"]
 
-    def asks(attempt: _Attempt) -> bool:
+    def asks(attempt: Fitted) -> bool:
         lost = [piece.text for piece in attempt.lost if piece.role == "user"]
         return not users or not users[-1] or not any(users[-1] in text for text in lost)
 

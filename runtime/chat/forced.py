@@ -61,7 +61,8 @@ class ForcedCalls:
         answer = f"{rules.text(form.answer)} {rules.json(self.answer, SPACES)}"
         if not self.schemas:
             return answer
-        if form.keywords or not f"{form.before_all}{form.before_name}".startswith(("{", "[")):
+        is_json = not (form.mark or form.keywords)
+        if not is_json or not f"{form.before_all}{form.before_name}".startswith(("{", "[")):
             return f"{self._calls(rules, form.with_lead)} | {answer}"
         # Both begin with a bracket: one schema has them, so that they share what they begin with.
         calls = [_call_schema(form, name, schema) for name, schema in self.schemas.items()]
@@ -95,11 +96,14 @@ class ForcedCalls:
         return f"{many} {rules.text(form.behind_all)}"
 
     def _talk(self, rules: _Rules, form: CallForm) -> str:
-        """Return text and calls: behind a mark, or instead of a text that begins with a bracket."""
+        """Return text and calls: behind a mark, or instead of a text that begins as a call."""
         calls = rules.add("calls", self._calls(rules, form.behind_mark))
         if not form.mark:
             tag = f"({rules.text(form.tag)})?" if form.tag in self.control else ""
-            return f"/\\s*([^\\s{{](?s:.*))?/ | {tag} {calls}"
+            before, behind = form.before_all + form.before_name, form.before_arguments
+            heads = "|".join(_escaped(before + name + behind) for name in self.schemas)
+            text = f"/\\s*([^\\s{{](?s:.*))?/ & ~/\\s*({heads})(?s:.*)/"
+            return f"{rules.add('TEXT', text)} | {tag} {calls}"
         times = "*" if self.several else "?"
         return f"({rules.until(form.mark)} {calls}){times} /(?s:.*)/"
 
@@ -169,14 +173,18 @@ class _Rules:
         """Return a rule of any text up to a mark, and the mark."""
         if any(mark.startswith(each) for each in self._control):
             return f"/(?s:.*)/ {self.text(mark)}"
-        escaped = "\\n".join(map(re.escape, mark.split("\n"))).replace("/", "\\/")
         name = f"until_{len(self._rules)}"
-        self.add(f"{name}[lazy]", f"/(?s:.*){escaped}/")
+        self.add(f"{name}[lazy]", f"/(?s:.*){_escaped(mark)}/")
         return name
 
     def source(self, start: str) -> str:
         """Return the grammar that begins with `start`."""
         return "\n".join([f"start: {start}", *self._rules, ""])
+
+
+def _escaped(text: str) -> str:
+    """Return a text as a part of a regular expression of the grammar's."""
+    return "\\n".join(map(re.escape, text.split("\n"))).replace("/", "\\/")
 
 
 def _tagged(rules: _Rules, schema: object, closing: str) -> str:

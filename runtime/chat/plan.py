@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from specrun.bindings.errors import OptionError
 from specrun.runtime.chat.forced import ForcedCalls
 from specrun.runtime.chat.reply import (
     Reply,
@@ -104,6 +105,28 @@ class ReplyPlan:
         thinking = self.thinks_already(prompt_end)
         return Grammar.lark(forced.grammar(self.apart, thinking=thinking))
 
+    def reply_grammar(
+        self, vocabulary: Vocabulary, prompt_end: str, asked: Grammar | None
+    ) -> Grammar | None:
+        """Return the grammar of a reply whose text has to follow `asked`; None for any reply.
+
+        It begins behind the reasoning. If tools may be called as well, it is that of their calls or
+        of a text by the schema. Raises `OptionError` if another grammar and calls bind the text.
+        """
+        if asked is None and not (self.must_call or self.strict):
+            return None
+        schema = None if asked is None else asked.schema
+        may_be_more = self.apart is not None or (self.syntax is not None and bool(self.schemas))
+        reply = self.grammar(vocabulary, prompt_end, schema if may_be_more else None)
+        if asked is None or (reply is not None and schema is not None):
+            return reply
+        if reply is not None:
+            problem = "tool_choice or strict tools bind the text, and so does the grammar"
+            raise OptionError(f"{problem}: give one of them")
+        if self.apart is not None and self.thinks_already(prompt_end):
+            return replace(asked, after=self.apart.last)
+        return asked
+
     def new_id(self) -> str:
         """Return an id for a call."""
         assert self.syntax is not None  # only it brings calls
@@ -124,6 +147,10 @@ class ReplyReading:
     plan: ReplyPlan
     vocabulary: Vocabulary
     prompt_end: str = ""
+
+    def grammar(self, asked: Grammar | None) -> Grammar | None:
+        """Return the grammar of a reply that follows `asked`: see `ReplyPlan.reply_grammar`."""
+        return self.plan.reply_grammar(self.vocabulary, self.prompt_end, asked)
 
     def reader(self) -> TokenReader:
         """Return a reader of tokens as they come."""

@@ -172,11 +172,17 @@ class TokenReader:
     ) -> None:
         self._parser, self._names, self._thoughts, self._think = parser, names, thoughts, think
         self._is_within = False  # reasoning that is content
+        self._thought: list[str] = []
 
     @property
     def done(self) -> bool:
         """Whether the reply has all the calls that it may have: no more text is wanted."""
         return self._parser is not None and self._parser.done
+
+    @property
+    def thought(self) -> str:
+        """The reasoning so far that is no content, also if it is left out."""
+        return "".join(self._thought)
 
     def read(self, events: Sequence[Token]) -> Sequence[Part]:
         """Return the parts that became certain with these tokens."""
@@ -197,6 +203,8 @@ class TokenReader:
 
     def _placed(self, parts: Sequence[Part]) -> Sequence[Part]:
         """Return the parts with the reasoning in its place."""
+        if self._thoughts != "content":
+            self._thought += [part.text for part in parts if isinstance(part, Reasoning)]
         if self._thoughts == "apart":
             return parts
         if self._thoughts == "left out":

@@ -214,10 +214,7 @@ def chat_text(
     given: _Given = [talk, list(tools), variables or {}]
     joined = "".join(_texts_of([[{**each, "role": ""} for each in talk], *given[1:]]))
     used = joined + template.source
-    marks = [mark for mark in _MARKERS if mark not in used][:3]
-    if len(marks) < 3:
-        raise OptionError("the messages use every private-use character: remove some")
-    marker, begun_mark, probe = marks
+    marker, begun_mark, probe = _marks_outside(used, 3)
     special = vocabulary.special_texts
     is_apart = any(text in joined for text in special)
 
@@ -233,7 +230,7 @@ def chat_text(
         )
         write = ending.begun if is_begun else ending.whole
         try:
-            text = template.fitting.rendered(talk, write, probe)
+            text = template.fitting.fitted(talk, write, probe).text
         except RefusedError:
             if _described(tools) == tools:
                 raise
@@ -252,6 +249,22 @@ def chat_text(
     if n_ctx is not None:
         require_room(vocabulary, text.pieces, n_ctx)
     return text
+
+
+def fitted_messages(template: ChatTemplate, messages: Sequence[Message]) -> Messages:
+    """Return a conversation as messages of which the template renders every text; see `Fitting`."""
+    talk = [_checked(message) for message in messages]
+    write = functools.partial(template.render, add_generation_prompt=False)
+    (probe,) = _marks_outside("".join([*_texts_of(talk), template.source]), 1)
+    return template.fitting.fitted(talk, write, probe).messages
+
+
+def _marks_outside(text: str, count: int) -> list[str]:
+    """Return so many characters that are nowhere in a text; raises `OptionError`."""
+    marks = [mark for mark in _MARKERS if mark not in text][:count]
+    if len(marks) < count:
+        raise OptionError("the messages use every private-use character: remove some")
+    return marks
 
 
 def _described(value: Any) -> Any:  # noqa: ANN401 - any JSON value

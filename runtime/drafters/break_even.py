@@ -4,13 +4,15 @@ A drafter plans with a cost curve (`LiveCurve`), which its rounds correct. What 
 decide is its `Pace`:
 
 - timed: what evaluations are believed to cost;
-- compared: the same. If costs were not measured, its first rounds are plain: all others are
-  compared with them;
+- compared: also when to stop (`BreakEven`). A model or heads draft as much as their plan expects
+  to pay, and nothing while what they lost stands in the account. If costs were not measured, the
+  first rounds are plain: all others are compared with them;
 - greedy: of a drafter that draws, as compared at temperature 0. Elsewhere its drafts are part of
   which text comes of a seed, and must not depend on what was timed before;
-- paying: also when to stop. A drafter without a model proposes by estimates of acceptance and costs
-  that a text and a machine may belie (`BreakEven`). Its drafts are point masses, so the text is
-  plain decoding's own whenever it is stopped.
+- paying: as compared, and how much is drafted. A drafter without a model proposes by estimates of
+  acceptance and costs that a text and a machine may belie.
+
+What is stopped by the clock are point masses, so the text is plain decoding's own all the same.
 """
 
 from __future__ import annotations
@@ -18,28 +20,22 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from specrun.runtime.language import ExpressionOptions
 from specrun.runtime.planning import STALL, START, TRUST, Account, LiveCurve
 from specrun.runtime.round.drafter import NOTHING, Drafter, DraftRequest, Pace, Pause, RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows, TargetModel
 from specrun.runtime.trees.tree import DraftTree
 
-_YES_NO = ["yes", "no"]
 _FIRST, _GROWTH = 3, 4  # nodes of a first draft, and how much wider the next may be
 
 
-def pace_of(options: ExpressionOptions) -> Pace:
-    """Return whether a drafter without a model is to be stopped: its option `always`."""
-    return "counted" if options.choice("always", _YES_NO, "no") == "yes" else "paying"
-
-
 class BreakEven:
-    """What a drafter without a model may draft, by what its rounds lost against plain decoding.
+    """What a drafter may draft, by what its rounds lost against plain decoding.
 
-    Their loss is booked (`Account`), the drafter's own Python included. A draft that is expected to
-    gain (`Drafter.forecast`) is made while anything may be lost, others as far as all of their
-    nodes may be rejected. If not even one fits, the drafter sleeps: to ask it in vain takes the
-    time that is being saved up, and may be all that a token allows (a small model, a fast machine).
+    Their loss is booked (`Account`), the drafter's own time included. A draft that is expected to
+    gain (by a plan or `Drafter.forecast`) is made while anything may be lost, others as far as all
+    of their nodes may be rejected. If not even one fits, the drafter sleeps: to ask it in vain
+    takes the time that is being saved up, and may be all that a token allows (a small model, a fast
+    machine).
     """
 
     def __init__(self, costs: LiveCurve) -> None:
@@ -75,8 +71,10 @@ class BreakEven:
             return wanted
         return next((n for n in range(wanted, 0, -1) if costs.seconds(1 + n) <= limit), 0)
 
-    def book(self, width: int, new: int, evaluated: float) -> bool:
-        """Count a round of `new` tokens; return whether it was compared with plain decoding.
+    def book(self, width: int, new: int, evaluated: float, own: float = 0.0) -> bool:
+        """Count a round of `new` tokens, of which the drafter itself took `own` plain rounds.
+
+        Return whether it was compared with plain decoding.
 
         So it is if it drafted, or follows one that did: its shape is another one again, for which a
         graph is built anew.
@@ -85,23 +83,30 @@ class BreakEven:
         follows, self._drafted = self._drafted, width > 1
         self.account.allow(new)
         if width == 1 and not follows:
+            self.account.lose(own)
             return False
         # Pauses of the machine are no loss of the drafter's, as far as they can be told.
         plain = costs.seconds(1)
-        self.account.lose(min(evaluated, STALL * costs.seconds(width)) / plain - new)
+        self.account.lose(min(evaluated, STALL * costs.seconds(width)) / plain - new + own)
         return True
 
 
 class TimedDrafter(Drafter):
     """Tells `costs` what each round took after its draft was made, and drafts what its pace allows.
 
-    A paying drafter that sleeps is not called at all: to be told that it sleeps costs too much
-    where a token takes little. It is told nothing of the tokens that come meanwhile, and finds them
-    in the next request.
+    A drafter that finds the text is not called at all while it sleeps: to be told that it sleeps
+    costs too much where a token takes little. All others observe these rounds, for they need the
+    target's states. `share` is how much of a plain round's time one takes now that is evaluated
+    with other conversations.
     """
 
     def __init__(
-        self, inner: Drafter, costs: LiveCurve, clock: Callable[[], float], pace: Pace = "timed"
+        self,
+        inner: Drafter,
+        costs: LiveCurve,
+        clock: Callable[[], float],
+        pace: Pace = "timed",
+        share: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.name, self.inner, self.pace = inner.name, inner, pace
         self.max_leaves, self.max_nodes = inner.max_leaves, inner.max_nodes
@@ -114,13 +119,18 @@ class TimedDrafter(Drafter):
         self.keeps_rows, self.finds_text = inner.keeps_rows, inner.finds_text
         self.forecasts = inner.forecasts
         self.embedding_inputs, self.waits = inner.embedding_inputs, inner.waits
-        self._costs, self._clock = costs, clock
-        self._break_even = BreakEven(costs) if pace == "paying" else None
-        self.pause = inner.pause if self._break_even is None else Pause()
+        self._costs, self._clock, self._share = costs, clock, share
+        self._break_even = BreakEven(costs)
+        # What has a plan, or is not to be stopped, decides itself how much it drafts.
+        self._is_bounded = pace == "paying"
+        self.pause = Pause() if self._is_bounded else inner.pause
+        self._request: DraftRequest | None = None  # of the round under way
+        self._stops = False  # whether this round may be stopped
         self._asked: float | None = None  # when, by the clock; None while it sleeps
         self._proposed: float | None = None
         self._rest = 0  # rounds that it sleeps on
         self._stopped = 0
+        self._is_first = True  # what it takes for the first draft of an answer reads the prompt
 
     def take_target(self, target: TargetModel) -> None:
         """Pass on."""
@@ -129,9 +139,9 @@ class TimedDrafter(Drafter):
     def begin(self, tokens: Sequence[int]) -> None:
         """Pass on; what was lost is lost, and it sleeps on."""
         self._end_pause()
-        self._proposed, self._stopped = None, 0
+        self._request, self._proposed, self._stopped, self._is_first = None, None, 0, True
         self.inner.begin(tokens)
-        if self._break_even is not None:
+        if self._is_bounded:
             self.pause.begin(self._rest)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
@@ -143,35 +153,48 @@ class TimedDrafter(Drafter):
         self.inner.read_along(tokens, end)
 
     def prepare(self, request: DraftRequest) -> bool:
-        """Pass on."""
-        return self.inner.prepare(request)
+        """Pass on, unless it sleeps: then there is nothing to wait for."""
+        self._start(request)
+        return self._asked is None or self.inner.prepare(request)
 
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return what the drafter proposes within what its pace allows."""
-        self._asked = now = self._clock()
-        if self._break_even is not None:
-            self._end_pause()
-            self._rest = self._rest or self._break_even.rest(forecasts=self.inner.forecasts)
-            if self._rest:
-                self._rest -= 1
-                self._stopped += 1
-                self._asked, self._proposed = None, now
-                return NOTHING
+        self._start(request)
+        if self._asked is None:
+            self._proposed = self._clock()
+            return NOTHING
+        if self._is_bounded:
             wanted = min(request.max_nodes, self.max_nodes)
             most = self._affordable(request, wanted)
             self._stopped += not most and wanted > 0 and self._costs.widest > 0
             if most < wanted:
                 request = request.within(most, most)
-        elif self._compares(request) and not self._costs.is_told:
-            # Before plain rounds are known nothing may be drafted.
-            request = request.within(0, 0)
         tree = self.inner.propose(request)
         self._proposed = self._clock()
         return tree
 
+    def _start(self, request: DraftRequest) -> None:
+        """Begin a round, unless it has begun: decide whether the drafter sleeps."""
+        if self._request is request:
+            return
+        self._request, self._asked, self._proposed = request, self._clock(), None
+        self._end_pause()
+        greedy = self.pace == "greedy" and request.params.is_greedy
+        self._stops = self._is_bounded or self.pace == "compared" or greedy
+        if not self._stops:
+            return
+        if not self._is_bounded and not self._costs.is_told:
+            self._asked = None  # before plain rounds are known nothing may be drafted
+            return
+        forecasts = self.inner.forecasts or not self._is_bounded
+        self._rest = self._rest or self._break_even.rest(forecasts=forecasts)
+        if self._rest:
+            self._rest -= 1
+            self._stopped += 1
+            self._asked = None
+
     def _affordable(self, request: DraftRequest, wanted: int) -> int:
         """Return how many nodes it may draft, of so many."""
-        assert self._break_even is not None
         most = self._break_even.affordable(wanted)
         trusted = self._break_even.affordable(wanted, trusted=True)
         # It is only asked what it expects if that decides.
@@ -179,12 +202,9 @@ class TimedDrafter(Drafter):
             return trusted
         return most
 
-    def _compares(self, request: DraftRequest) -> bool:
-        return self.pace == "compared" or (self.pace == "greedy" and request.params.is_greedy)
-
     def _end_pause(self) -> None:
         """Count the rounds in which it was not called."""
-        if self._break_even is None:
+        if not self._is_bounded:
             return
         lasted = self.pause.end()
         if lasted:
@@ -199,21 +219,33 @@ class TimedDrafter(Drafter):
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the curve what the round took, and pass on unless it sleeps; book what it lost."""
-        now, width = self._clock(), 1 + len(outcome.tree)
-        evaluated = 0.0 if self._proposed is None else now - self._proposed
+        now, width, share = self._clock(), 1 + len(outcome.tree), self._share()
+        spent = 0.0 if self._proposed is None else now - self._proposed
+        evaluated = spent / share
         if self._proposed is not None:
             self._costs.learn(width, evaluated)
-        self._proposed = None
-        if self._break_even is None:
+        self._proposed = self._request = None
+        if not self._stops:
             self.inner.observe(outcome)
             return
-        compared = self._break_even.book(width, outcome.n_new, evaluated)
         if self._asked is not None:
             self.inner.observe(outcome)
-            own = max(0.0, self._clock() - self._asked - evaluated)
-            self._break_even.account.lose_to_asking(own, self._costs.seconds(1))
+            own = self._own_rounds(max(0.0, self._clock() - self._asked - spent) / share)
+            self._break_even.book(width, outcome.n_new, evaluated, own)
+            return
+        compared = self._break_even.book(width, outcome.n_new, evaluated)
+        if not self._is_bounded:
+            self.inner.observe(outcome)
         elif not compared:  # one more is timed otherwise: that one was not what plain rounds take
             self.pause.begin(self._rest)
+
+    def _own_rounds(self, seconds: float) -> float:
+        """Return the plain rounds that the drafter itself took, as they are booked."""
+        account, plain = self._break_even.account, self._costs.seconds(1)
+        first, self._is_first = self._is_first, False
+        if self._is_bounded:
+            return account.asking(seconds, plain)
+        return 0.0 if first else account.drafting(seconds, plain)
 
     def rewind(self, length: int) -> None:
         """Pass on."""

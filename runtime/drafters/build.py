@@ -60,10 +60,16 @@ def _timed(drafter: Drafter, pace: Pace, env: DraftEnvironment) -> Drafter:
     """Return a drafter whose rounds are timed, as far as its weights allow."""
     if not env.by_clock or pace == "counted":
         return drafter
-    if env.learnt is None and pace in ("compared", "greedy"):
+    has_plan, learnt = pace in ("compared", "greedy"), env.learnt
+    if learnt is None and has_plan:
         return drafter  # costs were given: it plans with these
-    # Costs that were given are not corrected: what rounds take is then this conversation's own.
-    return TimedDrafter(drafter, env.learnt or LiveCurve(env.known), env.clock, pace)
+    if learnt is None:
+        # Costs that were given are not corrected: what rounds take is this conversation's own.
+        learnt = LiveCurve(env.known)
+    elif has_plan and env.meeting is not None:
+        # So are shares of evaluations with others. Their first rounds are plain, measured or not.
+        learnt = LiveCurve(dataclasses.replace(env.known, spread=()))
+    return TimedDrafter(drafter, learnt, env.clock, pace, env.share)
 
 
 def load_builder(method: Method) -> Builder:
@@ -73,7 +79,8 @@ def load_builder(method: Method) -> Builder:
 
 def _build(expression: Expression, env: DraftEnvironment) -> DrafterWeights:
     method = find_method(expression.atom)
-    method.read(expression)  # refuses what the method does not take, before anything is loaded
+    # Refuses what the method does not take, before anything is loaded.
+    always = _drafts_always(method, expression, env)
     # Members go on from each other's guesses: nobody waits for others. What they draft is as it was
     # named, but for those of `auto`, of which one drafts a round alone.
     inner = env
@@ -81,11 +88,25 @@ def _build(expression: Expression, env: DraftEnvironment) -> DrafterWeights:
         fills = env.may_fill and method.name == "auto"
         inner = dataclasses.replace(env, meeting=None, may_fill=fills)
     weights = load_builder(method)(expression, inner, _build)
+    if always:
+        weights.pace = "counted"
     if method.members == 0 and not _is_sized(expression) and env.fills:
         fill: Callable[[DrafterWeights, DraftEnvironment], DrafterWeights]
         fill = importlib.import_module(_FILLING).fill
         return fill(weights, env)
     return weights
+
+
+def _drafts_always(method: Method, expression: Expression, env: DraftEnvironment) -> bool:
+    """Return whether no clock stops the drafter: the option `always`, or a file of the demo.
+
+    The demo shows what drafting is, though it gains nothing with models of its size.
+    """
+    options = method.read(expression)
+    if "always" not in method.options:
+        return False
+    always = options.choice("always", ["yes", "no"], "no") == "yes"
+    return always or (not expression.arguments and method.name in (env.default_files or {}))
 
 
 def _is_sized(expression: Expression) -> bool:

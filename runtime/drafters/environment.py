@@ -180,13 +180,17 @@ class DraftEnvironment:
         return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.is_told)
 
     def pace_of(self, *, chooses: bool, draws: bool = False) -> Pace:
-        """Return the pace of a drafter that `chooses` how much it drafts or not, and may draw.
-
-        Where several conversations are evaluated together a round tells nothing of its own tree.
-        """
-        if not chooses or self.meeting is not None:
+        """Return the pace of a drafter that `chooses` how much it drafts or not, and may draw."""
+        if not chooses:
             return "counted"
         return "greedy" if draws else "compared"
+
+    def share(self) -> float:
+        """Return how much of a plain round's time it takes with all that draft now."""
+        if self.meeting is None:
+            return 1.0
+        n = self.meeting.n_drafting
+        return self.known.seconds(n) / (n * self.known.seconds(1))
 
     def _seconds(
         self, curve: CostCurve, text_share: Callable[[], float] | None

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
     from specrun.bindings.models.vocabulary import Vocabulary
     from specrun.runtime.chat import ChatTemplate, ReplyReading
+    from specrun.runtime.chat.choice import ToolChoiceValue
     from specrun.runtime.chat.turn import Message, Tool
     from specrun.runtime.drafters.environment import DraftEnvironment
     from specrun.runtime.engine.keywords import AnswerKeywords, ChatKeywords, SharedKeywords
@@ -171,6 +172,7 @@ class EngineCore(ABC):
         params: SamplingParams | None = None,
         *,
         tools: Sequence[Tool] = (),
+        tool_choice: ToolChoiceValue = "auto",
         chat_template_kwargs: Mapping[str, Any] | None = None,
         **options: Unpack[AnswerKeywords],
     ) -> GenerationStream:
@@ -178,10 +180,16 @@ class EngineCore(ABC):
 
         `text` of its events and of its result is the answer alone: reasoning and calls of `tools`
         (functions in OpenAI's form) have fields of their own (`TokenEvent`, `ChatResult`).
+        `tool_choice` is OpenAI's, too: auto, none, required, or a tool that has to be called. Calls
+        that have to come, and those of tools with `strict`, follow the tools' schemas.
         `chat_template_kwargs` are variables of the template, as {"enable_thinking": False}. If the
         last message is the assistant's, that answer goes on.
         """
-        prompt, options["reading"] = self._asked(messages, tools, chat_template_kwargs)
+        prompt, reading = self._asked(messages, tools, chat_template_kwargs, tool_choice)
+        options["reading"] = reading
+        params = SamplingParams() if params is None else params
+        if reading.plan.schemas and isinstance(params, SamplingParams):
+            params = params.replace(grammar=reading.grammar(params.grammar))
         return self.submit(prompt, params, **options)
 
     def stream_chat(
@@ -273,17 +281,26 @@ class EngineCore(ABC):
         messages: Sequence[Message],
         tools: Sequence[Tool],
         template_kwargs: Mapping[str, Any] | None,
+        tool_choice: ToolChoiceValue = "auto",
     ) -> tuple[list[int], ReplyReading]:
         """Return the tokens of a conversation, and how the reply to it is read."""
-        from specrun.runtime.chat import ReplyReading, is_begun_answer, turn_of
+        from specrun.runtime.chat import ReplyReading, ToolChoice, is_begun_answer, turn_of
 
         if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
             advice = "give a list of messages, such as [{'role': 'user', 'content': 'hi'}]"
             raise OptionError(f"the conversation is {messages!r}: {advice}")
+        choice = ToolChoice.of(tool_choice)
+        tools = choice.used(tools)
         template = self.tool_template if tools else self.chat_template
         is_begun, vocabulary = is_begun_answer(messages), self.vocabulary
         turn = turn_of(
-            template, messages, tools, template_kwargs=template_kwargs, is_begun=is_begun
+            template,
+            messages,
+            tools,
+            names=choice.names,
+            must_call=choice.must_call,
+            template_kwargs=template_kwargs,
+            is_begun=is_begun,
         )
         text = turn.text(template, vocabulary)
         return text.tokens(vocabulary), ReplyReading(turn.plan, vocabulary, text.end)

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypedDict
 from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
 from specrun.bindings.machine.placement import Placement, SplitMode
 from specrun.runtime.chat import ReplyReading
+from specrun.runtime.chat.choice import ToolChoiceValue
 from specrun.runtime.chat.turn import Tool
 from specrun.runtime.engine.choices import DrafterMaker
 from specrun.runtime.memory.fit import LayerCount
@@ -88,4 +89,5 @@ class ChatKeywords(AnswerKeywords, total=False):
     """The keywords of answers to chats."""
 
     tools: Sequence[Tool]
+    tool_choice: ToolChoiceValue
     chat_template_kwargs: Mapping[str, Any] | None

@@ -29,6 +29,8 @@ _ASKING = 2.0
 """What a drafter that is asked and told takes of a round, over what it takes itself: the loop makes
 requests and outcomes, and what comes after finds caches cold. Measured: 60 to 90 us in all beside
 20 to 45 of the drafter's own, if an evaluation takes 0.25 ms."""
+_LITTLE = 0.01  # of a plain round: a plan that asks for no draft
+_COLD = 3  # drafts that build graphs and read weights for the first time
 _OWN = 9  # rounds that tell what asking usually takes
 _LONGEST = 256  # rounds in which drafters are not asked
 _WAKES = 2  # times to ask that must fit before a drafter is asked again
@@ -72,9 +74,28 @@ class Account:
 
     def lose_to_asking(self, seconds: float, plain: float) -> None:
         """Count what drafters took themselves in a round, where a plain one takes `plain`."""
+        self.lose(self.asking(seconds, plain))
+
+    def asking(self, seconds: float, plain: float) -> float:
+        """Return how many rounds are lost to drafters that take so much of a round themselves."""
         # The very first time everything is cold, which does not come again. Pauses of the machine
         # are cut. The median would not do: if every second round takes longer, each is usual.
         if self._own and plain > 0.0:
             self._asking = _ASKING * min(seconds, STALL * max(self._own)) / plain
-            self.lose(self._asking)
+        lost = self._asking if self._own else 0.0
         self._own.append(seconds)
+        return lost
+
+    def drafting(self, seconds: float, plain: float) -> float:
+        """Return the same of a drafter with a plan.
+
+        It observes the rounds in which it sleeps, too, so asking takes no more than that.
+        """
+        rounds = seconds / plain
+        if rounds < _LITTLE:
+            return rounds
+        lost = 0.0
+        if len(self._own) >= _COLD:  # pauses of the machine are cut
+            lost = self._asking = min(rounds, STALL * max(self._own) / plain)
+        self._own.append(seconds)
+        return lost

@@ -160,7 +160,7 @@ def test_a_rule_that_is_not_exact_is_announced_once(models: Models) -> None:
     result = run("generate", *arguments, "--accept", "typical(eps=0.2)")
     assert result.exit_code == 0, result.output
     assert result.stderr.count("not exact: typical(eps=0.2, delta=0.3): the text") == 1
-    said = r"not exact: typical\(eps=0.2, delta=0.3\), TV [0-9.]+ from the target's law, [0-9.]+%"
+    said = r"typical\(eps=0.2, delta=0.3\), TV [0-9.]+ from the target's distribution, [0-9.]+%"
     assert re.search(said + " of tokens changed", result.stderr)
     assert (
         json.loads(run("generate", *arguments, "--accept", "typical", "--json").stdout)["stats"][

@@ -100,8 +100,8 @@ def opened(model: Path, drafter: str, setting: Setting, **options: Any) -> Runti
 def texts() -> list[str]:
     """Prose, tables and code of this repository."""
     files = [
-        "docs/exactness.md",
-        "docs/train.md",
+        "docs/exactness-proof.md",
+        "docs/measurements.md",
         "runtime/round/target.py",
         "docs/architecture.md",
     ]

@@ -116,6 +116,60 @@ def test_what_was_handed_out_can_be_sent_back(opened: Runtime | Engine) -> None:
     assert after.usage.cached_tokens >= result.usage.prompt_tokens
 
 
+ROME = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+OTHERS = [{"type": "function", "function": {"name": name, "parameters": ROME}} for name in "ab"]
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, family: str) -> Iterator[Runtime]:
+    """The runtime of a model that does not think."""
+    template = options_of(model, family)["chat_template"].removeprefix(MARKS[family])
+    options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "trust": True}
+    with Runtime(model, "none", **options, chat_template=template) as runtime:
+        yield runtime
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"),
+    [
+        ("required", "ab"),
+        ({"type": "function", "function": {"name": "b"}}, "b"),
+        ({"type": "allowed_tools", "mode": "required", "tools": [OTHERS[0]]}, "a"),
+    ],
+    ids=["required", "named", "allowed"],
+)
+def test_a_call_comes_if_it_has_to(plain: Runtime, choice: Any, names: str) -> None:
+    result = plain.chat(ASK, tools=OTHERS, tool_choice=choice, max_tokens=100)
+    assert result.text == ""
+    first, *others = result.tool_calls
+    assert first.name in names
+    assert {call.name for call in others} <= {*names}
+    assert json.loads(first.arguments) == {"city": "Rome"}
+
+
+def test_no_call_comes_if_none_is_wanted(opened: Runtime | Engine) -> None:
+    assert not opened.chat(ASK, tools=TOOLS, tool_choice="none").tool_calls
+    for tools, choice, problem in (
+        (TOOLS, "always", "tool_choice is 'always': give auto, none, required"),
+        ([], "required", "there are no tools"),
+        (TOOLS, {"type": "function", "function": {"name": "clock"}}, "names 'clock'"),
+    ):
+        with pytest.raises(OptionError, match=problem):
+            opened.stream_chat(ASK, tools=tools, tool_choice=choice)
+
+
+def test_calls_of_a_strict_tool_follow_its_schema(opened: Runtime | Engine) -> None:
+    strict = {"name": "weather", "parameters": ROME, "strict": True}
+    result = opened.chat(ASK, tools=[{"type": "function", "function": strict}], max_tokens=300)
+    assert (result.reasoning, result.text) == (THOUGHT, SAID)
+    assert [json.loads(call.arguments) for call in result.tool_calls][:1] == [{"city": "Rome"}]
+
+
 def test_a_prompt_that_is_no_chat_is_raw(opened: Runtime | Engine, family: str) -> None:
     result = opened.generate(opened.chat_prompt(ASK, TOOLS))
     assert not isinstance(result, ChatResult)

@@ -1,4 +1,4 @@
-"""A real headless Chromium where there is one, driven by playwright."""
+"""A real headless Chromium where there is one, driven by playwright, and what is done in it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser
+    from playwright.sync_api import Browser, Page
 
 NAMES = (
     "chromium-headless-shell",
@@ -47,3 +47,54 @@ def open_browser() -> Iterator[Browser]:
             yield browser
         finally:
             browser.close()
+
+
+def ask(page: Page, text: str = "What happened?") -> None:
+    """Send a message."""
+    page.get_by_label("Message", exact=True).fill(text)
+    page.keyboard.press("Enter")
+
+
+def ended(page: Page) -> None:
+    """Wait for the end of the answer."""
+    page.locator("#send", has_text="Send").wait_for()
+    page.locator(".message .foot button").first.wait_for()
+
+
+CONTRAST = """
+() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const light = (...layers) => {
+    canvas.clearRect(0, 0, 1, 1);
+    for (const colour of layers) {
+      canvas.fillStyle = colour;
+      canvas.fillRect(0, 0, 1, 1);
+    }
+    const parts = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((each) => each / 255);
+    const [r, g, b] = parts.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (each) => {
+    const layers = [];
+    for (let at = each; at; at = at.parentElement) {
+      layers.push(getComputedStyle(at).backgroundColor);
+    }
+    return layers.reverse();
+  };
+  const found = {};
+  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode()) {
+    const each = walk.currentNode.parentElement;
+    if (!walk.currentNode.textContent.trim() || !each.checkVisibility()) continue;
+    if (each.closest("option, :disabled, noscript")) continue;
+    const box = each.closest(".node")?.querySelector(".box");
+    const ink = box ? getComputedStyle(each).fill : getComputedStyle(each).color;
+    const [a, b] = [light(ink), light(...(box ? [getComputedStyle(box).fill] : behind(each)))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    const name = [each.tagName, ...each.classList, ...each.parentElement.classList].join(".");
+    found[name] = Math.min(found[name] ?? 99, ratio);
+  }
+  return found;
+}
+"""
+"""The contrast of each text that is seen with what lies behind it, by the names of elements."""

@@ -103,12 +103,13 @@ class Replay:
     """What is answered, one list of rounds an answer (the last for all that follow), and asked.
 
     `hangs`: an answer does not end after its rounds. `error` ends answers. `refusal` is sent in
-    place of answers with `status`, `key` asked for where it is not "".
+    place of answers with `status`, `key` asked for where it is not "". `thoughts` come first.
     """
 
     answers: list[Sequence[RoundTrace]] = field(default_factory=lambda: [STORY])
     hangs: bool = False
     error: str = ""
+    thoughts: str = ""
     key: str = ""
     model: str = "replayed"
     drafters: Sequence[str] = ("draft(n=3)", "none", "prompt-lookup")
@@ -152,6 +153,9 @@ class Replay:
 
     async def _events(self, rounds: Sequence[RoundTrace]) -> AsyncIterator[str]:
         try:
+            if self.thoughts:
+                thought = {"index": 0, "delta": {"reasoning_content": self.thoughts}}
+                yield _event({"choices": [thought]})
             for trace in rounds:
                 choice = {"index": 0, "delta": {"content": text_of(trace)}, "finish_reason": None}
                 yield _event({"choices": [choice], "specrun": {"rounds": [trace.to_dict()]}})

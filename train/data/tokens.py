@@ -21,7 +21,14 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.models.model import Model
-from specrun.runtime.chat import ChatTemplate, Message, chat_tokens, template_of
+from specrun.runtime.chat import (
+    ChatTemplate,
+    Message,
+    chat_tokens,
+    content_text,
+    fitted_messages,
+    template_of,
+)
 from specrun.train.data.documents import Answered, Chat, Document, PlainText
 
 # == Documents to tokens; a folder's tokenizer =====================================================
@@ -158,7 +165,7 @@ class TargetTokens(ABC):
         Raises TemplateError without a chat template, or if it does not show the message.
         """
         template, content = self._template(), "What is the time?"
-        messages = [{"role": "user", "content": content}]
+        messages = fitted_messages(template, [{"role": "user", "content": content}])
         text = template.render(messages, add_generation_prompt=False)
         at = text.find(content)
         if at < 0:
@@ -173,6 +180,7 @@ class TargetTokens(ABC):
 
     def _chat(self, messages: Sequence[Message]) -> TokenSequence:
         template = self._template()
+        messages = fitted_messages(template, messages)
         text = template.render(messages, add_generation_prompt=False)
         spans = _answer_spans(template, messages, text)
         ids, starts = self._placed(messages, text)
@@ -210,7 +218,9 @@ class TargetTokenizer(TargetTokens):
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _asked(self, messages: Sequence[Message]) -> list[int]:
-        return self._with_bos(self._plain(self._template().render(messages)))
+        template = self._template()
+        text = template.render(fitted_messages(template, messages))
+        return self._with_bos(self._plain(text))
 
     def _placed(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
         found = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
@@ -242,18 +252,29 @@ def _answer_spans(
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = template.render(messages[:index]) if index else ""
-        whole = template.render(messages[: index + 1], add_generation_prompt=False)
-        if whole.startswith(before) and text.startswith(whole):
-            span = (len(before), len(whole))
-        else:  # templates that show earlier answers in another form
-            start = text.find(message["content"].strip(), cursor)
-            if start < 0:
+        span = _added_span(template, messages, index, text)
+        if span is None:  # templates that show earlier answers in another form
+            answer = content_text(message["content"] or "").strip()
+            start = text.find(answer, cursor)
+            if start < 0 or not answer:
                 continue
-            span = (start, start + len(message["content"].strip()) + 1)
+            span = (start, start + len(answer) + 1)
         spans.append(span)
         cursor = span[1]
     return spans
+
+
+def _added_span(
+    template: ChatTemplate, messages: Sequence[Message], index: int, text: str
+) -> tuple[int, int] | None:
+    """Return the span that an answer adds to the text before it; None if the text differs."""
+    try:
+        before = template.render(messages[:index]) if index else ""
+        whole = template.render(messages[: index + 1], add_generation_prompt=False)
+    except TemplateError:  # it takes no such part of a conversation
+        return None
+    is_added = whole.startswith(before) and text.startswith(whole)
+    return (len(before), len(whole)) if is_added else None
 
 
 def _load_tokenizer(folder: Path) -> Any:  # noqa: ANN401 - transformers is untyped

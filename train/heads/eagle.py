@@ -8,7 +8,7 @@ trained on its own predictions, chains of that depth below every position, as HA
 2024) does.
 
 A head starts `fitted`: `fc` as the linear map of least squares from what it reads to the state
-that it has to predict, and a layer that adds nothing yet. docs/train.md has the gain.
+that it has to predict, and a layer that adds nothing yet. docs/measurements.md has the gain.
 
 Tensors are named as in SafeAILab/EAGLE's `cnets`: `fc`, and one layer without an input norm. Token
 embedding and output matrix are the target's: neither is part of the head.

@@ -283,8 +283,8 @@ def open_head_target(
 def _torch_is_faster(device: torch.device) -> bool:
     """Return whether torch answers and computes states faster than llama.cpp with the same device.
 
-    On a CPU with AVX-512 both came twice as fast (docs/train.md has the figures); others were not
-    measured.
+    On a CPU with AVX-512 both came twice as fast (docs/measurements.md has the figures); others
+    were not measured.
     """
     return device.type != "cpu" or torch.backends.cpu.get_cpu_capability() == "AVX512"
 

@@ -200,7 +200,7 @@ def _places(cumulative: Tensor, uniforms: Tensor) -> Tensor:
 # A GPU takes much the same time for a token of one answer and of a thousand, so that what heads
 # learn from, millions of tokens, comes a hundred times as fast as from llama.cpp, which answers a
 # few conversations at once. A CPU with AVX-512 gains a factor of two, by torch's products of
-# matrices (docs/train.md has figures).
+# matrices (docs/measurements.md has figures).
 
 
 logger = logging.getLogger(__name__)

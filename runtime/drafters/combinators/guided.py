@@ -24,6 +24,36 @@ from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, Draw
 
+_MOST_FORCED = 64
+_LONGEST_REST = 64
+
+
+class ForcedLength:
+    """How many forced tokens a round drafts, by how many of them were right so far.
+
+    A model that spells the forced text with other tokens than the tokenizer would keep none of
+    them. Twice as many are drafted as were right in the last round. If none was, one is tried
+    again after a rest, which doubles each time. No clock is read, so texts do not depend on it.
+    """
+
+    def __init__(self) -> None:
+        self._most, self._rest, self._resting = _MOST_FORCED, 1, 0
+
+    def limit(self) -> int:
+        """Return how many tokens the next round may force."""
+        return 0 if self._resting else self._most
+
+    def learn(self, n_forced: int, n_right: int) -> None:
+        """Count a round's forced tokens, none in a rest."""
+        if not n_forced:
+            self._resting = max(0, self._resting - 1)
+        elif n_right:
+            self._rest = 1
+            self._most = min(_MOST_FORCED, 2 * (self._most if n_right == n_forced else n_right))
+        else:
+            self._most, self._resting = 1, self._rest
+            self._rest = min(_LONGEST_REST, 2 * self._rest)
+
 
 class GuidedDrafter(Drafter):
     """Drafts for one answer under a grammar, with a drafter that it does not own.
@@ -39,6 +69,7 @@ class GuidedDrafter(Drafter):
             drafter.max_leaves,
         )
         self.forced = self.forced_accepted = 0
+        self._length = ForcedLength()
         self._drafter, self.waits = drafter, True
         self.may_draft = True
         # What was asked for, the forced tokens, and what the drafter is asked for below them.
@@ -88,17 +119,19 @@ class GuidedDrafter(Drafter):
                 below = dataclasses.replace(request, max_depth=0, max_nodes=0)
             # A rule that weighs the drafter's laws would take a forced token for all of its law.
             most = min(below.max_depth, below.max_nodes) if request.keep == "nothing" else 0
-            forced = place.forced(most)
+            forced = place.forced(min(most, self._length.limit()))
             self._asked = request, forced, _after(below, forced) if forced else below
         return self._asked[1:]
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the drafter what became of its own tree; what was left out was rejected."""
         if self._round is None:
+            self._length.learn(0, 0)
             self._drafter.observe(outcome)
             return
         (n_forced, own, places), self._round = self._round, None
         agreed = common_prefix(range(n_forced), outcome.path)
+        self._length.learn(n_forced, agreed)
         self.forced += n_forced
         self.forced_accepted += agreed
         if agreed == n_forced and (len(own) or not n_forced):

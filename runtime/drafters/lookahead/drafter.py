@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.break_even import pace_of
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
 from specrun.runtime.drafters.lookahead.pool import (
     MAX_NGRAM,
@@ -489,13 +488,13 @@ def build_jacobi(expression: Expression, env: DraftEnvironment, build: BuildPart
     n, seed = options.integer("n", env.bounded(4)), options.integer("seed", 0)
     until = options.optional_integer("until")
     _require_room(expression, env, n, 1)
-    name, pace = str(expression), pace_of(options)
+    name = str(expression)
 
     def start() -> Drafter:
         return JacobiDrafter(n=n, seed=seed, until=until, name=name)
 
     start().close()  # refuses what makes no sense
-    return DrafterWeights(name, start, pace=pace)
+    return DrafterWeights(name, start, pace="paying")
 
 
 def build_lookahead(
@@ -541,7 +540,7 @@ def build_lookahead(
             name=str(expression),
         )
 
-    return DrafterWeights(str(expression), start, [store], pace_of(options))
+    return DrafterWeights(str(expression), start, [store], "paying")
 
 
 def _guesses(

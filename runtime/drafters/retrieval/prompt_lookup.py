@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.break_even import pace_of
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, Places
 from specrun.runtime.drafters.likely_trees import Guess
 from specrun.runtime.drafters.retrieval.continuation import (
@@ -166,8 +165,8 @@ def build_prompt_lookup(
         costs=env.curve,
         name=str(expression),
     )
-    n_batch, pace = env.context.n_batch, pace_of(options)
-    return DrafterWeights(str(expression), lambda: make().fitting(n_batch), pace=pace)
+    n_batch = env.context.n_batch
+    return DrafterWeights(str(expression), lambda: make().fitting(n_batch), pace="paying")
 
 
 def with_reference(text: str, reference: Path) -> str:

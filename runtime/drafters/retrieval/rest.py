@@ -6,7 +6,6 @@ import functools
 from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.break_even import pace_of
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
 from specrun.runtime.drafters.retrieval.continuation import (
     Continuation,
@@ -87,5 +86,5 @@ def build_rest(expression: Expression, env: DraftEnvironment, build: BuildPart) 
         costs=env.curve,
         name=str(expression),
     )
-    n_batch, pace = env.context.n_batch, pace_of(options)
-    return DrafterWeights(str(expression), lambda: make().fitting(n_batch), pace=pace)
+    n_batch = env.context.n_batch
+    return DrafterWeights(str(expression), lambda: make().fitting(n_batch), pace="paying")

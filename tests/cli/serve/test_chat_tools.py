@@ -190,6 +190,7 @@ def test_every_api_leaves_reasoning_out_or_in_the_content(tool_vocabulary, path:
     template, said, kept = THOUGHTS[family]
     engine: Any = ScriptedEngine(tool_vocabulary, template, [said])
     body = {"input": "Rain?"} if path == "/v1/responses" else {"messages": ASK}
+    n_thought = len(tool_vocabulary.tokenize("It may rain.", add_special=False))
     with TestClient(
         create_app(engine, ServeSettings(model="x")), base_url="http://127.0.0.1:8080"
     ) as client:
@@ -198,6 +199,11 @@ def test_every_api_leaves_reasoning_out_or_in_the_content(tool_vocabulary, path:
             whole = client.post(path, json={**body, **fields}).json()
             stream = client.post(path, json={**body, **fields, "stream": True}).text
             assert texts_of_stream(stream) == texts_of(whole)
+            usage = whole["usage"]
+            details = usage.get("completion_tokens_details", usage.get("output_tokens_details"))
+            if path != "/v1/messages":  # which has no such count
+                is_content = texts_of(whole)[1] != "Yes."
+                assert details["reasoning_tokens"] == (0 if is_content else n_thought)
             return texts_of(whole)
 
         assert reply() == ("It may rain.", "Yes.")

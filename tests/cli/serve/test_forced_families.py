@@ -102,6 +102,12 @@ def test_what_begins_as_a_call_of_each_family_is_one(tool_vocabulary, syntax: To
             text = syntax.form.written([("get_weather", arguments)])
             said = f"So: {text}" if syntax.form.mark in text else f"So: {syntax.form.mark}{text}"
             assert follows(tool_vocabulary, grammar, said) is is_taken
+    else:
+        for wrong in ({"city": "Rome"}, {**ROME[1], "days": "2"}):
+            text = syntax.form.written([("get_weather", wrong)])
+            assert not follows(tool_vocabulary, grammar, text)
+        for text in ("get_weather is a tool.", "note", "", "\n[a] list"):
+            assert follows(tool_vocabulary, grammar, text)
 
 
 @pytest.mark.parametrize("syntax", TABLE, ids=IDS)

@@ -8,9 +8,10 @@ import re
 import pytest
 
 from specrun.cli.options.types import format_logit_bias, parse_logit_bias
-from specrun.cli.terminal.answer import statistics_line
+from specrun.cli.terminal.answer import gain_line, statistics_line
 from specrun.cli.terminal.screen import bytes_text, count_text
 from specrun.runtime import GenerationResult, OptionError, SpecStats, Usage
+from specrun.runtime.planning import CostCurve
 
 STATS = SpecStats(
     drafter="draft",
@@ -66,7 +67,9 @@ def test_a_rule_that_is_not_exact_is_named() -> None:
     lossy = dataclasses.replace(STATS, rule="typical", exact=False)
     assert line(lossy, Usage(1, 1)).endswith("| not exact: typical")
     counted = dataclasses.replace(lossy, total_variation=0.1234, changed_share=0.051)
-    measured = "| not exact: typical, TV 0.123 from the target's law, 5.1% of tokens changed"
+    measured = (
+        "| not exact: typical, TV 0.123 from the target's distribution, 5.1% of tokens changed"
+    )
     assert line(counted, Usage(1, 1)).endswith(measured)
 
 
@@ -116,3 +119,31 @@ def test_logit_bias_nonsense(text: str) -> None:
     problem = "can only forbid" if "inf" in text else "is not a token id with a bias"
     with pytest.raises(OptionError, match=f"^'{re.escape(text)}'.*{problem}"):
         parse_logit_bias(text)
+
+
+CURVE = CostCurve.flat([0.030, 0.031, 0.033, 0.036])
+
+
+def test_the_gain_over_plain_decoding_is_that_of_the_measured_curve() -> None:
+    result = GenerationResult("", [], "stop", Usage(512, 128), STATS, 7)
+    assert gain_line(result, CURVE) == "41.7 tok/s, 1.3x plain, 79 % of guesses kept"
+    assert gain_line(result, None) == "41.7 tok/s, 79 % of guesses kept"
+
+
+def test_a_gain_that_no_tokens_a_round_allow_is_not_shown() -> None:
+    result = GenerationResult("", [], "stop", Usage(512, 128), STATS, 7)
+    slow = CostCurve.flat(
+        [0.1, 0.1]
+    )  # 41.7 tok/s would be 4.17 times plain, of 3.54 tokens a round
+    assert gain_line(result, slow) == "41.7 tok/s, 79 % of guesses kept"
+    cheaper = CostCurve.flat([0.1, 0.08])  # two tokens for less than one allow it
+    assert gain_line(result, cheaper) == "41.7 tok/s, 4.2x plain, 79 % of guesses kept"
+
+
+def test_plain_decoding_and_lossy_rules_say_so() -> None:
+    plain = dataclasses.replace(STATS, drafted=0, acceptance_rate=None, mean_accepted_length=1.0)
+    result = GenerationResult("", [], "stop", Usage(512, 128), plain, 7)
+    assert gain_line(result, CURVE) == "41.7 tok/s"
+    lossy = dataclasses.replace(STATS, exact=False, rule="typical")
+    result = GenerationResult("", [], "stop", Usage(512, 128), lossy, 7)
+    assert gain_line(result, None).endswith("kept | not exact: typical")

@@ -255,6 +255,11 @@ BEHIND = {
         CALLED,
         f"<assistant>I look.\n{_CALL_LINE}{_RESULT_LINE}\n",
     ),
+    "texts beside calls in a row that no answer follows yet": (
+        [*CALLED, {**CALLED[1], "content": "I look again."}, CALLED[2]],
+        f"{_CALL_LINE}<tool>[said with the call]\nI look.\n\ndry\n"
+        f"{_CALL_LINE}<tool>[said with the call]\nI look again.\n\ndry\n",
+    ),
 }
 
 
@@ -262,6 +267,19 @@ BEHIND = {
 def test_calls_keep_their_form_where_turns_alternate(vocabulary, talk, expected):
     text = chat_text(ChatTemplate(ALTERNATING), vocabulary, talk).text
     assert text == "<user>Rain?\n" + expected
+
+
+def test_a_second_call_is_not_lost_because_a_first_one_was_written(vocabulary):
+    template = ChatTemplate(WITH_CALLS.replace("m.tool_calls", "(m.tool_calls or [])[:1]"))
+    chat_text(template, vocabulary, CALLED)
+    other = {**_CALL, "id": "abcdefghj", "function": {"name": "get_time", "arguments": {}}}
+    talk = [CALLED[0], {**CALLED[1], "tool_calls": [_CALL, other]}, CALLED[2]]
+    talk.append({**CALLED[2], "tool_call_id": "abcdefghj", "content": "noon"})
+    text = chat_text(template, vocabulary, talk).text
+    assert text == (
+        '<user>Rain?\n<assistant>I look.<call>get_weather{"city": "Paris"}\n<tool>dry\n'
+        "<assistant><call>get_time{}\n<tool>noon\n"
+    )
 
 
 def test_a_template_may_collect_in_lists_of_its_own(vocabulary):

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from itertools import cycle
+from pathlib import Path
+
 import pytest
 from support.enumeration import TOLERANCE, drafter_bias, top_k_points
+from support.every_drafter import named, write_all
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of
+from support.tiny_models import F32
 
+from specrun.bindings.contexts.context_options import ContextOptions
+from specrun.bindings.models.model import Model
+from specrun.runtime import SamplingParams
 from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.drafters.break_even import TimedDrafter
+from specrun.runtime.drafters.build import build_drafter
+from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.engine import Session
 from specrun.runtime.laws import SeededNoise
+from specrun.runtime.planning import TYPICAL_CPU, Account, LiveCurve
 from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.round.drafter import Pause, RoundOutcome
 from specrun.runtime.round.loop import DecodeSettings, Round, RoundLimits, decode_rounds
@@ -115,3 +129,67 @@ def test_who_never_drafts_is_never_asked() -> None:
     awake.pause = Pause()
     with pytest.raises(AssertionError, match="asked"):
         decoded(awake)
+
+
+# -- drafters with a model, which observe the rounds that they sleep in ---------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_all(tmp_path_factory.mktemp("pausing"))
+
+
+def proposals(
+    files: dict[str, Path],
+    target: str,
+    drafter: str,
+    monkeypatch: pytest.MonkeyPatch,
+    rests: list[int],
+) -> tuple[list[int], dict[int, tuple[tuple[int, ...], tuple[int, ...]]]]:
+    """Return a text, and the trees that were proposed below so many tokens of it."""
+    pattern, found, prompt = cycle(rests), {}, [3, 1, 4, 1, 5, 9, 2, 6]
+    monkeypatch.setattr(Account, "rest", lambda self: next(pattern))
+    options, params = ContextOptions(**F32), SamplingParams(temperature=0.0)
+    with Model(files[target]) as model:
+        environment = DraftEnvironment(model, options, n_gpu_layers=0, by_clock=False)
+        with closing(build_drafter(named(drafter, files), environment)) as weights:
+            inner = weights.start()
+            propose = inner.propose
+
+            def noted(request: DraftRequest) -> DraftTree:
+                tree = propose(request)
+                found[len(request.tokens)] = tuple(tree.tokens), tuple(tree.parents)
+                return tree
+
+            inner.propose = noted  # type: ignore[method-assign]
+            drafter_ = TimedDrafter(inner, LiveCurve(TYPICAL_CPU), lambda: 0.0, "compared")
+            with Session.open(model, drafter_, options, ExactRule()) as session:
+                answer = session.stream(prompt, params, seed=3, max_tokens=60).drain()
+    return answer.token_ids, found
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter"),
+    [
+        ("shallow", "eagle(FILE:eagle, n=4)"),
+        ("deep", "eagle3(FILE:eagle3, depth=3, topk=3, nodes=7)"),
+        ("shallow", "hydra(FILE:hydra++, tree=2x2x1)"),
+        ("shallow", "medusa(FILE:medusa, tree=3x2x1)"),
+        ("shallow", "dflash(FILE:dspark, n=3)"),
+        ("shallow", "draft(FILE:small, n=4)"),
+        ("shallow", "early-exit(layers=1, n=3)"),
+        ("gemma4", "mtp(FILE:assistant, n=3)"),
+        ("nextn", "mtp(FILE:blocks, n=3)"),
+    ],
+)
+def test_what_slept_drafts_what_it_would_have_drafted_awake(
+    files: dict[str, Path], target: str, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has seen the states of the rounds in between: seven in a row, then one, then none."""
+    text, awake = proposals(files, target, drafter, monkeypatch, [0])
+    again, slept = proposals(files, target, drafter, monkeypatch, [0, 7, 0, 1, 0])
+    assert again == text
+    both = sorted(awake.keys() & slept.keys())
+    assert len(both) >= 5
+    assert len(slept) < len(text) / 2
+    assert [slept[place] for place in both] == [awake[place] for place in both]

@@ -19,6 +19,7 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule
+from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.break_even import TimedDrafter
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
@@ -287,7 +288,7 @@ def test_how_often_it_was_stopped_is_reported() -> None:
 def test_the_law_is_the_targets_whenever_it_is_stopped() -> None:
     drafts = LawTable(3, 7)
 
-    def make(step: float) -> Drafter:
+    def make(step: float, pace: Pace) -> Drafter:
         inner = ScriptedDrafter(top_k_points(drafts, 2, 1))
         inner.max_nodes = 8
         clock = Clock()
@@ -296,10 +297,12 @@ def test_the_law_is_the_targets_whenever_it_is_stopped() -> None:
             clock.now += step
             return clock.now
 
-        return TimedDrafter(inner, LiveCurve(TYPICAL_CPU), ticking, "paying")
+        return TimedDrafter(inner, LiveCurve(TYPICAL_CPU), ticking, pace)
 
     for step in (0.0, 1.0):
-        assert drafter_bias(ExactRule(), lambda: make(step), LawTable(3, 1), 3) < TOLERANCE  # noqa: B023
+        for pace in ("paying", "compared"):
+            bias = drafter_bias(ExactRule(), lambda: make(step, pace), LawTable(3, 1), 3)  # noqa: B023
+            assert bias < TOLERANCE
 
 
 def test_a_lookup_learns_what_the_machine_costs_and_loses_less_than_one_that_does_not() -> None:
@@ -354,6 +357,10 @@ PACES: Sequence[tuple[str, Pace | None]] = [
     ("relay(prompt-lookup@2, jacobi@2)", "paying"),
     ("prompt-lookup(always=yes)", None),
     ("ensemble(prompt-lookup(always=yes), jacobi)", None),
+    ("early-exit(layers=1)", "greedy"),
+    ("early-exit(layers=1, sampling=argmax)", "compared"),
+    ("early-exit(layers=1, sampling=argmax, always=yes)", None),
+    ("early-exit(layers=1, n=3)", None),
     ("auto(prompt-lookup, lookahead)", "timed"),
     ("auto(prompt-lookup(always=yes), lookahead)", None),
     ("none", None),
@@ -387,6 +394,7 @@ def pace_of(drafter: Drafter) -> Pace | None:
         ("sampling=argmax", "compared", "timed"),
         ("depth=3, nodes=auto", "compared", "timed"),
         ("n=4", None, None),
+        ("sampling=argmax, always=yes", None, None),
     ],
 )
 def test_a_model_that_chooses_how_much_it_drafts_is_timed(
@@ -404,6 +412,90 @@ def test_a_model_that_chooses_how_much_it_drafts_is_timed(
             with closing(weights.start()) as drafter:
                 found.append(pace_of(drafter))
     assert found == [pace, in_auto, None]
+
+
+def test_what_the_demo_shows_is_not_stopped(model: Model, tiny_drafter: Path) -> None:
+    """A drafter of its own files, even one that chooses how much it drafts; a named file is."""
+    options = ContextOptions(n_ctx=64, n_threads=1)
+    environment = DraftEnvironment(
+        model, options, n_gpu_layers=0, default_files={"draft": tiny_drafter}
+    )
+    draft = "sampling=argmax, depth=3, nodes=auto)"
+    for expression, pace in (
+        (f"draft({draft}", None),
+        (f'draft("{tiny_drafter}", {draft}', "compared"),
+    ):
+        with closing(build_drafter(expression, environment)) as weights:
+            with closing(weights.start()) as drafter:
+                assert pace_of(drafter) == pace
+
+
+def test_several_conversations_stop_what_does_not_pay_together(
+    model: Model, tiny_drafter: Path
+) -> None:
+    """They are compared with plain rounds of as many conversations: four that draft 4 tokens each
+    take 20 tokens' time, a quarter of which is little beside a plain round of one alone. What was
+    learnt while it drafted alone, and was right, is of no use then."""
+    together = DraftMeeting(4)
+    alone = CostCurve.flat([1.0 + 0.05 * n for n in range(40)])
+    shares = CostCurve.flat([alone.seconds(4 * n) / 4 for n in range(1, 10)])
+    options = ContextOptions(n_ctx=64, n_threads=1)
+    environment = DraftEnvironment(model, options, n_gpu_layers=0, measured=alone, meeting=together)
+    taken = []
+    for share in (environment.share, lambda: 1.0):
+        clock = Clock()
+        drafter = TimedDrafter(Chains(4, clock), LiveCurve(alone), clock, "compared", share)
+        together.n_drafting = 1
+        assert play(drafter, clock, alone, lambda _: 0.9, heeds=False).per_token < 0.5
+        together.n_drafting = 4
+        played = play(drafter, clock, shares, lambda _: 0.0, length=400, heeds=False)
+        taken.append(played.per_token / shares.seconds(1))
+    # What was saved, the first two rounds, a share of all tokens, and what the last try takes.
+    allowed = 8.0 + 2.0 + 0.0125 * (200 + 400) + 1.95 / 1.15 - 1.0
+    assert taken[0] <= 1.0 + allowed / 400
+    assert taken[1] > 1.5  # the control
+    draft = f'draft("{tiny_drafter}", sampling=argmax)'
+    with closing(build_drafter(draft, environment)) as weights:
+        with closing(weights.start()) as drafter:
+            assert pace_of(drafter) == "compared"
+
+
+class Waits(Chains):
+    """Is evaluated with others', in a step more."""
+
+    waits = True
+
+    def __init__(self, n: int, clock: Clock) -> None:
+        super().__init__(n, clock)
+        self.prepared = 0
+
+    def prepare(self, request: DraftRequest) -> bool:
+        self.prepared += 1
+        self._clock.now += 0.2  # of a plain round
+        return self.prepared % 2 == 0
+
+
+def test_a_draft_that_waits_is_stopped_and_its_waiting_is_booked() -> None:
+    """While it sleeps nobody waits for it; it observes these rounds all the same."""
+    clock = Clock()
+    waits = Waits(1, clock)
+    drafter = TimedDrafter(waits, LiveCurve(TYPICAL_GPU), clock, "compared")
+    assert drafter.waits
+    rows, text, n_drafts = TableRows([np.full(2, 0.5)] * 2), [3, 1, 4], 0
+    for _ in range(400):
+        request = DraftRequest(text, PLAIN, SeededNoise(0), 99, 1)
+        while not drafter.prepare(request):
+            pass
+        tree = drafter.propose(request)
+        n_drafts += bool(len(tree))
+        clock.now += TYPICAL_GPU.seconds(1 + len(tree)) / TYPICAL_GPU.seconds(1)
+        text.append(2)
+        drafter.observe(RoundOutcome(text, tree, (), 2, rows))  # type: ignore[arg-type]
+    assert waits.prepared == 2 * n_drafts
+    assert waits.observed == 400
+    assert 5 < n_drafts < 400 * 0.0125 / 0.4 + 10
+    assert clock.now < 1.03 * 400
+    assert drafter.report()["stopped"] == 400 - 2 - n_drafts  # two plain rounds come first
 
 
 def drafts_by_clock(
@@ -452,6 +544,17 @@ def test_at_temperature_0_the_clock_decides_what_is_drafted_and_not_what_is_said
     steady, slower = (drafts_by_clock(model, draft, 0.0, drift) for drift in (1.0, 1.1))
     assert steady[0] == slower[0] == drafts_by_clock(model, "none", 0.0, 1.0)[0]
     assert steady[1] != slower[1]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_the_text_of_favourites_is_plain_decodings_own_wherever_they_are_stopped(
+    model: Model, tiny_drafter: Path, temperature: float
+) -> None:
+    draft = f'draft("{tiny_drafter}", sampling=argmax)'
+    plain, _ = drafts_by_clock(model, "none", temperature, 1.0)
+    found = [drafts_by_clock(model, draft, temperature, drift) for drift in (0.95, 1.0, 1.05)]
+    assert [tokens for tokens, _ in found] == [plain] * 3
+    assert len({tuple(drafted) for _, drafted in found}) > 1
 
 
 @pytest.mark.parametrize("draws", [False, True])

@@ -14,6 +14,7 @@ from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime import GenerationResult, Grammar, Runtime, SamplingParams
+from specrun.runtime.drafters.combinators.guided import ForcedLength
 from specrun.runtime.engine import Engine
 
 SCHEMA = {
@@ -206,3 +207,26 @@ def answered(
 ) -> list[GenerationResult]:
     with Runtime(files["shallow"], named(drafter, files), context=sized()) as runtime:
         return [runtime.generate(prompt, params, max_tokens=LENGTH) for prompt in PROMPTS]
+
+
+def rounds_of(length: ForcedLength, offered: int, right: int, count: int) -> list[int]:
+    """Return what is forced in each round if so many are offered, of which so many are right."""
+    forced = []
+    for _ in range(count):
+        forced.append(min(offered, length.limit()))
+        length.learn(forced[-1], min(right, forced[-1]))
+    return forced
+
+
+def test_tokens_that_are_never_right_are_forced_ever_less() -> None:
+    forced = rounds_of(ForcedLength(), 20, 0, 200)
+    assert forced[:7] == [20, 0, 1, 0, 0, 1, 0]
+    assert sum(forced) <= 28  # of 200 rounds; the first one had all of them
+
+
+def test_tokens_that_are_right_are_forced_whole() -> None:
+    assert rounds_of(ForcedLength(), 20, 20, 50) == [20] * 50
+    assert rounds_of(ForcedLength(), 20, 3, 50)[1:] == [6] * 49
+    turned = ForcedLength()
+    rounds_of(turned, 20, 0, 30)
+    assert max(rounds_of(turned, 20, 20, 60)) == 20

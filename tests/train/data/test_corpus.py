@@ -123,9 +123,9 @@ def test_folders_that_are_no_model(tmp_path: Path) -> None:
 def test_a_document_that_the_template_refuses_is_named(
     tokenizer: TargetTokenizer, monkeypatch, tmp_path: Path
 ) -> None:
-    refusing = "{% if messages[0].role != 'user' %}{{ raise_exception('ask first') }}{% endif %}"
+    refusing = "{% if messages | length > 1 %}{{ raise_exception('ask first') }}{% endif %}"
     monkeypatch.setattr(tokenizer, "template", ChatTemplate(refusing))
-    chat = {"messages": [{"role": "system", "content": "a"}, *CHAT.messages]}
+    chat = {"messages": [*CHAT.messages, *CHAT.messages, {"role": "user", "content": "a"}]}
     for name, text in {"d.jsonl": '{"text": "x"}\n%s', "d.json": '[{"text": "x"}, %s]'}.items():
         (tmp_path / name).write_text(text % json.dumps(chat))
         _, document = read_documents([tmp_path / name])

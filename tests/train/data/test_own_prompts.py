@@ -60,7 +60,7 @@ def test_the_opening_is_all_that_stands_before_a_users_message(
 def test_a_template_that_shows_no_message_is_refused(taught) -> None:
     tokens = TargetTokenizer(taught.folder)
     tokens.template = ChatTemplate("<|user|>", bos="", eos="")
-    with pytest.raises(TemplateError, match="does not show what users say"):
+    with pytest.raises(TemplateError, match="leaves out the user's last message"):
         tokens.opening()
     tokens.template = None
     with pytest.raises(TemplateError, match="no chat template"):

@@ -28,6 +28,7 @@ from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.convert.quantize import quantize_model
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.chat import ChatTemplate
 from specrun.train.data import Answered, AnswerSettings, built_in_prompts, most_prompts
 from specrun.train.data.documents import Chat, Document, PlainText
 from specrun.train.data.prompts import read_prompts
@@ -87,6 +88,32 @@ def test_a_files_tokens_are_its_folders(taught, document: Document) -> None:
     assert file.prompt(document) == folder.prompt(document)
     assert file.text(ours.ids.tolist()) == folder.text(ours.ids.tolist())
     assert file.eos == folder.eos
+
+
+def test_chats_that_a_template_refuses_are_learnt_in_a_form_that_it_takes(taught) -> None:
+    """Only the answers are learnt, with the ends that the template writes."""
+    refusing = ChatTemplate(
+        "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+        "{{ raise_exception('Roles must alternate') }}{% endif %}"
+        "<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    )
+    turns = [
+        *(("system", "Be brief."), ("user", "second?"), ("assistant", "One."), ("system", "Hm.")),
+        *(("user", "And?"), ("assistant", "Two."), ("assistant", "Three.")),
+    ]
+    chat = Chat(tuple({"role": role, "content": text} for role, text in turns))
+    for tokens in (FileTokens(taught.gguf), TargetTokenizer(taught.folder)):
+        tokens.template = refusing
+        found = tokens.encode(chat)
+        whole, learnt = (tokens.text(ids.tolist()) for ids in (found.ids, found.ids[found.learnt]))
+        first = "<|user|>Be brief.\n\nsecond?<|end|><|assistant|>"
+        last = "<|end|><|user|>Hm.\n\nAnd?<|end|><|assistant|>"
+        assert whole.endswith(f"{first}One.{last}Two.\n\nThree.<|end|>")
+        assert learnt == "One.<|end|>Two.\n\nThree.<|end|>"
+        asked = tokens.prompt(chat)
+        assert asked is not None
+        assert tokens.text(asked).endswith(f"{first}One.{last}")
 
 
 def test_what_a_user_types_is_no_control_token(taught) -> None:

@@ -2,21 +2,47 @@
 
 import { Answer } from "./answer.js";
 import { chatChunks, getJson, ServerError } from "./api.js";
+import { Attachments } from "./attachments.js";
 import { ChatView } from "./chat.js";
+import {
+  addMessage,
+  asJson,
+  asMarkdown,
+  changeMessage,
+  deleteMessage,
+  newConversation,
+  sentContent,
+  titleOf,
+} from "./conversation.js";
 import { byId, html } from "./dom.js";
+import { reasonOf } from "./reasons.js";
 import { RoundsView } from "./rounds.js";
-import { Store, titleOf } from "./store.js";
+import { Store } from "./store.js";
 import { prepareSettings, samplingOf } from "./settings.js";
 
-const store = new Store();
-let conversation = store.begin();
-let running = null; // { abort, answer }: the answer that is being made
+const SAVE_EVERY = 1000; // ms, while an answer comes
 
-const rounds = new RoundsView((answer, index, asked) => {
-  chat.choose(answer, index, asked);
-  byId("tab-figure").textContent = answer.tokensPerRound?.toFixed(2) ?? "";
-});
-const chat = new ChatView(showRound, answerAgain);
+const store = new Store();
+const answers = new Map(); // those of this tab, with their rounds, by the ids of their messages
+let conversation = store.opened();
+let offered = null; // what the server says of drafting
+let running = null; // { abort, answer, save }: the answer that is being made
+
+const rounds = new RoundsView(
+  (answer, index, asked) => {
+    chat.choose(answer, index, asked);
+    byId("tab-figure").textContent = answer.tokensPerRound?.toFixed(2) ?? "";
+  },
+  (answer) => {
+    const hasOldAnswer = conversation.messages.some(({ role }) => role === "assistant");
+    return reasonOf({ answer, hasOldAnswer, offered, chosen: byId("drafter").value });
+  },
+);
+const chat = new ChatView(
+  { round: showRound, again: answerAgain, edit: editMessage, delete: removeMessage },
+  answers,
+);
+const attachments = new Attachments((words) => chat.problem(words));
 
 function showRound(answer, round) {
   if (rounds.answer !== answer) rounds.watch(answer);
@@ -27,23 +53,62 @@ function showRound(answer, round) {
 // -- answers --------------------------------------------------------------------------------------
 
 async function ask(text) {
-  conversation.messages.push({ role: "user", content: text });
-  chat.add(conversation.messages.at(-1));
-  listConversations();
-  await answerNow();
+  const files = attachments.take();
+  const talk = conversation;
+  const question = addMessage(talk, "user", text, files.length ? { files } : {});
+  save(talk);
+  store.open(talk);
+  chat.show(talk);
+  await answerNow(question, () => {
+    deleteMessage(talk, question);
+    giveBack(text, files);
+  });
 }
 
+// Answer a question anew, with all that followed left out; if no answer comes all is as before.
 function answerAgain(message) {
   if (running) return;
-  const place = conversation.messages.indexOf(message);
-  if (place < 0) return;
-  conversation.messages.length = place;
-  chat.show(conversation);
-  answerNow();
+  const talk = conversation;
+  const before = { dead: [...talk.dead], messages: [...talk.messages] };
+  const place = talk.messages.indexOf(message);
+  const next = message.role === "user" ? talk.messages[place + 1] : message;
+  if (next) deleteMessage(talk, next, true);
+  chat.show(talk);
+  answerNow(talk.messages.at(-1), () => Object.assign(talk, before));
 }
 
-function requestBody() {
-  const messages = conversation.messages.map(({ role, content }) => ({ role, content }));
+// A question that is edited is asked anew; an answer is changed in place.
+function editMessage(message, text) {
+  if (running) return;
+  const talk = conversation;
+  if (message.role === "assistant") {
+    answers.delete(message.id);
+    changeMessage(talk, message, { content: text });
+    save(talk);
+    turnTo(talk);
+    return;
+  }
+  const before = { dead: [...talk.dead], messages: [...talk.messages] };
+  deleteMessage(talk, message, true);
+  const question = addMessage(talk, "user", text, message.files ? { files: message.files } : {});
+  chat.show(talk);
+  answerNow(question, () => {
+    Object.assign(talk, before);
+    giveBack(text, []);
+  });
+}
+
+function removeMessage(message) {
+  if (running) return;
+  deleteMessage(conversation, message);
+  save(conversation);
+  turnTo(conversation);
+}
+
+function requestBody(talk) {
+  const messages = talk.messages.map((message) => {
+    return { role: message.role, content: sentContent(message) };
+  });
   const system = store.settings.system?.trim();
   if (system) messages.unshift({ role: "system", content: system });
   const speculative = { trace: true };
@@ -54,49 +119,64 @@ function requestBody() {
   return { ...body, ...samplingOf(store.settings) };
 }
 
-async function answerNow() {
+// `undo` is called if no answer came: what was asked is not lost.
+async function answerNow(question, undo) {
   const answer = new Answer();
-  const body = requestBody();
-  const message = { role: "assistant", content: "", answer };
   const talk = conversation;
-  talk.messages.push(message);
+  const body = requestBody(talk);
+  const message = addMessage(talk, "assistant", "", { to: question?.id, partial: true });
+  answers.set(message.id, answer);
   chat.problem("");
   chat.add(message);
   rounds.watch(answer);
   const abort = new AbortController();
-  setRunning({ abort, answer });
+  const keep = (fields = {}) => {
+    if (!answer.text && !answer.thoughts) return;
+    const said = { content: answer.text, ...fields };
+    if (answer.thoughts) said.thoughts = answer.thoughts;
+    changeMessage(talk, message, said);
+    save(talk);
+  };
+  setRunning({ abort, answer, keep });
   let problem = null;
+  let kept = performance.now();
   try {
     for await (const chunk of chatChunks(body, store.key, abort.signal)) {
-      chat.append(answer, answer.take(chunk));
+      if (answer.take(chunk).length || answer.thoughts) chat.append(answer);
       rounds.update();
+      if (performance.now() - kept < SAVE_EVERY) continue;
+      keep();
+      kept = performance.now();
     }
   } catch (error) {
     if (abort.signal.aborted) answer.finish = "stopped";
     else problem = error;
   }
   answer.done = true;
-  message.content = answer.text;
+  setRunning(null);
+  keep({ partial: problem || answer.finish === "stopped" ? true : undefined });
   chat.finish(answer);
   const isEmpty = !answer.text && !answer.thoughts;
-  if (isEmpty && (problem || answer.finish === "stopped")) takeBack(talk, message);
+  if (isEmpty && (problem || answer.finish === "stopped")) takeBack(talk, message, undo);
   if (problem) explain(problem);
   rounds.update();
-  setRunning(null);
-  store.save();
   listConversations();
   byId("status").textContent = `The answer has ended: ${answer.rounds.at(-1)?.tokens ?? 0} tokens.`;
 }
 
-// Give a question back to the message box: it got no answer.
-function takeBack(talk, message) {
-  const place = talk.messages.indexOf(message);
-  const [asked] = talk.messages.splice(place - 1, 2);
-  if (!box.value) box.value = asked.content;
+// Make all as it was before an answer that did not come.
+function takeBack(talk, message, undo) {
+  answers.delete(message.id);
+  talk.messages = talk.messages.filter((each) => each !== message);
+  undo();
+  save(talk);
+  if (talk === conversation) turnTo(talk);
+}
+
+function giveBack(text, files) {
+  if (!box.value) box.value = text;
+  if (!attachments.files.length) attachments.give(files);
   fit();
-  chat.show(talk);
-  const last = talk.messages.findLast((each) => each.answer);
-  rounds.watch(last?.answer ?? null);
 }
 
 function explain(problem) {
@@ -123,34 +203,86 @@ const stop = () => running?.abort.abort();
 
 // -- conversations --------------------------------------------------------------------------------
 
+// Keep a conversation; what cannot be kept is said, and stays in this tab.
+function save(talk) {
+  if (talk.messages.length) store.save(talk);
+  else store.delete(talk);
+  tellStorage();
+  listConversations();
+}
+
+function tellStorage() {
+  byId("storage").textContent = store.problem;
+  byId("storage").hidden = !store.problem;
+}
+
 function listConversations() {
-  const options = store.conversations.map((each, index) => {
-    const option = html("option", { value: index }, titleOf(each));
+  const known = store.conversations;
+  if (!known.includes(conversation)) known.unshift(conversation);
+  const options = known.map((each) => {
+    const option = html("option", { value: each.id }, titleOf(each));
     option.selected = each === conversation;
     return option;
   });
   byId("conversation").replaceChildren(...options);
+  byId("export").hidden = !conversation.messages.length;
 }
 
 function turnTo(other) {
   conversation = other;
+  store.open(other);
   chat.show(other);
-  const last = other.messages.findLast((message) => message.answer);
-  rounds.watch(last?.answer ?? null);
+  rounds.watch(other.messages.map(({ id }) => answers.get(id)).findLast(Boolean) ?? null);
   listConversations();
 }
 
 byId("conversation").addEventListener("change", (event) => {
-  turnTo(store.conversations[event.target.value]);
+  turnTo(store.known.get(event.target.value) ?? conversation);
 });
 byId("new-conversation").addEventListener("click", () => {
-  turnTo(store.begin());
+  turnTo(newConversation());
   byId("message").focus();
 });
 byId("clear-conversation").addEventListener("click", () => {
-  conversation.messages.length = 0;
-  store.save();
-  turnTo(conversation);
+  store.delete(conversation);
+  tellStorage();
+  turnTo(newConversation());
+});
+
+const download = (name, type, text) => {
+  const address = URL.createObjectURL(new Blob([text], { type }));
+  html("a", { href: address, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+};
+const fileName = () => {
+  const words = titleOf(conversation).match(/[\p{L}\p{N}]+/gu) ?? [];
+  return words.join("-").toLowerCase().slice(0, 50) || "conversation";
+};
+const EXPORTS = {
+  markdown: ["md", "text/markdown", asMarkdown],
+  json: ["json", "application/json", asJson],
+};
+for (const [name, [ending, type, write]] of Object.entries(EXPORTS)) {
+  byId(`export-${name}`).addEventListener("click", () => {
+    byId("export").open = false;
+    download(`${fileName()}.${ending}`, type, write(conversation, byId("model").textContent));
+  });
+}
+
+// Other tabs write to the same storage: what they change is taken over, and deletes nothing here.
+window.addEventListener("storage", (event) => {
+  const wasKnown = store.known.has(conversation.id);
+  const changed = store.take(event);
+  if (changed === null) return;
+  tellStorage();
+  listConversations();
+  if (running || chat.isEditing || (changed !== undefined && changed !== conversation.id)) return;
+  if (wasKnown && !store.known.has(conversation.id)) turnTo(newConversation());
+  else if (wasKnown) turnTo(conversation);
+});
+window.addEventListener("pagehide", () => running?.keep());
+window.addEventListener("beforeunload", (event) => {
+  if (store.unsaved.size) event.preventDefault();
 });
 
 // -- the message box ------------------------------------------------------------------------------
@@ -174,7 +306,7 @@ byId("composer").addEventListener("submit", (event) => {
     return;
   }
   const text = box.value.trim();
-  if (!text) return;
+  if (!text && !attachments.files.length) return;
   box.value = "";
   fit();
   ask(text);
@@ -219,6 +351,7 @@ async function readProps() {
   try {
     const props = await getJson("props", store.key);
     const told = props.speculative ?? {};
+    offered = told;
     byId("model").textContent = props.model_alias || props.model_path || "";
     offer(byId("drafter"), told.drafters ?? [], told.drafter);
     offer(byId("rule"), told.rules ?? [], told.accept);
@@ -227,16 +360,19 @@ async function readProps() {
     offer(byId("rule"), []);
     if (problem.status === 401) explain(problem);
   }
+  rounds.update();
 }
+byId("drafter").addEventListener("change", () => rounds.update());
 
 prepareSettings(store, {
   onKey: readProps,
   onForget: () => {
-    store.forgetAll();
-    turnTo(store.conversations[0]);
+    store.deleteAll();
+    tellStorage();
+    turnTo(newConversation());
   },
 });
-listConversations();
-chat.show(conversation);
+tellStorage();
+turnTo(conversation);
 readProps();
 box.focus();

@@ -5,15 +5,19 @@ import { drawLaw } from "./laws.js";
 import { Tape } from "./tape.js";
 import { TreeView } from "./tree.js";
 
+const EMPTY =
+  "The rounds of an answer appear here: what was drafted, what was kept, and where the time went.";
 const DRAW_EVERY = 110; // ms: rounds may come faster than anybody can see
 
 const LONGEST_GROWTH = 650; // ms
 const FAST = 250; // ms from round to round
 
 export class RoundsView {
-  // `onChoose` is told which round is shown, and whether somebody chose it.
-  constructor(onChoose) {
+  // `onChoose` is told which round is shown, and whether somebody chose it. `reasonOf` an answer
+  // says why there is nothing to see, "" if there is.
+  constructor(onChoose, reasonOf) {
     this.onChoose = onChoose;
+    this.reasonOf = reasonOf;
     this.answer = null;
     this.index = -1;
     this.follows = true;
@@ -74,6 +78,10 @@ export class RoundsView {
     const round = answer?.rounds[this.index];
     byId("round-panel").hidden = !round;
     byId("no-rounds").hidden = Boolean(round);
+    const reason = this.reasonOf(answer);
+    byId("no-rounds").textContent = reason || EMPTY;
+    byId("no-drafts").textContent = reason;
+    byId("no-drafts").hidden = !reason;
     if (!round) return;
     this.tape.draw(answer.rounds, this.index);
     byId("previous").disabled = this.index === 0;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.browser import CONTRAST, ask, ended
 from support.page_replay import STORY, Replay, round_of, serving, text_of
 
 from specrun.cli.serve.app import create_app
@@ -15,16 +16,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 Visit = Any  # from conftest: opens an address
-
-
-def ask(page: Page, text: str = "What happened?") -> None:
-    page.get_by_label("Message", exact=True).fill(text)
-    page.keyboard.press("Enter")
-
-
-def ended(page: Page) -> None:
-    page.locator("#send", has_text="Send").wait_for()
-    page.locator(".message .foot button").first.wait_for()
 
 
 def chosen_round(page: Page) -> int:
@@ -339,44 +330,6 @@ def test_nothing_is_wider_than_the_screen(visit: Visit, address: str, width: int
         shown = page.locator("#rounds button, header button, .tabs button")
         low = [each.bounding_box() for each in shown.all() if each.is_visible()]
         assert min(box["height"] for box in low if box is not None) >= 36
-
-
-CONTRAST = """
-() => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  const light = (...layers) => {
-    canvas.clearRect(0, 0, 1, 1);
-    for (const colour of layers) {
-      canvas.fillStyle = colour;
-      canvas.fillRect(0, 0, 1, 1);
-    }
-    const parts = [...canvas.getImageData(0, 0, 1, 1).data].slice(0, 3).map((each) => each / 255);
-    const [r, g, b] = parts.map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const behind = (each) => {
-    const layers = [];
-    for (let at = each; at; at = at.parentElement) {
-      layers.push(getComputedStyle(at).backgroundColor);
-    }
-    return layers.reverse();
-  };
-  const found = {};
-  const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  while (walk.nextNode()) {
-    const each = walk.currentNode.parentElement;
-    if (!walk.currentNode.textContent.trim() || !each.checkVisibility()) continue;
-    if (each.closest("option, :disabled, noscript")) continue;
-    const box = each.closest(".node")?.querySelector(".box");
-    const ink = box ? getComputedStyle(each).fill : getComputedStyle(each).color;
-    const [a, b] = [light(ink), light(...(box ? [getComputedStyle(box).fill] : behind(each)))];
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    const name = [each.tagName, ...each.classList, ...each.parentElement.classList].join(".");
-    found[name] = Math.min(found[name] ?? 99, ratio);
-  }
-  return found;
-}
-"""
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
