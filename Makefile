@@ -18,7 +18,7 @@ TYPES := $(wildcard runtime/*/*.pxd)
 COMPILED := $(TYPES) $(TYPES:.pxd=.py) runtime/acceptance/rule.py runtime/acceptance/exact.py
 INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/laws/*.[ch] bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/ready_wheel.py tools/cuda_toolkit.py tools/editor_links.py
 
-.PHONY: chat test test-real test-clients check env dev clean
+.PHONY: chat test test-real test-clients peers check env dev clean
 .DELETE_ON_ERROR:
 
 chat: env
@@ -36,6 +36,11 @@ test-clients: dev
 	@$(VENV)/bin/python tools/clients.py
 	@model=$$($(VENV)/bin/python tools/real_model.py) || echo "without a published model"; \
 	SPECRUN_REAL_MODEL="$$model" $(VENV)/bin/python -m pytest -m clients tests/clients
+
+# llama.cpp's own server, for `python tools/measure peers`: built once for this machine, in about ten minutes on 2 cores.
+peers: env
+	@$(PIP) install -q cmake scikit-build-core
+	@$(VENV)/bin/python tools/llama_server.py $(if $(CUDA),--cuda) $(if $(VULKAN),--vulkan)
 
 check: dev
 	$(VENV)/bin/ruff check .

@@ -44,7 +44,8 @@ class FinalNumber:
 
     def score(self, answer: str) -> float:
         """Return 1 if the answer's final number is this one, else 0."""
-        return float(final_number(answer) == self.number)
+        # A text that goes on asks the next question itself.
+        return float(final_number(answer.partition("\nQuestion:")[0]) == self.number)
 
 
 # == Texts =========================================================================================
@@ -112,7 +113,11 @@ class Tests:
     def program(self, answer: str) -> str:
         """Return the program: the beginning, the code of the answer, the tests."""
         head = re.compile(rf"^(?:async )?def {self.function or '[^(]*'}\b", re.MULTILINE)
-        blocks = _FENCE.findall(answer)
+        before, fence, _ = answer.partition("```")
+        if fence and (head.search(before) or (self.begin and before[:1] == " ")):
+            answer, blocks = before, []  # the fence closes the code, and none opens it
+        else:
+            blocks = _FENCE.findall(answer)
         code = next((block for block in blocks if head.search(block)), (blocks or [answer])[0])
         found = head.search(code)
         if found is None and self.begin:  # the rest of the function

@@ -134,6 +134,7 @@ def test_numbers_are_equal_by_value_and_texts_by_words() -> None:
     assert number is not None
     assert FinalNumber(number).score("It is 18.00") == 1.0
     assert FinalNumber(number).score("It is 19") == 0.0
+    assert FinalNumber(number).score("18.\n\nQuestion: How much is 2 + 3?") == 1.0
     # Two of three words are among the reference's four: F1 = 2 * 2 / (3 + 4).
     texts = Texts(("nothing", "The red car stops here"))
     assert texts.score("a red car drives") == pytest.approx(4 / 7)
@@ -148,6 +149,8 @@ def test_numbers_are_equal_by_value_and_texts_by_words() -> None:
         ("Here:\n```python\ndef double(x):\n    return x + x\n```\nIt adds.", True),
         ("```\n    return x * 2\n```", True),
         ("def double(x):\n    return x * 2\n\nThis function doubles x.", True),
+        ("    return 2 * x\n```\n\nIt doubles `x`.", True),  # a fence that none opened
+        ("\ndef double(x):\n    return 2 * x\n```\nIt doubles.", True),
         ("    return x", False),
         ("    import sys\n    sys.exit(0)", False),  # leaving early is no success
         ("I cannot do that.", False),

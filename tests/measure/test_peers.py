@@ -1,0 +1,121 @@
+"""Peers: servers that are started, asked in turn and ended; no time is asserted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.commands import results_of
+from support.commands import run_measure as run
+
+from measure.peers.comparison import PeerBench, measure_peers, peers_table
+from measure.peers.servers import Peer
+from specrun.bench.drafters.prompts import Question
+from specrun.bindings.errors import SpecrunError
+from specrun.runtime.laws import SamplingParams
+
+# A server of four tokens an answer. With "--spec-type ngram-mod" two of them are accepted drafts,
+# and its answer to anything with "odd" in it is another one. It writes down what it is asked.
+FAKE = """#!{python}
+import json, sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+drafts = "ngram-mod" in sys.argv
+class Handler(BaseHTTPRequestHandler):
+    def log_message(self, *_): pass
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with open({asked!r}, "a") as out:
+            out.write(json.dumps([drafts, body]) + "\\n")
+        self.send_response(200); self.end_headers()
+        last = body["messages"][-1]["content"]
+        words = ["w", "x", "y", "odd" if drafts and "odd" in last else "z"]
+        for word in words:
+            self.say({{"choices": [{{"delta": {{"content": word}}}}]}})
+        timings = {{"predicted_n": 4}}
+        if drafts:
+            timings |= {{"draft_n": 3, "draft_n_accepted": 2}}
+        self.say({{"choices": [], "timings": timings}})
+        self.wfile.write(b"data: [DONE]\\n\\n")
+    def say(self, chunk):
+        self.wfile.write(b"data: " + json.dumps(chunk).encode() + b"\\n\\n")
+HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+"""
+
+
+PLAIN_AND_NGRAM = ("plain", "ngram-mod")
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Callable[[], Path]:
+    def write() -> Path:
+        path = tmp_path / "llama-server"
+        text = FAKE.format(python=sys.executable, asked=str(tmp_path / "asked"))
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    return write
+
+
+def test_servers_are_asked_in_turn(fake: Callable[[], Path], tmp_path: Path) -> None:
+    server = str(fake())
+    bench = PeerBench(
+        peers=(
+            Peer("llama-server", "plain", (server, "--spec-type", "none")),
+            Peer("llama-server", "ngram-mod", (server, "--spec-type", "ngram-mod")),
+        ),
+        prompts=(Question("chats", ("one", "odd")), Question("code", ("three",))),
+        params=(SamplingParams(temperature=0.0),),
+        repetitions=2,
+        max_tokens=9,
+    )
+    results = measure_peers(bench)
+    assert [(each.category, each.drafting) for each in results] == [
+        (category, drafting) for category in ("", "chats", "code") for drafting in PLAIN_AND_NGRAM
+    ]
+    everything, chats, code = results[1], results[3], results[5]
+    assert (everything.tokens, chats.tokens, code.tokens) == (24, 16, 8)
+    assert {each.tokens_per_round for each in results[1::2]} == {2.0}
+    assert (chats.n_same, chats.n_answers, code.n_same, code.n_answers) == (1, 2, 1, 1)
+    assert results[0].speed_up is None
+    assert everything.tokens_per_second.n == 2
+    lines = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
+    asked = [json.loads(line) for line in lines][4:]  # behind the warm-up of two turns each
+    order = [drafts for drafts, body in asked if len(body["messages"]) == 1]
+    assert order[-8:] == [False, True, True, False, False, True, True, False]
+    second = next(body for _, body in asked if len(body["messages"]) == 3)
+    assert [message["content"] for message in second["messages"]] == ["one", "wxyz", "odd"]
+    assert (second["temperature"], second["max_tokens"]) == (0.0, 9)
+    table = peers_table(results)
+    assert table.rows[3][table.columns.index("text")] == "1 of 2 differ"
+    assert "ngram-mod" in table.notes[1]
+
+
+def test_a_server_that_ends_says_why() -> None:
+    bench = PeerBench(
+        peers=(Peer("llama-server", "plain", (sys.executable, "-c", "exit('no such model')")),),
+        prompts=("a",),
+        params=(SamplingParams(temperature=0.0),),
+    )
+    with pytest.raises(SpecrunError, match="llama-server plain ended at once: no such model"):
+        measure_peers(bench)
+
+
+def test_both_programs_by_the_command(fake: Callable[[], Path], tiny_model: Path) -> None:
+    line = (
+        "peers --spec-type ngram-mod --drafter prompt-lookup -p hello -n 6 -r 1 -c 512 -t 1 --json"
+    )
+    results = results_of(run(line, "-m", tiny_model, "--server", fake()))
+    assert [(each["program"], each["drafting"]) for each in results] == [
+        ("llama-server", "plain"),
+        ("llama-server", "ngram-mod"),
+        ("specrun", "plain"),
+        ("specrun", "prompt-lookup"),
+    ]
+    assert [each["tokens"] for each in results[2:]] == [6, 6]
+    assert results[2]["tokens_per_round"] == 1.0

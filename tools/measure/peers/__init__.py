@@ -1,0 +1,1 @@
+"""Servers side by side: llama.cpp's and specrun's, asked by one client."""
