@@ -29,7 +29,7 @@ from specrun.bindings.models.model import Model
 
 FloatRows = npt.NDArray[np.float32]
 
-_PLAIN = "llama mistral3 qwen2 qwen2moe qwen3 qwen3moe phi3 smollm3 olmo2 gemma gemma2"
+_PLAIN = "llama mistral3 qwen2 qwen2moe qwen3 qwen3moe phi3 smollm3 olmo2 gemma gemma2 gpt-oss"
 _SCALES_TOKENS = frozenset({"gemma3"})  # by the root of the width, and embeddings not at all
 EMBEDDING_INPUT_ARCHITECTURES = frozenset(_PLAIN.split()) | _SCALES_TOKENS
 """Architectures that compute the same of a token and of its embedding in this llama.cpp."""

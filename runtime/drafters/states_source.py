@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.source import Source
 from specrun.runtime.heads import FloatRows, TextRows
 from specrun.runtime.language import ExpressionOptions
@@ -21,12 +22,16 @@ from specrun.runtime.round.target import EvaluatedRows
 _ROOT_ROWS = (0,)  # those of most rounds
 
 
-def seen_window(options: ExpressionOptions, n_ctx: int) -> int:
+def seen_window(options: ExpressionOptions, env: DraftEnvironment) -> int:
     """Return how many of the last positions a head sees by `window=`, 0: all of them."""
     window = options.optional_integer("window")
     if window is not None and window < 1:
         raise OptionError(f"window is {window}: give at least 1, or leave it out")
-    return 0 if window is None or window >= n_ctx else window
+    if window is not None and env.keeps_rows:
+        problem = "a head with a window has no longer seen the whole of a text that was changed"
+        advice = "leave window out, or take an exact rule"
+        raise OptionError(f"{problem}, and this rule's text depends on its rows: {advice}")
+    return 0 if window is None or window >= env.n_ctx else window
 
 
 class Cells(Owned, Protocol):

@@ -402,7 +402,10 @@ class EngineCore(ABC):
 
     @property
     def session(self) -> Session:
-        """The first slot, a runtime's only one; raises `ClosedError` after `close()`."""
+        """The first slot, a runtime's only one; raises `ClosedError` after `close()`.
+
+        An engine's thread owns its slots: while it answers, others may only read what stays.
+        """
         self._require_open()
         return self._sessions[0]
 

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Literal
 
 from specrun.bindings.contexts import ContextOptions
-from specrun.bindings.errors import DecodeMemoryError, OptionError, OutOfMemoryError, SpecrunError
+from specrun.bindings.errors import (
+    DecodeMemoryError,
+    ModelLoadError,
+    OptionError,
+    OutOfMemoryError,
+    SpecrunError,
+)
 from specrun.bindings.gguf import read_header
 from specrun.bindings.library import quiet_log
 from specrun.bindings.machine import (
@@ -458,8 +464,9 @@ def fit_here(loading: Loading) -> Fitted | None:
     """Choose layers and context for the devices in force (`placing`); None: nothing to choose.
 
     Raises `OutOfMemoryError`, with the numbers and ways out, if the given layers need more than is
-    free on a device, or recurrent states more than there is anywhere. Returns None for files that
-    cannot be read (opening them fails later), and if llama.cpp does not export its counts.
+    free on a device, or recurrent states more than there is anywhere; `ModelLoadError` for a file
+    that llama.cpp cannot load. Returns None for others that cannot be read (opening them fails
+    later), and if llama.cpp does not export its counts.
     """
     devices, target, draft = _devices_in_force()
     try:
@@ -471,7 +478,7 @@ def fit_here(loading: Loading) -> Fitted | None:
             wish = _wish(loading, request)
             plan = _confirmed(choose_plan(request, wish, counts), wish, counts)
             _require_room(plan, devices, counts)
-    except OutOfMemoryError:
+    except (ModelLoadError, OutOfMemoryError):
         raise
     except SpecrunError as error:
         logger.info("no memory plan: %s", error)

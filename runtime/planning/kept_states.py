@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from specrun.bindings.errors import SpecrunError
+from specrun.bindings.errors import ModelLoadError, SpecrunError
 from specrun.bindings.machine import Device, current_placement, resolve_placement
 from specrun.bindings.models import ROLLBACK_ARCHITECTURES
 from specrun.runtime.memory.count import USUAL_KEPT, state_bytes
@@ -46,7 +46,8 @@ def kept_states(
 def kept_states_of(loading: Loading) -> int:
     """Return `kept_states` of a runtime that is to be opened on the devices in force.
 
-    Files that cannot be read are left to whoever opens them.
+    Raises `ModelLoadError` for a file that llama.cpp cannot load; others that cannot be read are
+    left to whoever opens them.
     """
     target, options = loading.target, loading.options
     try:
@@ -57,5 +58,7 @@ def kept_states_of(loading: Loading) -> int:
         # llama.cpp computes more tokens at once than are taken back: one that stays, and one more.
         most = max(1, min(options.context.n_batch, options.context.n_ubatch) - 2)
         return min(most, kept_states(target, curve, devices, loading.n_texts))
+    except ModelLoadError:
+        raise
     except SpecrunError:
         return USUAL_KEPT

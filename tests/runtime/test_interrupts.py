@@ -67,7 +67,8 @@ def problems(
     by_history = any(part in drafter for part in ("auto", "ouroboros", "sampling=", "ensemble"))
     params = WARM.replace(temperature=0.0) if by_history else WARM
     # Which drafter is the fastest `auto` measures, and sizes follow the answers before.
-    n_told = 2 if drafter.startswith("auto") or "nodes=auto" in drafter else 3
+    follows = drafter.startswith("auto") or "nodes=auto" in drafter or "ensemble(draft" in drafter
+    n_told = 2 if follows else 3
 
     def interrupted(runtime: Runtime, at: int) -> Interrupted:
         with Interrupted(at, within) as interrupt:

@@ -219,7 +219,7 @@ def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart
     Without a size a round verifies what pays of the block; of a target that cannot branch, a chain.
     """
     path = model_file_of(expression, env)
-    threads, seen = env.context.n_threads, seen_window(options_of(expression), env.n_ctx)
+    threads, seen = env.context.n_threads, seen_window(options_of(expression), env)
     layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
     drafter = BlockDrafter(
         path, env.target, n_gpu_layers=layers, use_mmap=env.use_mmap, n_threads=threads

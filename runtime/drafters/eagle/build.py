@@ -87,7 +87,7 @@ def _build(
     evaluated = shape.depth * shape.topk if isinstance(shape, DynamicShape) else len(shape)
     ranks, whole_rows = shape.max_width, sampling != "argmax" or env.keeps_rows
     threads, file = env.context.n_threads, HeadFile(path, expression.atom)
-    window = trained_window(file, seen_window(options, env.n_ctx), env.n_ctx)
+    window = trained_window(file, seen_window(options, env), env.n_ctx)
     head = kind(path, env.target, ranks=ranks, whole_rows=whole_rows, n_threads=threads)
     name = str(expression)
     n_cells = (window or env.n_ctx) + evaluated + env.keeps_rows  # of a leaf's row

@@ -30,6 +30,15 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 TOKENS = [5, 260, 7, 8, 9, 31, 7]
 N = len(TOKENS)
 ONE_OF_EACH = [*{family.architecture: family for family in FAMILIES}.values()]
+# llama.cpp reads more of their tokens than embeddings, or computes in another order.
+REFUSED = {
+    "gemma4 experts": "gemma4",
+    "qwen3.5": "qwen35",
+    "qwen3.5 moe": "qwen35moe",
+    "glm4": "glm4",
+    "glm4 moe": "glm4moe",
+}
+READ = [family for family in ONE_OF_EACH if family.name not in REFUSED]
 
 
 @pytest.fixture
@@ -57,7 +66,12 @@ def both_ways(model: Model, factor: float = 1.0) -> tuple[np.ndarray, np.ndarray
         return wanted, np.stack([rows.logits(row) for row in range(N)])
 
 
-@pytest.mark.parametrize("family", ONE_OF_EACH, ids=lambda family: family.name)
+def test_every_family_is_read_or_refused() -> None:
+    assert EMBEDDING_INPUT_ARCHITECTURES.isdisjoint(REFUSED.values())
+    assert set(REFUSED).issubset(family.name for family in ONE_OF_EACH)
+
+
+@pytest.mark.parametrize("family", READ, ids=lambda family: family.name)
 def test_embeddings_give_the_bits_of_their_tokens(family: Family, tmp_path: Path) -> None:
     made = tiny_families.build(family, tmp_path / "folder")
     path = tmp_path / "model.gguf"

@@ -153,7 +153,7 @@ def test_a_prompt_is_not_read_before_all_of_it_fits(files: dict[str, Path]) -> N
     """Its cells would go to the older answer, and it would be read again and again."""
     first, second = [5, 3] * 20, [4, 9, 1] * 75
     options = ContextOptions(**{**F32, "n_ctx": 256, "n_batch": 32})
-    with Engine(files["shallow"], slots=2, context=options) as engine:
+    with Engine(files["shallow"], "none", slots=2, context=options) as engine:
         never = dict.fromkeys(engine.vocabulary.end_of_generation, float("-inf"))
         endless = GREEDY.replace(logit_bias=never)
         older = engine.submit(first, endless, max_tokens=180)

@@ -78,8 +78,8 @@ def public_names(kind: type) -> set[str]:
 
 
 def test_runtime_and_engine_have_the_same_methods() -> None:
-    """But for the slot itself and a drafter of its own: an engine's thread owns those."""
-    assert public_names(Runtime) ^ public_names(Engine) == {"session", "start_drafter"}
+    """But for a drafter of its own: an engine's thread owns those."""
+    assert public_names(Runtime) ^ public_names(Engine) == {"start_drafter"}
 
 
 @pytest.mark.parametrize("of", [engine_of, runtime_of])
