@@ -62,9 +62,11 @@ def find(version: str, address: str, kinds: list[str], into: Path, say: Say) -> 
     for kind in kinds:
         index = f"{address.rstrip('/')}/{kind}"
         with tempfile.TemporaryDirectory(prefix="ready-") as work:
-            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--retries", "1"]
-            command += ["--only-binary", ":all:", "--timeout", "15", "--disable-pip-version-check"]
-            command += ["-q", "-d", work, "--index-url", index, f"llama-cpp-python=={version}"]
+            # Isolated: this index alone counts, not those of the user's settings.
+            command = [sys.executable, "-m", "pip", "--isolated", "download", "--no-deps"]
+            command += ["--only-binary", ":all:", "--timeout", "15", "--retries", "1"]
+            command += ["--disable-pip-version-check", "-q", "-d", work]
+            command += ["--index-url", index, f"llama-cpp-python=={version}"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             wheels = sorted(Path(work).glob("*.whl"))
             if done.returncode != 0 or not wheels:
