@@ -27,13 +27,20 @@ if TYPE_CHECKING:
         TemplateError,
         UnsupportedModelError,
     )
+    from specrun.runtime.chat import ToolCall
     from specrun.runtime.engine import Engine
     from specrun.runtime.engine.opening import RuntimeOptions
     from specrun.runtime.engine.runtime import Runtime
     from specrun.runtime.engine.streams import EngineStream, GenerationStream
     from specrun.runtime.grammar import Grammar, GrammarError
     from specrun.runtime.laws.sampling import SamplingParams
-    from specrun.runtime.round.results import GenerationResult, SpecStats, TokenEvent, Usage
+    from specrun.runtime.round.results import (
+        ChatResult,
+        GenerationResult,
+        SpecStats,
+        TokenEvent,
+        Usage,
+    )
 
 __version__ = "0.1.0"
 
@@ -41,6 +48,7 @@ __getattr__, __dir__ = lazy_face(__name__)
 
 __all__ = [
     "BusyError",
+    "ChatResult",
     "ClosedError",
     "ContextFullError",
     "DecodeError",
@@ -65,6 +73,7 @@ __all__ = [
     "SpecrunError",
     "TemplateError",
     "TokenEvent",
+    "ToolCall",
     "UnsupportedModelError",
     "Usage",
 ]

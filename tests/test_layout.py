@@ -122,7 +122,7 @@ def test_the_package_hands_on_names_of_the_runtime_and_holds_nothing_else():
     own = [path.name for path in (ROOT / "package").iterdir() if path.name != "__pycache__"]
     assert sorted(own) == ["__init__.py", "py.typed"]
     package, runtime = map(importlib.import_module, ("specrun", "specrun.runtime"))
-    assert set(package.__all__) <= set(runtime.__all__)
+    assert package.__all__ == runtime.__all__
     assert all(getattr(package, name) is getattr(runtime, name) for name in package.__all__)
     assert package.__version__ == importlib.metadata.version("specrun")
 
