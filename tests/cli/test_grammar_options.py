@@ -34,7 +34,12 @@ def test_answers_follow_schemas(run: Run, models: Models, tmp_path: Path, drafte
     assert json.loads(said(run, models, "--json-schema", "-", input=SCHEMA)) in ("abc", "abd")
 
 
-def test_what_a_schema_says_in_vain_is_warned_of(run: Run, models: Models) -> None:
+def test_what_a_schema_says_in_vain_is_warned_of(
+    run: Run, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "specrun.runtime.grammar.schema._said", {}
+    )  # by other tests of this process
     given = '{"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": true, "maxItems": 2}'
     result = run("generate", "-m", models.target, "-p", "hello", "-n", 60, "-j", given)
     assert result.exit_code == 0, result.stderr
