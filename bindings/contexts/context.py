@@ -71,6 +71,17 @@ class Context:
             check_layer_inputs(model, self.options.layer_inputs)
         self._samplers = BackendSamplers(self.options.n_sequences)
         self._handle = self._create()
+        try:
+            self._set_up(model)
+        except BaseException:  # also an interrupt: the model could not be closed before it
+            self._handle = None
+            memory = getattr(self, "memory", None)
+            if memory is not None:
+                memory.close()
+            raise
+
+    def _set_up(self, model: Model) -> None:
+        """Read the facts of the native context, and make what belongs to it."""
         model.adopt(self)
         self.n_ctx = int(self._native.llama_n_ctx(self._handle))
         threads = self._native.llama_n_threads, self._native.llama_n_threads_batch
@@ -95,14 +106,9 @@ class Context:
         self.while_computing: Callable[[], None] | None = None
         self._n_vocab = model.vocabulary.size
         self._has_hidden_states = self.options.hidden_states
-        try:
-            self._buffers = OutputBuffers(self._handle, model, self.options)
-            if self.options.nextn_states:
-                show_nextn_states(self._handle, only_rows=self._evaluates_nextn)
-        except BaseException:
-            self._handle = None
-            self.memory.close()
-            raise
+        self._buffers = OutputBuffers(self._handle, model, self.options)
+        if self.options.nextn_states:
+            show_nextn_states(self._handle, only_rows=self._evaluates_nextn)
 
     def _check_model(self) -> None:
         """Raise `UnsupportedModelError` for a model that llama.cpp would assert on."""
