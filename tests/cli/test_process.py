@@ -219,9 +219,10 @@ try:
     cli(["--help"], prog_name="specrun")
 except SystemExit:
     pass
-heavy = {"llama_cpp", "torch", "numpy", "rich", "prompt_toolkit", "jinja2", "specrun.runtime"} & set(sys.modules)
+heavy = {"llama_cpp", "torch", "numpy", "rich", "prompt_toolkit", "jinja2"} & set(sys.modules)
+heavy |= {name for name in sys.modules if name.startswith("specrun.runtime.")}
 print(sorted(heavy), file=sys.stderr)
-"""  # noqa: E501 - as it is shown
+"""
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
