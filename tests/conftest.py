@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import random
 import shutil
 import sys
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import gguf
@@ -83,6 +85,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     sampling.secrets = _SeedsOfTest(item.nodeid)  # type: ignore[assignment]
     timed = item.get_closest_marker("timed") is not None
     build._timed = _TIMED if timed else lambda drafter, _pace, _env: drafter  # type: ignore[assignment]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without looking for garbage: modules and tests stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,7 @@ from specrun.runtime.planning import MOST_DRAFTED, CostCurve, DraftPlan, LiveCur
 from specrun.runtime.planning.curves import DraftCost
 from specrun.runtime.planning.kept_states import kept_states
 from specrun.runtime.round.drafter import DrafterWeights, Pace, make_all
-from specrun.runtime.round.padding import Shape
+from specrun.runtime.round.padding import Shape, Wider
 
 _FIXED_WIDTH = 8  # CPUs pay twice as much for 16 tokens, for few more that are accepted
 _LEAST_STEP = 0.03  # a plain round's share that the least evaluation of a drafter takes
@@ -104,9 +104,10 @@ class DraftEnvironment:
             return self.costs
         return self._known.as_padded() if self.target.can_branch else self._known
 
-    def wider(self, n: int, most: int) -> int:
-        """Return how many tokens to evaluate in place of n, at most so many (`CostCurve.wider`)."""
-        return (self.costs or self._known).wider(n, most)
+    @property
+    def wider(self) -> Wider:
+        """How many tokens to evaluate in place of a number of them (`CostCurve.wider`)."""
+        return (self.costs or self._known).wider
 
     @property
     def _known(self) -> CostCurve:

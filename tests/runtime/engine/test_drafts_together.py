@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.simulated_machine import end_chain
 from support.tiny_models import F32
 
@@ -29,11 +29,6 @@ PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], LONG, [3, 1, 4, 1, 5], LONG[:100], [2, 7, 1
 LENGTH = 30
 BRANCHING = SimpleNamespace(can_branch=True)
 """All that a plan reads of a target."""
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("together"))
 
 
 def answers(

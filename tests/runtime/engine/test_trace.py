@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.every_drafter import DRAFTERS, named, write_all
+from support.every_drafter import DRAFTERS, named
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -25,11 +25,6 @@ LENGTH = 24
 TREE = "draft(FILE:twin, tree=2x2)"
 CHAIN = "draft(FILE:twin, n=4)"
 LOOKUP = "prompt-lookup(min_ngram=1)"
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("traces"))
 
 
 def open_engine(

@@ -19,7 +19,7 @@ from support.enumeration import (
     top_k_points,
     wandering_chain,
 )
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.scripted import PLAIN, LawTable, ScriptedDrafter
 from support.tiny_models import F32, fresh_logits
 
@@ -282,11 +282,6 @@ POINTS = [
     ("hybrid", "mtp"),
     ("shallow", "auto(eagle(FILE:eagle))"),
 ]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("filled"))
 
 
 @pytest.mark.parametrize(("target", "drafter"), POINTS)
