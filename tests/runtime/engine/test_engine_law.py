@@ -42,6 +42,8 @@ from specrun.runtime.round import CachedText, Conversation, NoDrafter
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from specrun.runtime.trees import DraftTree
 
+pytestmark = pytest.mark.long
+
 PROMPTS = ((0, 1), (2, 0))
 LENGTH = 2
 

@@ -34,6 +34,8 @@ from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import ROOT, DraftTree
 
+pytestmark = pytest.mark.long
+
 SIZE = 3
 FREE = CostCurve((1, 64), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0))
 HISTORY = [int(n) for n in np.random.default_rng(5).integers(0, SIZE, 300)]
