@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import gguf
@@ -47,7 +47,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # that they start know the files that were written here.
 _CACHE = tempfile.mkdtemp(prefix="specrun-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE
-os.environ["XDG_CONFIG_HOME"] = os.path.join(_CACHE, "config")  # nor are the user's settings read
+# Nor are the user's settings read, or what the user's work has left.
+os.environ["XDG_CONFIG_HOME"] = os.path.join(_CACHE, "config")
+os.environ["XDG_STATE_HOME"] = os.path.join(_CACHE, "state")
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
 # Tests run beside one another: what measures time must not wait for a quiet machine.
@@ -120,6 +122,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Have xdist hand out files in the order of the tests."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _profiles_of_module() -> Iterator[None]:
+    """Forget the profiles that a module's tests stored: other modules' files have the same content.
+
+    Their names are that of the content. A stored curve changes what is drafted and padded.
+    """
+    yield
+    shutil.rmtree(Path(_CACHE, "specrun", "profiles"), ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
