@@ -25,6 +25,8 @@ from specrun.runtime.drafters.lookahead import NgramStore, load_pool
 pytest.importorskip("torch")
 from support.every_drafter import DRAFTERS, named
 
+pytestmark = pytest.mark.long
+
 TESTS = Path(__file__).parent.parent
 GROUPS = [DRAFTERS[first : first + 4] for first in range(0, len(DRAFTERS), 4)]
 SAID = {

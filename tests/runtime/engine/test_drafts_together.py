@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from support.every_drafter import named
+from support.held_engine import answered_together
 from support.simulated_machine import end_chain
 from support.tiny_models import F32
 
@@ -40,7 +41,7 @@ def answers(
     with Engine(
         files["shallow"], named(drafter, files), slots=slots, accept=accept, context=options
     ) as engine:
-        results = engine.generate_many(PROMPTS, params, max_tokens=LENGTH)
+        results = answered_together(engine, PROMPTS, params, max_tokens=LENGTH)
         load = engine.statistics().load
     texts = [each.token_ids for each in results]
     return texts, load.drafting_texts / max(1, load.draft_evaluations)

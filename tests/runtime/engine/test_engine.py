@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.every_drafter import DRAFTERS, named
+from support.held_engine import answered_together
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -76,7 +77,7 @@ def test_texts_are_those_of_each_alone(files: dict[str, Path], target: str, draf
         for params in (GREEDY, WHOLE.replace(seed=5)):
             if params is not GREEDY and is_drawn(drafter):
                 continue
-            results = engine.generate_many(PROMPTS, params, max_tokens=LENGTH)
+            results = answered_together(engine, PROMPTS, params, max_tokens=LENGTH)
             wanted = plain(files[target], params.temperature)
             assert [each.token_ids for each in results] == wanted
         load = engine.statistics().load

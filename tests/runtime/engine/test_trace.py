@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from support.every_drafter import DRAFTERS, named
+from support.held_engine import held
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -218,10 +219,11 @@ def test_rules_that_weigh_the_drafters_laws_are_traced(files: dict[str, Path]) -
 
 def test_seconds_add_up_and_evaluations_are_counted(files: dict[str, Path]) -> None:
     with open_engine(files, CHAIN) as engine:
-        streams = [
-            engine.submit([seed, *PROMPT], WHOLE, max_tokens=LENGTH, trace=True)
-            for seed in (1, 2, 3)
-        ]
+        with held(engine):
+            streams = [
+                engine.submit([seed, *PROMPT], WHOLE, max_tokens=LENGTH, trace=True)
+                for seed in (1, 2, 3)
+            ]
         results = [stream.result for stream in streams]
     texts = set()
     for stream, result in zip(streams, results, strict=True):
