@@ -180,9 +180,10 @@ def test_the_shipped_head_learns_on_and_drafts_from_then_on(
 
 
 def test_it_learns_on_from_answers_to_the_users_own_prompts(
-    run: Run, fetched: PackagedModel, tmp_path: Path
+    run: Run, fetched: PackagedModel, tmp_path: Path, monkeypatch
 ) -> None:
     """With the settings as they are, but for what would take long: nobody else's prompts."""
+    monkeypatch.setattr("specrun.train.trainer.settings.bfloat16_gain", lambda *_: 1.0)
     prompts = tmp_path / "mine.txt"
     prompts.write_text("".join(f"question {i}\n" for i in range(6)), encoding="utf-8")
     mine = ("--prompts", prompts, "--own-prompts", 0)
