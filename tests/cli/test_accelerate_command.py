@@ -37,7 +37,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         simulated = SimulatedMachine(curve, {"questions": known, "edited": known})
 
         @contextmanager
-        def own(_finder: object, _progress: object) -> Iterator[SimulatedMachine]:
+        def own(_finder: object) -> Iterator[SimulatedMachine]:
             yield simulated
 
         monkeypatch.setattr(_Finder, "this_machine", own)
@@ -92,7 +92,7 @@ def test_json_has_everything(run: Run, models: Models, machine: Any) -> None:
     found = json.loads(result.stdout)
     assert {choice["temperature"] for choice in found["choices"]} == {0.0, 0.8}
     names = ["target", "profile", "choices", "measured", "left_out", "why", "curve"]
-    assert list(found) == [*names, "sources", "interrupted", "seconds"]
+    assert list(found) == [*names, "sources", "interrupted", "seconds", "complete"]
     assert found["why"][0]["pays"]
     assert Path(found["profile"]).is_file()
 
