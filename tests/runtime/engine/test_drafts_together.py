@@ -227,7 +227,7 @@ def test_a_text_of_drawn_drafts_of_any_length_is_that_of_it_alone(
     assert served > 1.5, "drafts were not evaluated together"
     planned = DraftEnvironment._seconds
 
-    def shared(own: DraftEnvironment, curve: CostCurve, text: Any, _: object) -> Any:  # noqa: ANN401
+    def shared(own: DraftEnvironment, curve: CostCurve, text: Any, _: object) -> Any:
         return planned(own, curve, text, own.meeting)
 
     monkeypatch.setattr(DraftEnvironment, "_seconds", shared)
