@@ -169,20 +169,14 @@ class DraftEnvironment:
         # How many tokens are drawn decides which text a seed gives: neither the clock may decide it
         # nor how many other conversations there are.
         drawn = self._seconds(self.known, text_share, None), self._draft_cost(self.known, cost)
-        return DraftPlan(
-            learnt,
-            self._draft_cost(self.curve, cost),
-            self.most_drafted,
-            depth=depth,
-            drawn=drawn,
-            forgets=self.keeps_rows,
-        )
+        learnt_cost = self._draft_cost(self.curve, cost)
+        return DraftPlan(learnt, learnt_cost, self.most_drafted, depth=depth, drawn=drawn)
 
     def _draft_cost(self, curve: CostCurve, rounds: Callable[[int], float]) -> DraftCost:
         """Return what drafts take, learnt where the target's rounds are timed."""
         if not isinstance(curve, LiveCurve):
             return DraftCost(rounds, lambda: curve.seconds(1))
-        return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.is_told)
+        return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.is_timed)
 
     def pace_of(self, *, chooses: bool, draws: bool = False) -> Pace:
         """Return the pace of a drafter that `chooses` how much it drafts or not, and may draw."""

@@ -209,8 +209,8 @@ class Plan(ABC):
     """Whether each token's certainty decides alone, however little another token costs."""
 
     @abstractmethod
-    def begin(self) -> None:
-        """Start an answer."""
+    def begin(self, *, alike: bool = False) -> None:
+        """Start an answer; `alike`: as any other, whatever earlier ones taught."""
 
     def depth_to_ask(self) -> int | None:
         """Start a round of chosen tokens; return how many depths to compute at once, None: all."""
@@ -246,8 +246,7 @@ class DraftPlan(Plan):
 
     A draft has at most `most` nodes. It is a chain, or a tree of at most `depth` depths (1: all of
     them cost as much as one). `drawn` are T and D of drawn tokens, where those of chosen ones are
-    learnt by the clock. With `forgets` all answers begin alike, as those of drawn tokens always do:
-    where how much is drafted decides which text comes, a seed would not repeat itself otherwise.
+    learnt by the clock.
 
     A round of point masses whose depths are computed at once begins with `depth_to_ask`, and `best`
     chooses its nodes. Otherwise it begins with `start`: each token needs `goes_on` before its
@@ -263,9 +262,8 @@ class DraftPlan(Plan):
         *,
         depth: int | None = None,
         drawn: tuple[Callable[[int], float], DraftCost] | None = None,
-        forgets: bool = False,
     ) -> None:
-        self.most, self._depth, self._forgets = most, depth, forgets
+        self.most, self._depth = most, depth
         self._seconds, self._draft = seconds, draft
         self._costs = {True: (seconds, draft), False: drawn or (seconds, draft)}
         self._learnt: dict[bool, _Learnt] = {}
@@ -279,10 +277,10 @@ class DraftPlan(Plan):
         self._reached = 1.0  # the chance of a chain's last token
         self._level: int | None = None  # its own, in log-odds
 
-    def begin(self) -> None:
-        """Start an answer: what was learnt of chosen tokens stays, as they change no text."""
+    def begin(self, *, alike: bool = False) -> None:
+        """Start an answer: what was learnt of chosen tokens stays, unless all begin `alike`."""
         self._learnt.pop(False, None)
-        if self._forgets:
+        if alike:
             self._learnt.clear()
         self._now = self._thresholds = None  # the last may be near enough to be kept, not equal
         for learnt in self._learnt.values():
