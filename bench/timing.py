@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from specrun.bindings.errors import OptionError
 
+_GAIN = 1.02  # from which a speed-up is worth a word
 _MOST_LATE = 0.1  # of all seconds, by which a piece of work may end late
 
 Progress = Callable[[str, float, float], None]
@@ -85,6 +86,24 @@ class Ratio:
     def extent(self) -> str:
         """The extremes as shown behind the value: "(0.97-1.08)"."""
         return f"({self.low:.2f}-{self.high:.2f})"
+
+
+def speed_verdict(drafter: str, texts: str, ratio: Ratio) -> str:
+    """Return a sentence: is a drafter faster? A range that spans 1 is no gain."""
+    low, value, high = (_times(each) for each in (ratio.low, ratio.value, ratio.high))
+    extent = f" ({low} to {high})" if low != high else ""
+    if ratio.low > 1.0 and ratio.value >= _GAIN:
+        return f"Drafting with {drafter} makes {texts} about {value} times as fast{extent}."
+    if ratio.high < 1.0:
+        slower = f"about {value} times the speed of plain decoding{extent}"
+        return f"Drafting with {drafter} makes {texts} slower: {slower}."
+    nothing = f"{value} times the speed of plain decoding{extent}"
+    return f"Drafting with {drafter} does not make {texts} measurably faster: {nothing}."
+
+
+def _times(ratio: float) -> str:
+    """Return a ratio with as many digits as show whether it is above or below 1."""
+    return f"{ratio:.1f}" if abs(ratio - 1.0) >= 0.15 else f"{ratio:.2f}"
 
 
 def spread_of(values: Sequence[float]) -> Spread:

@@ -242,7 +242,7 @@ class _Finder:
                 best.plain,
                 best.work,
                 self._curve,
-                speed_up=best.speed_up.value,
+                speed_up=best.speed_up,
                 mixture=self._mixture,
                 workload=best.workload,
             )

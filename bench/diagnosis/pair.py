@@ -14,7 +14,7 @@ from specrun.bench.diagnosis.diagnosis import Diagnosis, Work, diagnose, work_of
 from specrun.bench.diagnosis.experts import ExpertReads, expert_reads
 from specrun.bench.drafters.answers import Arm
 from specrun.bench.drafters.prompts import Prompt
-from specrun.bench.timing import Budget, Progress, ratio_of
+from specrun.bench.timing import Budget, Progress, Ratio, ratio_of
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
@@ -251,7 +251,7 @@ class _Turns:
 
 def _speed_up(
     results: tuple[Sequence[GenerationResult], Sequence[GenerationResult]], n_prompts: int
-) -> float:
+) -> Ratio:
     """Return how much faster the second arm answered all prompts of a repetition.
 
     A repetition that the time did not suffice for counts only if it is the first.
@@ -264,4 +264,4 @@ def _speed_up(
         ]
         for answers in results
     ]
-    return ratio_of(speeds[1], speeds[0]).value
+    return ratio_of(speeds[1], speeds[0])
