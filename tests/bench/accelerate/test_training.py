@@ -305,7 +305,7 @@ def test_the_search_hands_on_the_measured_curve(
 ) -> None:
     asked = list[TrainingOrder]()
 
-    def train(given: TrainingOrder, _tell: object) -> Path:
+    def train(given: TrainingOrder) -> Path:
         asked.append(given)
         raise OptionError("enough")
 
