@@ -165,7 +165,8 @@ def test_trees_are_those_of_other_drafts(context, shape, params, known):
             cache.keep(text[start:])
             assert cache.cached == text[: len(cache.cached)]
             check_memory(context, cache)
-            rounds.append((drafted_bits(tree), list(cache.cached), cache.main, list(cache.nodes.synced)))
+            held = list(cache.cached), cache.main, list(cache.nodes.synced)
+            rounds.append((drafted_bits(tree), *held))
     assert drafted["plain"] == drafted["in steps"]
     assert len({str(made[0][0]) for made in drafted["plain"]}) > 10
 
