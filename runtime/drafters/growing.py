@@ -435,7 +435,7 @@ class GrowingDrafter(Drafter):
         self._steps = self._prepared = None
         self.source.begin(tokens)
         if self._plan is not None:
-            self._plan.begin()
+            self._plan.begin(alike=self.begins_alike)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Pass on."""

@@ -270,6 +270,14 @@ class LiveCurve(CostCurve):
         """Whether it says what plain rounds take here: that was measured, or seen."""
         return bool(self.spread) or self.widest > 0
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether rounds are timed, and what they are compared with is known.
+
+        They are not if an ensemble draws tokens: no clock may decide what its members draft.
+        """
+        return self.is_told and bool(self._learnt.times)
+
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
         """Return the time of n tokens, as it is believed now."""
         seconds = self._learnt.seconds(n)
