@@ -13,6 +13,7 @@ import difflib
 import functools
 import itertools
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,17 +22,18 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from specrun.bindings.errors import ClosedError, OutOfMemoryError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models import split_headers
 from specrun.bindings.models.nextn import split_paths
 from specrun.cli.serve.body import wrong
-from specrun.cli.serve.errors import RequestError
+from specrun.cli.serve.errors import RequestError, request_error
 from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import Engine
+from specrun.runtime.memory import Room
 from specrun.runtime.planning import describe_file
 
 _log = logging.getLogger(__name__)
@@ -44,21 +46,7 @@ State = Literal["unloaded", "loading", "loaded", "sleeping"]
 """llama-server's words; a sleeping model was unloaded because it was idle."""
 
 
-class Room(Protocol):
-    """The memory that a model needs, as its plan counts it, and the memory that there is."""
-
-    @property
-    def held(self) -> dict[str, int]:
-        """The bytes of the model by device."""
-
-    def fits(self) -> bool:
-        """Whether it fits beside the models that are loaded."""
-
-    def refusal(self) -> str:
-        """Why it does not even fit alone, with both numbers and the ways out; "" if it does."""
-
-
-Plan = Callable[[dict[str, int]], "Room | None"]
+Plan = Callable[[Mapping[str, int]], "Room | None"]
 """Plans a model beside others, which hold so many bytes by device; None: nothing is known."""
 
 
@@ -122,7 +110,7 @@ class ServedModel:
     state: State = "unloaded"
     problem: str = ""
     """Why the last load failed."""
-    held: dict[str, int] = field(default_factory=dict)
+    held: Mapping[str, int] = field(default_factory=dict)
     """The bytes by device that its plan counted."""
     opened: ExitStack = field(default_factory=ExitStack)
     users: set[object] = field(default_factory=set)
@@ -149,6 +137,14 @@ class ServedModel:
     def is_idle(self) -> bool:
         """Whether no request uses it, or waits for it."""
         return not (self.users or self.waiting)
+
+    def failed(self, problem: Exception) -> RequestError:
+        """Note why it was not loaded; return the error for clients, without its folder's name."""
+        error = request_error(problem)
+        text = str(error).replace(f"{self.path.parent}{os.sep}", "")
+        self.state, self.problem, self.held = "unloaded", text, {}
+        problem_here = f"{self.id} was not loaded: {text}"
+        return RequestError(problem_here, "model", status=error.status, code=error.code)
 
     def load(self) -> AnswerService:
         """Load it now; raises the errors of opening it."""
@@ -211,10 +207,10 @@ class Models:
         """Return the model of a name, even if it is the only one; raises `RequestError`."""
         found = self._named.get(name) or self._named.get(name.casefold().removesuffix(":latest"))
         if found is None:
-            near = difflib.get_close_matches(name.casefold(), self._named, 1)
-            hint = f"did you mean {self._named[near[0]].id!r}?" if near else ""
-            if not hint or len(self.models) == 1:
-                hint = f"this server has {self._listed()}"
+            near = self._nearest(name.casefold())
+            hint = f"this server has {self._listed()}"
+            if near is not None and len(self.models) > 1:
+                hint = f"did you mean {near.id!r}?"
             raise RequestError(
                 f"model {name!r} not found: {hint}",
                 "model",
@@ -222,6 +218,14 @@ class Models:
                 code="model_not_found",
             )
         return found
+
+    def _nearest(self, text: str) -> ServedModel | None:
+        """Return the model whose name, or the beginning of whose name, is like a text."""
+        begins = {name[: len(text) + 1].casefold(): name for name in self._named}
+        for names in ({name: name for name in self._named}, begins):
+            if near := difflib.get_close_matches(text, names, 1):
+                return self._named[names[near[0]]]
+        return None
 
     def _listed(self) -> str:
         names = [repr(model.id) for model in self.models[:_SHOWN]]
@@ -311,12 +315,15 @@ class Models:
                 await self._make_room(model)
                 _log.info("loading %s", model.id)
                 service = await self._in_thread(model.load)
-        except BaseException as problem:
-            model.state, model.problem, model.held = "unloaded", str(problem), {}
-            if isinstance(problem, SpecrunError):
-                _log.warning("%s was not loaded: %s", model.id, problem)
-            if model.waiting or not isinstance(problem, Exception):
-                raise
+        except asyncio.CancelledError:
+            model.state, model.held = "unloaded", {}
+            raise
+        except Exception as problem:
+            error = model.failed(problem)
+            known = isinstance(problem, SpecrunError)
+            _log.warning("%s", error, exc_info=None if known else problem)
+            if model.waiting:
+                raise error from problem
             return  # all that waited for it have left
         finally:
             model.loading = None
@@ -346,10 +353,10 @@ class Models:
                 for place, n_bytes in other.held.items():
                     held[place] = held.get(place, 0) + n_bytes
             room = await self._in_thread(functools.partial(model.plan, held))
-            if room is not None and (refusal := room.refusal()):
-                raise OutOfMemoryError(f"{model.id} does not fit: {refusal}")
+            if room is not None and room.refusal:
+                raise OutOfMemoryError(room.refusal)
             is_full = 0 < self.most <= len(others)
-            if not others or not (is_full or (room is not None and not room.fits())):
+            if not others or not (is_full or (room is not None and not room.fits)):
                 model.held = {} if room is None else room.held
                 return
             victim = min(others, key=lambda other: (not other.is_idle, other.used_at))

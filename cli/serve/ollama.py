@@ -26,13 +26,14 @@ from specrun.cli.serve.chat import ChatBody, chat_request
 from specrun.cli.serve.completions import CompletionBody, completion_request
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, usage_of
-from specrun.cli.serve.models import Models, ServedModel
+from specrun.cli.serve.models import ServedModel
 from specrun.cli.serve.replies import (
     EndedChoice,
     LinesForm,
     answering,
     json_reply,
     line_bytes,
+    models_of,
     parts_of,
 )
 from specrun.cli.serve.sampling import FIELDS, AnswerBody
@@ -357,13 +358,13 @@ async def version(_request: Request) -> Response:
 
 async def tags(request: Request) -> Response:
     """Return the models, in a list."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     return json_reply({"models": [_described(model) for model in models.models]})
 
 
 async def running(request: Request) -> Response:
     """Return the models that are loaded, in a list."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     listed = [
         {
             **_described(model),
@@ -386,7 +387,7 @@ def _expiry(seconds: float | None) -> str:
 async def show(request: Request) -> Response:
     """Return the facts of a model, which need not be loaded."""
     body = (await GivenBody.of(request, _ShowBody)).fields
-    models: Models = request.app.state.models
+    models = models_of(request)
     model = models.named(str(body.model or body.name or ""))
     facts, template, capabilities = model.facts, model.facts.template, ["completion"]
     fills = any(name in facts.metadata for name in _FILL_KEYS)
@@ -436,7 +437,7 @@ def _described(model: ServedModel) -> dict[str, Any]:
             "parent_model": "",
             "format": "gguf",
             "family": facts.architecture,
-            "families": [facts.architecture],
+            "families": [facts.architecture] if facts.architecture else [],
             "parameter_size": count_text(facts.n_params),
             "quantization_level": facts.quantization or "unknown",
         },

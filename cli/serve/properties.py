@@ -17,14 +17,14 @@ from specrun.bindings.errors import TemplateError
 from specrun.cli.doctor import specrun_version
 from specrun.cli.serve.body import GivenBody, ModelBody, read_body
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.models import Models, ServedModel
-from specrun.cli.serve.replies import json_reply
+from specrun.cli.serve.models import ServedModel
+from specrun.cli.serve.replies import json_reply, models_of
 from specrun.cli.serve.service import AnswerService
 
 
 async def props(request: Request) -> Response:
     """Return llama-server's properties, and the drafters and rules that requests may choose."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     name = request.query_params.get("model")
     common = {"build_info": f"specrun {specrun_version()}"}
     if not name and len(models.models) > 1:
@@ -79,7 +79,7 @@ _NO_MODEL = {
 
 async def slots(request: Request) -> Response:
     """Return the state of each slot of the models that are loaded, without anyone's text."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     name = request.query_params.get("model")
     own = None if not name else models.find(name)
     states = [
@@ -110,7 +110,7 @@ async def health(_request: Request) -> Response:
 
 async def tokenizer_info(request: Request) -> Response:
     """Return vLLM's description of the tokenizer, by which others make prompts for a model."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     service = await models.used(request.scope, request.query_params.get("model"))
     return json_reply(_tokenizer(service))
 
@@ -131,7 +131,7 @@ def _tokenizer(service: AnswerService) -> dict[str, str | None]:
 
 async def list_models(request: Request) -> Response:
     """Return the models with their states, in a list that Anthropic's clients read, too."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     listed = [_described(model, request.app.state.started) for model in models.models]
     ends = {"has_more": False, "first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
     return json_reply({"object": "list", "data": listed, **ends})
@@ -139,7 +139,7 @@ async def list_models(request: Request) -> Response:
 
 async def get_model(request: Request) -> Response:
     """Return the model of a name."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     model = models.named(request.path_params["name"])
     return json_reply(_described(model, request.app.state.started))
 
@@ -152,7 +152,7 @@ async def load_model(request: Request) -> Response:
 
 async def unload_model(request: Request) -> Response:
     """Unload a model; return when its answers are over and it is unloaded."""
-    models: Models = request.app.state.models
+    models = models_of(request)
     model = models.find((await GivenBody.of(request, ModelBody)).fields.model)
     if model.open is None:
         problem = f"{model.id} cannot be loaded again by this server: it stays"

@@ -34,6 +34,7 @@ from starlette.types import Send
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.body import UNPACKERS, GivenBody, read_body
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
+from specrun.cli.serve.models import Models
 from specrun.cli.serve.sampling import AnswerBody
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Finish, ServedAnswer
 from specrun.cli.serve.settings import ServeSettings
@@ -129,6 +130,12 @@ def json_reply(payload: object, status: int = 200, **headers: str) -> Response:
     return Response(body, status, headers or None, media_type="application/json")
 
 
+def models_of(request: Request) -> Models:
+    """Return the models of the server."""
+    models: Models = request.app.state.models
+    return models
+
+
 def failure(path: str, error: RequestError) -> Response:
     """Return the reply to a request for a path that fails."""
     if path.startswith(_OLLAMA):
@@ -165,7 +172,7 @@ def answering(
 
     async def endpoint(request: Request) -> Response:
         given = await GivenBody.of(request, kind)
-        body, models = given.fields, request.app.state.models
+        body, models = given.fields, models_of(request)
         path, head_seconds = request.url.path, models.settings.head_seconds
 
         async def begun() -> ServedAnswer:
