@@ -95,7 +95,8 @@ class DraftModelState:
     def feed_one(self, token: int) -> Logits:
         """Evaluate a token after the cached ones; return its logits, a view [shared vocab]."""
         known = token if token < self._own_size else self._stand_in
-        position, (sequence, step) = self.cells(len(self.cached)), self._step
+        cached, (sequence, step) = self.cached, self._step
+        position = self.cells(len(cached))
         if sequence != self.main:
             self._single.fill_one(known, position, self.main)
             step = self.context.stepper(self._single)
@@ -106,7 +107,7 @@ class DraftModelState:
             row = self.context.decode(self._single).logits(0)
         else:
             row = step(known, position)
-        self.cached.append(token)
+        cached.append(token)
         self._changing = False
         return row[: self._shared_size] if self._cuts_rows else row
 
