@@ -37,7 +37,8 @@ test-clients: dev
 	@model=$$($(VENV)/bin/python tools/real_model.py) || echo "without a published model"; \
 	SPECRUN_REAL_MODEL="$$model" $(VENV)/bin/python -m pytest -m clients tests/clients
 
-# llama.cpp's own server, for `python tools/measure peers`: built once for this machine, in about ten minutes on 2 cores.
+# llama.cpp's own server and programs, for `python tools/measure peers`: built once for this machine, into .peers, in about ten minutes
+# on 2 cores. An interrupted build goes on.
 peers: env
 	@$(PIP) install -q cmake scikit-build-core
 	@$(VENV)/bin/python tools/llama_server.py $(if $(CUDA),--cuda) $(if $(VULKAN),--vulkan)

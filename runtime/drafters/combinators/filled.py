@@ -261,6 +261,7 @@ def fill(weights: DrafterWeights, env: DraftEnvironment) -> DrafterWeights:
         lookup = PromptLookupDrafter(
             num_draft_tokens=MOST_DRAFTED, branches=1, answers=env.answers, costs=curve
         )
+        lookup.begins_alike = weights.pace != "compared"
         return FilledDrafter(drafter, lookup, curve, branches=branches, most=most)
 
     return DrafterWeights(weights.name, start, [weights], weights.pace)
