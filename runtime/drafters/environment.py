@@ -20,7 +20,7 @@ from specrun.runtime.planning import MOST_DRAFTED, CostCurve, DraftPlan, LiveCur
 from specrun.runtime.planning.curves import DraftCost
 from specrun.runtime.planning.kept_states import kept_states
 from specrun.runtime.round.drafter import DrafterWeights, Pace, make_all
-from specrun.runtime.round.padding import Shape, Wider
+from specrun.runtime.round.padding import Shape
 
 _FIXED_WIDTH = 8  # CPUs pay twice as much for 16 tokens, for few more that are accepted
 _LEAST_STEP = 0.03  # a plain round's share that the least evaluation of a drafter takes
@@ -110,7 +110,7 @@ class DraftEnvironment:
         return self._known.as_padded(n_texts * (1 + n_kept))
 
     @property
-    def wider(self) -> Wider:
+    def wider(self) -> Callable[..., int]:
         """How many tokens to evaluate in place of a number of them (`CostCurve.wider`)."""
         return (self.costs or self._known).wider
 
