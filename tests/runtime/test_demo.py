@@ -12,6 +12,8 @@ from specrun.bindings.machine.devices import devices, offload_devices
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
 
+pytestmark = pytest.mark.long
+
 GREEDY = SamplingParams(temperature=0.0)
 
 

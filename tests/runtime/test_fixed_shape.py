@@ -27,6 +27,8 @@ from specrun.runtime.round.padding import require_equal_bits
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees import ROOT, DraftTree
 
+pytestmark = pytest.mark.long
+
 # K-quants need rows of 256 numbers.
 WIDE: dict[str, Any] = {"vocab_size": 300, "width": 256, "ffn": 256, "layers": 2, "context": 1024}
 TYPES = ["F16", "Q8_0", "Q4_0", "Q4_K_M"]

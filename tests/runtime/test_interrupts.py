@@ -17,6 +17,8 @@ from specrun.runtime.round import Conversation, TargetModel, common_prefix, targ
 pytest.importorskip("torch")
 from support.every_drafter import DRAFTERS, named
 
+pytestmark = pytest.mark.long
+
 END = {319: float("-inf"), 318: float("-inf"), 317: float("-inf")}
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=END, seed=7)
 PROMPT = list(b"the quick brown fox, the quick")

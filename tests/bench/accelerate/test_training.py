@@ -44,6 +44,8 @@ from specrun.train.heads import Eagle3Recipe
 from specrun.train.target.shape import ModelShape
 from specrun.train.trainer import TrainingStatus
 
+pytestmark = pytest.mark.long
+
 PLAN = TrainingPlan("eagle", 1.0, 2000)
 
 
