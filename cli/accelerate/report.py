@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from specrun.bench.timing import speed_verdict
 from specrun.cli.terminal.screen import duration_text, print_facts, print_table
-from specrun.cli.terminal.terminal import Terminal, one_line, wrapped
+from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime.language import parse_expression, short_label
 from specrun.runtime.planning import ANY, EDITED
 
@@ -24,18 +24,13 @@ if TYPE_CHECKING:
 
 def print_diagnosis(diagnosis: Diagnosis, terminal: Terminal) -> None:
     """Print the verdict and its reasons, what costs most first; with -v, all figures."""
-    _print_lines(verdict_lines(diagnosis), terminal)
+    for line in verdict_lines(diagnosis):
+        terminal.answer_line(line)
     if terminal.verbosity:
         name = short_label(parse_expression(diagnosis.drafter))
         texts = f" on {diagnosis.workload}" if diagnosis.workload else ""
         title = f"Figures: {name}{texts} at temperature {diagnosis.temperature:g}"
         print_facts(terminal, title, diagnosis_facts(diagnosis))
-
-
-def _print_lines(lines: Sequence[str], terminal: Terminal) -> None:
-    """Print lines, wrapped at words if they are shown on a screen."""
-    for line in lines:
-        terminal.answer(f"{wrapped(line) if terminal.answers_on_screen else line}\n")
 
 
 def diagnosis_facts(diagnosis: Diagnosis) -> dict[str, str]:
@@ -134,7 +129,8 @@ _MOST_TYPES = 4
 
 def print_report(result: AccelerateResult, terminal: Terminal) -> None:
     """Print the verdict, everything that led to it, and what follows."""
-    _print_lines(verdict_of(result), terminal)
+    for line in verdict_of(result):
+        terminal.answer_line(line)
     temperatures = list(dict.fromkeys(row.temperature for row in result.rows))
     for temperature in temperatures:
         _print_rows(
@@ -153,7 +149,7 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
         # Where all kinds of texts have the same drafter, a line says so.
         told = own[-1:] if len({choice.drafter for choice in own}) == 1 else own
         for choice in told:
-            terminal.answer(f"{_choice_line(choice)}\n")
+            terminal.answer_line(_choice_line(choice))
     _say_what_follows(result, terminal)
 
 

@@ -47,7 +47,7 @@ def print_tuning(draft: Path, result: TuneResult, terminal: Terminal) -> None:
     several = len(result.settings) > 1
     for setting in result.settings:
         for line in _verdict(setting, draft, several=several):
-            terminal.answer(f"{line}\n")
+            terminal.answer_line(line)
     _print_curves(result, terminal)
     for setting in result.settings:
         if terminal.verbosity:

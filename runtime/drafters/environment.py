@@ -98,15 +98,20 @@ class DraftEnvironment:
     def known(self) -> CostCurve:
         """What evaluations of the target were known to cost before anything was decoded.
 
-        It may descend if batches cannot be padded: recurrent states would take in what fills them.
+        It may descend if batches cannot be padded: a recurrent state takes back what fills them,
+        and no more than it may.
         """
         if self.costs is not None:
             return self.costs
-        return self._known.as_padded() if self.target.can_branch else self._known
+        if self.target.can_branch:
+            return self._known.as_padded()
+        n_texts = 1 if self.meeting is None else self.meeting.n_texts
+        n_kept = self.n_kept if self.n_kept and self.target.can_roll_back else 0
+        return self._known.as_padded(n_texts * (1 + n_kept))
 
-    def wider(self, n: int, most: int) -> int:
+    def wider(self, n: int, most: int, step: int = 1) -> int:
         """Return how many tokens to evaluate in place of n, at most so many (`CostCurve.wider`)."""
-        return (self.costs or self._known).wider(n, most)
+        return (self.costs or self._known).wider(n, most, step)
 
     @property
     def _known(self) -> CostCurve:

@@ -43,6 +43,8 @@ CASES = [
     ("shallow", "dflash(FILE:dflash2, n=3)"),
     ("shallow", "dflash(FILE:dspark, tree=2x2)"),
     ("nextn", "mtp(n=3)"),
+    ("nextn", "mtp(tree=2x2)"),
+    ("two blocks", "mtp(tree=2x2)"),
     ("two blocks", "mtp(n=2)"),
     ("gemma4", "mtp(FILE:assistant, tree=2x2)"),
 ]

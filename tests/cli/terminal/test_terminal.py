@@ -286,3 +286,21 @@ def test_the_bar_runs_with_the_clock_and_never_back() -> None:
     assert (pace.share, pace.left) == (pytest.approx(0.99), 0.0)
     pace.tell(1.0, 0.0)
     assert pace.share == 1.0
+
+
+@pytest.mark.parametrize("columns", [40, 60, 200])
+def test_notes_and_errors_break_at_words_at_any_width(
+    models: Models, environment: dict[str, str], columns: int
+) -> None:
+    """Those of click, too."""
+    wrong = ["generate", "-m", models.long, "--spec-draft-n-max", 3, "--drafter", "lookahead"]
+    screen = Screen([*wrong, "-p", "x"], environment)
+    screen.resize(columns)
+    sentence = "Error: --spec-draft-n-max and --drafter say the same thing: put it into the"
+    try:
+        assert screen.finish() == 2
+    finally:
+        screen.close()
+    shown = screen.seen[screen.seen.index("Error:") :].replace("\r", "")
+    assert shown.replace("\n", " ").startswith(sentence)
+    assert all(len(line) < columns for line in shown.splitlines())

@@ -38,6 +38,7 @@ DEEPER = [
     ("shallow", "early-exit(layers=1, n={})", 2),
 ]
 TREES = [
+    ("nextn", "mtp(tree={})", "2x1", "2x1x1"),
     ("shallow", "eagle(FILE:eagle, tree={})", "2x1", "2x1x1"),
     ("deep", "eagle3(FILE:eagle3, tree={})", "2x1", "2x1x1"),
     ("shallow", "hydra(FILE:hydra++, tree={})", "2x1", "2x1x1"),

@@ -93,6 +93,20 @@ def test_the_logits_of_every_conversation_are_fresh_ones(shared: SharedEvaluatio
     assert max(departures(shared)) < 1e-4
 
 
+def test_filled_up_to_a_cheaper_width_they_still_are(shared: SharedEvaluation) -> None:
+    """Every evaluation has as many tokens as the states can take back, and one for each text."""
+    seen = set()
+
+    def widest(n: int, most: int, step: int) -> int:
+        seen.add((n // step, most // step))
+        return most
+
+    shared._wider = widest
+    assert max(departures(shared, 16)) < 1e-4
+    assert {wide for _, wide in seen} == {1 + N_DRAFTED}
+    assert len(seen) > 2
+
+
 def departure_of_moved(shared: SharedEvaluation) -> float:
     """The difference after a round in which the state of a slot lies between those of two others.
 

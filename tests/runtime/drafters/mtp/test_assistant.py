@@ -291,7 +291,6 @@ OTHERS = {
         ("other heads", PairError, r"its layer 1 has 24 as attention.key_length, .* layer 2 16"),
         ("llama", PairError, "an assistant of Gemma 4, and the target is a llama model"),
         ("other layers", UnsupportedModelError, "the target's last two are others"),
-        ("trees of blocks", OptionError, "NextN blocks draft chains"),
         ("alone", UnsupportedModelError, "it can only draft for a target, as mtp"),
     ],
 )
