@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from specrun.bindings.errors import ClosedError, OutOfMemoryError, SpecrunError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models import split_headers
+from specrun.bindings.models import split_headers, watched_loading
 from specrun.bindings.models.nextn import split_paths
 from specrun.cli.serve.body import wrong
 from specrun.cli.serve.errors import RequestError, request_error
@@ -110,6 +110,10 @@ class ServedModel:
     state: State = "unloaded"
     problem: str = ""
     """Why the last load failed."""
+    progress: float = 0.0
+    """The share of a file that has been read: of the target, then of a draft model."""
+    is_stopped: bool = False
+    """Whether a load is to end."""
     held: Mapping[str, int] = field(default_factory=dict)
     """The bytes by device that its plan counted."""
     opened: ExitStack = field(default_factory=ExitStack)
@@ -149,7 +153,12 @@ class ServedModel:
     def load(self) -> AnswerService:
         """Load it now; raises the errors of opening it."""
         assert self.open is not None
-        with ExitStack() as opened:
+
+        def note(progress: float) -> bool:
+            self.progress = progress
+            return not self.is_stopped
+
+        with watched_loading(note), ExitStack() as opened:
             service = opened.enter_context(self.open())
             self.opened = opened.pop_all()
         return service
@@ -306,7 +315,7 @@ class Models:
 
     async def _load(self, model: ServedModel) -> None:
         """Load a model when it is its turn; then those that wait for it use it."""
-        model.problem = ""
+        model.problem, model.progress = "", 0.0
         try:
             async with self._turn:
                 if not model.waiting:
@@ -411,6 +420,7 @@ class Models:
         self.is_closing = True
         for model in self.models:
             if model.loading is not None:
+                model.is_stopped = True
                 model.loading.cancel()
         await asyncio.gather(*[service.close() for _, service in self.loaded])
 

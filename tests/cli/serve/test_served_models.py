@@ -445,6 +445,6 @@ def test_a_stream_begins_before_its_model_is_loaded(
             reply = sent(create_app(models, desk.settings), path, {**body, "model": name}, seen)
         finally:
             models.unload_all()
-        assert reply.startswith(f": loading {name}\n\n".encode())
+        assert reply.startswith(f": loading {name}, 0%\n\n".encode())
         assert said in reply
         assert models.find(name).is_idle
