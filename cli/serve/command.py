@@ -330,15 +330,17 @@ class _ModelSettings:
 
     @contextmanager
     def opened(
-        self, name: str, settings: ServeSettings, terminal: Terminal
+        self, name: str, settings: ServeSettings, terminal: Terminal, is_busy: bool
     ) -> Iterator[AnswerService]:
-        """Load the model, and serve it until the block ends."""
+        """Load the model, and serve it until the block ends; a busy machine measures nothing."""
         from specrun.cli.serve.service import AnswerService
 
-        answer, own = self.answer, self.own
+        answer, own, load = self.answer, self.own, self.load
+        if is_busy:
+            load = replace(load, options=replace(load.options, measure=False))
         with ExitStack() as closed_last:
             opened = open_engine(
-                self.load,
+                load,
                 self.draft,
                 self.template,
                 answer.params,

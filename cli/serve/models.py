@@ -46,6 +46,8 @@ State = Literal["unloaded", "loading", "loaded", "sleeping"]
 """llama-server's words; a sleeping model was unloaded because it was idle."""
 
 
+Opener = Callable[[bool], AbstractContextManager[AnswerService]]
+"""Opens a model; True: others answer meanwhile, so that nothing can be measured."""
 Plan = Callable[[Mapping[str, int]], "Room | None"]
 """Plans a model beside others, which hold so many bytes by device; None: nothing is known."""
 
@@ -104,7 +106,7 @@ class ServedModel:
     id: str
     path: Path
     names: Sequence[str] = ()
-    open: Callable[[], AbstractContextManager[AnswerService]] | None = None
+    open: Opener | None = None
     plan: Plan = lambda _: None
     service: AnswerService | None = None
     state: State = "unloaded"
@@ -150,8 +152,8 @@ class ServedModel:
         problem_here = f"{self.id} was not loaded: {text}"
         return RequestError(problem_here, "model", status=error.status, code=error.code)
 
-    def load(self) -> AnswerService:
-        """Load it now; raises the errors of opening it."""
+    def load(self, *, is_busy: bool = False) -> AnswerService:
+        """Load it now; raises the errors of opening it. `is_busy`: see `Opener`."""
         assert self.open is not None
 
         def note(progress: float) -> bool:
@@ -159,7 +161,7 @@ class ServedModel:
             return not self.is_stopped
 
         with watched_loading(note), ExitStack() as opened:
-            service = opened.enter_context(self.open())
+            service = opened.enter_context(self.open(is_busy))
             self.opened = opened.pop_all()
         return service
 
@@ -323,7 +325,9 @@ class Models:
                     return
                 await self._make_room(model)
                 _log.info("loading %s", model.id)
-                service = await self._in_thread(model.load)
+                is_busy = any(other.users for other in self.models)
+                load = functools.partial(model.load, is_busy=is_busy)
+                service = await self._in_thread(load)
         except asyncio.CancelledError:
             model.state, model.held = "unloaded", {}
             raise

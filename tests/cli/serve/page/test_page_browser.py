@@ -407,7 +407,7 @@ def test_the_page_of_a_real_server(visit: Visit, demo_engine: Engine) -> None:
 
 
 @contextmanager
-def opened(engine: Engine, name: str) -> Iterator[AnswerService]:
+def opened(engine: Engine, name: str, _is_busy: bool) -> Iterator[AnswerService]:
     yield AnswerService(engine, ServeSettings(model=name))
 
 
