@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrun.bindings.errors import ClosedError, FileMissingError, OptionError, SpecrunError
+from specrun.bindings.gguf import read_header
 from specrun.bindings.machine import available_memory, placing
 from specrun.cli.chat.learning import ChatLearning
 from specrun.cli.chat.settings import describe_sampling
@@ -330,15 +331,17 @@ class _ModelSettings:
 
     @contextmanager
     def opened(
-        self, name: str, settings: ServeSettings, terminal: Terminal
+        self, name: str, settings: ServeSettings, terminal: Terminal, is_busy: bool
     ) -> Iterator[AnswerService]:
-        """Load the model, and serve it until the block ends."""
+        """Load the model, and serve it until the block ends; a busy machine measures nothing."""
         from specrun.cli.serve.service import AnswerService
 
-        answer, own = self.answer, self.own
+        answer, own, load = self.answer, self.own, self.load
+        if is_busy:
+            load = replace(load, options=replace(load.options, measure=False))
         with ExitStack() as closed_last:
             opened = open_engine(
-                self.load,
+                load,
                 self.draft,
                 self.template,
                 answer.params,
@@ -366,10 +369,14 @@ class _ModelSettings:
                 yield service
 
     def room(self, free_before: int, held: Mapping[str, int]) -> Room | None:
-        """Return the memory that the model needs beside others: see `room_here`."""
+        """Return the memory that the model needs beside others: see `room_here`.
+
+        Raises for a file that cannot be read: nothing has to go for it.
+        """
         path, options = self.load.model, self.load.options
         if path is None:
             return None
+        read_header(path)
         quiet = Terminal(quiet=True)
         with placing(options.placement):
             drafter, _ = chosen_drafter(self.load, self.draft, self.answer.params, quiet)

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from specrun.bindings.errors import ClosedError, OutOfMemoryError, SpecrunError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models import split_headers
+from specrun.bindings.models import split_headers, watched_loading
 from specrun.bindings.models.nextn import split_paths
 from specrun.cli.serve.body import wrong
 from specrun.cli.serve.errors import RequestError, request_error
@@ -46,6 +46,8 @@ State = Literal["unloaded", "loading", "loaded", "sleeping"]
 """llama-server's words; a sleeping model was unloaded because it was idle."""
 
 
+Opener = Callable[[bool], AbstractContextManager[AnswerService]]
+"""Opens a model; True: others answer meanwhile, so that nothing can be measured."""
 Plan = Callable[[Mapping[str, int]], "Room | None"]
 """Plans a model beside others, which hold so many bytes by device; None: nothing is known."""
 
@@ -104,12 +106,16 @@ class ServedModel:
     id: str
     path: Path
     names: Sequence[str] = ()
-    open: Callable[[], AbstractContextManager[AnswerService]] | None = None
+    open: Opener | None = None
     plan: Plan = lambda _: None
     service: AnswerService | None = None
     state: State = "unloaded"
     problem: str = ""
     """Why the last load failed."""
+    progress: float = 0.0
+    """The share of a file that has been read: of the target, then of a draft model."""
+    is_stopped: bool = False
+    """Whether a load is to end."""
     held: Mapping[str, int] = field(default_factory=dict)
     """The bytes by device that its plan counted."""
     opened: ExitStack = field(default_factory=ExitStack)
@@ -146,11 +152,16 @@ class ServedModel:
         problem_here = f"{self.id} was not loaded: {text}"
         return RequestError(problem_here, "model", status=error.status, code=error.code)
 
-    def load(self) -> AnswerService:
-        """Load it now; raises the errors of opening it."""
+    def load(self, *, is_busy: bool = False) -> AnswerService:
+        """Load it now; raises the errors of opening it. `is_busy`: see `Opener`."""
         assert self.open is not None
-        with ExitStack() as opened:
-            service = opened.enter_context(self.open())
+
+        def note(progress: float) -> bool:
+            self.progress = progress
+            return not self.is_stopped
+
+        with watched_loading(note), ExitStack() as opened:
+            service = opened.enter_context(self.open(is_busy))
             self.opened = opened.pop_all()
         return service
 
@@ -306,7 +317,7 @@ class Models:
 
     async def _load(self, model: ServedModel) -> None:
         """Load a model when it is its turn; then those that wait for it use it."""
-        model.problem = ""
+        model.problem, model.progress = "", 0.0
         try:
             async with self._turn:
                 if not model.waiting:
@@ -314,7 +325,9 @@ class Models:
                     return
                 await self._make_room(model)
                 _log.info("loading %s", model.id)
-                service = await self._in_thread(model.load)
+                is_busy = any(other.users for other in self.models)
+                load = functools.partial(model.load, is_busy=is_busy)
+                service = await self._in_thread(load)
         except asyncio.CancelledError:
             model.state, model.held = "unloaded", {}
             raise
@@ -411,6 +424,7 @@ class Models:
         self.is_closing = True
         for model in self.models:
             if model.loading is not None:
+                model.is_stopped = True
                 model.loading.cancel()
         await asyncio.gather(*[service.close() for _, service in self.loaded])
 

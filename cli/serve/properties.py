@@ -163,6 +163,8 @@ async def unload_model(request: Request) -> Response:
 
 def _described(model: ServedModel, started: int) -> dict[str, Any]:
     status: dict[str, Any] = {"value": model.state}
+    if model.state == "loading":
+        status |= {"progress": {"value": model.progress}}
     if model.problem:
         status |= {"failed": True, "error": model.problem}
     facts = model.facts

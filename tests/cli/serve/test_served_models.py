@@ -34,7 +34,10 @@ FAILURE = MalformedFileError("/models/bad.gguf has no tensors")
 
 @dataclass
 class Desk:
-    """Models that are scripted: what was done with them, and gates that hold up their loads."""
+    """Models that are scripted, and gates that hold up their loads.
+
+    The log has what was done with them: "+a!" is a load while others were in use.
+    """
 
     vocabulary: Vocabulary
     settings: ServeSettings
@@ -57,12 +60,12 @@ class Desk:
         return Models(listed, self.settings, most=most, clock=lambda: self.now)
 
     @contextmanager
-    def opened(self, name: str) -> Iterator[AnswerService]:
+    def opened(self, name: str, is_busy: bool) -> Iterator[AnswerService]:
         if name in self.gates:
             assert self.gates[name].wait(30)
         if name == "bad":
             raise FAILURE
-        self.log.append(f"+{name}")
+        self.log.append(f"+{name}" + "!" * is_busy)
         engine: Any = ScriptedEngine(self.vocabulary, HERMES, [f"I am {name}."])
         engine.slots = list
         own = ServeSettings(model=name, idle_seconds=self.settings.idle_seconds)
@@ -186,13 +189,13 @@ def test_a_model_in_use_goes_when_its_requests_are_over(desk: Desk) -> None:
         again = asyncio.create_task(later.begin())  # behind the one that waits for its room
         await settled()
         assert not waiting.done()
-        assert desk.log == ["+a", "+b"]
+        assert desk.log == ["+a", "+b!"]
         a.end()
         assert await waiting == "c"
         assert not again.done()
         b.end()
         assert await again == "a"
-        assert desk.log == ["+a", "+b", "-a", "+c", "-b", "+a"]
+        assert desk.log == ["+a", "+b!", "-a", "+c!", "-b", "+a!"]
 
     finished(desk.models(), work)
 
@@ -250,7 +253,7 @@ def test_nothing_is_loaded_for_a_client_that_left_before_its_turn(desk: Desk) ->
         gate.set()
         assert [await first, await tasks[1]] == ["a", "c"]
         assert models.find("b").state == "unloaded"
-        assert desk.log == ["+a", "+c"]
+        assert desk.log == ["+a", "+c!"]
 
     finished(desk.models(), work)
 
@@ -259,11 +262,11 @@ def test_a_model_is_unloaded_when_it_was_idle_for_long(desk: Desk) -> None:
     desk.settings = ServeSettings(model="", idle_seconds=10)
 
     async def work(models: Models) -> None:
-        a, b, c = await used(models, "a", "b"), [], []
+        uses = await used(models, "a", "b")
         desk.now = 50
         await models.unload_idle()
-        assert desk.log == ["+a", "+b"]  # both are in use
-        for use in (*a, *b, *c):
+        assert desk.log == ["+a", "+b!"]  # both are in use
+        for use in uses:
             use.end()
         own = models.find("b").service
         assert own is not None
@@ -271,10 +274,10 @@ def test_a_model_is_unloaded_when_it_was_idle_for_long(desk: Desk) -> None:
         desk.now = 59
         assert models.seconds_left(models.find("a")) == 1
         await models.unload_idle()
-        assert desk.log == ["+a", "+b"]
+        assert desk.log == ["+a", "+b!"]
         desk.now = 60
         await models.unload_idle()
-        assert desk.log == ["+a", "+b", "-a"]
+        assert desk.log == ["+a", "+b!", "-a"]
         assert models.find("a").state == "sleeping"
         await used(models, "a")
         assert desk.log[-1] == "+a"
@@ -445,6 +448,6 @@ def test_a_stream_begins_before_its_model_is_loaded(
             reply = sent(create_app(models, desk.settings), path, {**body, "model": name}, seen)
         finally:
             models.unload_all()
-        assert reply.startswith(f": loading {name}\n\n".encode())
+        assert reply.startswith(f": loading {name}, 0%\n\n".encode())
         assert said in reply
         assert models.find(name).is_idle
