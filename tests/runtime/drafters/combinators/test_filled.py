@@ -20,7 +20,7 @@ from support.enumeration import (
     top_k_points,
     wandering_chain,
 )
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.scripted import PLAIN, LawTable, ScriptedDrafter
 from support.tiny_models import F32, fresh_logits
 
@@ -34,6 +34,8 @@ from specrun.runtime.planning import CostCurve, save_curve
 from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import ROOT, DraftTree
+
+pytestmark = pytest.mark.long
 
 SIZE = 3
 FREE = CostCurve((1, 64), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0))
@@ -283,11 +285,6 @@ POINTS = [
     ("hybrid", "mtp"),
     ("shallow", "auto(eagle(FILE:eagle))"),
 ]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("filled"))
 
 
 @pytest.mark.parametrize(("target", "drafter"), POINTS)

@@ -32,6 +32,8 @@ from specrun.runtime.laws import SeededNoise
 from specrun.runtime.planning import MOST_DRAFTED, account
 from specrun.runtime.round import DraftRequest, GenerationResult
 
+pytestmark = pytest.mark.long
+
 PROMPT = [5, 200, 7, 7, 31, 90, 2, 5]
 GREEDY = SamplingParams(temperature=0.0)
 MODELS = {
