@@ -397,8 +397,8 @@ _MTP = 1  # llama_context_type
 class StateBatch(Batch):
     """A batch with hidden states in addition to the tokens: `states`, float32 [capacity, width]."""
 
-    def __init__(self, capacity: int, width: int) -> None:
-        super().__init__(capacity, 1)
+    def __init__(self, capacity: int, width: int, max_ids_per_token: int = 1) -> None:
+        super().__init__(capacity, max_ids_per_token)
         self.states: npt.NDArray[np.float32] = np.zeros((capacity, width), np.float32)
         kind = dict(self.struct._fields_)["embd"]
         self.struct.embd = ctypes.cast(self.states.ctypes.data, kind)

@@ -299,6 +299,8 @@ class AnswerService:
         self.prompts = PromptReader(engine, settings.template_kwargs)
         self._grammars = GrammarReader(engine.vocabulary, lambda: self.is_closing)
         self.is_closing = False
+        self.keep_seconds = settings.idle_seconds
+        """How long the model stays loaded when it is idle; None: for ever."""
         self.observers: list[Callable[[GenerationResult], None]] = []
         self.answers: WeakSet[ServedAnswer] = WeakSet()
         """Those under way. Weak: one that lost its reader counts no more, and its streams end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from support.commands import results_of
 from support.commands import run_measure as run
+from support.tiny_dflash import TinyDFlash
 
 from measure.peers import comparison
 from measure.peers.comparison import PeerBench, PeerResult, measure_peers, peers_table
@@ -160,7 +162,12 @@ def test_files_are_drafted_with_by_both_servers(
     monkeypatch.setattr(comparison, "measure_peers", kept)
     twin = tmp_path / "twin.gguf"
     twin.write_bytes(tiny_model.read_bytes())
-    files = ("-m", tiny_model, "-md", tiny_model, "-md", twin, "-md", shipped_heads()[0])
+    blocks = [
+        TinyDFlash(generation, 320).write(tmp_path / f"{generation}.gguf", tiny_model)
+        for generation in ("dflash", "dspark")
+    ]
+    drafts = [tiny_model, twin, shipped_heads()[0], *blocks]
+    files = ("-m", tiny_model, *itertools.chain(*(("-md", draft) for draft in drafts)))
     line = "peers --program llama-server --program specrun --spec-type ngram-mod --drafter none"
     results_of(run(line, *files, "--server", fake(), "-p", "hello", "--json"))
     (bench,) = compared
@@ -170,11 +177,19 @@ def test_files_are_drafted_with_by_both_servers(
         "llama-server draft-simple",
         "llama-server draft-simple twin",
         "llama-server draft-eagle3",
+        "llama-server draft-dflash",
+        "llama-server draft-dspark",
         "specrun plain",
         "specrun none",
         "specrun draft",
         "specrun draft twin",
         "specrun eagle3",
+        "specrun dflash",
+        "specrun dflash dspark",
     ]
     ending = ("--spec-type", "draft-eagle3", "-md", str(shipped_heads()[0]))
     assert bench.peers[4].command[-4:] == ending
+    for peer, name, file in zip(
+        bench.peers[5:7], ("draft-dflash", "draft-dspark"), blocks, strict=True
+    ):
+        assert peer.command[-4:] == ("--spec-type", name, "-md", str(file))

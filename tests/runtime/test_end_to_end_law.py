@@ -26,6 +26,8 @@ from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.language import quoted
 from specrun.runtime.trees import DraftTree
 
+pytestmark = pytest.mark.long
+
 VOCABULARY = 12
 PROMPT = [3, 1, 4]
 LENGTH = 3

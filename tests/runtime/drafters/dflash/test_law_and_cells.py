@@ -34,6 +34,8 @@ from specrun.runtime.round.drafter import DrafterWeights, RoundOutcome
 from specrun.runtime.round.results import SpecStats
 from specrun.runtime.trees import ROOT, DraftTree
 
+pytestmark = pytest.mark.long
+
 VOCABULARY, PROMPT, LENGTH, SAMPLES = 12, [3, 1, 4], 3, 2500
 
 

@@ -35,6 +35,8 @@ from specrun.runtime.language import quoted
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import ROOT, DraftTree, DynamicShape, Topology, parse_topology
 
+pytestmark = pytest.mark.long
+
 _EMPTY, _NO_ROWS = DraftTree(), TableRows([])
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 LENGTH = 40
