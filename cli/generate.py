@@ -118,7 +118,7 @@ def generate(
         writer: AnswerWriter | None = None
         if not as_json:
             plain = PlainWriter(terminal, show_draft=display.show_draft)
-            writer = reply_writer(terminal, plain)
+            writer = reply_writer(terminal, plain, fold=not display.show_thinking)
         with kept_session(lambda: runtime, session, terminal):
             stream = _start(
                 runtime, text, system, answer, template, parse_special=not no_parse_special

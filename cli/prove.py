@@ -121,7 +121,8 @@ def _texts(
     if not (load.demo or draft.is_named):
         draft = dataclasses.replace(draft, drafter="none")
     with open_runtime(load, draft, template, SamplingParams(), terminal) as runtime:
-        yield lambda say: [check(runtime, options, progress=say)], proof_table
+        table = functools.partial(proof_table, figures=terminal.verbosity > 0)
+        yield lambda say: [check(runtime, options, progress=say)], table
 
 
 @contextmanager
@@ -154,7 +155,7 @@ def _tools(
                 yield engine, post
 
     proof = ToolProof(opening, options, draft.shape)
-    table = functools.partial(proof_table, words=proof.verdict)
+    table = functools.partial(proof_table, words=proof.verdict, figures=terminal.verbosity > 0)
     yield (lambda say: [proof.run(say)]), table
 
 

@@ -60,13 +60,16 @@ why_options = option_group(
     prompt_file_option(_MEASURING),
     no_template_option(_MEASURING),
     _MEASURING.option(
-        "--repetitions N", "How often each is answered.", click.IntRange(1, 100), default=3
+        "--repetitions N",
+        "Answer each prompt at most N times.",
+        click.IntRange(1, 1000),
+        default=100,
     ),
     _MEASURING.option(
         "--seconds",
-        "Time for measuring what evaluations cost, where that was not done yet.",
+        "Take about this long in all.",
         click.FloatRange(0, min_open=True),
-        default=10.0,
+        default=60.0,
     ),
 )
 
@@ -103,7 +106,7 @@ def why(
         max_tokens=answer.max_tokens or _TOKENS,
         repetitions=text.repetitions,
         as_chat=False if text.no_chat_template else None,
-        curve_seconds=text.seconds,
+        seconds=text.seconds,
         options={
             **load.runtime_options(),
             "accept": draft.accept,

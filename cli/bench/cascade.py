@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from specrun.cli.bench.command import (
+    AnswerCount,
     OutputForm,
     first_seed_option,
     format_options,
@@ -26,6 +27,7 @@ from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedComman
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import named_target
+from specrun.cli.options.quiet_machine import measures_time
 from specrun.cli.options.sampling import temperatures_option
 from specrun.cli.options.types import COUNTS, FILE, NUMBERS
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
@@ -140,6 +142,7 @@ _cascade_options = option_group(
 @_cascade_options
 @format_options
 @terminal_options
+@measures_time
 def cascade(
     load: LoadSettings, settings: _CascadeSettings, form: OutputForm, terminal: Terminal
 ) -> None:
@@ -151,15 +154,12 @@ def cascade(
     check_plot(settings.plot)
     measured = CascadeResults([])
 
-    def show(done: int, total: int, what: str) -> None:
-        terminal.passing(f"{done} of {total} answers: {what} ...")
-
     def measure(say: Callable[[str], None]) -> list[CascadePoint]:
         nonlocal measured
         comparison = _comparison(target, load, settings)
         with timed_target(target, settings.pad_to, progress=say) as timed:
             measured = measure_cascades(
-                dataclasses.replace(comparison, target=timed), progress=show
+                dataclasses.replace(comparison, target=timed), progress=AnswerCount(terminal)
             )
         return measured.points
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from specrun.cli.options.group import (
 )
 from specrun.cli.options.output import json_option
 from specrun.cli.options.types import MAX_COUNT, PARAMETERS
+from specrun.cli.terminal.screen import duration_text
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -103,6 +105,25 @@ def measure_and_print(
     else:
         print_table(make_table(results), form, terminal)
     return results
+
+
+class AnswerCount:
+    """Shows how many answers are given, and about the time left by their rate."""
+
+    def __init__(self, terminal: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terminal, self._clock = terminal, clock
+        self._done, self._began = 0, 0.0
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """Show a step behind so many answers; steps between answers give no count."""
+        if not self._done:
+            self._began = self._clock()
+        self._done = max(self._done, done)
+        left = ""
+        if self._done:
+            each = (self._clock() - self._began) / self._done
+            left = f", about {duration_text(each * (total - self._done))} left"
+        self._terminal.passing(f"{self._done} of {total} answers{left}: {what} ...")
 
 
 def print_table(table: Table, form: OutputForm, terminal: Terminal) -> None:

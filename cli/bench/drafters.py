@@ -14,6 +14,7 @@ import click
 from specrun.bindings.errors import OptionError
 from specrun.bindings.files import check_target
 from specrun.cli.bench.command import (
+    AnswerCount,
     OutputForm,
     first_seed_option,
     format_options,
@@ -352,9 +353,6 @@ def drafters(
     target = named_target(load)
     _check_options(chosen, measuring)
 
-    def show(done: int, total: int, what: str) -> None:
-        terminal.passing(f"{done} of {total} answers: {what} ...")
-
     def measure(say: Callable[[str], None]) -> list[DrafterResult]:
         with ExitStack() as stack:
             filled, about_store = with_documentation(
@@ -369,7 +367,7 @@ def drafters(
             bench = dataclasses.replace(bench, target=path, workload=workload)
             if has_programs(bench.prompts) and not bench.run_code:
                 terminal.note("pass@1 is left out: give --run-code to run what the model writes")
-            return measure_drafters(bench, progress=show)
+            return measure_drafters(bench, progress=AnswerCount(terminal))
 
     results = measure_and_print("drafters", measure, drafters_table, form, terminal)
     if measuring.plot is not None:

@@ -38,8 +38,11 @@ Opened = TypeVar("Opened", "Runtime", "Engine")
 # == Opening =======================================================================================
 
 
-# --no-chat-template in a chat: the messages' texts, one below the other.
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}"
+    "{{ '' if message.role == 'user' else '\n' }}{% endfor %}"
+)
+"""A chat by --no-chat-template: the answer continues the user's text, and ends with a new line."""
 
 
 @contextmanager

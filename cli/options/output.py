@@ -120,6 +120,7 @@ class AnswerDisplay:
 
     show_timings: bool
     show_draft: bool
+    show_thinking: bool = False
 
 
 def _open_terminal(
@@ -181,6 +182,11 @@ answer_display_options = option_group(
         default=True,
     ),
     OUTPUT.flag("--show-draft", "Show accepted drafted tokens in cyan (with colours)."),
+    OUTPUT.option(
+        "--show-thinking/--fold-thinking",
+        "Show a model's thinking on the screen, or fold it to one line.",
+        default=False,
+    ),
 )
 
 

@@ -69,7 +69,7 @@ tune_text_options = option_group(
     ),
     _TEXTS.option(
         "--seconds",
-        "Time for measuring what evaluations cost.",
+        "Measure the cost of evaluations for about this long.",
         click.FloatRange(0, min_open=True),
         default=12.0,
     ),

@@ -139,9 +139,9 @@ def _show_types(types: Sequence[WeightType], terminal: Terminal) -> None:
     if len(measured) > 1:
         fastest = max(measured, key=lambda known: known.plain * known.gain)
         speed = fastest.plain * fastest.gain
-        terminal.answer(
+        terminal.answer_line(
             f"drafting gains most with {measured[0].file.name} ({measured[0].gain:.2f} times); "
-            f"with it {fastest.file.name} is fastest ({speed:.1f} tokens/s)\n"
+            f"with it {fastest.file.name} is fastest ({speed:.1f} tokens/s)"
         )
     for known in types:
         if known.curve is None:

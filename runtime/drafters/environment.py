@@ -98,15 +98,21 @@ class DraftEnvironment:
     def known(self) -> CostCurve:
         """What evaluations of the target were known to cost before anything was decoded.
 
-        It may descend if batches cannot be padded: recurrent states would take in what fills them.
+        It may descend if batches cannot be padded: a recurrent state takes back what fills them,
+        and no more than it may.
         """
         if self.costs is not None:
             return self.costs
-        return self._known.as_padded() if self.target.can_branch else self._known
+        if self.target.can_branch:
+            return self._known.as_padded()
+        n_texts = 1 if self.meeting is None else self.meeting.n_texts
+        n_kept = self.n_kept if self.n_kept and self.target.can_roll_back else 0
+        return self._known.as_padded(n_texts * (1 + n_kept))
 
-    def wider(self, n: int, most: int) -> int:
-        """Return how many tokens to evaluate in place of n, at most so many (`CostCurve.wider`)."""
-        return (self.costs or self._known).wider(n, most)
+    @property
+    def wider(self) -> Callable[..., int]:
+        """How many tokens to evaluate in place of a number of them (`CostCurve.wider`)."""
+        return (self.costs or self._known).wider
 
     @property
     def _known(self) -> CostCurve:
@@ -117,11 +123,11 @@ class DraftEnvironment:
     def fills(self) -> bool:
         """Whether what a drafter of this environment leaves empty of a block may be filled.
 
-        Only where evaluations were measured, under exact rules, and for one conversation.
+        Only where evaluations were measured, and under exact rules.
         """
-        alone = self.by_clock and not self.keeps_rows and self.meeting is None
         return (
-            alone
+            self.by_clock
+            and not self.keeps_rows
             and self.may_fill
             and self.shape == "free"
             and self.costs is None

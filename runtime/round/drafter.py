@@ -320,7 +320,7 @@ def make_all(makers: Iterable[Callable[[], _Part]]) -> list[_Part]:
     return made
 
 
-NOTHING = DraftTree()
+NOTHING = DraftTree.of_points((), ())
 """The tree of a round in which nothing is drafted."""
 
 
