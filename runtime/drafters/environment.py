@@ -109,9 +109,10 @@ class DraftEnvironment:
         n_kept = self.n_kept if self.n_kept and self.target.can_roll_back else 0
         return self._known.as_padded(n_texts * (1 + n_kept))
 
-    def wider(self, n: int, most: int, step: int = 1) -> int:
-        """Return how many tokens to evaluate in place of n, at most so many (`CostCurve.wider`)."""
-        return (self.costs or self._known).wider(n, most, step)
+    @property
+    def wider(self) -> Callable[..., int]:
+        """How many tokens to evaluate in place of a number of them (`CostCurve.wider`)."""
+        return (self.costs or self._known).wider
 
     @property
     def _known(self) -> CostCurve:
@@ -122,11 +123,11 @@ class DraftEnvironment:
     def fills(self) -> bool:
         """Whether what a drafter of this environment leaves empty of a block may be filled.
 
-        Only where evaluations were measured, under exact rules, and for one conversation.
+        Only where evaluations were measured, and under exact rules.
         """
-        alone = self.by_clock and not self.keeps_rows and self.meeting is None
         return (
-            alone
+            self.by_clock
+            and not self.keeps_rows
             and self.may_fill
             and self.shape == "free"
             and self.costs is None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.every_drafter import DRAFTERS, named, write_all
+from support.every_drafter import DRAFTERS, named
 from support.tiny_models import F32
 
 from specrun.bindings.errors import OptionError
@@ -51,11 +51,6 @@ TELLING = (
     *("pass(", "space(", "cascade(", "relay("),
     *("ensemble(draft(FILE:twin), ngram", "ensemble(pass("),
 )
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("told rows"))
 
 
 def opened(files: dict[str, Path], target: str, drafter: str, accept: str = RULE) -> Runtime:

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.every_drafter import named, write_all
+from support.every_drafter import named
+from support.held_engine import answered_together
 from support.simulated_machine import end_chain
 from support.tiny_models import F32
 
@@ -32,11 +33,6 @@ BRANCHING = SimpleNamespace(can_branch=True)
 """All that a plan reads of a target."""
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("together"))
-
-
 def answers(
     files: dict[str, Path], drafter: str, params: SamplingParams, slots: int, accept: str = "exact"
 ) -> tuple[list[Sequence[int]], float]:
@@ -46,7 +42,7 @@ def answers(
     with Engine(
         files["shallow"], named(drafter, files), slots=slots, accept=accept, context=options
     ) as engine:
-        results = engine.generate_many(PROMPTS, params, max_tokens=LENGTH)
+        results = answered_together(engine, PROMPTS, params, max_tokens=LENGTH)
         load = engine.statistics().load
     texts = [each.token_ids for each in results]
     return texts, load.drafting_texts / max(1, load.draft_evaluations)

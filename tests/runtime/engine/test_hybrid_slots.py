@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.held_engine import answered_together
 from support.tiny_hybrids import HYBRIDS
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32, fresh_logits
@@ -171,7 +172,7 @@ def test_texts_are_those_of_each_alone(files: dict[str, Path], family: str, draf
     ):
         for params in (GREEDY, WARM):
             alone = [runtime.generate(each, params, max_tokens=12).token_ids for each in prompts]
-            found = engine.generate_many(prompts, params, max_tokens=12)
+            found = answered_together(engine, prompts, params, max_tokens=12)
             assert [each.token_ids for each in found] == alone
         load = engine.statistics().load
     assert load.texts_per_evaluation is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.tiny_models import F32
 from support.workers import running_worker
 
@@ -25,13 +25,11 @@ PROMPT = list(b"to be, or not to be")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("fitted")
-    found = write_all(folder)
-    found["wide"] = folder / "wide.gguf"
+def files(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    wide = tmp_path_factory.mktemp("fitted") / "wide.gguf"
     spec = RandomLlama(320, 256, 6, 4, 2, 1024, context=8192, file_type="F16")
-    write_random_llama(found["wide"], spec)
-    return found
+    write_random_llama(wide, spec)
+    return {**files, "wide": wide}
 
 
 @pytest.fixture
