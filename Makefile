@@ -18,7 +18,7 @@ TYPES := $(wildcard runtime/*/*.pxd)
 COMPILED := $(TYPES) $(TYPES:.pxd=.py) runtime/acceptance/rule.py runtime/acceptance/exact.py
 INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/laws/*.[ch] bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/ready_wheel.py tools/cuda_toolkit.py tools/editor_links.py
 
-.PHONY: chat test test-real test-clients peers check env dev clean
+.PHONY: chat test test-real test-clients peers benchmarks benchmarks-real benchmarks-counted benchmarks-missing benchmarks-gpu check env dev clean
 .DELETE_ON_ERROR:
 
 chat: env
@@ -42,6 +42,17 @@ test-clients: dev
 peers: env
 	@$(PIP) install -q cmake scikit-build-core
 	@$(VENV)/bin/python tools/llama_server.py $(if $(CUDA),--cuda) $(if $(VULKAN),--vulkan)
+
+# docs/benchmarks.md and its pictures, from the records in docs/benchmarks.
+benchmarks: dev
+	@$(VENV)/bin/python tools/measure benchmarks
+
+# What is missing of a set of records, as far as MINUTES=30 go, then the page: benchmarks-real (published models beside llama.cpp, for a
+# quiet machine), -counted (tokens a round, for any machine), -missing, -gpu. ONLY=NAME measures one record, AGAIN=1 anew, LIST=1 shows all.
+benchmarks-real benchmarks-missing: peers
+benchmarks-real benchmarks-counted benchmarks-missing benchmarks-gpu: dev
+	@$(VENV)/bin/python tools/measure benchmarks --measure $(@:benchmarks-%=%) --minutes $(or $(MINUTES),$(if $(filter %-gpu,$@),10,30)) \
+		$(ONLY:%=--only %) $(if $(AGAIN),--again) $(if $(LIST),--list) $(if $(ANYWAY),--anyway)
 
 check: dev
 	$(VENV)/bin/ruff check .

@@ -491,7 +491,7 @@ load_options = option_group(
 
 several_load_options = declare(
     MODEL.model(
-        "-m, --model",
+        "-m, --model, --models-dir",
         "A target: a GGUF file, a folder of them, or a name of `specrun models`; repeatable.",
         MODEL_OR_FOLDER,
         multiple=True,

@@ -15,7 +15,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from specrun.bindings.errors import ClosedError, OutOfMemoryError, SpecrunError
 from specrun.bindings.gguf import read_header
-from specrun.bindings.models import split_headers
+from specrun.bindings.models import split_headers, watched_loading
 from specrun.bindings.models.nextn import split_paths
 from specrun.cli.serve.body import wrong
 from specrun.cli.serve.errors import RequestError, request_error
@@ -46,6 +46,8 @@ State = Literal["unloaded", "loading", "loaded", "sleeping"]
 """llama-server's words; a sleeping model was unloaded because it was idle."""
 
 
+Opener = Callable[[bool], AbstractContextManager[AnswerService]]
+"""Opens a model; True: others answer meanwhile, so that nothing can be measured."""
 Plan = Callable[[Mapping[str, int]], "Room | None"]
 """Plans a model beside others, which hold so many bytes by device; None: nothing is known."""
 
@@ -104,12 +106,16 @@ class ServedModel:
     id: str
     path: Path
     names: Sequence[str] = ()
-    open: Callable[[], AbstractContextManager[AnswerService]] | None = None
+    open: Opener | None = None
     plan: Plan = lambda _: None
     service: AnswerService | None = None
     state: State = "unloaded"
     problem: str = ""
     """Why the last load failed."""
+    progress: float = 0.0
+    """The share of a file that has been read: of the target, then of a draft model."""
+    is_stopped: bool = False
+    """Whether a load is to end."""
     held: Mapping[str, int] = field(default_factory=dict)
     """The bytes by device that its plan counted."""
     opened: ExitStack = field(default_factory=ExitStack)
@@ -146,11 +152,16 @@ class ServedModel:
         problem_here = f"{self.id} was not loaded: {text}"
         return RequestError(problem_here, "model", status=error.status, code=error.code)
 
-    def load(self) -> AnswerService:
-        """Load it now; raises the errors of opening it."""
+    def load(self, *, is_busy: bool = False) -> AnswerService:
+        """Load it now; raises the errors of opening it. `is_busy`: see `Opener`."""
         assert self.open is not None
-        with ExitStack() as opened:
-            service = opened.enter_context(self.open())
+
+        def note(progress: float) -> bool:
+            self.progress = progress
+            return not self.is_stopped
+
+        with watched_loading(note), ExitStack() as opened:
+            service = opened.enter_context(self.open(is_busy))
             self.opened = opened.pop_all()
         return service
 
@@ -158,19 +169,20 @@ class ServedModel:
 class Models:
     """The models of a server, by name, and the order in which they are loaded and unloaded.
 
-    At most `most` are loaded at once, 0: as many as fit. `settings` are the server's own, and
-    `clock` is what idle times are measured by.
+    `listed` lists them, now and for each `reload`. At most `most` are loaded at once, 0: as many as
+    fit. `settings` are the server's own, and idle times are measured by `clock`.
     """
 
     def __init__(
         self,
-        models: Iterable[ServedModel],
+        listed: Callable[[], Sequence[ServedModel]],
         settings: ServeSettings,
         *,
         most: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.models = list(models)
+        self._listed_now = listed
+        self.models = list(listed())
         self.settings = settings
         self.most, self._clock = most, clock
         self._named = _by_name(self.models)
@@ -185,7 +197,21 @@ class Models:
         """Return the only model of a server: an engine, which the caller closes."""
         own = ServedModel(settings.model, Path(engine.model.path))
         own.service, own.state = AnswerService(engine, settings), "loaded"
-        return cls([own], settings)
+        return cls(lambda: [own], settings)
+
+    async def reload(self) -> None:
+        """List the models again. Those that are in use, or were loaded, stay as they are."""
+
+        def read() -> dict[str, ServedModel]:
+            listed = {model.id: model for model in self._listed_now()}
+            for model in listed.values():
+                model.facts  # noqa: B018 - reads the file, which takes time
+            return listed
+
+        listed = await self._in_thread(read)
+        kept = {model.id: model for model in self.models if model.service or model.loading}
+        self.models = [*{**listed, **kept}.values()]
+        self._named = _by_name(self.models)
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -256,11 +282,6 @@ class Models:
         if model.is_ready:
             self._begin(model, use)
         else:
-            most = self.settings.bounds.queue
-            if len(model.waiting) >= max(1, most):
-                problem = f"{len(model.waiting)} requests wait until {model.id} is loaded"
-                status = HTTPStatus.SERVICE_UNAVAILABLE
-                raise RequestError(f"{problem}: try again soon", status=status, retry_after=5)
             model.waiting.add(use)
             while use not in model.users:
                 await self._loaded(model)
@@ -306,7 +327,7 @@ class Models:
 
     async def _load(self, model: ServedModel) -> None:
         """Load a model when it is its turn; then those that wait for it use it."""
-        model.problem = ""
+        model.problem, model.progress = "", 0.0
         try:
             async with self._turn:
                 if not model.waiting:
@@ -314,7 +335,9 @@ class Models:
                     return
                 await self._make_room(model)
                 _log.info("loading %s", model.id)
-                service = await self._in_thread(model.load)
+                is_busy = any(other.users for other in self.models)
+                load = functools.partial(model.load, is_busy=is_busy)
+                service = await self._in_thread(load)
         except asyncio.CancelledError:
             model.state, model.held = "unloaded", {}
             raise
@@ -402,7 +425,10 @@ class Models:
         """Unload idle models, for ever."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            await self.unload_idle()
+            try:
+                await self.unload_idle()
+            except Exception:
+                _log.exception("an idle model was not unloaded as it should be")
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -411,6 +437,7 @@ class Models:
         self.is_closing = True
         for model in self.models:
             if model.loading is not None:
+                model.is_stopped = True
                 model.loading.cancel()
         await asyncio.gather(*[service.close() for _, service in self.loaded])
 

@@ -26,6 +26,7 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
+from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -34,7 +35,7 @@ from starlette.types import Send
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.body import UNPACKERS, GivenBody, read_body
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
-from specrun.cli.serve.models import Models
+from specrun.cli.serve.models import Models, ServedModel
 from specrun.cli.serve.sampling import AnswerBody
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Finish, ServedAnswer
 from specrun.cli.serve.settings import ServeSettings
@@ -185,9 +186,8 @@ def answering(
         try:
             answer = await _finished(request, beginning, head_seconds if may_wait else None)
         except TimeoutError:
-            opening = f": loading {model.id}\n\n".encode()
-            events = _late_events(opening, beginning, lambda answer: form(answer, body), path)
-            return _event_stream(events, ReplyForm, models.settings)
+            events = _late_events(model, beginning, lambda answer: form(answer, body), path)
+            return _event_stream(events, ReplyForm, models.settings, model)
         except ClientDisconnect:
             raise RequestError("the client left before the answer had begun") from None
         return await (_stream if body.stream else _whole)(request, answer, form(answer, body))
@@ -233,14 +233,26 @@ async def _stream(request: Request, answer: ServedAnswer, form: ReplyForm) -> Re
 
 
 def _event_stream(
-    events: AsyncIterator[bytes], form: ReplyForm | type[ReplyForm], settings: ServeSettings
+    events: AsyncIterator[bytes],
+    form: ReplyForm | type[ReplyForm],
+    settings: ServeSettings,
+    model: ServedModel | None = None,
 ) -> EventStream:
-    """Return the reply with these events, in the media type of a form."""
+    """Return the reply with these events, in the media type of a form.
+
+    Comments between them say how much of the `model` is loaded.
+    """
+
+    def comment() -> ServerSentEvent:
+        assert model is not None
+        return ServerSentEvent(comment=_progress(model), sep="\n")
+
     return EventStream(
         events,
         media_type=form.media_type,
         sep="\n",
         ping=form.ping_seconds,
+        ping_message_factory=comment if model else None,
         send_timeout=settings.send_seconds,
     )
 
@@ -296,14 +308,20 @@ async def _events(
         yield form.failed(request_error(problem))
 
 
+def _progress(model: ServedModel) -> str:
+    if model.state == "loading":
+        return f"loading {model.id}, {model.progress:.0%}"
+    return f"{model.id} is {model.state}"
+
+
 async def _late_events(
-    opening: bytes,
+    model: ServedModel,
     beginning: asyncio.Future[ServedAnswer],
     form: Callable[[ServedAnswer], ReplyForm],
     path: str,
 ) -> AsyncIterator[bytes]:
     """Yield a comment, and then the events of an answer that begins when its model is loaded."""
-    yield opening
+    yield f": {_progress(model)}\n\n".encode()
     try:
         answer = await beginning
     except Exception as problem:

@@ -123,11 +123,11 @@ class DraftEnvironment:
     def fills(self) -> bool:
         """Whether what a drafter of this environment leaves empty of a block may be filled.
 
-        Only where evaluations were measured, under exact rules, and for one conversation.
+        Only where evaluations were measured, and under exact rules.
         """
-        alone = self.by_clock and not self.keeps_rows and self.meeting is None
         return (
-            alone
+            self.by_clock
+            and not self.keeps_rows
             and self.may_fill
             and self.shape == "free"
             and self.costs is None

@@ -24,7 +24,7 @@ from specrun.cli.serve.app import create_app
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.models import Models, ServedModel
 from specrun.cli.serve.service import AnswerService
-from specrun.cli.serve.settings import Bounds, ServeSettings
+from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.memory import Room
 
 ASK = [{"role": "user", "content": "Hi"}]
@@ -34,7 +34,10 @@ FAILURE = MalformedFileError("/models/bad.gguf has no tensors")
 
 @dataclass
 class Desk:
-    """Models that are scripted: what was done with them, and gates that hold up their loads."""
+    """Models that are scripted, and gates that hold up their loads.
+
+    The log has what was done with them: "+a!" is a load while others were in use.
+    """
 
     vocabulary: Vocabulary
     settings: ServeSettings
@@ -44,25 +47,20 @@ class Desk:
     now: float = 0.0
 
     def models(self, most: int = 0) -> Models:
-        listed = [
-            ServedModel(
-                name,
-                Path(f"/models/{name}.gguf"),
-                (f"{name}.gguf", f"nick-{name}"),
-                partial(self.opened, name),
-                partial(self.room, name),
-            )
-            for name in self.sizes
-        ]
-        return Models(listed, self.settings, most=most, clock=lambda: self.now)
+        listed = [self.model(name) for name in self.sizes]
+        return Models(lambda: listed, self.settings, most=most, clock=lambda: self.now)
+
+    def model(self, name: str) -> ServedModel:
+        path, names = Path(f"/models/{name}.gguf"), (f"{name}.gguf", f"nick-{name}")
+        return ServedModel(name, path, names, partial(self.opened, name), partial(self.room, name))
 
     @contextmanager
-    def opened(self, name: str) -> Iterator[AnswerService]:
+    def opened(self, name: str, is_busy: bool) -> Iterator[AnswerService]:
         if name in self.gates:
             assert self.gates[name].wait(30)
         if name == "bad":
             raise FAILURE
-        self.log.append(f"+{name}")
+        self.log.append(f"+{name}" + "!" * is_busy)
         engine: Any = ScriptedEngine(self.vocabulary, HERMES, [f"I am {name}."])
         engine.slots = list
         own = ServeSettings(model=name, idle_seconds=self.settings.idle_seconds)
@@ -186,13 +184,13 @@ def test_a_model_in_use_goes_when_its_requests_are_over(desk: Desk) -> None:
         again = asyncio.create_task(later.begin())  # behind the one that waits for its room
         await settled()
         assert not waiting.done()
-        assert desk.log == ["+a", "+b"]
+        assert desk.log == ["+a", "+b!"]
         a.end()
         assert await waiting == "c"
         assert not again.done()
         b.end()
         assert await again == "a"
-        assert desk.log == ["+a", "+b", "-a", "+c", "-b", "+a"]
+        assert desk.log == ["+a", "+b!", "-a", "+c!", "-b", "+a!"]
 
     finished(desk.models(), work)
 
@@ -250,7 +248,7 @@ def test_nothing_is_loaded_for_a_client_that_left_before_its_turn(desk: Desk) ->
         gate.set()
         assert [await first, await tasks[1]] == ["a", "c"]
         assert models.find("b").state == "unloaded"
-        assert desk.log == ["+a", "+c"]
+        assert desk.log == ["+a", "+c!"]
 
     finished(desk.models(), work)
 
@@ -259,11 +257,11 @@ def test_a_model_is_unloaded_when_it_was_idle_for_long(desk: Desk) -> None:
     desk.settings = ServeSettings(model="", idle_seconds=10)
 
     async def work(models: Models) -> None:
-        a, b, c = await used(models, "a", "b"), [], []
+        uses = await used(models, "a", "b")
         desk.now = 50
         await models.unload_idle()
-        assert desk.log == ["+a", "+b"]  # both are in use
-        for use in (*a, *b, *c):
+        assert desk.log == ["+a", "+b!"]  # both are in use
+        for use in uses:
             use.end()
         own = models.find("b").service
         assert own is not None
@@ -271,10 +269,10 @@ def test_a_model_is_unloaded_when_it_was_idle_for_long(desk: Desk) -> None:
         desk.now = 59
         assert models.seconds_left(models.find("a")) == 1
         await models.unload_idle()
-        assert desk.log == ["+a", "+b"]
+        assert desk.log == ["+a", "+b!"]
         desk.now = 60
         await models.unload_idle()
-        assert desk.log == ["+a", "+b", "-a"]
+        assert desk.log == ["+a", "+b!", "-a"]
         assert models.find("a").state == "sleeping"
         await used(models, "a")
         assert desk.log[-1] == "+a"
@@ -296,22 +294,6 @@ def test_those_that_wait_are_told_when_the_server_ends(desk: Desk) -> None:
 
     finished(desk.models(), work)
     assert desk.log in ([], ["+a", "-a"])  # what was loaded is closed
-
-
-def test_no_more_wait_than_the_queue_holds(desk: Desk) -> None:
-    desk.settings = ServeSettings(model="", bounds=Bounds(queue=1))
-
-    async def work(models: Models) -> None:
-        gate = desk.gates["a"] = threading.Event()
-        waiting = asyncio.create_task(Use(models, "a").begin())
-        await settled()
-        with pytest.raises(RequestError, match="1 requests wait until a is loaded") as caught:
-            await Use(models, "a").begin()
-        assert (caught.value.status, caught.value.retry_after) == (503, 5)
-        gate.set()
-        assert await waiting == "a"
-
-    finished(desk.models(), work)
 
 
 # -- over HTTP ------------------------------------------------------------------------------------
@@ -374,6 +356,23 @@ def test_lists_have_all_models_with_their_states(served: tuple[Models, TestClien
     assert 'specrun_answers_total{finish_reason="stop",model="a"} 1.0' in metrics
     assert 'specrun_slots{model="a"} 2.0' in metrics
     assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_new_models_are_listed_when_that_is_asked(
+    served: tuple[Models, TestClient], desk: Desk
+) -> None:
+    models, client = served
+    client.post("/models/load", json={"model": "a"})
+    first, before = models.models[:2], len(models.models)
+    models._listed_now = lambda: [desk.model("b"), desk.model("new")]
+    assert len(client.get("/v1/models").json()["data"]) == before
+    listed = client.get("/v1/models?reload=1").json()["data"]
+    # What is loaded stays, whatever lies in its place now.
+    assert [each["id"] for each in listed] == ["b", "new", "a"]
+    assert models.models[2] is first[0]
+    assert models.find("nick-new").id == "new"
+    with pytest.raises(RequestError, match="'c' not found"):
+        models.find("c")
 
 
 def test_clients_load_and_unload_models(served: tuple[Models, TestClient], desk: Desk) -> None:
@@ -445,6 +444,6 @@ def test_a_stream_begins_before_its_model_is_loaded(
             reply = sent(create_app(models, desk.settings), path, {**body, "model": name}, seen)
         finally:
             models.unload_all()
-        assert reply.startswith(f": loading {name}\n\n".encode())
+        assert reply.startswith(f": loading {name}, 0%\n\n".encode())
         assert said in reply
         assert models.find(name).is_idle
