@@ -23,6 +23,8 @@ from specrun.runtime.round import CachedText, TargetModel
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees import DraftTree
 
+pytestmark = pytest.mark.long
+
 SECONDS = 1e-3  # each check does its least
 CHECKS = {"trees": check_cache, "conversations": check_conversations}
 

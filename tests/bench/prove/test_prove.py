@@ -33,6 +33,8 @@ from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees import DraftTree
 from specrun.runtime.trees.layout import Move
 
+pytestmark = pytest.mark.long
+
 WRONG_CODE = [
     Mutant("q-forgotten", exact, "law.probability(token) / draft_prob)", "law.probability(token))"),
     Mutant("residual-forgotten", exact, "else remaining.residual(draw.law)", "else remaining"),
