@@ -15,8 +15,6 @@ from setuptools import Extension, setup
 COMPILED = (
     "runtime/laws/law.py",
     "runtime/laws/noise.py",
-    "runtime/acceptance/rule.py",
-    "runtime/acceptance/exact.py",
     "runtime/trees/growth.py",
     "runtime/heads/places.py",
 )

@@ -187,7 +187,7 @@ class Candidates:
         threads = target.context.n_threads
         found = self.look()
         heads = tuple(each.path for each in found if each.path and each.method in _EAGLE)
-        order = TrainingOrder(target.path, hours, own, threads, heads)
+        order = TrainingOrder(target.path, hours, own, threads, heads, target.curve)
         head = train_head(order)
         return self.plans(FoundDrafter(head, method_of_file(head), "trained"), 0.0)
 

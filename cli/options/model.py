@@ -21,11 +21,20 @@ from specrun.cli.options.group import (
     TEMPLATE,
     Decorator,
     Section,
+    declare,
     option_group,
     outvoted,
     with_fields,
 )
-from specrun.cli.options.types import FILE, LAYER_COUNT, MAX_COUNT, ROOM, SHAPE, SHARE
+from specrun.cli.options.types import (
+    FILE,
+    LAYER_COUNT,
+    MAX_COUNT,
+    MODEL_OR_FOLDER,
+    ROOM,
+    SHAPE,
+    SHARE,
+)
 from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import one_line
 from specrun.runtime.acceptance import build_rule, rule_names
@@ -300,11 +309,11 @@ def _removed(name: str, advice: str) -> Decorator:
 
 
 def _load_settings(
-    model: Path | None,
     demo: bool,
     list_devices: bool,
     rope_freq_scale: float | None,
     fields: dict[str, Any],
+    model: Path | None = None,
 ) -> LoadSettings:
     """Return the settings; models are opened on their devices until the command ends.
 
@@ -327,7 +336,7 @@ def _load_settings(
     context.with_resource(placing(options.placement))
     return LoadSettings(
         None if outvoted(["model"], by=["demo"]) else model,
-        demo and not outvoted(["demo"], by=["model"]),
+        demo and not outvoted(["demo"], by=["model", "models"]),
         options,
         tuple(dict.fromkeys(name.partition(".")[0] for name in fields)),
     )
@@ -390,10 +399,7 @@ def attention_options(section: Section, within: str = "") -> list[Decorator]:
     return [flash, *types]
 
 
-load_options = option_group(
-    "load",
-    _load_settings,
-    MODEL.model("-m, --model", "The target: a GGUF file, or a name of `specrun models`."),
+_LOAD_OPTIONS = (
     MODEL.flag("--demo", "The embedded target and drafter, instead of -m."),
     trust_option,
     _loading(
@@ -476,6 +482,24 @@ load_options = option_group(
         click.Choice(["auto", "on", "off"]),
     ),
 )
+
+load_options = option_group(
+    "load",
+    _load_settings,
+    MODEL.model("-m, --model", "The target: a GGUF file, or a name of `specrun models`."),
+    *_LOAD_OPTIONS,
+)
+
+several_load_options = declare(
+    MODEL.model(
+        "-m, --model",
+        "A target: a GGUF file, a folder of them, or a name of `specrun models`; repeatable.",
+        MODEL_OR_FOLDER,
+        multiple=True,
+    ),
+    option_group("load", _load_settings, *_LOAD_OPTIONS),
+)
+"""Those of a command that opens several models, which it gets as `model`."""
 
 
 _EXACT = [name for name in rule_names() if build_rule(name).exact]

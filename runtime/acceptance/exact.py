@@ -1,4 +1,3 @@
-# cython: annotation_typing=False
 """The token-wise rule for any tree: recursive rejection sampling over the draws of each node.
 
 At a node with target law P and draws x_1..x_k made in this order, x_i from Q_i given everything
@@ -44,7 +43,8 @@ class ExactRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Walk down from the root, deciding one token per node (see the module's formula)."""
-        return walk(tree, law_at, noise, position, decide)
+        by = settle_point_masses if tree.is_of_points else decide
+        return walk(tree, law_at, noise, position, by)
 
 
 def decide(
@@ -117,8 +117,8 @@ class BlockRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Keep the longest prefix of the leading chain that passes (see the module's formula)."""
-        chain = _leading_chain(tree)
-        if all(map(_is_point, chain)):
+        chain = [] if tree.is_of_points else _leading_chain(tree)
+        if all(draw.law is None for draw in chain):
             return self._token_wise.accept(tree, law_at, noise, position)
         levels, share = _levels(tree, chain, law_at)
         # All tests are keyed with the round's first position, which no later round visits. With
@@ -198,10 +198,6 @@ def _leading_chain(tree: DraftTree) -> list[Draw]:
         chain.append(draw)
         draws = below(draw[0])
     return chain
-
-
-def _is_point(draw: Draw) -> bool:
-    return draw.law is None
 
 
 def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Level], float]:

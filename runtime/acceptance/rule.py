@@ -1,8 +1,4 @@
-# cython: annotation_typing=False
-"""Acceptance rules: their interface, and the walk of token-wise rules down the draft tree.
-
-Cython compiles this file and `exact.py` where there is a compiler; elsewhere they are interpreted.
-"""
+"""Acceptance rules: their interface, and the walk of token-wise rules down the draft tree."""
 
 from __future__ import annotations
 
@@ -104,8 +100,9 @@ def settle_point_masses(
     deterministic drafters repeat plain decoding's text at every temperature, given equal logits.
     """
     token = noise.choose(law)
-    tokens = tree.tokens
-    for draw in draws:
-        if tokens[draw.node] == token:
-            return draw.node, token
+    if draws:
+        tokens = tree.tokens
+        for node, _ in draws:
+            if tokens[node] == token:
+                return node, token
     return None, token

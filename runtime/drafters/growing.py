@@ -120,9 +120,10 @@ class GrowingDrafter(Drafter):
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
         self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
         self._plans: ShapePlans | None = None
-        # Whether no stop reads the distributions; those of an answer's rows, if nothing else does.
-        self._is_plain = p_min == 0.0 and plan is None and isinstance(shape, Topology)
-        self._laws: tuple[SamplingParams, RowLaws | None] | None = None
+        # Whether no stop reads the distributions; then an answer's settings, whether whole trees
+        # are named for it, else the distributions of its rows if a draft depends on nothing else.
+        self._is_plain = p_min == 0.0 and plan is None
+        self._way: tuple[SamplingParams | None, bool, RowLaws | None] = None, False, None
         if source.names_trees and self._depth and p_min == 0.0:
             self._plans = ShapePlans(shape, has_values=plan is not None)
         self._plain_highest = self._highest = 0
@@ -142,30 +143,42 @@ class GrowingDrafter(Drafter):
             prepared = self._take_prepared(request)
             if prepared is not None:
                 return prepared
-        laws = self._plain_laws(request) if self._is_plain else None
-        if laws is None:
-            return self._alone(self._drafting(request), request)
-        return self._plain_draft(request, laws)
+        if self._is_plain and request.keep == "nothing" and not (self.waits and self.source.waits):
+            params, way = request.params, self._way
+            # One SamplingParams serves a whole answer: identity tells whether it is still the same.
+            _, names, laws = way if way[0] is params else self._new_way(params)
+            if names and request.max_nodes > 0 and request.max_depth > 0:
+                named = self._named_plainly(request)
+                if named is not None:
+                    return named
+            elif laws is not None and not request.fallback and request.state.grammar is None:
+                return self._plain_draft(request, laws)
+        return self._alone(self._drafting(request), request)
 
-    def _plain_laws(self, request: DraftRequest) -> RowLaws | None:
-        """Return the distributions of rows if the draft depends on nothing else.
+    def _new_way(
+        self, params: SamplingParams
+    ) -> tuple[SamplingParams | None, bool, RowLaws | None]:
+        """Return how an answer with these settings is drafted for: see `_way`."""
+        is_greedy, laws = params.is_greedy, None
+        names = self._plans is not None and (is_greedy or self._sampling == "argmax")
+        # A greedy chain of favourites ranks nothing.
+        ranks = not self._is_chain or self.source.few_tokens
+        ranks = ranks if is_greedy else self._sampling == "argmax"
+        if not (names or ranks) and isinstance(self._shape, Topology):
+            cuts = row_cuts(params)
+            laws = None if cuts is None else RowLaws(cuts)
+        # The distributions are of so many of a row's logits, or of whole rows.
+        self._plain_highest = 0 if is_greedy else self._most_highest(params)
+        self._way = params, names, laws
+        return self._way
 
-        They are of `_plain_highest` of a row's logits, or of whole rows.
-        """
-        if request.keep != "nothing" or request.fallback or request.state.grammar is not None:
-            return None
-        if self.waits and self.source.waits:
-            return None
-        params = request.params
-        # One SamplingParams serves a whole answer: identity tells whether it is still the same.
-        if self._laws is None or self._laws[0] is not params:
-            cuts, ranks = row_cuts(params), self._sampling == "argmax"
-            if params.is_greedy:  # a chain of favourites ranks nothing
-                few = self.source.few_tokens or self._plans is not None
-                ranks = few or not self._is_chain
-            self._laws = params, None if cuts is None or ranks else RowLaws(cuts)
-            self._plain_highest = 0 if params.is_greedy else self._most_highest(params)
-        return self._laws[1]
+    def _named_plainly(self, request: DraftRequest) -> DraftTree | None:
+        """Return the whole tree that the source names, as `_drafting` does without a plan."""
+        assert self._plans is not None
+        source, depth = self.source, self._depth
+        source.expect(min(depth, request.max_depth))
+        named = source.named(request, self._plans.of(depth))
+        return None if named is None else self._named_tree(named, depth, request, None)
 
     def _plain_draft(self, request: DraftRequest, laws: RowLaws) -> DraftTree:
         """Grow a draft depth by depth, as `_drafting` does, from the rows alone."""
@@ -184,10 +197,11 @@ class GrowingDrafter(Drafter):
         law, below, send = laws.law, source.below, steps.send
         try:
             while rows is not None:
-                if rows.highest is None:
-                    rows = below(*send([*map(law, whole_rows(rows))]))
+                highest = rows.highest
+                if highest is None:
+                    rows = below(*send([*map(law, rows.whole or whole_rows(rows))]))
                 else:
-                    rows = below(*send([*map(law, rows.highest.logits, rows.highest.tokens)]))
+                    rows = below(*send([*map(law, highest.logits, highest.tokens)]))
         except StopIteration as ended:
             tree: DraftTree = ended.value
             return tree
@@ -435,7 +449,7 @@ class GrowingDrafter(Drafter):
         self._steps = self._prepared = None
         self.source.begin(tokens)
         if self._plan is not None:
-            self._plan.begin()
+            self._plan.begin(alike=self.begins_alike)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Pass on."""

@@ -269,7 +269,8 @@ def _share(
     clock, meeting = cast("SlotClock", environment.clock), environment.meeting
     longest = min(n_ctx, longest)
     widths = choices.widths(n_slots)
-    return SharedEvaluation(context, n_slots, longest, environment.known, clock, meeting, widths)
+    curve, wider = environment.known, environment.wider
+    return SharedEvaluation(context, n_slots, longest, curve, clock, meeting, widths, wider)
 
 
 def _memory_note(loading: Loading) -> str:

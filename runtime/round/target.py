@@ -181,6 +181,7 @@ class TargetModel:
         self._lends = False
         # The layout of the shape that was asked for last: rounds repeat one, mostly.
         self._known: tuple[tuple[int, ...], TreeLayout] | None = None
+        self._arrangement: Arrangement | None = None  # of the round under way
         self._batch = Batch(context.n_batch, self._n_sequences)
         self._inputs, self._embedded = inputs, None if inputs is None else self._embedding_batch()
 
@@ -210,9 +211,10 @@ class TargetModel:
     @property
     def max_nodes(self) -> int:
         """The most tree nodes one evaluation can take beside the root."""
-        memory = self.context.memory
-        takes_back = self._can_branch or memory.n_rollback or memory.spare is not None
-        return self._most_tokens - 1 if takes_back else 0
+        memory, most = self.context.memory, self._most_tokens - 1
+        if self._can_branch or memory.spare is not None:
+            return most
+        return min(most, memory.n_rollback)
 
     @property
     def _most_tokens(self) -> int:
@@ -337,20 +339,25 @@ class TargetModel:
 
         And where the root and the tree's nodes are among them; None: at the front.
         """
-        tokens, last = text.tokens, len(text.tokens) - 1
-        if text.n_cached != last:
-            if not text.n_prompt <= text.n_cached <= last:
-                cached = f"of {len(tokens)} tokens {text.n_cached} are cached"
-                problem = f"{cached}: a tree grows from a token that is not, behind the prompt"
-                raise OptionError(problem)
-            if last - text.n_cached + 1 + len(tree.tokens) > self._most_tokens:
-                self._catch_up(text, last)
-        arranged = self._arranged(text, tree)
+        tokens = text.tokens
+        if text.n_cached != len(tokens) - 1:
+            self._check_pending(text, tree)
+        arranged = self._arrangement = self._arranged(text, tree)
         if arranged is None:
             return [tokens[-1], *tree.tokens], tree.parents, None
         in_order = [*tokens[text.n_cached :], *map(tree.tokens.__getitem__, arranged.order)]
         filling = [FILLER] * (1 + len(arranged.parents) - len(in_order))
         return in_order + filling, arranged.parents, arranged.places
+
+    def _check_pending(self, text: CachedText, tree: DraftTree) -> None:
+        """Evaluate tokens that are not cached if there is no room for them beside the tree."""
+        last = len(text.tokens) - 1
+        if not text.n_prompt <= text.n_cached <= last:
+            cached = f"of {len(text.tokens)} tokens {text.n_cached} are cached"
+            problem = f"{cached}: a tree grows from a token that is not, behind the prompt"
+            raise OptionError(problem)
+        if last - text.n_cached + 1 + len(tree.tokens) > self._most_tokens:
+            self._catch_up(text, last)
 
     def catch_up(self, text: CachedText) -> EvaluatedRows:
         """Evaluate all tokens that are not cached, in one batch; row 0 is the last one's.
@@ -377,12 +384,14 @@ class TargetModel:
             memory.return_to_held()
             text.tokens.extend(map(tree.tokens.__getitem__, path))
             return
-        arranged = self._arranged(text, tree)
+        arranged = self._arrangement
         if arranged is None:
             self._commit_in_place(text, tree, path)
             return
-        require_path(path, tree.parents)
-        kept = arranged.places[0] + arranged.n_in_place(path)
+        kept = arranged.places[0]
+        if path:
+            require_path(path, tree.parents)
+            kept += arranged.n_in_place(path)
         nodes: Sequence[int] = range(kept)
         if self._lends:
             nodes = [*range(arranged.places[0]), *(arranged.places[node + 1] - 1 for node in path)]
@@ -404,10 +413,10 @@ class TargetModel:
 
     def _arranged(self, text: CachedText, tree: DraftTree) -> Arrangement | None:
         """Return the order of a round's tokens; None for a chain behind a text that is cached."""
-        n_pending, depths = len(text.tokens) - 1 - text.n_cached, tree.depths
-        if not n_pending and self.width is None and (not depths or depths[-1] == len(depths)):
+        n_pending, depths, width = len(text.tokens) - 1 - text.n_cached, tree.depths, self.width
+        if not n_pending and width is None and (not depths or depths[-1] == len(depths)):
             return None
-        return arrange_tree(tree.parents, tree.is_candidate, n_pending, self.width or 0)
+        return arrange_tree(tree.parents, tree.is_candidate, n_pending, width or 0)
 
     def _catch_up(self, text: CachedText, end: int) -> None:
         """Evaluate pending tokens, up to `end`, in batches of their own."""

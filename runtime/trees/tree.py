@@ -50,8 +50,9 @@ class DraftTree:
     `tokens[i]` hangs below `parents[i]` (ROOT or an earlier node) at `depths[i]` (1 below the
     root). `draws[parent]` lists the draws made at a parent in the order they were made: equal
     tokens share a node, but each keeps its draw, because dropping one biases the output. Nodes with
-    `is_candidate[i]` False are evaluated and reported back, never accepted. `rows` is what the
-    drafter said there itself, where the request asked for it and the drafter knows.
+    `is_candidate[i]` False are evaluated and reported back, never accepted. `rows` are the
+    drafter's own, if the request asked for them and the drafter has any. `is_of_points`: all draws
+    are known to be point masses.
     """
 
     tokens: tuple[int, ...] = ()
@@ -60,6 +61,7 @@ class DraftTree:
     is_candidate: tuple[bool, ...] = ()
     draws: Mapping[int, Sequence[Draw]] = field(default_factory=dict)
     rows: DraftRows | None = field(default=None, compare=False, repr=False)
+    is_of_points: bool = field(default=False, compare=False, repr=False)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -99,18 +101,17 @@ class DraftTree:
     @staticmethod
     def of_points(tokens: Sequence[int], parents: tuple[int, ...]) -> DraftTree:
         """Return a tree of point masses below `parents`: no two siblings may be equal."""
-        return DraftTree(tuple(tokens), parents, *_structure(parents))
+        return DraftTree(tuple(tokens), parents, *_structure(parents), None, True)
 
     @staticmethod
     def chain(tokens: list[int], laws: list[Law] | None = None) -> DraftTree:
         """Return a chain of tokens, drawn from `laws` in turn or, without them, point masses."""
         n = len(tokens)
         parents, depths, candidates, draws = _CHAINS.get(n) or _chain_structure(n)
-        tree = DraftTree(tuple(tokens), parents, depths, candidates, draws)
         if laws:
             # Node i hangs below i - 1, and ROOT is -1.
-            tree.draws = {i - 1: (as_draw((i, laws[i])),) for i in range(len(tokens))}
-        return tree
+            draws = {i - 1: (as_draw((i, laws[i])),) for i in range(len(tokens))}
+        return DraftTree(tuple(tokens), parents, depths, candidates, draws, None, not laws)
 
     @staticmethod
     def of_siblings(

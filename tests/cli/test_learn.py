@@ -21,6 +21,8 @@ from specrun.convert import convert_checkpoint
 
 from .conftest import Models, Run
 
+pytestmark = pytest.mark.long
+
 OPTIONS = ["-n", 24, "--temp", 1, "--top-k", 0, "--top-p", 1, "--min-p", 0, "-s", 3, "-c", 512]
 LEARN = ["--learn-every", 0, "--learn-rate", 0.01]
 QUESTIONS = [question(name) for name in ("first", "second", "third", "fourth")]

@@ -301,13 +301,12 @@ NAMED: dict[str, Callable[[int], ReplayText]] = {
     # Among so many tokens no short match is false, and lengths that expect some are too short.
     "every 40 of 900": lambda seed: edited(40, seed=seed, tokens=900),
 }
-MISSED = ("every 40 of 900", "usual")  # .92 of the best fixed setting
 
 
 @pytest.mark.parametrize("kind", NAMED)
 @pytest.mark.parametrize("curve", [CPU, STEEP, TYPICAL_GPU], ids=["usual", "steep", "flat"])
 def test_a_named_drafter_gives_what_its_best_fixed_setting_gives_and_stops_if_it_does_not_pay(
-    request: pytest.FixtureRequest, curve: CostCurve, kind: str
+    curve: CostCurve, kind: str
 ) -> None:
     """At least .95 of its best setting, and .97 of plain decoding. It sees that to be asked takes
     `ASKED` of a plain round, and sleeps where that is too much. The curve is known, as after a
@@ -339,10 +338,7 @@ def test_a_named_drafter_gives_what_its_best_fixed_setting_gives_and_stops_if_it
         for m in (2, 4)
     )
     share = statistics.harmonic_mean(found) / max(1.0, fixed)
-    if (kind, request.node.callspec.id.split("-")[0]) == MISSED:
-        assert 0.9 <= share < 0.95  # to be raised: then it is no exception any more
-    else:
-        assert share >= 0.95
+    assert share >= 0.95
 
 
 def test_texts_are_kept_and_read(tmp_path: Path) -> None:

@@ -23,6 +23,8 @@ from ..conftest import READABLE, Models
 
 pty = pytest.importorskip("pty", reason="pseudo-terminals are POSIX only")
 fcntl, termios = map(pytest.importorskip, ("fcntl", "termios"))
+
+pytestmark = pytest.mark.long
 PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
 
 

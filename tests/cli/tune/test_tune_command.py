@@ -21,6 +21,8 @@ from specrun.runtime.tuning import WeightType
 
 from ..conftest import Models
 
+pytestmark = pytest.mark.long
+
 FAST = ("-t", "1", "-c", "256", "-n", "16", "--seconds", "0.05")
 
 

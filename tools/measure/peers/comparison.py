@@ -6,7 +6,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from measure.peers.servers import Peer, Reply, ask, started
 from specrun.bench.drafters.prompts import Prompt, Question
 from specrun.bench.report import Table
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.laws import SamplingParams
 
 _WARM_UP_TOKENS = 16
@@ -71,18 +71,33 @@ _Run = dict[int, list[Reply]]
 
 
 def measure_peers(
-    bench: PeerBench, progress: Callable[[str], None] = lambda _: None
+    bench: PeerBench,
+    progress: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> list[PeerResult]:
-    """Start all servers, ask them in turn, prompt by prompt, and end them."""
+    """Start all servers, ask them in turn, prompt by prompt, and end them.
+
+    A server that does not start, or refuses the first prompt, is left out with a warning; the
+    first one must start.
+    """
     results: list[PeerResult] = []
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specrun-peers-")))
-        ports = []
+        ports: list[int] = []
+        there: list[Peer] = []
         for number, peer in enumerate(bench.peers):
             progress(f"starting {peer.label}")
-            ports.append(stack.enter_context(started(peer, logs / f"{number}.log", bench.wait_s)))
-        for port in ports:
-            _answer(port, bench.prompts[0], bench.params[0], _WARM_UP_TOKENS, 0)
+            try:
+                port = stack.enter_context(started(peer, logs / f"{number}.log", bench.wait_s))
+                _answer(port, bench.prompts[0], bench.params[0], _WARM_UP_TOKENS, 0)
+            except SpecrunError as error:
+                if not there:
+                    raise
+                warn(f"{peer.label} is left out: {error}")
+                continue
+            ports.append(port)
+            there.append(peer)
+        bench = replace(bench, peers=tuple(there))
         for params in bench.params:
             results += _results(bench, params, _measure(bench, params, ports, progress))
     return results
