@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -40,8 +40,13 @@ def chunks(llama: CountingLlama, body: Mapping[str, Any]) -> Iterator[Mapping[st
     """Yield the pieces of an answer, and then the counts in the form of llama-server's timings."""
     llama.rounds = llama.sampled = 0
     settings = {name: body[name] for name in _SETTINGS if name in body}
-    for piece in llama.create_chat_completion(body["messages"], stream=True, **settings):
-        yield {"choices": [{"delta": choice["delta"]} for choice in piece["choices"]]}
+    pieces: Iterable[Any]
+    if "prompt" in body:
+        pieces = llama.create_completion(body["prompt"], stream=True, **settings)
+    else:
+        pieces = llama.create_chat_completion(body["messages"], stream=True, **settings)
+    for piece in pieces:
+        yield {"choices": piece["choices"]}
     accepted = max(0, llama.sampled - llama.rounds)
     yield {"choices": [], "timings": {"predicted_n": llama.sampled, "draft_n_accepted": accepted}}
 
