@@ -120,8 +120,8 @@ class GrowingDrafter(Drafter):
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
         self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
         self._plans: ShapePlans | None = None
-        # Whether no stop reads the distributions; then an answer's settings, whether whole trees are
-        # named for it, else the distributions of its rows if a draft depends on nothing else.
+        # Whether no stop reads the distributions. Of the answer under way its settings, whether
+        # whole trees are named for it, and its rows' distributions if drafts need nothing else.
         self._is_plain = p_min == 0.0 and plan is None
         self._way: tuple[SamplingParams | None, bool, RowLaws | None] = None, False, None
         if source.names_trees and self._depth and p_min == 0.0:
@@ -177,7 +177,7 @@ class GrowingDrafter(Drafter):
         assert self._plans is not None
         source, depth = self.source, self._depth
         source.expect(min(depth, request.max_depth))
-        named = source.named(request, self._plans.of(depth))
+        named = source.named(request, self._plans.whole)
         return None if named is None else self._named_tree(named, depth, request, None)
 
     def _plain_draft(self, request: DraftRequest, laws: RowLaws) -> DraftTree:
@@ -274,13 +274,11 @@ class GrowingDrafter(Drafter):
     ) -> DraftTree:
         """Return the tree of best tokens that the source named, within the request's limits."""
         assert self._plans is not None
-        most = request.max_nodes
-        if self._is_chain and not request.end_tokens.isdisjoint(named.tokens):
+        most, end_tokens = request.max_nodes, request.end_tokens
+        if self._is_chain and not end_tokens.isdisjoint(named.tokens):
             # Nothing is drafted below an end token.
-            ends = (
-                place for place, token in enumerate(named.tokens) if token in request.end_tokens
-            )
-            most = min(most, 1 + next(ends))
+            ends = [token in end_tokens for token in named.tokens]
+            most = min(most, 1 + ends.index(True))
         return self._plans.tree(named, depth, (request.max_depth, most), choice)
 
     def _new_draft(self, request: DraftRequest, *, points: bool, keeps: bool) -> Draft:

@@ -50,9 +50,9 @@ class DraftTree:
     `tokens[i]` hangs below `parents[i]` (ROOT or an earlier node) at `depths[i]` (1 below the
     root). `draws[parent]` lists the draws made at a parent in the order they were made: equal
     tokens share a node, but each keeps its draw, because dropping one biases the output. Nodes with
-    `is_candidate[i]` False are evaluated and reported back, never accepted. `rows` are the drafter's
-    own, if the request asked for them and the drafter has any. `is_of_points`: all draws are known
-    to be point masses.
+    `is_candidate[i]` False are evaluated and reported back, never accepted. `rows` are the
+    drafter's own, if the request asked for them and the drafter has any. `is_of_points`: all draws
+    are known to be point masses.
     """
 
     tokens: tuple[int, ...] = ()

@@ -220,9 +220,10 @@ class DraftModelState:
 
         Of equal children it is the first.
         """
-        for node, (above, drafted) in enumerate(zip(self._parents, self._tokens, strict=True)):
-            if above == parent and drafted == token:
-                return node
+        if token in self._tokens:
+            for node, drafted in enumerate(self._tokens):
+                if drafted == token and self._parents[node] == parent:
+                    return node
         return None
 
     def depth_of(self, node: int) -> int:
@@ -297,24 +298,20 @@ class DraftModelState:
 
     def _drop_strays(self, path: Sequence[int], base: int) -> None:
         """Drop what sequences hold beside a path; note how much of the text each holds then."""
-        memory, parents, depths, length = (
-            self.context.memory,
-            self._parents,
-            self._depths,
-            len(path),
-        )
+        parents, depths, length = self._parents, self._depths, len(path)
+        truncate, synced = self.context.memory.truncate, self._synced
         if max(depths) > length:
-            memory.truncate(base + length)  # one walk drops everything deeper, for all sequences
+            truncate(base + length)  # one walk drops everything deeper, for all sequences
         for sequence, tip in dict(zip(self._ids, range(len(depths)), strict=True)).items():
             # Up to where the sequence agrees with the path its cells are the text's own, and may
             # stay: that is its deepest node on the path.
             node = tip
             while node != ROOT and node not in path:
                 node = parents[node]
-            shared = self.depth_of(node)
-            if min(depths[tip], length) > shared:
-                memory.truncate(base + shared, base + length, sequence)
-            self._synced[sequence] = base + shared
+            shared = 0 if node == ROOT else depths[node]
+            if length > shared < depths[tip]:
+                truncate(base + shared, base + length, sequence)
+            synced[sequence] = base + shared
 
 
 @functools.lru_cache(maxsize=256)
