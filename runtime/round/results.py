@@ -46,8 +46,8 @@ class TokenEvent:
     """
 
     __slots__ = (
-        *("__weakref__", "_decided_by", "_index", "_logprob", "_n_top", "_row", "_told", "_top"),
-        *("finish_reason", "origin", "round", "text", "token_id"),
+        *("__weakref__", "_decided_by", "_index", "_logprob", "_n_top", "_parts", "_row", "_top"),
+        *("finish_reason", "origin", "raw_text", "reasoning", "round", "text", "token_id"),
     )
 
     def __init__(
@@ -61,10 +61,13 @@ class TokenEvent:
         n_top: int = 0,
         finish_reason: FinishReason | None = None,
     ) -> None:
-        self.text, self.finish_reason = text, finish_reason
-        # Of an answer to a chat the parts, the text of the thoughts, and what the model wrote.
-        self._told: tuple[Sequence[Part], str, str] | None = None
-        self.token_id, self.origin, self.round = token_id, origin, round_number
+        self.text = self.raw_text = text
+        self.reasoning = ""
+        self._parts: Sequence[Part] | None = None
+        self.finish_reason = finish_reason
+        self.token_id = token_id
+        self.origin: Origin = origin
+        self.round = round_number
         # None once the number is known: a row keeps its whole round in memory.
         self._decided_by, self._index = decided_by, index
         self._row: Logits | None = None  # a copy, where the round's was overwritten
@@ -75,21 +78,11 @@ class TokenEvent:
     @property
     def parts(self) -> Sequence[Part]:
         """The parts of a chat's answer that became certain with the token."""
-        return () if self._told is None else self._told[0]
-
-    @property
-    def reasoning(self) -> str:
-        """The text of the model's thoughts that became certain with the token."""
-        return "" if self._told is None else self._told[1]
-
-    @property
-    def raw_text(self) -> str:
-        """The text of the token as the model wrote it."""
-        return self.text if self._told is None else self._told[2]
+        return self._parts or ()
 
     def tell(self, parts: Sequence[Part], text: str, reasoning: str) -> None:
         """Take the parts of a chat's answer, and their texts."""
-        self._told, self.text = (parts, reasoning, self.raw_text), text
+        self._parts, self.text, self.reasoning = parts, text, reasoning
 
     @property
     def logprob(self) -> float:
