@@ -282,8 +282,12 @@ class Context:
             return self.handle  # type: ignore[no-any-return]  # raises
         low, high = batch.token_bounds
         # Batches of one shape differ in tokens and positions only.
-        known = batch.checked_by is self and batch.first_position >= 0
-        if not known or low < 0 or high >= self._n_vocab:
+        if (
+            batch.checked_by is not self
+            or low < 0
+            or high >= self._n_vocab
+            or batch.first_position < 0
+        ):
             self._check_batch(batch)
         if FORK.lost:
             FORK.check()
@@ -291,12 +295,12 @@ class Context:
             FORK.note_work()
             self._has_threads_to_note = False
         native, memory, struct = self._native, self.memory, batch.struct
-        buffers, samplers = self._buffers, self._samplers
+        buffers, samplers, takes_back = self._buffers, self._samplers, memory.n_rollback
         buffers.generation += 1  # all rows are stale
         if samplers.in_force is not None or samplers.is_half_done:
             samplers.before_evaluation(handle, batch)
         buffers.n_candidates = samplers.in_force
-        if memory.n_rollback:
+        if takes_back:
             memory.note_evaluation({})  # until it succeeds there is nothing to take back
         started = perf_counter()
         code = native.llama_decode(handle, struct)
@@ -310,7 +314,7 @@ class Context:
         if code != 0:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
-        if memory.n_rollback:
+        if takes_back:
             memory.note_evaluation(batch.tokens_by_sequence())
         n_states = batch.n_outputs if self._evaluates_nextn else batch.n_tokens
         # With hidden states llama.cpp gives a row for every token, whatever the flags are.

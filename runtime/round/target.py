@@ -346,8 +346,9 @@ class TargetModel:
         if arranged is None:
             return [tokens[-1], *tree.tokens], tree.parents, None
         in_order = [*tokens[text.n_cached :], *map(tree.tokens.__getitem__, arranged.order)]
-        filling = [FILLER] * (1 + len(arranged.parents) - len(in_order))
-        return in_order + filling, arranged.parents, arranged.places
+        if self.width is not None:
+            in_order += [FILLER] * (self.width - len(in_order))
+        return in_order, arranged.parents, arranged.places
 
     def _check_pending(self, text: CachedText, tree: DraftTree) -> None:
         """Evaluate tokens that are not cached if there is no room for them beside the tree."""
@@ -385,7 +386,7 @@ class TargetModel:
             text.tokens.extend(map(tree.tokens.__getitem__, path))
             return
         arranged = self._arrangement
-        if arranged is None:
+        if arranged is None or not (path or arranged.places[0] or self.width):
             self._commit_in_place(text, tree, path)
             return
         kept = arranged.places[0]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 _PEERS = Section("Peers")
 LLAMA_SERVER, PYTHON, SPECRUN = "llama-server", "llama-cpp-python", "specrun"
 _SPEC_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+_TEMPLATE = "tokenizer.chat_template"
 _LOOKUP_LENGTHS = (10, 2)
 """llama-cpp-python's own length of a draft, and the one that its documentation names for CPUs."""
 
@@ -164,6 +165,7 @@ def peers(
         max_tokens=comparing.predict,
         repetitions=comparing.repetitions,
         wait_s=comparing.wait,
+        as_chat=_TEMPLATE in read_header(target).metadata and not source.no_chat_template,
     )
 
     def measure(say: Callable[[str], None]) -> list[PeerResult]:

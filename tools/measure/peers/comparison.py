@@ -24,7 +24,8 @@ _WARM_UP_TOKENS = 16
 class PeerBench:
     """What is asked: `prompts` of each of the `peers`, for all `params`; the first is the baseline.
 
-    Every repetition asks all prompts with the seed of `params` plus its number.
+    Every repetition asks all prompts with the seed of `params` plus its number. Without `as_chat`
+    prompts are continued as text, for models without a chat template.
     """
 
     peers: tuple[Peer, ...]
@@ -33,6 +34,7 @@ class PeerBench:
     max_tokens: int = 128
     repetitions: int = 5
     wait_s: float = 600.0
+    as_chat: bool = True
 
     def __post_init__(self) -> None:
         for name in ("peers", "prompts", "params"):
@@ -89,7 +91,7 @@ def measure_peers(
             progress(f"starting {peer.label}")
             try:
                 port = stack.enter_context(started(peer, logs / f"{number}.log", bench.wait_s))
-                _answer(port, bench.prompts[0], bench.params[0], _WARM_UP_TOKENS, 0)
+                _answer(port, bench, 0, bench.params[0], 0, _WARM_UP_TOKENS)
             except SpecrunError as error:
                 if not there:
                     raise
@@ -118,14 +120,13 @@ def _measure(
             f"question {turn + 1} of {bench.repetitions * n_prompts}: {bench.peers[index].label}"
         )
         seed = (params.seed or 0) + repetition
-        prompt = bench.prompts[number]
-        said = _answer(ports[index], prompt, params, bench.max_tokens, seed)
+        said = _answer(ports[index], bench, number, params, seed, bench.max_tokens)
         runs[index][repetition][number] = said
     return runs
 
 
 def _answer(
-    port: int, prompt: Prompt, params: SamplingParams, max_tokens: int, seed: int
+    port: int, bench: PeerBench, number: int, params: SamplingParams, seed: int, max_tokens: int
 ) -> list[Reply]:
     """Have all turns of a prompt answered, each after this server's answers to those before."""
     settings: dict[str, Any] = {
@@ -136,14 +137,19 @@ def _answer(
         "seed": seed,
         "max_tokens": max_tokens,
     }
+    prompt = bench.prompts[number]
     turns = prompt.turns if isinstance(prompt, Question) else (prompt,)
+    if isinstance(prompt, Question) and prompt.continued and not bench.as_chat:
+        turns = (prompt.continued, *turns[1:])
     messages: list[Mapping[str, str]] = []
     replies: list[Reply] = []
     for turn in turns:
         if replies:
             messages.append({"role": "assistant", "content": replies[-1].text})
         messages += [{"role": "user", "content": turn}] if isinstance(turn, str) else turn
-        replies.append(ask(port, messages, settings))
+        text = "\n".join(message["content"] for message in messages)
+        asked: Mapping[str, Any] = {"messages": messages} if bench.as_chat else {"prompt": text}
+        replies.append(ask(port, {**asked, **settings}))
     return replies
 
 

@@ -40,9 +40,13 @@ def chunks(llama: CountingLlama, body: Mapping[str, Any]) -> Iterator[Mapping[st
     """Yield the pieces of an answer, and then the counts in the form of llama-server's timings."""
     llama.rounds = llama.sampled = 0
     settings = {name: body[name] for name in _SETTINGS if name in body}
-    pieces: Iterable[Any] = llama.create_chat_completion(body["messages"], stream=True, **settings)
+    pieces: Iterable[Any]
+    if "prompt" in body:
+        pieces = llama.create_completion(body["prompt"], stream=True, **settings)
+    else:
+        pieces = llama.create_chat_completion(body["messages"], stream=True, **settings)
     for piece in pieces:
-        yield {"choices": [{"delta": choice["delta"]} for choice in piece["choices"]]}
+        yield {"choices": piece["choices"]}
     accepted = max(0, llama.sampled - llama.rounds)
     yield {"choices": [], "timings": {"predicted_n": llama.sampled, "draft_n_accepted": accepted}}
 
