@@ -454,7 +454,8 @@ class _Source:
         """Return the models, each with its options of the config file."""
         given, paths = self.given, self.paths
         if given.load.demo or not paths:
-            check_named(replace(given.load, model=paths[0] if paths else None))
+            ask = "name models or a folder of them, or give --demo for the embedded models"
+            check_named(replace(given.load, model=paths[0] if paths else None), ask=ask)
             return [self._model(_Found(demo_target(), ()), "demo", given)]
         found = _found(paths, self.terminal)
         listed: list[ServedModel] = []

@@ -209,7 +209,11 @@ class Models:
             return listed
 
         listed = await self._in_thread(read)
-        kept = {model.id: model for model in self.models if model.service or model.loading}
+        kept = {
+            model.id: model
+            for model in self.models
+            if model.service or model.loading or model.leaving or not model.is_idle
+        }
         self.models = [*{**listed, **kept}.values()]
         self._named = _by_name(self.models)
 
