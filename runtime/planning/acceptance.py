@@ -8,7 +8,7 @@ those, and calibrates the usual worth of each kind.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _BIAS = 0.4  # accepted tokens are likelier than the drafter says
 _PRIOR = (4.0, 2.0)  # weights of the first bias and slope, in Newton's matrix
@@ -89,7 +89,8 @@ class MatchAcceptance:
 
     def __init__(self, priors: Sequence[Sequence[float]]) -> None:
         self.priors, self.ranks = priors, len(priors[0])
-        self._certainties = [log_odds(prior[0]) for prior in priors]
+        # None if nothing is to be calibrated.
+        self._certainties = [log_odds(p[0]) if 0.0 < p[0] < 1.0 else None for p in priors]
         self.forget()
 
     def forget(self) -> None:
@@ -100,18 +101,30 @@ class MatchAcceptance:
 
     def chance(self, kind: int, rank: int = 0) -> float:
         """Return the chance of the continuation of this rank; further ranks are as the last."""
+        if rank == 0:
+            return self.chances((kind,))[0]
         rank = min(rank, self.ranks - 1)
-        prior = self.priors[kind][rank]
-        if rank == 0 and 0.0 < prior < 1.0:
-            prior = self._odds.chance(self._certainties[kind])
-        seen = self._seen[kind][rank]
-        return (self._right[kind][rank] + _KIND_WEIGHT * prior) / (seen + _KIND_WEIGHT)
+        right, seen = self._right[kind][rank], self._seen[kind][rank]
+        return (right + _KIND_WEIGHT * self.priors[kind][rank]) / (seen + _KIND_WEIGHT)
+
+    def chances(self, kinds: Iterable[int]) -> list[float]:
+        """Return the chances of the best continuations of several kinds."""
+        # Every round needs a dozen of them, so nothing is called for each.
+        bias, slope, exp = self._odds.bias, self._odds.slope, math.exp
+        found = []
+        for kind in kinds:
+            x = self._certainties[kind]
+            prior = self.priors[kind][0] if x is None else 1.0 / (1.0 + exp(-bias - slope * x))
+            right = self._right[kind][0] + _KIND_WEIGHT * prior
+            found.append(right / (self._seen[kind][0] + _KIND_WEIGHT))
+        return found
 
     def learn(self, kinds: Sequence[int], rank: int | None) -> None:
         """Count one token: of continuations of these kinds, by rank, it was that one, or none."""
         # Only rank 0 moves what all share: one observation a token, of the best-known guess.
-        if 0.0 < self.priors[kinds[0]][0] < 1.0:
-            self._odds.learn(self._certainties[kinds[0]], rank == 0)
+        x = self._certainties[kinds[0]]
+        if x is not None:
+            self._odds.learn(x, rank == 0)
         for number, kind in enumerate(kinds[: self.ranks]):
             seen, right = self._seen[kind], self._right[kind]
             # Counts are halved together, so the mean stays.

@@ -36,6 +36,7 @@ from specrun.runtime.drafters.retrieval import (
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.planning import START, TYPICAL_GPU, CostCurve, LiveCurve
 from specrun.runtime.round import CachedText, Conversation, Drafter, DraftRequest, NoDrafter
+from specrun.runtime.round.drafter import Pause
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from specrun.runtime.trees import DraftTree
 
@@ -125,6 +126,9 @@ def test_plain_decoding_is_the_measure() -> None:
 def test_a_round_costs_what_its_nodes_cost() -> None:
     class Right(NoDrafter):
         max_nodes = 3
+
+        def __init__(self) -> None:
+            self.pause = Pause()
 
         def propose(self, request: object) -> DraftTree:
             return DraftTree.chain([1, 1, 1])

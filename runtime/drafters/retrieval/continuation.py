@@ -92,9 +92,10 @@ def chances_along(trust: MatchAcceptance, standing: Standing, count: int) -> lis
     They are the best known after matches of this length, of one token more, and so on.
     """
     last = Standing(standing.evidence, LONGEST_MATCH).kind
-    known = range(standing.kind, min(standing.kind + count, last + 1))
-    chances = [trust.chance(kind) for kind in known]
-    return chances + [trust.chance(last)] * (count - len(chances))
+    chances = trust.chances(range(standing.kind, min(standing.kind + count, last + 1)))
+    if len(chances) < count:
+        chances += trust.chances((last,)) * (count - len(chances))
+    return chances
 
 
 # == Trees of continuations ========================================================================

@@ -19,7 +19,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.laws import SamplingParams, SeededNoise
 from specrun.runtime.planning import CostCurve
 from specrun.runtime.round import Drafter, DraftRequest
-from specrun.runtime.round.drafter import RoundOutcome
+from specrun.runtime.round.drafter import NOTHING, RoundOutcome
 from specrun.runtime.trees import ROOT, DraftTree
 
 FIRST = 64
@@ -114,11 +114,14 @@ def replay(
     drafter.begin(tokens)
     while len(tokens) < len(whole):
         start, evaluated = len(tokens), drafter.native_seconds
-        left = _LONGEST_ANSWER - start
-        own = noise.for_drafting(start)
-        tree = drafter.propose(
-            DraftRequest(tokens, params, own, left, drafter.max_nodes, text.end_tokens)
-        )
+        left, tree = _LONGEST_ANSWER - start, NOTHING
+        own, asked = noise.for_drafting(start), not drafter.pause.rounds
+        if asked:
+            tree = drafter.propose(
+                DraftRequest(tokens, params, own, left, drafter.max_nodes, text.end_tokens)
+            )
+        else:
+            drafter.pause.rounds -= 1
         seconds = curve.seconds(1 + len(tree))
         if drafter.native_seconds > evaluated:
             seconds += draft_seconds * tree.max_depth
@@ -127,7 +130,8 @@ def replay(
         tokens += whole[start : start + len(path) + 1]
         produced = len(tokens) - start
         next_token = tokens[-1] if produced > len(path) else None
-        drafter.observe(RoundOutcome(tokens, tree, path, next_token, _NoRows(drafter.name)))
+        if asked:
+            drafter.observe(RoundOutcome(tokens, tree, path, next_token, _NoRows(drafter.name)))
         rounds.append(ReplayRound(len(tree), len(path), produced, seconds))
     return rounds
 
