@@ -143,7 +143,8 @@ def _peers() -> Iterable[Planned]:
             "peers",
             f"{model}, {size}",
             "Our suite of five categories, the same client for all programs, one slot each; "
-            "repetitions interleaved within each piece (a category at a temperature).",
+            "repetitions interleaved within each piece (a category at a temperature)."
+            + (" A base model: texts are continued." if model == models.GEMMA else ""),
             tuple(_peer_pieces(model, padded)),
         )
 
