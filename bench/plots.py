@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -61,7 +61,8 @@ def themed(theme: Theme) -> Iterator[None]:
     names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     colors = dict.fromkeys(names, ink)
     colors |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper)
-    with rc_context({**colors, "svg.hashsalt": "specrun"}):
+    settings: dict[Any, Any] = {**colors, "svg.hashsalt": "specrun"}
+    with rc_context(settings):
         yield
 
 

@@ -232,6 +232,12 @@ def _overhead(results: Sequence[Result]) -> Table:
     )
 
 
+def _reused(result: Result) -> float | None:
+    """Return the share of evaluations that found their graph ready; None if it was not counted."""
+    device: Result | None = next(iter(result["devices"].values()), None)
+    return None if device is None else float(device["graphs_reused"])
+
+
 def _tests(results: Sequence[Result]) -> Table:
     names = ("passed", "failed", "skipped")
     return Table.of({name: str(result[name]) for name in names} for result in results)
