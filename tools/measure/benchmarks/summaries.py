@@ -224,9 +224,7 @@ def _overhead(results: Sequence[Result]) -> Table:
             "setting": result["setting"],
             "us of Python a round": _spread(result["overhead_us"], 0),
             "us of the drafter": _spread(result["drafter_native_us"], 0),
-            "graphs reused": _share(
-                next(iter(result["devices"].values()), {}).get("graphs_reused")
-            ),
+            "graphs reused": _share(_reused(result)),
         }
         for result in results
     )
