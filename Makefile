@@ -13,9 +13,9 @@ PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
 KIND := $(if $(WHEEL),wheel,$(if $(CUDA),cuda$(CUDA_ARCH),cpu)$(if $(VULKAN),-vulkan))
 FOR_GPUS := $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(CUDA),--cuda) $(if $(CUDA_ARCH),--cuda-arch "$(CUDA_ARCH)") $(if $(VULKAN),--vulkan)
 FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel.py $(FOR_GPUS))
-# What Cython compiles: files with C types beside them, and the rules.
+# What Cython compiles: files with C types beside them.
 TYPES := $(wildcard runtime/*/*.pxd)
-COMPILED := $(TYPES) $(TYPES:.pxd=.py) runtime/acceptance/rule.py runtime/acceptance/exact.py
+COMPILED := $(TYPES) $(TYPES:.pxd=.py)
 INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/laws/*.[ch] bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/ready_wheel.py tools/cuda_toolkit.py tools/editor_links.py
 
 .PHONY: chat test test-real test-clients peers benchmarks benchmarks-real benchmarks-counted benchmarks-missing benchmarks-gpu check env dev clean

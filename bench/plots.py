@@ -59,7 +59,7 @@ def themed(theme: Theme) -> Iterator[None]:
 
     ink, paper = _INK[theme], _PAPER[theme]
     names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
-    colors = dict.fromkeys(names, ink)
+    colors: dict[Any, Any] = dict.fromkeys(names, ink)
     colors |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper)
     settings: dict[Any, Any] = {**colors, "svg.hashsalt": "specrun"}
     with rc_context(settings):

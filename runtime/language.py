@@ -263,7 +263,7 @@ TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
 """Options that make a method draft a tree instead of a chain."""
 
 _HEAD_TREE_OPTIONS = ("tree", "nodes", "accuracy", "always")
-_PARALLEL_OPTIONS = ("n", "below", "sampling", "topk")
+_PARALLEL_OPTIONS = ("n", "below", "sampling", "topk", "always")
 _EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy", "window", "always")
 
 # FasterDecoding/Medusa, medusa/model/medusa_choices.py. Hydra (zankner/Hydra) took over the first.

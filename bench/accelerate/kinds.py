@@ -40,7 +40,7 @@ class HeadAccount:
 
     def speed_up(self, kind: str) -> float:
         """Return the speed-up by chains of the best length."""
-        kept = [*accumulate(_RIGHT[kind], mul)]
+        kept: list[float] = [*accumulate(_RIGHT[kind], mul)]
         return max(
             (1.0 + sum(kept[:n])) / (self._rounds(1 + n) + self._drafting(kind, n))
             for n in range(1, 1 + len(kept))

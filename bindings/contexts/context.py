@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 _DRAFTERS = {"gemma4-assistant": "mtp(FILE)", "dflash": "dflash(FILE)"}
 
 
+# Architectures whose graphs end with the hidden states if these are asked for.
+_STATES_WITHOUT_LOGITS = frozenset({"lfm2", "lfm2moe"})
+
+
 class Context:
     """Evaluation state over one model: KV memory and output buffers. Close it before the model.
 
@@ -118,6 +122,11 @@ class Context:
             problem = f"{name} is not a left-to-right language model"
             raise UnsupportedModelError(f"{problem}: it cannot be used to generate text")
         model.require_weights()
+        no_logits = model.architecture in _STATES_WITHOUT_LOGITS and model.pooling is None
+        if self.options.hidden_states and no_logits:
+            problem = f"{name}: llama.cpp computes no logits of it beside its final hidden states"
+            reason = "which Medusa's, Hydra's and EAGLE's heads read"
+            raise UnsupportedModelError(f"{problem}, {reason}: take draft(small.gguf) or jacobi")
         if self.options.rope.stretches and not model.has_rope:
             problem = f"{name} has no rotary positions"
             raise UnsupportedModelError(f"{problem}: rope scaling cannot lengthen its context")
@@ -273,8 +282,12 @@ class Context:
             return self.handle  # type: ignore[no-any-return]  # raises
         low, high = batch.token_bounds
         # Batches of one shape differ in tokens and positions only.
-        known = batch.checked_by is self and batch.first_position >= 0
-        if not known or low < 0 or high >= self._n_vocab:
+        if (
+            batch.checked_by is not self
+            or low < 0
+            or high >= self._n_vocab
+            or batch.first_position < 0
+        ):
             self._check_batch(batch)
         if FORK.lost:
             FORK.check()
@@ -282,12 +295,12 @@ class Context:
             FORK.note_work()
             self._has_threads_to_note = False
         native, memory, struct = self._native, self.memory, batch.struct
-        buffers, samplers = self._buffers, self._samplers
+        buffers, samplers, takes_back = self._buffers, self._samplers, memory.n_rollback
         buffers.generation += 1  # all rows are stale
         if samplers.in_force is not None or samplers.is_half_done:
             samplers.before_evaluation(handle, batch)
         buffers.n_candidates = samplers.in_force
-        if memory.n_rollback:
+        if takes_back:
             memory.note_evaluation({})  # until it succeeds there is nothing to take back
         started = perf_counter()
         code = native.llama_decode(handle, struct)
@@ -301,7 +314,7 @@ class Context:
         if code != 0:
             self._drop_failed(batch)
             raise decode_error(code, batch.n_tokens)
-        if memory.n_rollback:
+        if takes_back:
             memory.note_evaluation(batch.tokens_by_sequence())
         n_states = batch.n_outputs if self._evaluates_nextn else batch.n_tokens
         # With hidden states llama.cpp gives a row for every token, whatever the flags are.

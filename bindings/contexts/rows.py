@@ -288,16 +288,13 @@ class Rows:
     def __init__(
         self, buffers: OutputBuffers, batch: Batch, n_states: int, *, every_token: bool
     ) -> None:
-        count, n_tokens = batch.n_outputs, batch.n_tokens
-        self._buffers = buffers
-        self._generation = buffers.generation
-        self._n_candidates = buffers.n_candidates
+        count, n_tokens, n_candidates = batch.n_outputs, batch.n_tokens, buffers.n_candidates
+        self._buffers, self._generation = buffers, buffers.generation
+        self._n_candidates, self._n_states, self._n_tokens = n_candidates, n_states, n_tokens
         self.count = self._native_count = count
-        self._n_states = n_states
-        self._n_tokens = n_tokens
         self._indices: npt.NDArray[np.intp] | None = None
         # Whether row i lies at place i, whole.
-        self._are_plain = self._n_candidates is None
+        self._are_plain = n_candidates is None
         if every_token and count < n_tokens:
             self._are_plain = False
             self._native_count = n_tokens

@@ -40,10 +40,10 @@ Examples:
 
 \b
 Looks for NextN blocks, heads and smaller models (in the file, beside it and in the caches that specrun
-models lists), measures what evaluations cost here, searches for layers that a self-draft could skip, and
-compares all with plain decoding on prompts that nothing was fitted to. The fastest for each temperature
-and kind of prompt is kept for this file. Where nothing pays it says so, and why. Ctrl-C keeps what is
-known, and another call goes on. Do not use the machine meanwhile.
+models lists), measures the cost of evaluations, searches for layers that a self-draft could skip, and
+compares all with plain decoding on prompts that nothing was fitted to. The fastest drafter for each
+temperature and kind of prompt is kept for this file. If nothing pays, the reason is shown; -v shows all
+figures. Ctrl-C keeps the results so far, and another call continues. Do not use the machine meanwhile.
 """  # noqa: E501 - as it is shown
 
 
@@ -64,19 +64,23 @@ class SearchSettings:
 search_options = option_group(
     "search",
     SearchSettings,
-    _SEARCH.option("--hours N", "Train a head for the file, too, for about so long.", click.FLOAT),
-    _SEARCH.option("--prompts", "Prompts, one a line, or JSON lines; else built-in ones.", FILE),
+    _SEARCH.option(
+        "--hours N", "Also train a head for the file, for about so many hours.", click.FLOAT
+    ),
+    _SEARCH.option(
+        "--prompts",
+        "Compare on these prompts: one a line, or JSON lines. Without it, built-in ones are used.",
+        FILE,
+    ),
     _SEARCH.option(
         "--memory SIZE",
-        "The most memory of the model and what drafts for it, such as 8G.",
+        "The most memory for the model and its drafter together, such as 8G.",
         SIZE,
     ),
-    _SEARCH.model(
-        MODEL_DRAFT, "A drafter to try beside those that are found; repeatable.", multiple=True
-    ),
+    _SEARCH.model(MODEL_DRAFT, "Also try this drafter; repeatable.", multiple=True),
     _SEARCH.option(
         "-n, --predict, --max-tokens N",
-        "The most tokens of an answer.",
+        "The most tokens in an answer.",
         click.IntRange(8, MAX_COUNT),
         default=64,
     ),
@@ -92,7 +96,7 @@ search_options = option_group(
         click.FloatRange(0, min_open=True),
         default=150.0,
     ),
-    _SEARCH.flag("--again", "Forget what was found for this file before."),
+    _SEARCH.flag("--again", "Discard earlier results for this file."),
 )
 
 sampling_options = grid_options("0,0.8", " to choose for")

@@ -51,8 +51,8 @@ Examples:
 
 \b
 A rule without options runs with every --alpha, one with options as it is. Exact speculation, the plain
-target and the plain draft model are always measured too. No top-k and no min-p: all of both laws counts.
-Ctrl-C shows what was measured until then. Do not use the machine meanwhile.
+target and the plain draft model are always measured too. There is no top-k and no min-p: all of both
+distributions counts. Ctrl-C shows what was measured until then. Do not use the machine meanwhile.
 """  # noqa: E501 - as it is shown
 
 
@@ -118,20 +118,20 @@ _cascade_options = option_group(
     ),
     _TEXTS.option(
         "--examples",
-        "How many questions, or pieces of the text.",
+        "The number of questions, or of pieces of the text.",
         click.IntRange(1, 10**6),
         default=40,
     ),
     predict_option(_MEASURING, default=64),
     repetitions_option(
-        _MEASURING, "How often every rule answers everything, each time with another seed.", 3
+        _MEASURING, "Let every rule answer everything N times, each time with another seed.", 3
     ),
     padding_option(_MEASURING),
     OUTPUT.option(
         "--quality",
         "The measure of quality for the best rules and the picture.",
         click.Choice(["rouge_2", "bleu", "exact_match", "cross_entropy", "expected_accuracy"]),
-        show_default="rouge_2 where there are answers, else cross_entropy",
+        show_default="rouge_2 if there are answers, else cross_entropy",
     ),
     plot_option("quality against latency, rejection and deferral"),
 )

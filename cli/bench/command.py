@@ -53,7 +53,7 @@ single busy program beside them makes every figure meaningless.
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
 def bench() -> None:
-    """Measure what drafting gains and costs."""
+    "Measure the gain and the cost of drafting."
 
 
 # == Results on stdout: a table, Markdown, CSV or JSON =============================================
@@ -172,14 +172,14 @@ def _style(cell: str) -> str:
 
 first_seed_option = SAMPLING.option(
     "-s, --seed",
-    "Seed of the first repetition; the others count on.",
+    "The seed of the first repetition. The others count on from it.",
     click.IntRange(0, 2**63),
     default=0,
 )
 
 
 def predict_option(
-    section: Section, help: str = "The most tokens of an answer.", *, default: int
+    section: Section, help: str = "The most tokens in an answer.", *, default: int
 ) -> Decorator:
     """Return `-n`, the tokens of an answer."""
     kind = click.IntRange(1, MAX_COUNT)
@@ -193,7 +193,7 @@ def repetitions_option(section: Section, help: str, default: int) -> Decorator:
 
 def padding_option(section: Section) -> Decorator:
     """Return `--pad-to`, the parameters of the target that is timed."""
-    help = "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs."
+    help = "Pad the target to the cost of N parameters (400M, 1B), with the same outputs."
     return section.option("--pad-to N", help, PARAMETERS)
 
 

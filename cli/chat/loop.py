@@ -367,7 +367,7 @@ class Chat:
         if self._display.show_timings:
             terminal.note(gain_line(answer.result, self.models.curve))
         if answer.interrupted:
-            terminal.note("stopped; what was said so far is part of the conversation")
+            terminal.note("stopped; the text so far is part of the conversation")
         full = context_full(answer, conversation.max_tokens, self.runtime)
         if full:
             terminal.say(f"{full} {_START_OVER}.", "yellow")

@@ -213,7 +213,7 @@ def _tuned(
         shape = plan.width
         terminal.note(
             f"every evaluation has {shape} tokens, which specrun tune found no slower: the text "
-            "does not depend on what drafts (--shape free: as many as needed)"
+            "does not depend on the drafter (--shape free: as many as needed)"
         )
     return expression, shape
 
@@ -260,8 +260,8 @@ def _warn_of_lossy_rule(accept: str, terminal: Terminal) -> None:
 
 session_option = EVALUATION.option(
     "--session FILE",
-    "Take up the cache that FILE holds, if there is one, and keep it there at the end: a prompt "
-    "is evaluated once. Refused for another model or other settings.",
+    "Load the cache from FILE if it exists, and save it there at the end, so that a prompt is "
+    "evaluated only once. A file of another model or of other settings is refused.",
     NEW_FILE,
 )
 

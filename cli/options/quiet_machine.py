@@ -35,7 +35,7 @@ def measures_time(command: Command) -> Command:
             terminal.warn(f"{disturbed} meanwhile: the figures may be wrong")
         return result
 
-    flag = OUTPUT.flag("--anyway", "Measure although other programs are busy.", dest="anyway")
+    flag = OUTPUT.flag("--anyway", "Measure even if other programs are busy.", dest="anyway")
     return flag(watched)
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import queue
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.bindings.errors import ClosedError, FileMissingError, OptionError, SpecrunError
+from specrun.bindings.errors import FileMissingError, OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.machine import available_memory, placing
-from specrun.cli.chat.learning import ChatLearning
+from specrun.cli.chat.learning import serve_learning
 from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor import specrun_version
 from specrun.cli.options.config_file import has_model_tables
@@ -49,73 +47,14 @@ from specrun.cli.serve.settings import (
 from specrun.cli.terminal.screen import bytes_text, count_text
 from specrun.cli.terminal.terminal import Terminal, one_line, read_text, require_file
 from specrun.runtime.demo import demo_target
-from specrun.runtime.engine import Engine
 from specrun.runtime.memory import Loading, Room, room_here
 from specrun.runtime.models import StoredModel
 from specrun.runtime.models.hub import stem_of
 from specrun.runtime.planning.kept_states import kept_states_of
-from specrun.runtime.round import GenerationResult
 
 if TYPE_CHECKING:
     from specrun.cli.serve.models import Models, ServedModel
     from specrun.cli.serve.service import AnswerService
-    from specrun.train.trainer.learner import TrainingStatus
-
-
-# -- Online learning: the draft model learns in a thread while the server answers -----------------
-#
-# Answers go on meanwhile, with the drafter there was; the new one is swapped in when none is being
-# made, and requests that come in that moment wait for it.
-
-
-Observer = Callable[[GenerationResult], None]
-
-
-@contextmanager
-def serve_learning(
-    closed_last: ExitStack, engine: Engine, settings: LearnSettings, terminal: Terminal
-) -> Iterator[list[Observer]]:
-    """Yield the observers to notify of finished answers; none unless `--learn` is set.
-
-    An update that is under way at the end is given up: the drafter stays as it is. `closed_last`
-    deletes temporary files after the engine is closed, which drafts with them.
-    """
-    if not settings.wanted:
-        yield []
-        return
-    learning = ServeLearning(engine, settings, terminal)
-    closed_last.callback(learning.close)
-    worker = threading.Thread(target=learning.run, name="specrun learning", daemon=True)
-    worker.start()
-    try:
-        yield [learning.answered.put]
-    finally:
-        learning.stopped.set()
-        learning.answered.put(None)
-        worker.join()
-
-
-class ServeLearning(ChatLearning):
-    """Learning after every so many of the `answered`, in the thread that calls `run`."""
-
-    def __init__(self, engine: Engine, settings: LearnSettings, terminal: Terminal) -> None:
-        super().__init__(engine, settings, terminal)
-        self.answered: queue.SimpleQueue[GenerationResult | None] = queue.SimpleQueue()
-        self.stopped = threading.Event()
-
-    def run(self) -> None:
-        """Count answers and learn from them, until it is stopped."""
-        while (result := self.answered.get()) is not None and not self.stopped.is_set():
-            try:
-                self.after_answer(result)
-            except ClosedError:
-                return
-            except SpecrunError as problem:  # the drafter stays, and so does the server
-                self._terminal.warn(f"nothing was learnt: {problem}")
-
-    def _show(self, status: TrainingStatus) -> None:
-        if self.stopped.is_set():
-            raise ClosedError("the server ended while its drafter learnt")
 
 
 _EPILOG = """\b
@@ -478,12 +417,13 @@ def serve(
     with bound_socket(server.host, server.port) as listener:
         lost = outvoted(["model"], by=["demo", "models"])
         paths = models if lost else (*given.model, *models)
-        listed = _served(paths, given, settings, terminal)
-        served = Models(listed, settings, most=server.models_max)
+        source = _Source(click.get_current_context(), paths, given, settings, terminal)
+        served = Models(source.models, settings, most=server.models_max)
         url = url_of(server.host, listener)
         try:
-            if len(listed) == 1:
-                served.adopt(listed[0], listed[0].load())
+            if len(served.models) == 1:
+                only = served.models[0]
+                served.adopt(only, only.load())
             app = create_app(served, settings)
 
             def ready() -> None:
@@ -496,50 +436,61 @@ def serve(
     terminal.note("ended")
 
 
-def _served(
-    paths: Sequence[Path],
-    given: _ModelSettings,
-    settings: ServeSettings,
-    terminal: Terminal,
-) -> list[ServedModel]:
-    """Return the models that are named, each with its options of the config file."""
-    from specrun.cli.serve.models import ServedModel
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """What the user named, and `models`, which are there now.
 
-    if given.load.demo or not paths:
-        check_named(replace(given.load, model=paths[0] if paths else None))
-        given.check()
-        name = given.own.alias or "demo"
-        return [
-            ServedModel(name, demo_target(), open=partial(given.opened, name, settings, terminal))
-        ]
-    found = _found(paths, terminal)
-    context, free = click.get_current_context(), available_memory()
-    command = context.command
-    assert isinstance(command, SectionedCommand)
-    listed: list[ServedModel] = []
-    for model, name in zip(found, _ids(found), strict=True):
-        chosen = given
-        if has_model_tables():
-            chosen = command.again(context, model.names, _read_settings)
-        chosen = chosen.of(model)
+    `free` is the memory of this machine before any of them was loaded.
+    """
+
+    context: click.Context
+    paths: Sequence[Path]
+    given: _ModelSettings
+    settings: ServeSettings
+    terminal: Terminal
+    free: int = field(default_factory=available_memory)
+
+    def models(self) -> list[ServedModel]:
+        """Return the models, each with its options of the config file."""
+        given, paths = self.given, self.paths
+        if given.load.demo or not paths:
+            check_named(replace(given.load, model=paths[0] if paths else None))
+            return [self._model(_Found(demo_target(), ()), "demo", given)]
+        found = _found(paths, self.terminal)
+        listed: list[ServedModel] = []
+        for model, name in zip(found, _ids(found), strict=True):
+            chosen = self._chosen(model)
+            alias = chosen.own.alias
+            if alias is not None and alias == given.own.alias and len(found) > 1:
+                problem = f"-a {alias} is the name of one model, and {len(found)} are served"
+                advice = f'put alias into [models."{name}"] of the config file'
+                raise OptionError(f"{problem}: {advice}")
+            listed.append(self._model(model, name, chosen.of(model)))
+            if listed[-1].id in (other.id for other in listed[:-1]):
+                problem = f"two of the models are called {listed[-1].id!r}"
+                raise OptionError(f"{problem}: give one another alias")
+        return listed
+
+    def _chosen(self, model: _Found) -> _ModelSettings:
+        if not has_model_tables():
+            return self.given
+        command = self.context.command
+        assert isinstance(command, SectionedCommand)
+        chosen: _ModelSettings = command.again(self.context, model.names, _read_settings)
+        return chosen
+
+    def _model(self, model: _Found, name: str, chosen: _ModelSettings) -> ServedModel:
+        from specrun.cli.serve.models import ServedModel
+
         chosen.check()
-        alias = chosen.own.alias
-        if alias is not None and alias == given.own.alias and len(found) > 1:
-            problem = f"-a {alias} is the name of one model, and {len(found)} are served"
-            raise OptionError(f'{problem}: put alias into [models."{name}"] of the config file')
-        name = alias or name
-        if name in (other.id for other in listed):
-            raise OptionError(f"two of the models are called {name!r}: give one another alias")
-        listed.append(
-            ServedModel(
-                name,
-                model.path,
-                tuple(dict.fromkeys(each for each in model.names if each != name)),
-                partial(chosen.opened, name, settings, terminal),
-                partial(chosen.room, free),
-            )
+        name = chosen.own.alias or name
+        return ServedModel(
+            name,
+            model.path,
+            tuple(dict.fromkeys(each for each in model.names if each != name)),
+            partial(chosen.opened, name, self.settings, self.terminal),
+            partial(chosen.room, self.free),
         )
-    return listed
 
 
 def _print_block(models: Models, rule: str, url: str, terminal: Terminal) -> None:

@@ -15,7 +15,7 @@ import itertools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack
 from contextvars import copy_context
@@ -169,19 +169,20 @@ class ServedModel:
 class Models:
     """The models of a server, by name, and the order in which they are loaded and unloaded.
 
-    At most `most` are loaded at once, 0: as many as fit. `settings` are the server's own, and
-    `clock` is what idle times are measured by.
+    `listed` lists them, now and for each `reload`. At most `most` are loaded at once, 0: as many as
+    fit. `settings` are the server's own, and idle times are measured by `clock`.
     """
 
     def __init__(
         self,
-        models: Iterable[ServedModel],
+        listed: Callable[[], Sequence[ServedModel]],
         settings: ServeSettings,
         *,
         most: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.models = list(models)
+        self._listed_now = listed
+        self.models = list(listed())
         self.settings = settings
         self.most, self._clock = most, clock
         self._named = _by_name(self.models)
@@ -196,7 +197,21 @@ class Models:
         """Return the only model of a server: an engine, which the caller closes."""
         own = ServedModel(settings.model, Path(engine.model.path))
         own.service, own.state = AnswerService(engine, settings), "loaded"
-        return cls([own], settings)
+        return cls(lambda: [own], settings)
+
+    async def reload(self) -> None:
+        """List the models again. Those that are in use, or were loaded, stay as they are."""
+
+        def read() -> dict[str, ServedModel]:
+            listed = {model.id: model for model in self._listed_now()}
+            for model in listed.values():
+                model.facts  # noqa: B018 - reads the file, which takes time
+            return listed
+
+        listed = await self._in_thread(read)
+        kept = {model.id: model for model in self.models if model.service or model.loading}
+        self.models = [*{**listed, **kept}.values()]
+        self._named = _by_name(self.models)
 
     # -- names -------------------------------------------------------------------------------------
 
@@ -267,11 +282,6 @@ class Models:
         if model.is_ready:
             self._begin(model, use)
         else:
-            most = self.settings.bounds.queue
-            if len(model.waiting) >= max(1, most):
-                problem = f"{len(model.waiting)} requests wait until {model.id} is loaded"
-                status = HTTPStatus.SERVICE_UNAVAILABLE
-                raise RequestError(f"{problem}: try again soon", status=status, retry_after=5)
             model.waiting.add(use)
             while use not in model.users:
                 await self._loaded(model)
@@ -415,7 +425,10 @@ class Models:
         """Unload idle models, for ever."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            await self.unload_idle()
+            try:
+                await self.unload_idle()
+            except Exception:
+                _log.exception("an idle model was not unloaded as it should be")
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -130,8 +130,13 @@ def _tokenizer(service: AnswerService) -> dict[str, str | None]:
 
 
 async def list_models(request: Request) -> Response:
-    """Return the models with their states, in a list that Anthropic's clients read, too."""
+    """Return the models with their states, in a list that Anthropic's clients read, too.
+
+    With `?reload=1` they are looked for again.
+    """
     models = models_of(request)
+    if request.query_params.get("reload") not in (None, "", "0"):
+        await models.reload()
     listed = [_described(model, request.app.state.started) for model in models.models]
     ends = {"has_more": False, "first_id": listed[0]["id"], "last_id": listed[-1]["id"]}
     return json_reply({"object": "list", "data": listed, **ends})

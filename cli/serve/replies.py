@@ -26,7 +26,8 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
-from sse_starlette.sse import EventSourceResponse, ServerSentEvent
+from sse_starlette.event import ServerSentEvent
+from sse_starlette.sse import EventSourceResponse
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Send

@@ -31,8 +31,8 @@ from specrun.bindings.errors import (
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.grammars import GrammarReader
 from specrun.cli.serve.lanes import REQUESTS
-from specrun.cli.serve.offers import CustomInputs
 from specrun.cli.serve.settings import ServeSettings
+from specrun.cli.serve.tools import CustomInputs
 from specrun.runtime.chat import CallBegun, ChatText, ChatTurn, Part, require_room, too_long
 from specrun.runtime.engine import Engine, GenerationStream, RoundTrace
 from specrun.runtime.laws import SamplingParams, random_if_unset

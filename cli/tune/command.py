@@ -200,17 +200,18 @@ Examples:
 
 \b
 Measures how long the target and the draft model take for 1 to 64 tokens, and how often drafted tokens
-are accepted, rank by rank, in texts that the target writes; then picks the tree of drafts that should
-give the most tokens a second, or none where plain decoding is faster. chat and generate use the plan
-for this pair, -m and -md, on this machine (not with --demo). Do not use the machine meanwhile.
+are accepted, rank by rank, in texts that the target writes. Then picks the tree of drafts that should
+give the most tokens a second, or none if plain decoding is faster. chat and generate use the plan for
+this pair, -m and -md, on this machine (not with --demo). -v shows all tables. Do not use the machine
+meanwhile.
 
 \b
 Without a draft model only the target's times are measured: prompt-lookup, lookahead and rest draft as
 much as pays with them.
 
 \b
---layer-skip needs no draft model: it searches which layers of the target a draft made of the others
-should skip (Draft & Verify), for the most predicted tokens a second. Ctrl-C keeps the best so far.
+--layer-skip needs no draft model. It searches for the layers of the target that a self-draft should skip
+(Draft & Verify), for the most predicted tokens a second. Ctrl-C keeps the best so far.
 """  # noqa: E501 - as it is shown
 
 
@@ -241,7 +242,7 @@ def tune(
     if text.model_draft is None and load.model is not None and not load.demo:
         if text.drafter:
             raise click.UsageError(
-                "--drafter stands beside a draft model: give -md FILE too, or ask specrun theory"
+                "--drafter needs a draft model: give -md FILE too, or use specrun theory"
             )
         from specrun.cli.tune.target_costs import run_target_costs
 

@@ -117,8 +117,10 @@ class BlockRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Keep the longest prefix of the leading chain that passes (see the module's formula)."""
-        chain = [] if tree.is_of_points else _leading_chain(tree)
-        if all(draw.law is None for draw in chain):
+        if tree.is_of_points:
+            return walk(tree, law_at, noise, position, settle_point_masses)
+        chain = _leading_chain(tree)
+        if all(law is None for _, law in chain):
             return self._token_wise.accept(tree, law_at, noise, position)
         levels, share = _levels(tree, chain, law_at)
         # All tests are keyed with the round's first position, which no later round visits. With
@@ -134,7 +136,7 @@ class BlockRule:
             kept -= 1
         # The recovered token is drawn with the numbers of its own position.
         noise.seek(position + kept)
-        path = tuple(draw.node for draw in chain[:kept])
+        path = tuple([node for node, _ in chain[:kept]])
         return Acceptance(path, noise.choose(levels[kept].residual()), rejected=True)
 
     def _below(
@@ -214,8 +216,10 @@ def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Le
         law = law_at(node)
         # Before the share moves on: a level pairs p_i with the laws of token i + 1.
         levels.append(_Level(share, law, draft))
-        share = min(1.0, share * law.probability(token) / draft_prob)
-        if share <= 0.0:
+        share = share * law.probability(token) / draft_prob
+        if share > 1.0:
+            share = 1.0
+        elif share <= 0.0:
             break
         node = drawn
     return levels, share

@@ -99,9 +99,8 @@ def settle_point_masses(
     once and descending if the token was drafted. That single draw is plain decoding's own, so
     deterministic drafters repeat plain decoding's text at every temperature, given equal logits.
     """
-    token = noise.choose(law)
-    if draws:
-        tokens = tree.tokens
+    token, tokens = noise.choose(law), tree.tokens
+    if token in tokens:
         for node, _ in draws:
             if tokens[node] == token:
                 return node, token

@@ -177,7 +177,7 @@ class GrowingDrafter(Drafter):
         assert self._plans is not None
         source, depth = self.source, self._depth
         source.expect(min(depth, request.max_depth))
-        named = source.named(request, self._plans.of(depth))
+        named = source.named(request, self._plans.whole)
         return None if named is None else self._named_tree(named, depth, request, None)
 
     def _plain_draft(self, request: DraftRequest, laws: RowLaws) -> DraftTree:
@@ -274,13 +274,11 @@ class GrowingDrafter(Drafter):
     ) -> DraftTree:
         """Return the tree of best tokens that the source named, within the request's limits."""
         assert self._plans is not None
-        most = request.max_nodes
-        if self._is_chain and not request.end_tokens.isdisjoint(named.tokens):
+        most, end_tokens = request.max_nodes, request.end_tokens
+        if self._is_chain and not end_tokens.isdisjoint(named.tokens):
             # Nothing is drafted below an end token.
-            ends = (
-                place for place, token in enumerate(named.tokens) if token in request.end_tokens
-            )
-            most = min(most, 1 + next(ends))
+            ends = [token in end_tokens for token in named.tokens]
+            most = min(most, 1 + ends.index(True))
         return self._plans.tree(named, depth, (request.max_depth, most), choice)
 
     def _new_draft(self, request: DraftRequest, *, points: bool, keeps: bool) -> Draft:

@@ -20,7 +20,12 @@ from specrun.runtime.drafters.batching import DraftMeeting, Joint, SharedRequest
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.source import Asked, Source
-from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
+from specrun.runtime.drafters.tree_options import (
+    head_accuracy,
+    head_tree,
+    ranks_by_depth,
+    verifiable,
+)
 from specrun.runtime.heads import HeadFile, NamedChildren, TreePlan, stored_accuracy
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
@@ -454,7 +459,8 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
     try:
         if chosen:
             accuracy = head_accuracy(options, head.n_heads, head.accuracy)
-            topology = medusa_tree(accuracy or TYPICAL_ACCURACY[: head.n_heads], env.most_drafted)
+            accuracy = verifiable(accuracy or TYPICAL_ACCURACY[: head.n_heads], env)
+            topology = medusa_tree(accuracy, env.most_drafted)
         else:
             topology = head_tree(
                 expression,

@@ -210,8 +210,9 @@ class AnswerStatistics:
 
     def come_back(self) -> None:
         """Note that the runtime goes on."""
-        left, self.left = self.left, None
+        left = self.left
         if left is not None:
+            self.left = None
             self._elsewhere += time.perf_counter() - left
 
     def count(self, this_round: Round, conversation: Conversation) -> None:
@@ -223,18 +224,19 @@ class AnswerStatistics:
         if this_round.laws:
             start = len(conversation.tokens) - n_new
             self._departures.count(this_round.laws, this_round.new, conversation.noise, start)
-        n_nodes = len(tree.tokens)
-        if not n_nodes:
+        if not tree.tokens:
             self._counter.kinds[0, 0, 0, n_new, 0, 0] += 1
             return
+        tested, depths, candidates = n_accepted, tree.depths, tree.is_candidate
         # A path that was cut at its end token was not refused there.
-        tested = n_accepted + (this_round.rejected and this_round.next_token is not None)
-        depths, candidates, counted = self._counted
-        if depths is not tree.depths or candidates is not tree.is_candidate:
-            counted = count_candidates(tree.depths, tree.is_candidate)
-            self._counted = tree.depths, tree.is_candidate, counted
+        if this_round.rejected and this_round.next_token is not None:
+            tested += 1
+        known, known_candidates, counted = self._counted
+        if known is not depths or known_candidates is not candidates:
+            counted = count_candidates(depths, candidates)
+            self._counted = depths, candidates, counted
         n_candidates, depth = counted
-        others = n_nodes - n_candidates
+        others = len(depths) - n_candidates
         self._counter.kinds[n_candidates, depth, n_accepted, n_new, others, tested] += 1
 
     @property
@@ -332,6 +334,7 @@ class Answer(Mailbox):
         # The round that is handed out, its number, its tokens' pieces, and how many items there
         # were before it: a tuple, because they change together. None: nothing is left of it.
         self.spoken: tuple[Round, int, list[bytes], int] | None = None
+        self._n_top = options.top_logprobs
         self._finish: FinishReason = "cancelled"
         self._stats: SpecStats | None = None  # once it has ended
         self.hand_out: Callable[[], None] | None = None  # while the next round is evaluated
@@ -475,7 +478,7 @@ class Answer(Mailbox):
             if not isinstance(rule, SequentialCascade):
                 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
 
-                self.guided = GuidedDrafter(self.drafter)
+                self.guided = GuidedDrafter(self.drafter, session.costs)
         state = FRESH
         if self._grammar is not None or "dry" in params.chain:
             texts = params.dry_sequence_breakers if "dry" in params.chain else ()
@@ -546,7 +549,8 @@ class Answer(Mailbox):
         if spoken is None:
             return None
         this_round, number, pieces, base = spoken
-        index = len(self._said) - base
+        said, statistics = self._said, self.statistics
+        index = len(said) - base
         left = len(pieces) - index
         if not left or (self._stops and self._assembler.stopped_by is not None):
             self._leave_out(this_round, index)
@@ -562,19 +566,19 @@ class Answer(Mailbox):
         origin: Origin = "drafted" if index < len(this_round.path) else "target"
         if self._logprobs and this_round.rows is not NOT_EVALUATED:
             # Read on demand: a softmax for every token would be most of the overhead.
-            n_top = self.request.options.top_logprobs
-            event = TokenEvent(text, token, origin, number, this_round, index, n_top, ends)
+            event = TokenEvent(text, token, origin, number, this_round, index, self._n_top, ends)
             if self.session.settles:
                 event.settle()
             else:
                 self._keeper.current.append(weakref.ref(event))
         else:
-            event = TokenEvent(text, token, origin, number, None, finish_reason=ends)
-        self._said.append(((token,), text))
+            event = TokenEvent(text, token, origin, number, None, 0, 0, ends)
+        said.append(((token,), text))
         if left == 1:
             self.spoken = None
-        self.statistics.left = now = time.perf_counter()
-        self.statistics.note_token(now)
+        statistics.left = now = time.perf_counter()
+        if statistics.first_token_s is None:
+            statistics.note_token(now)
         return event
 
     def take_round(self) -> None:

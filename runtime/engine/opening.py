@@ -185,6 +185,7 @@ def open_slots(
             for each, drafters in zip(targets, choices.slots, strict=True):
                 own = drafters.get(drafters.own)
                 session = Session(each, own, rule, model.vocabulary, owned, drafters)
+                session.costs = environment.known
                 session.memory_note = functools.partial(_memory_note, loading)
                 if shared is None or session.slot is None:
                     session.backend_sampling = is_wanted(options.backend_sampling, model)

@@ -230,7 +230,6 @@ class Schedule:
         """Let an answer go on by a step; a round is handed out, an end or an error makes room."""
         answer, shared = session.running, self.shared
         assert answer is not None
-        before = answer.stage
         try:
             if shared is None:
                 stage = session.step()
@@ -244,12 +243,12 @@ class Schedule:
             self._end(session, problem)
             self._recover()
             return
-        answer.stage = stage
         if stage == "round":
             if session.settles or answer.traced:
                 answer.post()
-        elif shared is None and stage == before == "reading":
+        elif shared is None and stage == answer.stage == "reading":
             self.load.pieces += 1
+        answer.stage = stage
 
     def _end(self, session: Session, problem: BaseException | None = None) -> None:
         """End a slot's answer; what it has cached stays for the next prompt that begins so."""

@@ -219,7 +219,8 @@ class SlotTarget(TargetModel):
     @property
     def max_nodes(self) -> int:
         """The most nodes of a tree: the slot's share of the tokens that one evaluation takes."""
-        return max(0, (super().max_nodes + 1) // len(self._shared.slots) - 1)
+        share = self._most_tokens // len(self._shared.slots) - 1
+        return max(0, min(super().max_nodes, share))
 
     @property
     def longest_piece(self) -> int:

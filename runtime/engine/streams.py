@@ -156,6 +156,7 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
         answer.
         """
         answer, read = self._answer, self._read
+        next_event = answer.next_event
         if self._go_on is None:
             try:
                 for event in self:
@@ -165,13 +166,16 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
             return self.result
 
         def hand_out() -> None:
-            while answer.spoken is not None and (event := answer.next_event()) is not None:
+            statistics, waits = answer.statistics, answer.hand_out is not None
+            while (event := next_event()) is not None:
                 consume(event if read is None else read(event))
                 del event  # one that somebody holds costs the stream a copy of its logits
-                if answer.hand_out is None:
-                    answer.statistics.come_back()
-                else:  # in time that counts: a device computed meanwhile
-                    answer.statistics.left = None
+                if waits:  # in time that counts: a device computed meanwhile
+                    statistics.left = None
+                else:
+                    statistics.come_back()
+                if answer.spoken is None:
+                    break
 
         return self._run(hand_out)
 

@@ -289,6 +289,8 @@ class ShapePlans:
         self._shape, self._has_values = shape, has_values
         self._plans: dict[int, tuple[TreePlan, list[int]]] = {}
         self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+        self.whole = self.of(self._depth)
+        """The plan of the whole shape."""
         # Takes the tokens of a whole fixed tree from those of all children, in one call.
         self._pick: Callable[[list[int]], tuple[int, ...]] | None = None
         if isinstance(shape, Topology) and len(shape) > 1:
@@ -322,7 +324,8 @@ class ShapePlans:
         It keeps these limits of depth and nodes, both at least 1. With `choice` it has only those
         nodes that pay.
         """
-        shape = self._shape.limited(min(depth, limits[0]), limits[1])
+        most_deep = limits[0] if limits[0] < depth else depth
+        shape = self._shape.limited(most_deep, limits[1])
         if self._pick is not None and choice is None and shape is self._shape:
             assert isinstance(shape, Topology)
             return DraftTree.of_points(self._pick(named.tokens), shape.parents)

@@ -323,12 +323,12 @@ class SamplingParams(_WorkedOut):
         "Add to a token's logit, as in 15043+1 or 15043-inf; repeatable.",
     )
     seed: int | None = _setting(
-        None, "-s, --seed N", "Seed of the random numbers; -1: another one for every answer."
+        None, "-s, --seed N", "The seed of the random numbers; -1: a new one for every answer."
     )
     stop: tuple[str, ...] = _setting(
         (),
         "-r, --reverse-prompt, --stop TEXT",
-        "A text that ends the answer and is left out; repeatable.",
+        "End the answer before this text; repeatable.",
         variable="reverse_prompt",
     )
     typical_p: float = _setting(

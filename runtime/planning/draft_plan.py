@@ -375,6 +375,7 @@ class DraftPlan(Plan):
     def start(self, *, points: bool, greedy: bool = False) -> None:
         """Start a round that drafts chosen tokens (`points`) or drawn ones in turn."""
         self._thresholds = self._known_thresholds(self._start(points=points))
+        self._draft.start()
 
     def _known_thresholds(self, learnt: _Learnt) -> _Thresholds:
         """Return thresholds for what a token is worth now; T may change with the load."""

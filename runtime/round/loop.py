@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import NoReturn, cast
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import (
@@ -30,7 +30,7 @@ from specrun.runtime.laws.transform import (
     starting_mu,
     transformed_law,
 )
-from specrun.runtime.round.backend_laws import BackendSamplingTarget, CutRows
+from specrun.runtime.round.backend_laws import CutRows
 from specrun.runtime.round.drafter import NOTHING, Drafter, DraftRequest, Keep, RoundOutcome
 from specrun.runtime.round.target import CachedText, EvaluatedRows, Target, TargetModel
 from specrun.runtime.trees.tree import ROOT, DraftTree
@@ -249,9 +249,6 @@ def decode_rounds(
     tokens, noise = conversation.tokens, conversation.noise
     drafter = settings.drafter or conversation.drafter
     limits, state, pause = settings.limits, settings.state, drafter.pause
-    rule, laws, end_tokens = settings.token_rule, settings.laws, settings.end_tokens
-    if isinstance(target, BackendSamplingTarget) or settings.witness is not None:
-        laws = None  # those of a round's rows
     next_token: int | None
     is_last = not limits.next_round(len(tokens))
     while not is_last:
@@ -270,11 +267,7 @@ def decode_rounds(
         while (rows := target.evaluate(conversation, tree)) is None:
             yield None
         # Accept: a path down the tree, and the target's own token after it.
-        if rule is None or laws is None:
-            accepted, state = _accept(settings, state, tokens, tree, rows, noise)
-        else:
-            laws.logits = rows.logits
-            accepted = rule.accept(tree, laws, noise, start)
+        accepted, state = _accept(settings, state, tokens, tree, rows, noise)
         path, next_token = accepted.path, accepted.next_token
         if path or state.grammar is not None:  # else nothing was kept, and nothing is bound
             path, next_token, state = _cut_at_end(settings, state, tree, accepted)
@@ -282,14 +275,10 @@ def decode_rounds(
         target.commit(conversation, tree, path)
         if next_token is not None:
             tokens.append(next_token)
-        whole = tokens[-1] in end_tokens
-        if state.grammar is not None and not whole:
-            whole = state.grammar.is_over
+        whole = is_whole(tokens, settings.end_tokens, state)
         is_last = whole or not limits.next_round(len(tokens))
-        new, emitted, refused = tokens[start:], accepted.laws, accepted.rejected
-        this_round = Round(
-            tokens, tree, path, next_token, rows, new, refused, is_last, emitted, whole
-        )
+        new, laws, refused = tokens[start:], accepted.laws, accepted.rejected
+        this_round = Round(tokens, tree, path, next_token, rows, new, refused, is_last, laws, whole)
         # Observe: let the drafter learn what became of its guesses.
         if asked:
             drafter.observe(this_round)
@@ -334,7 +323,11 @@ def _accept(
         if settings.witness is not None:
             settings.witness(tree, rows, lambda node: pairs(node).target, accepted)
         return accepted, state
-    laws = target_laws(tokens, tree, rows, params, state)
+    row_laws, laws = settings.laws, cast("LawAt", settings.laws)
+    if row_laws is None or isinstance(rows, CutRows):
+        laws = target_laws(tokens, tree, rows, params, state)
+    else:
+        row_laws.logits = rows.logits
     accepted = rule.accept(tree, laws, noise, start)
     if settings.witness is not None:
         settings.witness(tree, rows, laws, accepted)

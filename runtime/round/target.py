@@ -211,9 +211,10 @@ class TargetModel:
     @property
     def max_nodes(self) -> int:
         """The most tree nodes one evaluation can take beside the root."""
-        memory = self.context.memory
-        takes_back = self._can_branch or memory.n_rollback or memory.spare is not None
-        return self._most_tokens - 1 if takes_back else 0
+        memory, most = self.context.memory, self._most_tokens - 1
+        if self._can_branch or memory.spare is not None:
+            return most
+        return min(most, memory.n_rollback)
 
     @property
     def _most_tokens(self) -> int:
@@ -345,8 +346,9 @@ class TargetModel:
         if arranged is None:
             return [tokens[-1], *tree.tokens], tree.parents, None
         in_order = [*tokens[text.n_cached :], *map(tree.tokens.__getitem__, arranged.order)]
-        filling = [FILLER] * (1 + len(arranged.parents) - len(in_order))
-        return in_order + filling, arranged.parents, arranged.places
+        if self.width is not None:
+            in_order += [FILLER] * (self.width - len(in_order))
+        return in_order, arranged.parents, arranged.places
 
     def _check_pending(self, text: CachedText, tree: DraftTree) -> None:
         """Evaluate tokens that are not cached if there is no room for them beside the tree."""
@@ -384,7 +386,7 @@ class TargetModel:
             text.tokens.extend(map(tree.tokens.__getitem__, path))
             return
         arranged = self._arrangement
-        if arranged is None:
+        if arranged is None or not (path or arranged.places[0] or self.width):
             self._commit_in_place(text, tree, path)
             return
         kept = arranged.places[0]

@@ -12,7 +12,6 @@ import pytest
 from support.build_cases import digests
 from support.mutated_source import IS_COMPILED, source_of
 
-from specrun.runtime.acceptance import exact, rule
 from specrun.runtime.heads import places
 from specrun.runtime.laws import law, noise
 from specrun.runtime.trees import growth
@@ -20,7 +19,7 @@ from specrun.runtime.trees import growth
 pytestmark = pytest.mark.long
 
 TESTS = Path(__file__).parents[1]
-COMPILED = (law, noise, rule, exact, growth, places)
+COMPILED = (law, noise, growth, places)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

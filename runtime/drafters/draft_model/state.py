@@ -42,7 +42,7 @@ class DraftModelState:
         self._part = context if isinstance(context, ContextPart) else None
         self.shares_context = self._part is not None  # with other conversations
         self._unread: list[int] = []
-        # The call that evaluates a token in a sequence, if there is one, and the sequence.
+        # A sequence, and the call that evaluates a token in it; None before the first.
         self._step: tuple[int, Callable[[int, int], Logits] | None] = (-1, None)
         # Depths have a batch of their own: theirs is laid out alike, round by round.
         self.depth_batch = Batch(context.n_batch, 1)
@@ -96,20 +96,25 @@ class DraftModelState:
         """Evaluate a token after the cached ones; return its logits, a view [shared vocab]."""
         known = token if token < self._own_size else self._stand_in
         cached, (sequence, step) = self.cached, self._step
-        position = self.cells(len(cached))
-        if sequence != self.main:
-            self._single.fill_one(known, position, self.main)
-            step = self.context.stepper(self._single)
-            self._step = self.main, step
+        if step is None or sequence != self.main:
+            step = self._new_step(known)
         self._changing = True
-        if step is None:
-            self._single.fill_one(known, position, self.main)
-            row = self.context.decode(self._single).logits(0)
-        else:
-            row = step(known, position)
+        row = step(known, self.cells(len(cached)))
         cached.append(token)
         self._changing = False
         return row[: self._shared_size] if self._cuts_rows else row
+
+    def _new_step(self, token: int) -> Callable[[int, int], Logits]:
+        """Return the call that evaluates a token at a position in the sequence `main`."""
+        self._single.fill_one(token, self.cells(len(self.cached)), self.main)
+        step = self.context.stepper(self._single) or self._decode_one
+        self._step = self.main, step
+        return step
+
+    def _decode_one(self, token: int, position: int) -> Logits:
+        """Evaluate a token in a batch of its own."""
+        self._single.fill_one(token, position, self.main)
+        return self.context.decode(self._single).logits(0)
 
     @property
     def waits(self) -> bool:

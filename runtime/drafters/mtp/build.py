@@ -139,8 +139,11 @@ def _context_size(shape: Topology | DynamicShape, *, is_whole: bool) -> tuple[in
     n_sequences, width = draft_size(shape)
     depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
     if is_whole:
-        by_depth = isinstance(shape, DynamicShape)
-        width = 1 + shape.topk * (depth - 1) if by_depth else sum(shape.inner_widths)
+        width = (
+            1 + shape.topk * (depth - 1)
+            if isinstance(shape, DynamicShape)
+            else sum(shape.inner_widths)
+        )
     # After a path that was accepted as a whole, its pairs and the last token's are one evaluation.
     return n_sequences, max(depth + 1, width)
 

@@ -24,7 +24,7 @@ from specrun.cli.serve.app import create_app
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.models import Models, ServedModel
 from specrun.cli.serve.service import AnswerService
-from specrun.cli.serve.settings import Bounds, ServeSettings
+from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.memory import Room
 
 ASK = [{"role": "user", "content": "Hi"}]
@@ -47,17 +47,12 @@ class Desk:
     now: float = 0.0
 
     def models(self, most: int = 0) -> Models:
-        listed = [
-            ServedModel(
-                name,
-                Path(f"/models/{name}.gguf"),
-                (f"{name}.gguf", f"nick-{name}"),
-                partial(self.opened, name),
-                partial(self.room, name),
-            )
-            for name in self.sizes
-        ]
-        return Models(listed, self.settings, most=most, clock=lambda: self.now)
+        listed = [self.model(name) for name in self.sizes]
+        return Models(lambda: listed, self.settings, most=most, clock=lambda: self.now)
+
+    def model(self, name: str) -> ServedModel:
+        path, names = Path(f"/models/{name}.gguf"), (f"{name}.gguf", f"nick-{name}")
+        return ServedModel(name, path, names, partial(self.opened, name), partial(self.room, name))
 
     @contextmanager
     def opened(self, name: str, is_busy: bool) -> Iterator[AnswerService]:
@@ -301,22 +296,6 @@ def test_those_that_wait_are_told_when_the_server_ends(desk: Desk) -> None:
     assert desk.log in ([], ["+a", "-a"])  # what was loaded is closed
 
 
-def test_no_more_wait_than_the_queue_holds(desk: Desk) -> None:
-    desk.settings = ServeSettings(model="", bounds=Bounds(queue=1))
-
-    async def work(models: Models) -> None:
-        gate = desk.gates["a"] = threading.Event()
-        waiting = asyncio.create_task(Use(models, "a").begin())
-        await settled()
-        with pytest.raises(RequestError, match="1 requests wait until a is loaded") as caught:
-            await Use(models, "a").begin()
-        assert (caught.value.status, caught.value.retry_after) == (503, 5)
-        gate.set()
-        assert await waiting == "a"
-
-    finished(desk.models(), work)
-
-
 # -- over HTTP ------------------------------------------------------------------------------------
 
 
@@ -377,6 +356,23 @@ def test_lists_have_all_models_with_their_states(served: tuple[Models, TestClien
     assert 'specrun_answers_total{finish_reason="stop",model="a"} 1.0' in metrics
     assert 'specrun_slots{model="a"} 2.0' in metrics
     assert client.get("/health").json() == {"status": "ok"}
+
+
+def test_new_models_are_listed_when_that_is_asked(
+    served: tuple[Models, TestClient], desk: Desk
+) -> None:
+    models, client = served
+    client.post("/models/load", json={"model": "a"})
+    first, before = models.models[:2], len(models.models)
+    models._listed_now = lambda: [desk.model("b"), desk.model("new")]
+    assert len(client.get("/v1/models").json()["data"]) == before
+    listed = client.get("/v1/models?reload=1").json()["data"]
+    # What is loaded stays, whatever lies in its place now.
+    assert [each["id"] for each in listed] == ["b", "new", "a"]
+    assert models.models[2] is first[0]
+    assert models.find("nick-new").id == "new"
+    with pytest.raises(RequestError, match="'c' not found"):
+        models.find("c")
 
 
 def test_clients_load_and_unload_models(served: tuple[Models, TestClient], desk: Desk) -> None:

@@ -126,9 +126,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(chat: Screen, tmp_pa
     asked = chat.wait_for("\n", after=ready)
     chat.wait_for_more(than=asked + 200)  # so that some of the answer is there
     chat.type("\x03")
-    stopped = chat.wait_for(
-        "stopped; what was said so far is part of the conversation", after=asked
-    )
+    stopped = chat.wait_for("stopped; the text so far is part of the conversation", after=asked)
     chat.wait_for(">>>", after=stopped)
     chat.type("/show\r")
     shown = chat.wait_for("max_tokens", after=stopped)
@@ -298,7 +296,7 @@ def test_notes_and_errors_break_at_words_at_any_width(
     wrong = ["generate", "-m", models.long, "--spec-draft-n-max", 3, "--drafter", "lookahead"]
     screen = Screen([*wrong, "-p", "x"], environment)
     screen.resize(columns)
-    sentence = "Error: --spec-draft-n-max and --drafter say the same thing: put it into the"
+    sentence = "Error: --spec-draft-n-max and --drafter have the same meaning: put it into the"
     try:
         assert screen.finish() == 2
     finally:

@@ -13,6 +13,7 @@ import pytest
 from support.enumeration import TOLERANCE, drafter_bias, top_k_points
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableRows
 from support.tiny_heads import random_medusa
+from support.tiny_lookahead import random_embeddings, write_lookahead
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -24,6 +25,7 @@ from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.break_even import TimedDrafter
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.lookahead_positions import Below, LookaheadFile, ParallelDrafter
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.engine import Session
 from specrun.runtime.laws import SeededNoise
@@ -460,6 +462,45 @@ def test_several_conversations_stop_what_does_not_pay_together(
     with closing(build_drafter(draft, environment)) as weights:
         with closing(weights.start()) as drafter:
             assert pace_of(drafter) == "compared"
+
+
+@pytest.mark.parametrize("kind", ["pass", "space"])
+def test_look_ahead_positions_are_stopped_unless_their_number_is_given(
+    model: Model, tmp_path: Path, kind: str
+) -> None:
+    embeddings = random_embeddings(model.n_embd, 2)
+    file = write_lookahead(tmp_path / "ahead.gguf", embeddings, model.vocabulary.size, kind=kind)
+    environment = DraftEnvironment(model, ContextOptions(n_ctx=64))
+    paces: dict[str, Pace | None] = {
+        "": "compared",
+        ", topk=2": "compared",
+        ", sampling=with": "greedy",
+        ", n=2": None,
+        ", always=yes": None,
+    }
+    for options, pace in paces.items():
+        with closing(build_drafter(f'{kind}("{file}"{options})', environment)) as weights:
+            with closing(weights.start()) as drafter:
+                assert pace_of(drafter) == pace
+
+
+@pytest.mark.parametrize("below", ["every", "last"])
+def test_look_ahead_positions_that_are_never_right_cost_little(
+    model: Model, tmp_path: Path, below: Below
+) -> None:
+    """Positions count as nodes, though nobody may accept them."""
+    embeddings = random_embeddings(model.n_embd, 2)
+    path = write_lookahead(tmp_path / "ahead.gguf", embeddings, model.vocabulary.size)
+    taken = {}
+    paces: tuple[Pace, ...] = ("compared", "timed")  # the second is never stopped: the control
+    with closing(LookaheadFile(path, "pass", model)) as file:
+        for pace in paces:
+            clock, curve = Clock(), CURVES["cpu"]
+            inner = ParallelDrafter(file, 2, below=below)
+            drafter = TimedDrafter(inner, LiveCurve(curve), clock, pace)
+            taken[pace] = play(drafter, clock, curve, lambda _: 0.0, heeds=False).per_token
+    assert taken["compared"] / curve.seconds(1) <= 1.03
+    assert taken["timed"] / curve.seconds(1) > 1.5
 
 
 class Waits(Chains):

@@ -25,6 +25,7 @@ from specrun.runtime.acceptance import (
     Rule,
 )
 from specrun.runtime.laws import Law, NoiseSource
+from specrun.runtime.laws.law import RowLaws
 from specrun.runtime.round import CachedText, Drafter, DraftRequest, TargetModel
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
@@ -39,8 +40,8 @@ class RoundTimes:
     """Seconds of one round: the parts outside native evaluation, and native evaluation itself.
 
     `draft` is propose and observe, `batch` filling and reading the target's evaluation, `law`
-    turning logits into laws one by one, `acceptance` the rest of the rule (with its laws, where it
-    follows them in compiled code), `commit` keeping the accepted path, `text` all that lies
+    turning logits into laws one by one, `acceptance` the rest of the rule (with its laws, if cuts
+    of the rows alone make them), `commit` keeping the accepted path, `text` all that lies
     between: the loop, text, events, statistics.
     """
 
@@ -232,13 +233,15 @@ class TimedRule:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Time the whole walk."""
-        watch = self._watch
+        watch, laws = self._watch, law_at
+        # Cuts of rows are a part of the walk: timed one by one, the clock would cost as much.
+        if not isinstance(law_at, RowLaws):
 
-        def laws(node: int) -> Law:
-            started = time.perf_counter()
-            law = law_at(node)
-            watch.law += time.perf_counter() - started
-            return law
+            def laws(node: int) -> Law:
+                started = time.perf_counter()
+                law = law_at(node)
+                watch.law += time.perf_counter() - started
+                return law
 
         started = time.perf_counter()
         accepted = self._inner.accept(tree, laws, noise, position)

@@ -417,7 +417,7 @@ def test_one_of_several_models_is_chosen(visit: Visit, demo_engine: Engine, widt
         ServedModel(name, demo_target(), open=partial(opened, demo_engine, name))
         for name in ("one", "two")
     ]
-    models = Models(listed, ServeSettings(model=""))
+    models = Models(lambda: listed, ServeSettings(model=""))
     with serving(create_app(models, models.settings)) as address:
         page = visit(address, width=width)
         page.locator("#which option[value='two']").wait_for(state="attached")

@@ -36,7 +36,7 @@ from specrun.runtime.trees import ROOT, DraftTree
 
 pytestmark = pytest.mark.long
 
-VOCABULARY, PROMPT, LENGTH, SAMPLES = 12, [3, 1, 4], 3, 2500
+VOCABULARY, PROMPT, LENGTH, SAMPLES = 12, [3, 1, 4], 3, 1500
 
 
 @pytest.mark.parametrize(

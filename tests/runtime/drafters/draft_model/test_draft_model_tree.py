@@ -167,7 +167,7 @@ def test_tokens_that_only_one_model_knows(pair: tuple[Path, Path]) -> None:
 # -- the joint law ---------------------------------------------------------------------------------
 
 LAW_PROMPT = [3, 1, 4]
-SAMPLES = 2000
+SAMPLES = 1250
 
 
 @pytest.fixture(scope="module")

@@ -259,7 +259,7 @@ def test_texts_of_drawn_drafts_follow_the_targets_joint_law(tmp_path: Path, opti
     """The law of two tokens is the reference's; hypothesis, test and its chance of a false alarm
     are `joint_law`'s."""
     spec = TinyNextN(vocab_size=12, scale=0.6, agreement=0.5, seed=4)
-    prompt, length, samples = [3, 1, 4], 2, 1000
+    prompt, length, samples = [3, 1, 4], 2, 700
     head = spec.tensors()["output.weight"].T
     law = joint_law(
         lambda text: softmax(spec.trunk([*prompt, *text])[-1] @ head), length, frozenset({11})

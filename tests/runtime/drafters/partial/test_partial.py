@@ -245,7 +245,7 @@ def joint(models: Path) -> dict[Text, float]:
 
 PROMPT_OF_TWELVE = [number * 5 % 11 for number in range(23)]
 """The first token that is drawn makes it 24 long, where a window of 6 moves."""
-SAMPLES = 2500
+SAMPLES = 1700
 
 
 @pytest.mark.parametrize("drafter", ["partial(sink=2, window=6, n=3)", TRIFORCE])
