@@ -61,7 +61,8 @@ def themed(theme: Theme) -> Iterator[None]:
     names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
     colors: dict[Any, Any] = dict.fromkeys(names, ink)
     colors |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper)
-    with rc_context({**colors, "svg.hashsalt": "specrun"}):
+    settings: dict[Any, Any] = {**colors, "svg.hashsalt": "specrun"}
+    with rc_context(settings):
         yield
 
 

@@ -148,6 +148,14 @@ def test_pieces_that_fit_are_measured_once(tmp_path: Path, monkeypatch: pytest.M
     assert ran == ["first", "bad", "bad", "bad"]
 
 
+def test_machines_are_not_mixed(tmp_path: Path) -> None:
+    plan = Planned("some", "counted", "counted", "A title", "Conditions.", (PIECE,), counted=True)
+    elsewhere = Record("t", "c", "2026-01-02", "a machine", kind="counted", pieces={"other": 1.0})
+    write_record(elsewhere, tmp_path / "some.json")
+    with pytest.raises(SpecrunError, match="pieces of another machine"):
+        measure_planned([plan], 10.0, anyway=False, say=lambda _: None, folder=tmp_path)
+
+
 def test_pictures_of_made_up_records(tmp_path: Path) -> None:
     """The same records give the same bytes; light and dark ones differ."""
     folder, again = tmp_path / "benchmarks", tmp_path / "again"

@@ -77,6 +77,7 @@ def measure_planned(
             if time.monotonic() + seconds > until:
                 continue
             load = "" if planned.counted else _load(anyway)
+            record = _told(record, planned, load)
             say(f"{planned.name}: {piece.name} (about {seconds / 60:.1f} minutes)")
             try:
                 begun = time.monotonic()
@@ -85,7 +86,7 @@ def measure_planned(
                 failed.append(f"{planned.name}, {piece.name}: {error}")
                 continue
             took = time.monotonic() - begun
-            record = _told(record, planned, load).with_piece(piece.name, took, results)
+            record = record.with_piece(piece.name, took, results)
             write_record(record, folder / f"{planned.name}.json")
     return failed
 
@@ -129,9 +130,17 @@ def _load(anyway: bool) -> str:
 
 
 def _told(record: Record, planned: Planned, load: str) -> Record:
-    """Return the record with today's machine, commit and versions; a busy machine stays named."""
+    """Return the record with this machine, today's commit and versions; a busy machine stays named.
+
+    Raises SpecrunError if the record has pieces of another machine.
+    """
     facts = machine_facts()
     machine = "any: counted, no clock" if planned.counted else _machine(facts)
+    if record.pieces and record.machine != machine:
+        raise SpecrunError(
+            f"{planned.name} has pieces of another machine ({record.machine}): measure it --again, "
+            "or into another --folder"
+        )
     told = " A busy machine: "
     busy = f"{told}{load}." if load and told not in record.conditions else ""
     return replace(

@@ -19,6 +19,7 @@ from measure.benchmarks.records import ROOT
 from specrun.bench.drafters.suites import OWN_SUITE
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.types import read_parameters
+from specrun.convert.cut.cut import cut_layers
 from specrun.convert.cut.pad import pad_ffn
 from specrun.runtime.demo import demo_questions, demo_target
 from specrun.runtime.models.packaged import SMOLLM2
@@ -143,7 +144,8 @@ def _peers() -> Iterable[Planned]:
             "peers",
             f"{model}, {size}",
             "Our suite of five categories, the same client for all programs, one slot each; "
-            "repetitions interleaved within each piece (a category at a temperature).",
+            "repetitions interleaved within each piece (a category at a temperature)."
+            + (" A base model: texts are continued." if model == models.GEMMA else ""),
             tuple(_peer_pieces(model, padded)),
         )
 
@@ -151,7 +153,7 @@ def _peers() -> Iterable[Planned]:
 def _peer_pieces(model: str, padded: str) -> Iterable[Piece]:
     """Order pieces so that one type and two threads are whole before the others begin."""
     questions, tokens, repetitions = (1, 64, 3) if padded else (2, 96, 3)
-    files = {"target": (lambda: Path(), "")}
+    files: dict[str, tuple[Callable[[], Path], str]] = {}
     head = model == models.SMOLLM
     arms = 12 + 2 * head
     settings = itertools.product((2, 1), _WEIGHTS[model], ("0", "0.8"), CATEGORIES)
@@ -192,9 +194,9 @@ def _curves() -> Iterable[Planned]:
         for weights in _WEIGHTS[model]:
             label = f"{model}{f' padded to {padded}' if padded else ''}, {weights}"
             line = f"tune -m {{target}} -t {threads} --seconds 8 --no-save --json"
-            labels = {"file": label, "threads": threads}
             files = {"target": _file(model, weights, padded)}
-            pieces.append(_piece(f"{label}, {threads}", "specrun", line, 12, files, **labels))
+            name = f"{label}, {threads}"
+            pieces.append(_piece(name, "specrun", line, 12, files, file=label, threads=threads))
     yield Planned(
         "curves",
         "real",
@@ -210,9 +212,9 @@ def _cascades() -> Iterable[Planned]:
         "bench cascade -m {target} -md {small} --texts {texts} --examples 8 -n 32 -r 3 -t 2 "
         "--spec-draft-n-max 3 --temp {temperature} -o json"
     )
-    files = {
+    files: dict[str, tuple[Callable[[], Path], str]] = {
         "target": _file(models.SMOLLM, "F16", "1B"),
-        "small": (functools.partial(_cut, range(24)), "smollm2-135m.24-layers.gguf"),
+        "small": (_cut, "smollm2-135m.24-layers.gguf"),
         "texts": _DOCS,
     }
     yield Planned(
@@ -229,12 +231,10 @@ def _cascades() -> Iterable[Planned]:
     )
 
 
-def _cut(layers: Iterable[int]) -> Path:
-    from specrun.convert.cut.cut import cut_layers
-
-    path = models.folder() / f"smollm2-135m.{len(tuple(layers))}-layers.gguf"
+def _cut() -> Path:
+    path = models.folder() / "smollm2-135m.24-layers.gguf"
     if not path.exists():
-        cut_layers(models.model_file(models.SMOLLM, "F16"), path, tuple(layers))
+        cut_layers(models.model_file(models.SMOLLM, "F16"), path, layers="0-23")
     return path
 
 

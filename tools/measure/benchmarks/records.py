@@ -71,8 +71,8 @@ def read_record(path: Path) -> Record:
             table = Table(tuple(table["columns"]), rows)
             if any(len(row) != len(table.columns) for row in rows):
                 raise ValueError("a row has more or fewer cells than there are columns")
-        listed = {name: tuple(body.pop(name, ())) for name in ("notes", "results")}
-        return Record(**body, **listed, table=table)
+        notes, results = (tuple(body.pop(name, ())) for name in ("notes", "results"))
+        return Record(**body, notes=notes, results=results, table=table)
     except (ValueError, TypeError, KeyError) as error:
         raise MalformedFileError(f"{path} is no record of a measurement: {error}") from error
 

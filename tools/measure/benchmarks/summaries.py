@@ -224,12 +224,16 @@ def _overhead(results: Sequence[Result]) -> Table:
             "setting": result["setting"],
             "us of Python a round": _spread(result["overhead_us"], 0),
             "us of the drafter": _spread(result["drafter_native_us"], 0),
-            "graphs reused": _share(
-                next(iter(result["devices"].values()), {}).get("graphs_reused")
-            ),
+            "graphs reused": _share(_reused(result)),
         }
         for result in results
     )
+
+
+def _reused(result: Result) -> float | None:
+    """Return the share of evaluations that found their graph ready; None if it was not counted."""
+    device: Result | None = next(iter(result["devices"].values()), None)
+    return None if device is None else float(device["graphs_reused"])
 
 
 def _tests(results: Sequence[Result]) -> Table:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -40,7 +40,7 @@ def chunks(llama: CountingLlama, body: Mapping[str, Any]) -> Iterator[Mapping[st
     """Yield the pieces of an answer, and then the counts in the form of llama-server's timings."""
     llama.rounds = llama.sampled = 0
     settings = {name: body[name] for name in _SETTINGS if name in body}
-    pieces: Iterable[Any]
+    pieces: Any  # a dictionary only without `stream`
     if "prompt" in body:
         pieces = llama.create_completion(body["prompt"], stream=True, **settings)
     else:
