@@ -18,7 +18,7 @@ TYPES := $(wildcard runtime/*/*.pxd)
 COMPILED := $(TYPES) $(TYPES:.pxd=.py)
 INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/laws/*.[ch] bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/ready_wheel.py tools/cuda_toolkit.py tools/editor_links.py
 
-.PHONY: chat test test-real test-clients peers check env dev clean
+.PHONY: chat test test-real test-clients peers benchmarks benchmarks-real benchmarks-counted benchmarks-missing benchmarks-gpu check env dev clean
 .DELETE_ON_ERROR:
 
 chat: env
@@ -37,10 +37,22 @@ test-clients: dev
 	@model=$$($(VENV)/bin/python tools/real_model.py) || echo "without a published model"; \
 	SPECRUN_REAL_MODEL="$$model" $(VENV)/bin/python -m pytest -m clients tests/clients
 
-# llama.cpp's own server, for `python tools/measure peers`: built once for this machine, in about ten minutes on 2 cores.
+# llama.cpp's own server and programs, for `python tools/measure peers`: built once for this machine, into .peers, in about ten minutes
+# on 2 cores. An interrupted build goes on.
 peers: env
 	@$(PIP) install -q cmake scikit-build-core
 	@$(VENV)/bin/python tools/llama_server.py $(if $(CUDA),--cuda) $(if $(VULKAN),--vulkan)
+
+# docs/benchmarks.md and its pictures, from the records in docs/benchmarks.
+benchmarks: dev
+	@$(VENV)/bin/python tools/measure benchmarks
+
+# What is missing of a set of records, as far as MINUTES=30 go, then the page: benchmarks-real (published models beside llama.cpp, for a
+# quiet machine), -counted (tokens a round, for any machine), -missing, -gpu. ONLY=NAME measures one record, AGAIN=1 anew, LIST=1 shows all.
+benchmarks-real benchmarks-missing: peers
+benchmarks-real benchmarks-counted benchmarks-missing benchmarks-gpu: dev
+	@$(VENV)/bin/python tools/measure benchmarks --measure $(@:benchmarks-%=%) --minutes $(or $(MINUTES),$(if $(filter %-gpu,$@),10,30)) \
+		$(ONLY:%=--only %) $(if $(AGAIN),--again) $(if $(LIST),--list) $(if $(ANYWAY),--anyway)
 
 check: dev
 	$(VENV)/bin/ruff check .

@@ -7,10 +7,11 @@ names the format.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -27,8 +28,10 @@ if TYPE_CHECKING:
 
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#F0E442")
 """Okabe and Ito's colours, which differ for the colour-blind too."""
-GREY = "#666666"
-"""Of lines that mark a level, such as the speed of plain decoding."""
+GREY = "#808080"
+"""Of lines that mark a level, such as the speed of plain decoding; seen on white and on black."""
+Theme = Literal["light", "dark"]
+_INK, _PAPER = {"light": "black", "dark": "#e6edf3"}, {"light": "white", "dark": "#0d1117"}
 _BLUE, _ORANGE = COLORS[:2]
 _FORMATS = (".png", ".svg", ".pdf")
 
@@ -49,6 +52,33 @@ def check_plot_file(path: Path) -> None:
         raise MissingPackageError("a picture", "matplotlib", "bench") from error
 
 
+@contextmanager
+def themed(theme: Theme) -> Iterator[None]:
+    """Draw what is drawn meanwhile for light or dark pages; the same figures, the same file."""
+    from matplotlib import rc_context
+
+    ink, paper = _INK[theme], _PAPER[theme]
+    names = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+    colors: dict[Any, Any] = dict.fromkeys(names, ink)
+    colors |= dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), paper)
+    with rc_context({**colors, "svg.hashsalt": "specrun"}):
+        yield
+
+
+def ink() -> str:
+    """Return the colour of texts and of the plainest lines."""
+    from matplotlib import rcParams
+
+    return str(rcParams["text.color"])
+
+
+def paper() -> str:
+    """Return the colour of what is left empty."""
+    from matplotlib import rcParams
+
+    return str(rcParams["axes.facecolor"])
+
+
 def new_figure(path: Path, width: float, height: float) -> Figure:
     """Return an empty figure of so many inches; raises as `check_plot_file` does."""
     check_plot_file(path)
@@ -61,13 +91,15 @@ def save_figure(figure: Figure, title: str, path: Path) -> None:
     """Write a figure with its title."""
     figure.suptitle(title, x=0.01, ha="left", fontsize=12, fontweight="bold")
     with atomic_path(path, force=True) as aside:
-        figure.savefig(aside, format=path.suffix.lower()[1:], dpi=160)
+        kind = path.suffix.lower()[1:]
+        metadata = {"Date": None} if kind == "svg" else None
+        figure.savefig(aside, format=kind, dpi=160, metadata=metadata)
 
 
 def tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
     """Show the lines of a `grid`, a legend if there is something to name, and no frame."""
     if grid:
-        axes.grid(axis=grid, color="#dddddd", linewidth=0.8)
+        axes.grid(axis=grid, color=GREY, alpha=0.3, linewidth=0.8)
         axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if axes.get_legend_handles_labels()[0] and axes.get_legend() is None:
@@ -106,14 +138,14 @@ def _speed_ups(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[str
         end = max(ratio.value, ratio.high)
         furthest = max(furthest, end)
         axes.barh(row, ratio.value, height=0.62, color=colors[result.label])
-        axes.errorbar(ratio.value, row, xerr=spread, color="black", capsize=3, linewidth=1)
+        axes.errorbar(ratio.value, row, xerr=spread, color=ink(), capsize=3, linewidth=1)
         axes.annotate(
             f"{ratio.value:.2f}x",
             (end, row),
             xytext=(6, 0),
             textcoords="offset points",
             va="center",
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            bbox={"facecolor": paper(), "edgecolor": "none", "pad": 1},
         )
     axes.axvline(1.0, color=GREY, linestyle="--", linewidth=1)
     labels = [f"{result.label}\ntemp {result.temperature:g}" for result in drafted]

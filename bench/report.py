@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from specrun.bench.drafters.comparison import DrafterResult, TextComparison
-from specrun.bench.timing import Spread
+from specrun.bench.timing import Spread, speed_verdict
 from specrun.runtime.language import Expression, parse_expression
 
 # == Tables with their notes, and Markdown, CSV and JSON made of them ==============================
@@ -191,7 +191,33 @@ def drafters_table(results: Sequence[DrafterResult]) -> Table:
     if any(result.alpha is not None for result in results):
         for row, result in zip(rows, results, strict=True):
             row["alpha"] = "-" if result.alpha is None else f"{result.alpha:.3f}"
-    return Table.of(rows, *(_drafter_notes(results) if results else ()))
+    table = Table.of(rows, *(_drafter_notes(results) if results else ()))
+    return dataclasses.replace(table, heading=_drafter_verdicts(results))
+
+
+def _drafter_verdicts(results: Sequence[DrafterResult]) -> tuple[str, ...]:
+    """Return the speed of the fastest drafter at each temperature, and what became of the text."""
+    lines = []
+    whole = [result for result in results if not result.category]
+    temperatures = dict.fromkeys(result.temperature for result in whole)
+    for temperature in temperatures:
+        rows = [row for row in whole if row.temperature == temperature and row.speed_up]
+        if not rows:
+            continue
+        best = max(rows, key=lambda row: row.speed_up.value if row.speed_up else 0.0)
+        texts = f"answers at temperature {temperature:g}" if len(temperatures) > 1 else "answers"
+        if best.speed_up is not None:
+            lines.append(speed_verdict(best.label, texts, best.speed_up))
+    compared = [result.text for result in whole if result.text is not None and result.exact]
+    if compared:
+        same = sum(text.n_same for text in compared)
+        total = sum(text.n_prompts for text in compared)
+        if same == total:
+            lines.append(f"Drafting did not change this model's text: {same} of {total} answers.")
+        else:
+            why = "evaluations of other widths round differently (see below)"
+            lines.append(f"{same} of {total} answers are the same text as without drafts: {why}.")
+    return tuple(lines)
 
 
 def _drafter_row(result: DrafterResult) -> dict[str, str]:

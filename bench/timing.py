@@ -1,12 +1,60 @@
-"""Repeated measurements: their order, spreads of their values, and ratios to a baseline."""
+"""Repeated measurements: their time, their order, spreads of values, ratios to a baseline."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from specrun.bindings.errors import OptionError
+
+_GAIN = 1.02  # from which a speed-up is worth a word
+_MOST_LATE = 0.1  # of all seconds, by which a piece of work may end late
+
+Progress = Callable[[str, float, float], None]
+"""Takes the current step, the share of the time that is over, and the seconds left."""
+
+
+class Budget:
+    """Seconds for several pieces of work. A piece that would end too late does not begin.
+
+    `ahead` are seconds of work with a time of its own, such as training, in addition.
+    """
+
+    def __init__(
+        self, seconds: float, clock: Callable[[], float] = time.perf_counter, ahead: float = 0.0
+    ) -> None:
+        self.seconds, self._clock, self.ahead = seconds, clock, ahead
+        self._began = clock()
+        self._ends = self._began + seconds
+        self._share = 0.0
+
+    @property
+    def left(self) -> float:
+        """The seconds left, without those ahead; 0 after the end."""
+        return max(0.0, self._ends - self._clock())
+
+    def has(self, seconds: float) -> bool:
+        """Whether work of so many seconds may begin: most of it must fit."""
+        late = min(0.5 * seconds, _MOST_LATE * self.seconds)
+        return seconds - late <= self.left
+
+    def take_ahead(self, seconds: float) -> None:
+        """End the work ahead, which took so long."""
+        self._ends += seconds
+        self.ahead = 0.0
+
+    def progress(self, at_most: float | None = None) -> tuple[float, float]:
+        """Return the share of the time that is over, which never falls, and the seconds left.
+
+        `at_most` are the seconds of the work that is left, if it may end before its time.
+        """
+        left = self.ahead + (self.left if at_most is None else min(self.left, at_most))
+        spent = self._clock() - self._began
+        share = spent / (spent + left) if left > 0.0 else 1.0
+        self._share = max(self._share, share)
+        return self._share, left
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +86,24 @@ class Ratio:
     def extent(self) -> str:
         """The extremes as shown behind the value: "(0.97-1.08)"."""
         return f"({self.low:.2f}-{self.high:.2f})"
+
+
+def speed_verdict(drafter: str, texts: str, ratio: Ratio) -> str:
+    """Return a sentence: is a drafter faster? A range that spans 1 is no gain."""
+    low, value, high = (_times(each) for each in (ratio.low, ratio.value, ratio.high))
+    extent = f" ({low} to {high})" if low != high else ""
+    if ratio.low > 1.0 and ratio.value >= _GAIN:
+        return f"Drafting with {drafter} makes {texts} about {value} times as fast{extent}."
+    if ratio.high < 1.0:
+        slower = f"about {value} times the speed of plain decoding{extent}"
+        return f"Drafting with {drafter} makes {texts} slower: {slower}."
+    nothing = f"{value} times the speed of plain decoding{extent}"
+    return f"Drafting with {drafter} does not make {texts} measurably faster: {nothing}."
+
+
+def _times(ratio: float) -> str:
+    """Return a ratio with as many digits as show whether it is above or below 1."""
+    return f"{ratio:.1f}" if abs(ratio - 1.0) >= 0.15 else f"{ratio:.2f}"
 
 
 def spread_of(values: Sequence[float]) -> Spread:

@@ -64,7 +64,7 @@ calibration_source_options = option_group(
     ),
     _TEXTS.option(
         "-f, --file",
-        "A text to ask the heads along, as it stands; otherwise the target writes one.",
+        "Measure along this text. Without one, the target writes a text.",
         FILE,
     ),
     prompts_option(_TEXTS, "A prompt to answer; repeatable."),
@@ -125,7 +125,7 @@ def print_calibration(
     ranks = max(map(len, result.alone), default=0)
     head = ("depth", "positions", *(f"{rank + 1}." for rank in range(ranks)))
     for title, rows in (
-        ("Right, where the guesses before were right", result.accuracy),
+        ("Right, if the guesses before were right", result.accuracy),
         ("Right, at all positions", result.alone),
     ):
         counted = result.n_reached if rows is result.accuracy else result.n_asked
@@ -186,16 +186,16 @@ Examples:
   specrun calibrate -m target.gguf -md head.gguf -n 20000 --draft-tokens 8192 -o small.gguf
 
 \b
-The target writes answers to the prompts (or -f names a text, best one that it wrote), and every head
-is asked along them: how often is its first, second, ... guess the token that came, where the guesses
-before it were right? The tree of guesses is made from these shares, and sized by what evaluations cost
-on this machine, which is measured too. They are written into the heads' own file, which is replaced
-whole or not at all, or with -o into a CSV beside it. EAGLE's heads read them as eagle(FILE, tree=sequoia)
-alone. Do not use the machine meanwhile.
+The target writes answers to the prompts (or -f names a text, preferably one that it wrote). Along them
+every head is measured: how often is its first, second, ... guess the next token, if the guesses before it
+were right? The tree of guesses is made from these shares, and sized by the measured cost of evaluations on
+this machine. The shares are written into the heads' own file, which is replaced whole or not at all, or with
+-o into a CSV file. EAGLE's heads read them only as eagle(FILE, tree=sequoia). Do not use the machine
+meanwhile.
 
 \b
---draft-tokens counts what the target says: a head of EAGLE or a block drafter without a vocabulary of its own
-then multiplies fewer rows. Other tokens are never drafted, which changes no text.
+--draft-tokens counts the tokens of the target's texts. A head of EAGLE or a block drafter without a vocabulary
+of its own then multiplies fewer rows. Other tokens are never drafted, which changes no text.
 """  # noqa: E501 - as it is shown
 
 
@@ -288,7 +288,7 @@ def _print_limited(
     ]
     depths = (f"depth {depth + 1}" for depth in range(len(found[0].accuracy)))
     head = ("drafts", *depths, "a chain's tokens a round")
-    print_table(terminal, "Right, where the guesses before were right", head, cells)
+    print_table(terminal, "Right, if the guesses before were right", head, cells)
     places = f"{found[0].n_positions:,} places"
     terminal.answer(f"{100 * covered:.1f} % of what was said at {places} can be drafted\n")
     terminal.note(f"written to {output.output}")
@@ -327,10 +327,10 @@ def _check_text(source: CalibrationSource, output: CalibrationOutput) -> None:
         raise click.UsageError("--temp is about texts that the target writes: leave it out with -f")
     if output.output is not None and not output.save:
         raise click.UsageError(
-            "-o says where the result is kept, and --no-save that it is not: give one of them"
+            "-o names the file for the result, and --no-save keeps none: give one of them"
         )
     if source.draft_tokens is not None and output.output is None:
-        raise click.UsageError("--draft-tokens makes another head: say where with -o FILE")
+        raise click.UsageError("--draft-tokens makes another head: name its file with -o FILE")
 
 
 def _texts(

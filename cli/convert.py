@@ -69,12 +69,12 @@ conversion_options = option_group(
     ConversionSettings,
     _SOURCE.flag(
         "--allow-pickle",
-        "Open .bin and .pt weights where there are no safetensors, as tensors only: code in them "
-        "does not run.",
+        "Open .bin and .pt weights if there are no safetensors. Only tensors are read; code in "
+        "them does not run.",
     ),
     _SOURCE.option(
         "--pre NAME",
-        "llama.cpp's name of the way text is split before tokens are merged.",
+        "llama.cpp's name of the pre-tokenizer.",
         show_default="recognised from tokenizer.json",
     ),
     _HEAD.option(
@@ -87,13 +87,12 @@ conversion_options = option_group(
     _HEAD.model("--target", "The GGUF file of the model that the heads draft for."),
     _HEAD.option(
         "--target-model-dir DIR",
-        "Instead, that model's checkpoint: config.json and tokenizer are enough.",
+        "The checkpoint of that model, instead of --target. config.json and tokenizer are enough.",
         PATH,
     ),
     _HEAD.option(
         "--with DIR",
-        "Convert these heads, or this draft model, for the model in DIR, too, into one folder "
-        "(-o); repeatable.",
+        "Also convert these heads, or this draft model, into the same folder (-o); repeatable.",
         PATH,
         multiple=True,
         dest="drafters",
@@ -117,15 +116,15 @@ conversion_options = option_group(
         FILE,
     ),
     _RESULT.flag("--force", "Overwrite the file if it is there."),
-    _RESULT.flag("--dry-run", "Only print which tensor becomes which."),
+    _RESULT.flag("--dry-run", "Print the mapping of tensors and write nothing."),
     _RESULT.option(
         "--verify/--no-verify",
-        "Compare logits with transformers, where it is installed; the file appears only if they "
-        "agree.",
+        "Compare logits with transformers, if it is installed. The file is written only if "
+        "they agree.",
         default=None,
         show_default="up to 300M parameters",
     ),
-    _RESULT.threads("Threads of the quantizer and of the comparison."),
+    _RESULT.threads("The number of threads of the quantizer and the comparison."),
 )
 
 

@@ -53,13 +53,13 @@ def cut(
     as_json: bool,
     terminal: Terminal,
 ) -> None:
-    """Write a model with some of its layers only: a drafter for itself."""
+    """Write a model with some of its layers only, as a drafter for the whole one."""
     from specrun.convert import cut_layers, pad_ffn
     from specrun.convert.cut import CutReport, PadReport, range_text
 
     given = [choice is not None for choice in (layers, skip_layers, pad_to)]
     if sum(given) != 1:
-        problem = "exclude each other" if any(given) else "say what to do"
+        problem = "exclude each other" if any(given) else "are missing"
         raise click.UsageError(f"--layers, --skip-layers and --pad-to {problem}: give one of them")
     with progress_bar(terminal, f"reading {source.name}") as bar:
 

@@ -62,7 +62,7 @@ stays below some 300 MB whatever the size. Ctrl-C leaves nothing behind.
 @click.argument(
     "files", nargs=-1, required=True, type=FILE, metavar="FILES...", help="Texts in UTF-8."
 )
-@MODEL.model("-m, --model", "The target: its vocabulary is used.", required=True)
+@MODEL.model("-m, --model", "The target, whose vocabulary is used.", required=True)
 @OUTPUT.option("-o, --output STORE", "The datastore to write.", PATH, required=True)
 @OUTPUT.flag("--force", "Overwrite an existing file.")
 @trust_option
@@ -119,7 +119,7 @@ def _progress(terminal: Terminal) -> Iterator[BuildProgress]:
 
 @click.command(cls=SectionedCommand)
 @click.argument("store", type=FILE, metavar="STORE", help="The datastore.")
-@MODEL.model("-m, --model", "Also say whether it fits this target.")
+@MODEL.model("-m, --model", "Also check whether it fits this target.")
 @json_option()
 @trust_option
 @terminal_options

@@ -47,8 +47,10 @@ Ctrl-C stops that, and the same command goes on.
     epilog=_EPILOG,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option("--as-published", is_flag=True, help="The file in Q4_1 as it was published.")
-@click.option("--train-head", is_flag=True, help="Let its EAGLE-3 head learn on instead.")
+@click.option("--as-published", is_flag=True, help="Use the file in Q4_1 as it was published.")
+@click.option(
+    "--train-head", is_flag=True, help="Continue the training of its EAGLE-3 head instead."
+)
 @click.argument("name", metavar="smollm2")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[CHAT OPTIONS]...")
 @click.pass_context

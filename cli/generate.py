@@ -68,7 +68,7 @@ Options also come from SPECRUN_<OPTION>.
 @answer_options
 @template_options
 @TEMPLATE.flag(
-    "--no-parse-special", "In plain text, read names of control tokens as text, as in a message."
+    "--no-parse-special", "In plain text, treat names of control tokens as text, as in a message."
 )
 @system_prompt_options
 @terminal_options
@@ -93,7 +93,7 @@ def generate(
     learning: LearnSettings,
     as_json: bool,
 ) -> None:
-    """Continue a prompt, or answer it where the model has a chat template."""
+    """Continue a prompt, or answer it if the model has a chat template."""
     if learning.learn and not learning.learn_keep:
         raise click.UsageError(
             "--learn learns between answers, and there is one: give --learn-keep, and the next "
@@ -118,7 +118,7 @@ def generate(
         writer: AnswerWriter | None = None
         if not as_json:
             plain = PlainWriter(terminal, show_draft=display.show_draft)
-            writer = reply_writer(terminal, plain)
+            writer = reply_writer(terminal, plain, fold=not display.show_thinking)
         with kept_session(lambda: runtime, session, terminal):
             stream = _start(
                 runtime, text, system, answer, template, parse_special=not no_parse_special

@@ -35,19 +35,28 @@ the chunks that are done; --resume goes on behind them and ends with the same nu
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@MODEL.model("-m, --model", "The model: best F16 or F32.")
-@_TEXT.option("-f, --file", "The text to read; one that is like its use.", FILE)
-@_TEXT.option("-c, --ctx-size N", "Tokens of a chunk.", click.IntRange(16, MAX_COUNT), default=512)
+@MODEL.model("-m, --model", "The model, preferably F16 or F32.")
+@_TEXT.option("-f, --file", "The text to read. It should be like the texts in later use.", FILE)
+@_TEXT.option(
+    "-c, --ctx-size N",
+    "The number of tokens in a chunk.",
+    click.IntRange(16, MAX_COUNT),
+    default=512,
+)
 @_TEXT.option(
     "--chunk, --from-chunk N", "The first chunk to read.", _COUNT, default=0, show_default=None
 )
 @_TEXT.option(
-    "--chunks N", "The most chunks; -1: all.", click.IntRange(-1), default=-1, show_default=None
+    "--chunks N",
+    "The most chunks to read; -1: all.",
+    click.IntRange(-1),
+    default=-1,
+    show_default=None,
 )
 @_TEXT.flag("--parse-special", "Read the names of special tokens as such.")
-@_FILE.option("-o, --output FILE", "The matrix.", PATH, required=True)
+@_FILE.option("-o, --output FILE", "The file of the matrix.", PATH, required=True)
 @_FILE.option("--in-file", "A matrix to add to (GGUF or .dat); repeatable.", FILE, multiple=True)
-@_FILE.flag("--resume", "Go on where the file of -o ends.")
+@_FILE.flag("--resume", "Continue from the end of the file of -o.")
 @_FILE.flag("--force", "Replace the file of -o.")
 @_FILE.flag("--process-output", "Include the output matrix.")
 @_FILE.option(
@@ -62,15 +71,19 @@ the chunks that are done; --resume goes on behind them and ends with the same nu
 )
 @EVALUATION.option(
     "-b, --batch-size N",
-    "The most tokens of one evaluation.",
+    "The most tokens in one evaluation.",
     click.IntRange(16, MAX_COUNT),
     default=512,
 )
 @EVALUATION.option(
-    "-t, --threads N", "Threads.", click.IntRange(-1, 512), default=-1, show_default="one a core"
+    "-t, --threads N",
+    "The number of threads.",
+    click.IntRange(-1, 512),
+    default=-1,
+    show_default="one a core",
 )
 @EVALUATION.option(
-    "-ngl, --gpu-layers, --n-gpu-layers", "Layers on the GPU.", LAYER_COUNT, default=0
+    "-ngl, --gpu-layers, --n-gpu-layers", "The number of layers on the GPU.", LAYER_COUNT, default=0
 )
 @trust_option
 @terminal_options

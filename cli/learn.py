@@ -18,7 +18,7 @@ from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 _COMMANDS = (
-    LazyCommand("specrun.cli.learn", "show", "Show what is kept of answers, and where."),
+    LazyCommand("specrun.cli.learn", "show", "Show the kept answers and their folder."),
     LazyCommand("specrun.cli.learn", "forget", "Delete it, of one target or of all."),
 )
 
@@ -30,8 +30,8 @@ Examples:
   specrun learn forget -m target.gguf
 
 \b
-With --learn-keep tokens of questions and answers are kept, the target's laws where drafts were
-rejected, and the drafters that learnt from them, in a folder that only you can read. With
+With --learn-keep specrun keeps the tokens of questions and answers, the target's distributions
+at rejected drafts, and the trained drafters, in a folder that only you can read. With
 --keep-answers the tokens of answers are kept, for all targets of a vocabulary. Nothing is kept
 without these options.
 """
@@ -39,7 +39,7 @@ without these options.
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
 def learn() -> None:
-    """Show or delete what drafters learn from (`--learn-keep`, `--keep-answers`)."""
+    """Show or delete the data kept for learning (`--learn-keep`, `--keep-answers`)."""
 
 
 def _kept(folder: Path) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def _kept_answers() -> list[dict[str, Any]]:
 @json_option()
 @terminal_options
 def show(as_json: bool, terminal: Terminal) -> None:
-    """Show what is kept of answers, and where."""
+    "Show the kept answers and their folder."
     from specrun.runtime.online import kept_folders
 
     found = [*map(_kept, kept_folders()), *_kept_answers()]

@@ -18,7 +18,7 @@ _COMMANDS = (
     LazyCommand(
         "specrun.cli.accelerate.command", "accelerate", "Find what makes a model faster here."
     ),
-    LazyCommand("specrun.cli.why", "why", "Say why drafting pays or not, and what would help."),
+    LazyCommand("specrun.cli.why", "why", "Find why drafting pays or not, and what would help."),
     LazyCommand("specrun.cli.worker", "worker", "Lend this machine's devices to another one."),
     LazyCommand("specrun.cli.models", "models", "List the models on this disk."),
     LazyCommand(
@@ -29,19 +29,21 @@ _COMMANDS = (
     LazyCommand("specrun.cli.convert", "convert", "Turn a Hugging Face checkpoint into GGUF."),
     LazyCommand("specrun.cli.quantize", "quantize", "Write a GGUF file with smaller numbers."),
     LazyCommand("specrun.cli.imatrix", "imatrix", "Measure an importance matrix for quantizing."),
-    LazyCommand("specrun.cli.train.command", "train", "Train what drafts for a model."),
+    LazyCommand("specrun.cli.train.command", "train", "Train a drafter for a model."),
     LazyCommand(
         "specrun.cli.tune.command", "tune", "Measure a pair of models and plan what to draft."
     ),
-    LazyCommand("specrun.cli.tune.theory", "theory", "Show what theory says of drafting."),
-    LazyCommand("specrun.cli.learn", "learn", "Show or delete what is kept to learn from."),
+    LazyCommand(
+        "specrun.cli.tune.theory", "theory", "Show the theory of drafting for given figures."
+    ),
+    LazyCommand("specrun.cli.learn", "learn", "Show or delete the data kept for learning."),
     LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
-    LazyCommand("specrun.cli.bench.command", "bench", "Measure what drafting gains and costs."),
+    LazyCommand("specrun.cli.bench.command", "bench", "Measure the gain and the cost of drafting."),
     LazyCommand("specrun.cli.prove", "prove", "Check that a pair's text is the target's own."),
     LazyCommand("specrun.cli.manual", "config", "Show the config file, and what is set."),
     LazyCommand("specrun.cli.manual", "completion", "Print a shell's completion script."),
     LazyCommand("specrun.cli.manual", "man", "Print the manual page."),
-    LazyCommand("specrun.cli.clean", "clean", "List or remove what is kept on this disk."),
+    LazyCommand("specrun.cli.clean", "clean", "List or remove the files that specrun keeps."),
     LazyCommand("specrun.cli.doctor", "doctor", "Check this installation and this machine."),
 )
 

@@ -140,7 +140,7 @@ To have it in every shell:
 @terminal_options
 @click.pass_context
 def completion(context: click.Context, shell: str | None, terminal: Terminal) -> None:
-    """Print the completion script of a shell; without SHELL, of the one that runs."""
+    """Print the completion script of a shell; without SHELL, of the current one."""
     shell = shell or Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:
         raise click.UsageError(f"name the shell: {', '.join(SHELLS)}")
@@ -175,13 +175,13 @@ _SOURCES = {
 
 @click.group(epilog=_CONFIG_EPILOG)
 def config() -> None:
-    """Show the config file, and what it and the environment set."""
+    """Show the config file, and the options that it and the environment set."""
 
 
 @config.command(cls=SectionedCommand)
 @terminal_options
 def path(terminal: Terminal) -> None:
-    """Print where the config file lies, or would lie."""
+    """Print the path of the config file, whether it exists or not."""
     terminal.answer(f"{config_path()}\n")
 
 
@@ -190,7 +190,7 @@ def path(terminal: Terminal) -> None:
 @terminal_options
 @click.pass_context
 def show(context: click.Context, command: tuple[str, ...], terminal: Terminal) -> None:
-    """Show what is set; of a COMMAND, such as chat or bench drafters, all of its options."""
+    """Show all settings in force; with a COMMAND, such as chat, all its options."""
     file = config_path()
     there = "" if file.is_file() else " (there is no such file)"
     if command:

@@ -36,7 +36,7 @@ could draft for those of the same vocabulary that are at least twice as large.
 @json_option()
 @terminal_options
 def models(name: str | None, as_json: bool, terminal: Terminal) -> None:
-    """List the models on this disk: size, architecture, quantization, and what drafts for what."""
+    """List the models on this disk: size, architecture, quantization, and fitting drafters."""
     from specrun.runtime.models import catalogue, stored_models
 
     found = stored_models()

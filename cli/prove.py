@@ -45,14 +45,15 @@ Examples:
   specrun prove -m target.gguf --tools                   tool calls of specrun serve
 
 \b
-The acceptance rule is enumerated, in the compiled code that walks for it by the settings of sampling.
+The acceptance rule is enumerated in the compiled code that decodes, with the given sampling settings.
 Texts of plain decoding are forced through trees and chains, and through several conversations: total
 variation and flips of trees against chains, and of chains against plain decoding. Texts are compared
-with plain decoding's, the law of short texts with the target's (chi-square), answers after faults with a
-fresh session's. All use the flags and threads that are given. Each check has a control that it has to see.
---tools asks a server for tool calls, streamed by three APIs, with drafts and without: required ones,
-named ones, strict schemas, reasoning before them, several answers at once, log-probabilities.
-What is left out says why. Exit status 1 if a check fails, 130 if Ctrl-C came before the end.
+with plain decoding's, the distribution of short texts with the target's (chi-square), answers after faults
+with a fresh session's. All checks use the given flags and threads. Each has a control, an error that it must
+find. --tools sends requests for tool calls to a server, streamed by three APIs, with drafts and without:
+required ones, named ones, strict schemas, reasoning before them, several answers at once,
+log-probabilities. A check that is left out has its reason; -v shows all figures. Exit status 1 if a check
+fails, 130 if Ctrl-C came before the end.
 """  # noqa: E501 - as it is shown
 
 
@@ -65,15 +66,15 @@ _Measure = Callable[[Callable[[str], None]], list["Proof"]]
 @draft_options
 @_PROOF.flag(
     "--tools",
-    "Check streams of tool calls: a server's, drafted as `specrun serve` does, byte by byte.",
+    "Check tool calls that a server streams with the drafts of `specrun serve`, byte by byte.",
 )
 @_PROOF.option(
     "--minutes",
-    "About how long at most; each check does its least in any case.",
+    "Take at most about this long. Each check does its least in any case.",
     click.FloatRange(0.0, 60.0 * 24, min_open=True),
     default=0.5,
 )
-@_PROOF.option("--seed", "Seed of all random numbers.", click.IntRange(0, MAX_COUNT), default=0)
+@_PROOF.option("--seed", "The seed of all random numbers.", click.IntRange(0, MAX_COUNT), default=0)
 @sampling_options
 @template_options
 @format_options
@@ -121,7 +122,8 @@ def _texts(
     if not (load.demo or draft.is_named):
         draft = dataclasses.replace(draft, drafter="none")
     with open_runtime(load, draft, template, SamplingParams(), terminal) as runtime:
-        yield lambda say: [check(runtime, options, progress=say)], proof_table
+        table = functools.partial(proof_table, figures=terminal.verbosity > 0)
+        yield lambda say: [check(runtime, options, progress=say)], table
 
 
 @contextmanager
@@ -154,7 +156,7 @@ def _tools(
                 yield engine, post
 
     proof = ToolProof(opening, options, draft.shape)
-    table = functools.partial(proof_table, words=proof.verdict)
+    table = functools.partial(proof_table, words=proof.verdict, figures=terminal.verbosity > 0)
     yield (lambda say: [proof.run(say)]), table
 
 

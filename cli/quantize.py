@@ -59,7 +59,7 @@ Examples:
     help="The model or heads, the file to write, and the type of its numbers, as listed below.",
 )
 @MODEL.option("--imatrix", "An importance matrix (specrun imatrix, llama-imatrix).", FILE)
-@_TYPES.flag("--pure", "One type for all matrices instead of llama.cpp's mix.")
+@_TYPES.flag("--pure", "Use one type for all matrices instead of llama.cpp's mix.")
 @_TYPES.option(
     "--tensor-type",
     "A type for tensors whose names match; may be repeated, the first match decides.",
@@ -69,9 +69,9 @@ Examples:
 @_TYPES.option("--output-tensor-type TYPE", "The type of output.weight.")
 @_TYPES.option("--token-embedding-type TYPE", "The type of the token embeddings.")
 @_TYPES.flag("--leave-output-tensor", "Leave output.weight as it is.")
-@_SPECIAL.flag("--allow-requantize", "Accept a quantized IN: errors add up.")
+@_SPECIAL.flag("--allow-requantize", "Accept a quantized IN, although errors add up.")
 @_SPECIAL.flag("--force", "Replace OUT if it exists.")
-@_SPECIAL.threads("Threads.", most=1024)
+@_SPECIAL.threads("The number of threads.", most=1024)
 @offline_option
 @terminal_options
 @json_option()

@@ -36,9 +36,9 @@ Examples:
   specrun why -m target.gguf --drafter prompt-lookup -f prompt.txt --json
 
 \b
-Answers the prompts with and without the drafter, in turn, and sets what was measured beside what the
-target's cost curve lets expect: where a round's time goes, what the best achievable would be with these
-drafts and with perfect ones, and what would help. Do not use the machine meanwhile.
+Answers the prompts with and without the drafter, in turn, and compares the measured speed with the one
+expected from the target's cost curve. Shows the reasons and what would help; -v adds the time of a round's
+parts, and the best speed with these drafts and with perfect ones. Do not use the machine meanwhile.
 """  # noqa: E501 - as it is shown
 
 
@@ -56,17 +56,20 @@ class WhyText:
 why_options = option_group(
     "text",
     WhyText,
-    prompts_option(_MEASURING, "A prompt; repeatable; without any a few built-in ones."),
+    prompts_option(_MEASURING, "A prompt; repeatable. Without one, built-in prompts are used."),
     prompt_file_option(_MEASURING),
     no_template_option(_MEASURING),
     _MEASURING.option(
-        "--repetitions N", "How often each is answered.", click.IntRange(1, 100), default=3
+        "--repetitions N",
+        "Answer each prompt at most N times.",
+        click.IntRange(1, 1000),
+        default=100,
     ),
     _MEASURING.option(
         "--seconds",
-        "Time for measuring what evaluations cost, where that was not done yet.",
+        "Take about this long in all.",
         click.FloatRange(0, min_open=True),
-        default=10.0,
+        default=60.0,
     ),
 )
 
@@ -87,13 +90,13 @@ def why(
     as_json: bool,
     terminal: Terminal,
 ) -> None:
-    """Say why drafting pays for a pair and a prompt, or does not, and what would help."""
+    """Find why drafting pays for a pair and a prompt, or does not, and what would help."""
     from specrun.bench.diagnosis.pair import PairOptions, diagnose_pair
 
     target = named_target(load)
     drafter, shape = chosen_drafter(load, draft, answer.params, terminal)
     if drafter == "none" and not draft.is_named:
-        terminal.note("the profile says to decode plainly: auto is what is looked into")
+        terminal.note("the profile has plain decoding: auto is measured instead")
         drafter = "auto"
     options = PairOptions(
         target=target,
@@ -103,7 +106,7 @@ def why(
         max_tokens=answer.max_tokens or _TOKENS,
         repetitions=text.repetitions,
         as_chat=False if text.no_chat_template else None,
-        curve_seconds=text.seconds,
+        seconds=text.seconds,
         options={
             **load.runtime_options(),
             "accept": draft.accept,

@@ -32,15 +32,15 @@ machine's memory and may take over the process. Listen on trusted networks only.
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @MODEL.option("--host ADDRESS", "The address to listen on.", default="127.0.0.1")
 @MODEL.option("--port N", "The port to listen on.", click.IntRange(1, 65535), default=50052)
-@MODEL.flag("--allow-remote", "Listen where other machines can reach it.")
-@MODEL.option("--mem SIZE", "The most memory that clients get, such as 8G.", SIZE)
-@MODEL.option("--cache DIR", "Keep tensors here, so that they are sent once.")
+@MODEL.flag("--allow-remote", "Also listen for other machines.")
+@MODEL.option("--mem SIZE", "The most memory for clients, such as 8G.", SIZE)
+@MODEL.option("--cache DIR", "Cache tensors on this machine, so that they are sent only once.")
 @EVALUATION.option(
     "-dev, --device NAME,...",
-    "The devices to serve.",
+    "The devices to lend.",
     show_default="every GPU, or else the CPU",
 )
-@EVALUATION.threads("Threads that compute on a CPU.")
+@EVALUATION.threads("The number of CPU threads.")
 @terminal_options
 def worker(
     terminal: Terminal,
@@ -86,7 +86,7 @@ def worker(
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    raise SpecrunError(f"the worker ended ({code}); the lines above say why")
+    raise SpecrunError(f"the worker ended ({code}); the lines above have the reason")
 
 
 def _check_address(host: str, port: int, *, allow_remote: bool, terminal: Terminal) -> None:
@@ -133,4 +133,4 @@ def _await_start(process: subprocess.Popen[bytes], host: str, port: int) -> None
         else:
             return
     problem = f"the worker on {host}:{port} did not start"
-    raise SpecrunError(f"{problem}; the lines above say why")
+    raise SpecrunError(f"{problem}; the lines above have the reason")

@@ -4,6 +4,7 @@ Tensors are drawn, and quantized, a piece at a time."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import zlib
 from collections.abc import Iterator, Sequence
@@ -154,7 +155,8 @@ class RandomLlama:
     context length. `tied` leaves out the output matrix, so that the embeddings are used.
     `controls`, the last tokens, are control tokens, among them `eos`; `vocabulary` replaces the
     synthetic one (see `synthetic_vocabulary`) and then decides size, control tokens and template.
-    Q8_0 needs widths divisible by 32, quantizing further by 256.
+    Q8_0 needs widths divisible by 32, quantizing further by 256. With `experts` every layer has so
+    many, of which a token uses `experts_used`; `ffn` is the width of each.
     """
 
     vocab_size: int = 64
@@ -173,6 +175,8 @@ class RandomLlama:
     eos: str = "<|end|>"
     chat_template: str | None = None
     vocabulary: BytePairVocabulary | None = None
+    experts: int = 0
+    experts_used: int = 0
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "width", "layers", "heads", "kv_heads", "ffn", "context"):
@@ -184,6 +188,9 @@ class RandomLlama:
             raise OptionError(f"file_type is {self.file_type!r}: use F32, F16, Q8_0 or quantize it")
         if self.file_type == "Q8_0" and (self.width % 32 or self.ffn % 32):
             raise OptionError(f"width {self.width} and ffn {self.ffn} are no blocks of 32 numbers")
+        if not 0 <= self.experts_used <= self.experts or bool(self.experts) > self.experts_used:
+            used = f"{self.experts_used} of {self.experts} experts"
+            raise OptionError(f"a token uses {used}: give 1 to as many as there are, or 0 of 0")
         if self.seed < 0:
             raise OptionError(f"seed is {self.seed}: give 0 or more")
         if not 0 <= self.scale < float("inf"):
@@ -225,6 +232,8 @@ def _describe(spec: RandomLlama, vocab_size: int) -> Metadata:
     metadata.count(f"{prefix}.block_count", spec.layers)
     metadata.counts(f"{prefix}.attention", head_count=spec.heads, head_count_kv=spec.kv_heads)
     metadata.number(f"{prefix}.attention.layer_norm_rms_epsilon", 1e-5)
+    if spec.experts:
+        metadata.counts(prefix, expert_count=spec.experts, expert_used_count=spec.experts_used)
     metadata.count(f"{prefix}.rope.dimension_count", spec.head_width)
     metadata.number(f"{prefix}.rope.freq_base", 10000.0)
     return metadata
@@ -246,9 +255,24 @@ def _tensors(spec: RandomLlama, vocab_size: int) -> Iterator[PlannedTensor]:
         yield _matrix(spec, f"{block}.attn_v", (kv_width, width))
         yield _matrix(spec, f"{block}.attn_output", (width, width))
         yield _norm(spec, f"{block}.ffn_norm", 0.1)
+        if spec.experts:
+            yield from _experts(spec, block)
+            continue
         yield _matrix(spec, f"{block}.ffn_gate", (ffn, width))
         yield _matrix(spec, f"{block}.ffn_up", (ffn, width))
         yield _matrix(spec, f"{block}.ffn_down", (width, ffn))
+
+
+def _experts(spec: RandomLlama, block: str) -> Iterator[PlannedTensor]:
+    """Yield a router, and the experts' matrices, those of a kind in one tensor."""
+    router = (spec.experts, spec.width)
+    yield random_matrix(
+        f"{block}.ffn_gate_inp", router, "F32", seed=spec.seed, spread=spec.width**-0.5
+    )
+    shapes = {"gate": (spec.ffn, spec.width), "up": (spec.ffn, spec.width)}
+    for name, (rows, columns) in {**shapes, "down": (spec.width, spec.ffn)}.items():
+        made = _matrix(spec, f"{block}.ffn_{name}_exps", (spec.experts * rows, columns))
+        yield dataclasses.replace(made, shape=(spec.experts, rows, columns))
 
 
 def _matrix(

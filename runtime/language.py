@@ -263,7 +263,7 @@ TREE_OPTIONS = ("tree", "depth", "topk", "nodes")
 """Options that make a method draft a tree instead of a chain."""
 
 _HEAD_TREE_OPTIONS = ("tree", "nodes", "accuracy", "always")
-_PARALLEL_OPTIONS = ("n", "below", "sampling", "topk")
+_PARALLEL_OPTIONS = ("n", "below", "sampling", "topk", "always")
 _EAGLE_OPTIONS = ("n", "sampling", "p_min", *TREE_OPTIONS, "accuracy", "window", "always")
 
 # FasterDecoding/Medusa, medusa/model/medusa_choices.py. Hydra (zankner/Hydra) took over the first.
@@ -460,7 +460,7 @@ METHODS: Mapping[str, Method] = {
         ),
         Method(
             "pass",
-            "PaSS: learnt embeddings behind each token, at which the target says tokens ahead.",
+            "PaSS: learnt embeddings behind each token, at which the target predicts tokens ahead.",
             "specrun.runtime.drafters.lookahead_positions",
             options=_PARALLEL_OPTIONS,
             file=DraftFile(
@@ -493,7 +493,7 @@ METHODS: Mapping[str, Method] = {
         ),
         Method(
             "prompt-lookup",
-            "Prompt lookup and LLMA: what followed the last n-gram earlier in the text.",
+            "Prompt lookup and LLMA: the continuation of the last n-gram earlier in the text.",
             "specrun.runtime.drafters.retrieval.prompt_lookup",
             options=("n", "nodes", "branches", "max_ngram", "min_ngram", "reference", "always"),
             counted_by_n=True,
@@ -501,7 +501,7 @@ METHODS: Mapping[str, Method] = {
         ),
         Method(
             "rest",
-            "REST: what followed the last tokens in a datastore of texts, a suffix array.",
+            "REST: the continuation of the last tokens in a datastore of texts, a suffix array.",
             "specrun.runtime.drafters.retrieval.rest",
             options=("n", "nodes", "branches", "places", "min_match", "always"),
             file=DraftFile(
@@ -513,7 +513,7 @@ METHODS: Mapping[str, Method] = {
         ),
         Method(
             "ngram",
-            "Smoothed n-gram counts as a law to draw from: text, file and pool.",
+            "Smoothed n-gram counts as a distribution to draw from: text, file and pool.",
             "specrun.runtime.drafters.ngram",
             options=("order", "file", "pool", "n", "sampling", "p_min", "always"),
             counted_by_n=True,

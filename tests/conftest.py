@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import random
 import shutil
 import sys
 import tempfile
+from collections import Counter
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import gguf
@@ -44,7 +47,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # that they start know the files that were written here.
 _CACHE = tempfile.mkdtemp(prefix="specrun-tests-")
 os.environ["XDG_CACHE_HOME"] = _CACHE
-os.environ["XDG_CONFIG_HOME"] = os.path.join(_CACHE, "config")  # nor are the user's settings read
+# Nor are the user's settings read, or what the user's work has left.
+os.environ["XDG_CONFIG_HOME"] = os.path.join(_CACHE, "config")
+os.environ["XDG_STATE_HOME"] = os.path.join(_CACHE, "state")
 atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
 # Tests run beside one another: what measures time must not wait for a quiet machine.
@@ -66,6 +71,9 @@ gguf.GGUFWriter = _KnownGGUFWriter  # type: ignore[misc]
 
 _TIMED = build._timed
 
+_LONG = 50
+"""How many tests a long one stands for."""
+
 
 class _SeedsOfTest:
     """The seeds that answers without one get in a test: the same in every run."""
@@ -83,6 +91,47 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     sampling.secrets = _SeedsOfTest(item.nodeid)  # type: ignore[assignment]
     timed = item.get_closest_marker("timed") is not None
     build._timed = _TIMED if timed else lambda drafter, _pace, _env: drafter  # type: ignore[assignment]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect tests without looking for garbage: modules and tests stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order the files for several processes: those that take longest first, none at the end alone.
+
+    A process takes a file at a time (`--dist loadfile`), and by itself xdist counts tests.
+    """
+    if not hasattr(config, "workerinput"):
+        return
+    weights: Counter[Path] = Counter()
+    for item in items:
+        weights[item.path] += 1 if item.get_closest_marker("long") is None else _LONG
+    items.sort(key=lambda item: -weights[item.path])  # tests of a file stay together
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have xdist hand out files in the order of the tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _profiles_of_module() -> Iterator[None]:
+    """Forget the profiles that a module's tests stored: other modules' files have the same content.
+
+    Their names are that of the content. A stored curve changes what is drafted and padded.
+    """
+    yield
+    shutil.rmtree(Path(_CACHE, "specrun", "profiles"), ignore_errors=True)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -24,11 +24,12 @@ _INTRODUCTION = """\
 `tools/options_page.py` makes this page from the declarations of the options; a test compares both.
 
 A flag goes before the environment, and that before the config file (`specrun config path`). Keys of
-the file are long names without dashes before them (`ctx-size = 8192`). `SPECRUN_CTX_SIZE` is for
-all commands, `SPECRUN_CHAT_CTX_SIZE` for one. In Python, settings of sampling are fields of
-`SamplingParams`, all others are options of `Runtime` and `Engine`. `/set` of a chat and saved
-conversations have the names of `SamplingParams`, requests over HTTP those of the column. Other
-commands have some of these options, and their own: `specrun COMMAND --help`.
+the file are long names without dashes before them (`ctx-size = 8192`): at the top for all commands,
+below `[chat]` for one, below `[models."NAME"]` for a model. `SPECRUN_CTX_SIZE` is for all commands,
+`SPECRUN_CHAT_CTX_SIZE` for one. In Python, settings of sampling are fields of `SamplingParams`, all
+others are options of `Runtime` and `Engine`. `/set` of a chat and saved conversations have the
+names of `SamplingParams`, requests over HTTP those of the column. Other commands have some of these
+options, and their own: `specrun COMMAND --help`.
 """
 
 

@@ -19,11 +19,11 @@ from specrun.bench.accelerate.candidates import cut_file, files_in, is_drafted_b
 from specrun.bench.accelerate.prompts import SearchPrompts, search_prompts
 from specrun.bench.accelerate.record import LeftOut, Measured, Record, choices, measured
 from specrun.bench.accelerate.search import (
+    LEAST_SWEEPS,
     AccelerateOptions,
     Machine,
     Search,
     SearchOptions,
-    Status,
     Tell,
 )
 from specrun.bench.accelerate.this_machine import ThisMachine
@@ -50,7 +50,8 @@ class AccelerateResult:
 
     `rows` are by temperature and workload, in the contenders' order. `diagnoses` are of the fastest
     drafter at each temperature and workload, whether it pays or not. `profile` is the file;
-    `interrupted` where Ctrl-C ended the search, which another call goes on with.
+    `interrupted` if Ctrl-C ended the search, which another call goes on with. It is not `complete`
+    if its time did not suffice to compare everything twice.
     """
 
     target: Path
@@ -63,10 +64,13 @@ class AccelerateResult:
     curve: CostCurve | None
     interrupted: bool
     seconds: float
+    complete: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a mapping, ready for JSON."""
-        fields = {name: getattr(self, name) for name in ("sources", "interrupted", "seconds")}
+        fields = {
+            name: getattr(self, name) for name in ("sources", "interrupted", "seconds", "complete")
+        }
         rows = [
             {
                 **{name: getattr(row, name) for name in ("drafter", "temperature", "workload")},
@@ -99,14 +103,12 @@ def accelerate(
     *,
     warn: Callable[[str], None] = lambda _: None,
     machine: Machine | None = None,
-    progress: Callable[[float], None] = lambda _: None,
 ) -> AccelerateResult:
     """Search, keep the profile and return what was found.
 
-    `tell` is given what is being tried, `progress` the share of that which is done, `warn` why an
-    earlier profile does not count. `machine` measures; without one this machine does. Ctrl-C ends
-    the search, and what is known is returned. Raises as opening the target does, and SpecrunError
-    where the profile cannot be written.
+    `tell` is given what is being tried, `warn` why an earlier profile does not count. `machine`
+    measures; without one this machine does. Ctrl-C ends the search, and what is known is returned.
+    Raises as opening the target does, and SpecrunError if the profile cannot be written.
     """
     started = time.perf_counter()
     prompts = search_prompts(options.prompts)
@@ -121,7 +123,7 @@ def accelerate(
         if machine is not None:
             curve = Search(machine, search_options, record, tell, finder.keep).run()
         else:
-            with finder.this_machine(progress) as own:
+            with finder.this_machine() as own:
                 curve = Search(own, search_options, record, tell, finder.keep).run()
     except KeyboardInterrupt:
         interrupted = True
@@ -129,7 +131,7 @@ def accelerate(
     if not interrupted:
         finder.drop_unused_cut(record)
     path = finder.save(record, finished=not interrupted)
-    tell(Status("done", 1.0))
+    least = min(LEAST_SWEEPS, search_options.repetitions)
     return AccelerateResult(
         target=options.target,
         profile=path,
@@ -141,6 +143,7 @@ def accelerate(
         curve=curve,
         interrupted=interrupted,
         seconds=time.perf_counter() - started,
+        complete=record.is_compared(search_options.temperatures, search_options.workloads, least),
     )
 
 
@@ -182,9 +185,9 @@ class _Finder:
         path.parent.mkdir(parents=True, exist_ok=True)
         require_writable(path)
 
-    def this_machine(self, progress: Callable[[float], None]) -> ThisMachine:
-        """Return what measures."""
-        return ThisMachine(self._options, self._prompts, progress=progress)
+    def this_machine(self) -> ThisMachine:
+        """Return this machine, as the options open its target."""
+        return ThisMachine(self._options, self._prompts)
 
     def keep(self, record: Record) -> None:
         """Store what is known so far."""
@@ -239,7 +242,7 @@ class _Finder:
                 best.plain,
                 best.work,
                 self._curve,
-                speed_up=best.speed_up.value,
+                speed_up=best.speed_up,
                 mixture=self._mixture,
                 workload=best.workload,
             )

@@ -35,7 +35,9 @@ _BESIDE, _OURS = "beside it", "comes with specrun"
 _MOST_HEADS, _MOST_MODELS = 4, 3
 _PLAN_SECONDS, _CUT_SECONDS = 4.0, 3.0
 _MOST_CUTS, _FEWEST_CUTS = 10, 3
-_CUT_BUDGET = 25.0  # seconds
+_CUT_BUDGET = 25.0  # seconds, at most
+_RUNS_OF_A_PLAN = 6  # texts of a plan at a temperature, about, by the time that they take
+_FEWEST_FITTED = 16  # tokens of a text that a plan is made from
 _WRITTEN = 4e8  # bytes of a cut that are written in a second, about
 _EAGLE = ("eagle", "eagle3")
 _MOST_BESIDE = 200  # files of a folder that are looked into
@@ -105,30 +107,32 @@ class Candidates:
         """Return what could draft: in the file, beside it and in the caches."""
         return found_drafters(self._target.path, self._target.options.drafts)
 
-    def plans(self, found: FoundDrafter) -> list[str]:
+    def plans(self, found: FoundDrafter, seconds: float) -> list[str]:
         """Return the expressions of a file: those of `tune` for a model, chains and trees else."""
         if found.path is None:
             return [found.method]
         file = quoted(str(found.path))
         self._target.check_memory(f"{found.method}({file})")
         if found.method == "draft":
-            return [*self._tuned(found.path), f"draft({file})"]
+            return [*self._tuned(found.path, seconds), f"draft({file})"]
         has_chain = found.method in (*_EAGLE, "dflash")
         chain = [f"{found.method}({file}, n=auto)"] if has_chain else []
         return [f"{found.method}({file})", *chain]
 
-    def _tuned(self, draft: Path) -> list[str]:
+    def _tuned(self, draft: Path, seconds: float) -> list[str]:
         """Return the fastest plan for each temperature, if one drafts; all are kept."""
         target = self._target
+        answers = _RUNS_OF_A_PLAN * len(target.options.params)
+        affordable = int((seconds - _PLAN_SECONDS) / (answers * target.token_seconds))
         options = TuneOptions(
             target.path,
             draft,
             target.options.params,
-            n_tokens=FITTED_TOKENS,
+            n_tokens=min(FITTED_TOKENS, max(_FEWEST_FITTED, affordable)),
             seconds=_PLAN_SECONDS,
             loading=dataclasses.replace(target.options.runtime, context=target.context),
         )
-        result = tune(options, target.fitting_tokens, self._tell)
+        result = tune(options, target.fitting_tokens)
         keep_plans(options, result)
         # What was run stands first, fastest first.
         found = (
@@ -138,10 +142,7 @@ class Candidates:
         fastest = [options for options in found if options]
         return [f"draft({quoted(str(draft))}, {plan})" for plan in dict.fromkeys(fastest)]
 
-    def _tell(self, _what: str, share: float) -> None:
-        self._target.progress(share)
-
-    def cut(self) -> CutFound:
+    def cut(self, seconds: float) -> CutFound:
         """Search for layers to skip, and write the best cut if it promises something."""
         from specrun.bench.layer_search import LayerSearchOptions, search_layers
         from specrun.convert import LayeredModel
@@ -152,13 +153,13 @@ class Candidates:
         options = LayerSearchOptions(
             target.path,
             greedy,
-            evaluations=self._affordable_cuts(),
+            evaluations=self._affordable_cuts(min(_CUT_BUDGET, seconds)),
             n_tokens=FITTED_TOKENS,
             seconds=_CUT_SECONDS,
-            most_seconds=_CUT_BUDGET,
+            most_seconds=min(_CUT_BUDGET, seconds),
             loading=dataclasses.replace(target.options.runtime, context=target.context),
         )
-        result = search_layers(options, target.fitting_tokens, self._tell)
+        result = search_layers(options, target.fitting_tokens)
         if result.interrupted:
             raise KeyboardInterrupt
         best = result.best
@@ -169,11 +170,11 @@ class Candidates:
         expression = f"draft({quoted(str(path))}, n={best.n_draft}, sampling={best.sampling})"
         return CutFound(expression, best.speed_up, range_text(best.skipped(result.n_layers)))
 
-    def _affordable_cuts(self) -> int:
+    def _affordable_cuts(self, seconds: float) -> int:
         """Return how many cuts can be judged; raises OptionError if they would take too long."""
         written = self._target.path.stat().st_size / _WRITTEN
         each = 0.5 + written + FITTED_TOKENS * self._target.token_seconds
-        count = int(_CUT_BUDGET / each)
+        count = int(seconds / each)
         if count < _FEWEST_CUTS:
             problem = f"judging one takes about {each:.0f} seconds"
             raise OptionError(f"{problem}: specrun tune --layer-skip takes that time")
@@ -186,9 +187,9 @@ class Candidates:
         threads = target.context.n_threads
         found = self.look()
         heads = tuple(each.path for each in found if each.path and each.method in _EAGLE)
-        order = TrainingOrder(target.path, hours, own, threads, heads)
-        head = train_head(order, self._tell)
-        return self.plans(FoundDrafter(head, method_of_file(head), "trained"))
+        order = TrainingOrder(target.path, hours, own, threads, heads, target.curve)
+        head = train_head(order)
+        return self.plans(FoundDrafter(head, method_of_file(head), "trained"), 0.0)
 
 
 def method_of_file(head: Path) -> str:

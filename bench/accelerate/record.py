@@ -68,9 +68,23 @@ class Record:
 
     def leave_out(self, what: str, why: str) -> None:
         """Note what was not tried, or could not be, and do not try it again."""
-        self.left_out = [known for known in self.left_out if known.what != what]
+        self.take_in(what)
         self.left_out.append(LeftOut(what, why))
         self.contenders = [known for known in self.contenders if known.drafter != what]
+
+    def take_in(self, what: str) -> None:
+        """Forget why something was left out, for it is tried now."""
+        self.left_out = [known for known in self.left_out if known.what != what]
+
+    def is_compared(
+        self, temperatures: Iterable[float], workloads: Sequence[str], sweeps: int
+    ) -> bool:
+        """Whether every workload was swept so often at every temperature."""
+        return all(
+            len(self.of(temperature, workload)) >= sweeps
+            for temperature in temperatures
+            for workload in workloads
+        )
 
     def of(self, temperature: float, workload: str) -> list[Sweep]:
         """Return the sweeps of a setting, in order."""

@@ -5,8 +5,9 @@ target's own layers and, with hours, a trained head. All that promises something
 with plain decoding on prompts that nothing was fitted to: in sweeps, which answer every prompt of a
 workload with every drafter once. Drafters that fall behind are dropped from later sweeps.
 
-A `Machine` measures, so that the search itself depends on no clock of its own: the
-same measurements give the same choice.
+All steps share one time, of which comparing takes what the others leave. No sweep begins that
+would end too late. A `Machine` measures, so that the search itself depends on no clock of its own:
+the same measurements give the same choice.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from specrun.bench.accelerate.record import (
     measured,
 )
 from specrun.bench.diagnosis.diagnosis import Work
+from specrun.bench.timing import Budget
 from specrun.bindings.errors import MissingPackageError, OptionError, SpecrunError
 from specrun.runtime.drafters.combinators import auto_expression
 from specrun.runtime.engine import RuntimeOptions
@@ -35,12 +37,14 @@ from specrun.runtime.laws import SamplingParams
 from specrun.runtime.planning import CostCurve
 
 WITHOUT_FILE = ("prompt-lookup", "lookahead", "auto")
+USUAL_SECONDS, MOST_SWEEPS = 150.0, 50
+LEAST_SWEEPS = 2
 _NEEDS_NOTHING = "needs no file"
-_LEAST_SWEEPS = 2
 _FEWEST_TOKENS = 8
 _GAIN_OF_CUT = 1.05  # predicted, from which a cut is worth comparing
 _LOOK, _CUT = "drafters found", "cut"
-_CURVE_S, _PLAN_S, _CUT_S = 12.0, 20.0, 25.0  # seconds, about: of a curve, a model's plan, cuts
+# Shares of the time: of a curve, of a model's plan, of all plans, of cuts.
+_CURVE, _PLAN, _PLANS, _CUTS = 0.1, 0.12, 0.3, 0.15
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,12 @@ class CutFound:
 
 
 class Machine(Protocol):
-    """What a search asks: everything here takes time, and may raise SpecrunError."""
+    """What a search measures with: every call takes time, and may raise SpecrunError.
 
-    def curve(self) -> CostCurve:
+    `seconds` is about the most that a call may take.
+    """
+
+    def curve(self, seconds: float) -> CostCurve:
         """Measure what evaluations of the target cost, once."""
 
     def curve_beside(self) -> CostCurve | None:
@@ -78,19 +85,22 @@ class Machine(Protocol):
     def look(self) -> Sequence[FoundDrafter]:
         """Return what could draft for the target: in its file, beside it and in the caches."""
 
-    def plans(self, found: FoundDrafter) -> Sequence[str]:
+    def plans(self, found: FoundDrafter, seconds: float) -> Sequence[str]:
         """Return drafter expressions with a file, planned for this machine."""
 
-    def cut(self) -> CutFound:
+    def cut(self, seconds: float) -> CutFound:
         """Search for the best cut of the target's layers."""
 
     def train(self, hours: float) -> Sequence[str]:
         """Train a head for the target; return drafter expressions with it."""
 
     def sweep(
-        self, temperature: float, workload: str, drafters: Sequence[str], seed: int
+        self, temperature: float, workload: str, drafters: Sequence[str], seed: int, seconds: float
     ) -> dict[str, Work | str]:
-        """Answer the prompts of a workload with each drafter; a text says why one could not."""
+        """Answer the prompts of a workload with each drafter; a text says why one could not.
+
+        The first call has the seconds of all sweeps, which choose the length of the answers.
+        """
 
     def now(self) -> float:
         """Return seconds from any fixed moment on."""
@@ -100,14 +110,14 @@ class Machine(Protocol):
 class SearchOptions:
     """What to search for.
 
-    Comparing takes about `seconds`, in at most `repetitions` sweeps of each workload at each
-    temperature, of which two are made in any case. With `hours` a head is trained.
+    All takes about `seconds`, in at most `repetitions` sweeps of each workload at each temperature.
+    With `hours` a head is trained, in addition.
     """
 
     temperatures: tuple[float, ...]
     workloads: tuple[str, ...]
-    repetitions: int = 4
-    seconds: float = 90.0
+    repetitions: int = MOST_SWEEPS
+    seconds: float = USUAL_SECONDS
     hours: float | None = None
 
     def __post_init__(self) -> None:
@@ -116,7 +126,7 @@ class SearchOptions:
         if self.repetitions < 1:
             raise OptionError(f"{self.repetitions} repetitions measure nothing: give at least 1")
         if not self.seconds > 0.0:
-            raise OptionError(f"{self.seconds} seconds are no time to compare in")
+            raise OptionError(f"{self.seconds} seconds are no time to search in")
         if self.hours is not None and not 0.0 < self.hours <= 24 * 365:
             raise OptionError(f"{self.hours:g} hours are no time to train in: give more than 0")
 
@@ -126,9 +136,9 @@ class AccelerateOptions:
     """What to make faster, and how long to try.
 
     The profile has choices for each of `params`, one a temperature. `prompts` is a file, one a
-    line or JSON lines; without one there are built-in ones. Answers have at most `n_tokens`;
-    comparing takes about `seconds`, in up to `repetitions`. `hours` trains a head, too. `memory` is
-    how many bytes a target and what drafts for it may take. `drafts` are files to try beside those
+    line or JSON lines; without one there are built-in ones. Answers have at most `n_tokens`; all
+    takes about `seconds`, in up to `repetitions`. `hours` trains a head, in addition. `memory` is
+    how many bytes a target and its drafter may take. `drafts` are files to try beside those
     that are found. `again` forgets what was found before. `anyway` measures whatever other programs
     do; without it a comparison that they disturb is made again.
     """
@@ -140,8 +150,8 @@ class AccelerateOptions:
     memory: int | None = None
     drafts: tuple[Path, ...] = ()
     n_tokens: int = 64
-    repetitions: int = 4
-    seconds: float = 90.0
+    repetitions: int = MOST_SWEEPS
+    seconds: float = USUAL_SECONDS
     again: bool = False
     anyway: bool = False
     runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
@@ -164,11 +174,11 @@ class AccelerateOptions:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What is being tried, the seconds that are left (about), and the best so far."""
+    """The current step, the share of the time that is over, the seconds left, the best drafter."""
 
     what: str
     share: float
-    seconds_left: float | None = None
+    seconds_left: float
     best: str = ""
 
 
@@ -184,45 +194,47 @@ class Search:
     ) -> None:
         self._machine, self._options = machine, options
         self._record, self._tell, self._keep = record, tell, keep
-        self._share = 0.0
+        hours = options.hours or 0.0
+        ahead = 0.0 if _trained(hours) in record.done else 3600.0 * hours
+        self._budget = Budget(options.seconds, machine.now, ahead)
+        self._took: dict[tuple[float, str], float] = {}  # seconds of a sweep, by each drafter
 
     def run(self) -> CostCurve:
         """Do every step that the record lacks; return the cost curve, as it was meanwhile."""
-        self._say("measuring what evaluations cost", 0.0, self._ahead(_CURVE_S + _CUT_S))
-        curve = self._machine.curve()
+        self._say("measuring what evaluations cost")
+        curve = self._machine.curve(_CURVE * self._options.seconds)
         self._record.discount = max(1.0, curve.seconds(1) / min(curve.reused))
         self._record.add(Contender(name, _NEEDS_NOTHING) for name in WITHOUT_FILE)
         self._keep(self._record)
-        self._say("looking for drafters", 0.1, self._ahead(_CUT_S))
+        self._say("looking for drafters")
         found = self._machine.look()
-        models = sum(drafter.method == "draft" for drafter in found)
-        for number, drafter in enumerate(found):
-            self._plan(drafter, 0.1 + 0.25 * number / len(found), models)
-            models -= drafter.method == "draft"
+        began = self._budget.left
+        for drafter in found:
+            self._plan(drafter, began - self._budget.left)
         self._cut()
         self._train()
         self._compare()
-        self._say("done", 1.0)
+        self._tell(Status("done", 1.0, 0.0, self._best()))
         return self._machine.curve_beside() or curve
 
     # -- what is compared --------------------------------------------------------------------------
 
-    def _ahead(self, seconds: float) -> float:
-        """Return about how long everything takes that comes after the next so many seconds."""
-        trained = f"trained for {self._options.hours:g} hours" if self._options.hours else ""
-        hours = 0.0 if trained in self._record.done else self._options.hours or 0.0
-        return seconds + 3600.0 * hours + self._options.seconds
-
-    def _plan(self, found: FoundDrafter, share: float, models: int) -> None:
-        step = f"{_LOOK}: {found.path or found.method}"
+    def _plan(self, found: FoundDrafter, spent: float) -> None:
+        """Plan drafts of a file, if not too much of the time was `spent` on others."""
+        step, seconds = f"{_LOOK}: {found.path or found.method}", self._options.seconds
         if step in self._record.done:
             return
-        self._say(f"planning drafts of {found.name}", share, self._ahead(_CUT_S + _PLAN_S * models))
+        if spent > _PLANS * seconds:
+            why = f"{seconds:g} seconds leave no time for it: give --seconds more"
+            self._record.leave_out(found.name, why)
+            return  # not done: another call goes on with it
+        self._say(f"planning drafts of {found.name}")
         try:
-            plans = self._machine.plans(found)
+            plans = self._machine.plans(found, _PLAN * seconds)
         except SpecrunError as error:
             self._record.leave_out(found.name, str(error))
         else:
+            self._record.take_in(found.name)
             self._record.add(Contender(plan, found.where) for plan in plans)
             if plans and found.method == "draft":
                 self._record.add([Contender(auto_expression(plans[0]), found.where)])
@@ -231,10 +243,9 @@ class Search:
     def _cut(self) -> None:
         if _CUT in self._record.done:
             return
-        what = "searching for layers to skip"
-        self._say(what, 0.35, self._ahead(_CUT_S))
+        self._say("searching for layers to skip")
         try:
-            cut = self._machine.cut()
+            cut = self._machine.cut(_CUTS * self._options.seconds)
         except SpecrunError as error:
             self._record.leave_out("a cut of the target's layers", str(error))
             if isinstance(error, MissingPackageError):
@@ -251,40 +262,57 @@ class Search:
 
     def _train(self) -> None:
         hours = self._options.hours
-        if hours is None or (step := f"trained for {hours:g} hours") in self._record.done:
+        if hours is None or (step := _trained(hours)) in self._record.done:
             return
-        self._say(f"training a head for {hours:g} hours", 0.5, self._ahead(0.0))
+        self._say(f"training a head for {hours:g} hours")
+        began = self._machine.now()
         try:
             drafters = self._machine.train(hours)
         except SpecrunError as error:
             self._record.leave_out("a trained head", str(error))
             self._keep(self._record)
             return  # not done: what is missing may be installed, or room made
+        finally:
+            self._budget.take_ahead(self._machine.now() - began)
         self._record.add(Contender(drafter, step) for drafter in drafters)
         self._finish(step)
 
     # -- the comparison ----------------------------------------------------------------------------
 
     def _compare(self) -> None:
-        options = self._options
-        started, first = self._machine.now(), self._sweeps_left(0)
-        done, n_first = 0, max(1, len(first))
-        for repetition in range(options.repetitions):
-            left = self._sweeps_left(repetition)
-            spent = self._machine.now() - started
-            per_sweep = spent / done if done else 0.0
-            late = spent + per_sweep * len(left) > options.seconds
-            if repetition >= _LEAST_SWEEPS and late:
-                return
-            for number, (temperature, workload) in enumerate(left):
-                # Two sweeps of each are made in any case: as long as that is known, it is told.
-                sure = (_LEAST_SWEEPS - repetition) * n_first - number
-                ahead = per_sweep * max(sure, len(left) - number)
-                seconds = ahead if done else options.seconds
-                share = 0.55 + 0.45 * done / max(done + len(left) - number, _LEAST_SWEEPS * n_first)
-                self._sweep(temperature, workload, repetition, (share, seconds))
-                done += 1
-                per_sweep = (self._machine.now() - started) / done
+        """Sweep every setting as often as there is time for; once a single one in any case."""
+        for repetition in range(self._options.repetitions):
+            for temperature, workload in self._sweeps_left(repetition):
+                expected = self._expected(temperature, workload)
+                if expected is not None and not self._budget.has(expected):
+                    return
+                began, drafters = self._machine.now(), self._hopeful(temperature)
+                self._sweep(temperature, workload, repetition, drafters)
+                each = (self._machine.now() - began) / (1 + len(drafters))
+                self._took[temperature, workload] = each
+
+    def _expected(self, temperature: float, workload: str) -> float | None:
+        """Return about how long a sweep takes, None if none was made yet."""
+        if not self._took:
+            return None
+        like = [took for (_, known), took in self._took.items() if known == workload]
+        mean = sum(like or self._took.values()) / len(like or self._took)
+        return self._took.get((temperature, workload), mean) * (1 + len(self._hopeful(temperature)))
+
+    def _work_left(self) -> float | None:
+        """Return about how long all sweeps take that are left, None if no sweep was made yet."""
+        options, total = self._options, 0.0
+        for temperature in options.temperatures:
+            for workload in options.workloads:
+                expected = self._expected(temperature, workload)
+                if expected is None:
+                    return None
+                made = len(self._record.of(temperature, workload))
+                total += expected * max(0, options.repetitions - made)
+        return total
+
+    def _hopeful(self, temperature: float) -> list[str]:
+        return hopeful(self._record, temperature, self._options.workloads)
 
     def _sweeps_left(self, repetition: int) -> list[tuple[float, str]]:
         """Return the settings whose sweep of a repetition is missing or lacks a contender."""
@@ -298,18 +326,19 @@ class Search:
 
     def _missing(self, temperature: float, workload: str, repetition: int) -> bool:
         sweeps = {sweep.repetition: sweep for sweep in self._record.of(temperature, workload)}
-        wanted = hopeful(self._record, temperature, self._options.workloads)
+        wanted = self._hopeful(temperature)
         return repetition not in sweeps or not set(wanted) <= set(sweeps[repetition].works)
 
     def _sweep(
-        self, temperature: float, workload: str, repetition: int, progress: tuple[float, float]
+        self, temperature: float, workload: str, repetition: int, drafters: Sequence[str]
     ) -> None:
-        """Sweep, and keep what was measured; `progress` is the share done and the seconds left."""
-        record, options = self._record, self._options
-        drafters = hopeful(record, temperature, options.workloads)
+        """Sweep, and keep what was measured."""
+        record = self._record
         what = f"comparing {len(drafters)} drafters on {workload}, temperature {temperature:g}"
-        self._say(what, *progress)
-        found = self._machine.sweep(temperature, workload, [PLAIN, *drafters], repetition)
+        self._say(what, self._work_left())
+        found = self._machine.sweep(
+            temperature, workload, [PLAIN, *drafters], repetition, self._budget.left
+        )
         for name, work in found.items():
             if isinstance(work, str):
                 record.leave_out(name, work)
@@ -330,9 +359,8 @@ class Search:
         self._record.done.append(step)
         self._keep(self._record)
 
-    def _say(self, what: str, share: float, seconds: float | None = None) -> None:
-        self._share = max(self._share, share)
-        self._tell(Status(what, self._share, seconds, self._best()))
+    def _say(self, what: str, work_left: float | None = None) -> None:
+        self._tell(Status(what, *self._budget.progress(work_left), self._best()))
 
     def _best(self) -> str:
         """Return the fastest drafter so far, over all settings, in words."""
@@ -349,3 +377,8 @@ class Search:
         where = f"{best.workload}, temperature {best.temperature:g}"
         drafter = short_label(parse_expression(best.drafter))
         return f"{drafter} {best.gain:.2f} times plain ({where})"
+
+
+def _trained(hours: float) -> str:
+    """Return the step that training a head is in a record."""
+    return f"trained for {hours:g} hours"

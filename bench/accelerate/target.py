@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from specrun.bench.accelerate.prompts import SearchPrompts
@@ -23,7 +23,7 @@ from specrun.runtime.memory import (
 )
 from specrun.runtime.planning import CostCurve, target_curve
 
-CURVE_SECONDS = 10.0
+CURVE_SECONDS = 10.0  # the most for a curve
 FITTED_TOKENS = 64
 """Tokens written at each temperature, to plan and to judge cuts by."""
 
@@ -37,28 +37,21 @@ class SearchTarget:
     `context` is as given until `measure` fits it to the prompts.
     """
 
-    def __init__(
-        self,
-        options: AccelerateOptions,
-        prompts: SearchPrompts,
-        progress: Callable[[float], None] = lambda _: None,
-    ) -> None:
+    def __init__(self, options: AccelerateOptions, prompts: SearchPrompts) -> None:
         self.path, self.options, self.prompts = options.target, options, prompts
-        self.progress = progress
         self.context: ContextOptions = options.runtime.context
         self.curve: CostCurve | None = None
 
-    def measure(self) -> CostCurve:
+    def measure(self, seconds: float) -> CostCurve:
         """Return the curve that was measured with these settings, or a new one."""
         runtime = self.options.runtime
         self.curve = target_curve(
             self.path,
             self.context,
             n_gpu_layers=runtime.n_gpu_layers,
-            seconds=CURVE_SECONDS,
+            seconds=min(CURVE_SECONDS, seconds),
             use_mmap=runtime.use_mmap,
             again=self.options.again,
-            progress=self.progress,
         )
         self._fit()
         return self.curve
@@ -78,6 +71,13 @@ class SearchTarget:
     def token_seconds(self) -> float:
         """Seconds of one token."""
         return self.curve.seconds(1) if self.curve else _UNKNOWN
+
+    def answer_seconds(self, prompt_tokens: float, n_tokens: int) -> float:
+        """Return about how long plain decoding takes for a prompt and so many tokens."""
+        if self.curve is None:
+            return n_tokens * _UNKNOWN
+        widest = self.curve.sizes[-1]
+        return n_tokens * self.token_seconds + prompt_tokens * self.curve.seconds(widest) / widest
 
     def fitting_tokens(self, model: Model) -> Sequence[Sequence[int]]:
         """Return the prompts that drafters are fitted to, as tokens."""

@@ -30,6 +30,8 @@ _WARM_UP_TOKENS = 8
 _MOST_TRIES = 3
 _AGAIN = {True: "it is measured again", False: "its figures may be wrong"}
 _SHORTEST = 24  # tokens of an answer
+_SWEEPS = 3  # of everything, that the time is to suffice for
+_USUAL_PROMPT = 100  # tokens
 
 
 class ThisMachine(Candidates):
@@ -41,10 +43,9 @@ class ThisMachine(Candidates):
         prompts: SearchPrompts,
         *,
         clock: Callable[[], float] = time.perf_counter,
-        progress: Callable[[float], None] = lambda _: None,
         others: OtherLoad | None = None,
     ) -> None:
-        super().__init__(SearchTarget(options, prompts, progress))
+        super().__init__(SearchTarget(options, prompts))
         threads = options.runtime.context.n_threads or os.cpu_count() or 1
         self._others = OtherLoad(threads) if others is None else others
         self._clock = clock
@@ -52,7 +53,8 @@ class ThisMachine(Candidates):
         # Of two sweeps at all temperatures, by all drafters each.
         self._n_prompts = 2 * len(self._params) * sum(map(len, prompts.held_out.values()))
         self._n_answered = 0
-        self._answer_tokens: int | None = None  # known when it is known how many are compared
+        # Tokens of an answer, and the share of the prompts: known with what is compared.
+        self._length: tuple[int, float] | None = None
         self._beside: CurveBeside | None = None
         self._opened = ExitStack()
         self._arms: dict[str, dict[tuple[float, str], Arm]] = {}
@@ -72,25 +74,36 @@ class ThisMachine(Candidates):
         """Return the clock's seconds."""
         return self._clock()
 
-    def curve(self) -> CostCurve:
+    def curve(self, seconds: float) -> CostCurve:
         """Return the curve that was measured with these settings, or a new one."""
-        return self._target.measure()
+        return self._target.measure(seconds)
 
     def curve_beside(self) -> CostCurve | None:
         """Return the curve as it was while drafters were compared, None if none were."""
         return None if self._beside is None else self._beside.curve()
 
     def sweep(
-        self, temperature: float, workload: str, drafters: Sequence[str], seed: int
+        self, temperature: float, workload: str, drafters: Sequence[str], seed: int, seconds: float
     ) -> dict[str, Work | str]:
-        """Answer the prompts of a workload with each drafter; again if others disturbed it."""
+        """Answer the prompts of a workload with each drafter; again if others disturbed it.
+
+        It is not measured again if that would end after so many seconds.
+        """
+        if self._length is None:
+            self._length = self._affordable(len(drafters), seconds)
+        began = self._clock()
         for left in reversed(range(1 if self._target.options.anyway else _MOST_TRIES)):
             self._others.since_last()
+            tried = self._clock()
             found = self._sweep(temperature, workload, drafters, seed)
             disturbed = self._others.disturbance()
             if not disturbed:
                 return found
-            _log.warning("%s while drafters were compared: %s", disturbed, _AGAIN[left > 0])
+            now = self._clock()
+            again = left > 0 and 2.0 * now - tried <= began + seconds
+            _log.warning("%s while drafters were compared: %s", disturbed, _AGAIN[again])
+            if not again:
+                break
         return found
 
     def _sweep(
@@ -98,8 +111,7 @@ class ThisMachine(Candidates):
     ) -> dict[str, Work | str]:
         """Answer prompt by prompt with every drafter in turn."""
         self._close_others(drafters)
-        if self._answer_tokens is None:
-            self._answer_tokens = self._affordable_tokens(len(drafters))
+        n_tokens, share = self._length or (_SHORTEST, 1.0)
         found: dict[str, Work | str] = {}
         arms: dict[str, Arm] = {}
         for drafter in drafters:
@@ -111,12 +123,12 @@ class ThisMachine(Candidates):
                 found[drafter] = str(error)
         results: dict[str, list[GenerationResult]] = {drafter: [] for drafter in arms}
         target, params = self._target, self._params[temperature]
-        count = len(target.prompts.held_out[workload])
+        count = max(1, round(share * len(target.prompts.held_out[workload])))
         for number in range(count):
             # In turn forwards and backwards: a machine that grows busier slows all of them alike.
             order = list(arms) if (number + seed) % 2 == 0 else list(reversed(arms))
             answers = {
-                drafter: arms[drafter].answer(number, params, self._answer_tokens, seed=seed)
+                drafter: arms[drafter].answer(number, params, n_tokens, seed=seed)
                 for drafter in order
             }
             # A prompt that is answered with nothing tells nothing.
@@ -124,7 +136,6 @@ class ThisMachine(Candidates):
                 self._time_beside(arms[PLAIN], list(answers.values()))
                 for drafter, answer in answers.items():
                     results[drafter].append(answer)
-            target.progress((number + 1) / count)
         if not results[PLAIN]:
             problem = f"{target.path.name} answers none of the prompts ({workload})"
             raise SpecrunError(f"{problem}: give others with --prompts FILE")
@@ -177,15 +188,23 @@ class ThisMachine(Candidates):
         if number % max(1, n_prompts // ENOUGH):
             return
         if number == 0 and target.curve is not None:
-            depth = int(plain.prompt_tokens) + (self._answer_tokens or 0) // 2
+            depth = int(plain.prompt_tokens) + (self._length[0] if self._length else 0) // 2
             # Without memory for one more context the curve of before has to do.
             with suppress(OutOfMemoryError):
                 self._beside = CurveBeside(plain.runtime, target.curve, n_prompts, depth)
         if self._beside is not None:
             self._beside.visit(max(answers, key=lambda answer: answer.stats.drafted))
 
-    def _affordable_tokens(self, n_drafters: int) -> int:
-        """Return how long answers may be, so that two sweeps of everything take their time."""
-        options, answers = self._target.options, self._n_prompts * n_drafters
-        affordable = int(options.seconds / (answers * self._target.token_seconds))
-        return min(options.n_tokens, max(_SHORTEST, affordable))
+    def _affordable(self, n_drafters: int, seconds: float) -> tuple[int, float]:
+        """Return the tokens of an answer, and the share of the prompts that is answered.
+
+        Some sweeps of everything then fit the time. Answers become shorter first.
+        """
+        target, most = self._target, self._target.options.n_tokens
+        each = seconds / (_SWEEPS * n_drafters * self._n_prompts / 2)
+        reading = target.answer_seconds(_USUAL_PROMPT, 0)
+        affordable = int((each - reading) / target.token_seconds)
+        shortest = min(_SHORTEST, most)
+        if affordable >= shortest:
+            return min(most, affordable), 1.0
+        return shortest, min(1.0, each / target.answer_seconds(_USUAL_PROMPT, shortest))

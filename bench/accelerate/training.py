@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specrun.bench.accelerate.kinds import HeadAccount
 from specrun.bindings.errors import (
     MissingPackageError,
     ModelError,
@@ -33,7 +34,7 @@ from specrun.bindings.files import (
     text_in,
 )
 from specrun.bindings.gguf import read_header
-from specrun.runtime.planning import profile_file, write_json
+from specrun.runtime.planning import CostCurve, profile_file, write_json
 
 if TYPE_CHECKING:
     import torch
@@ -181,8 +182,11 @@ _FIRST_STEPS = 1_000_000  # until it is known how many fit
 _NARROW = 2048
 """The width below which laws of all tokens are most of a step's work, and of a draft's."""
 _DRAFT_TOKENS = 12288
+_WIDE_DRAFT_TOKENS = 32000  # EAGLE-3's own
 _LAW_TOKENS = 8192  # of EAGLE-3's, in a step: the head's output matrix is half of one's work
 _NARROW_RATE = 0.576  # over the width: 1e-3 at 576, which was found good
+_NARROW_BLOCK_RATE = 1.6  # likewise, of block drafters by Muon: 6e-3 at 256
+_BLOCK_LAYERS, _WIDE_BLOCK_LAYERS, _MARKOV_RANK = 1, 2, 64
 _WORTH_EAGLE3 = 12.0  # hours on a CPU for a wide target, as its steps take seven times as long
 _UNROLLED = 2  # steps of chains that narrow targets' heads learn; more take longer
 _UNROLLED_LATE = 4  # late in the training, for EAGLE-3
@@ -196,7 +200,8 @@ class TrainingOrder:
     """What to train a head for: a `target`, in so many `hours`, on prompts of the user's and ours.
 
     `prompts` are those that may be learnt from, none of which is held out. Of the heads in
-    `earlier`, if any fits, the first is learnt on from.
+    `earlier`, if any fits, the first is learnt on from. By the target's cost `curve` it is decided
+    whether a block drafter is trained; without one none is.
     """
 
     target: Path
@@ -204,6 +209,7 @@ class TrainingOrder:
     prompts: tuple[str, ...] = ()
     n_threads: int = 0
     earlier: tuple[Path, ...] = ()
+    curve: CostCurve | None = None
 
     @property
     def folder(self) -> Path:
@@ -217,7 +223,7 @@ class TrainingOrder:
 
 
 def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -> Path:
-    """Return the GGUF file of an EAGLE head; what was trained before is not trained again.
+    """Return the GGUF file of a head; what was trained before is not trained again.
 
     Ctrl-C keeps what is done. Raises MissingPackageError without torch, TemplateError for a target
     that is not asked and no prompts, UnsupportedModelError for one that no head can be trained for,
@@ -291,12 +297,21 @@ def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
 
 
 def _recipe(order: TrainingOrder, plan: TrainingPlan) -> HeadRecipe:
-    from specrun.train.heads import Eagle3Recipe, EagleRecipe
+    from specrun.train.heads import DFlashRecipe, Eagle3Recipe, EagleRecipe
 
     narrow = _width(order) < _NARROW
     # Trained on its own predictions too: later tokens of a chain are nearly as often right then.
     if plan.kind == "eagle":
         return EagleRecipe(draft_tokens=_DRAFT_TOKENS if narrow else 0, steps=_UNROLLED)
+    if plan.kind == "dflash":
+        return DFlashRecipe(
+            n_layers=_BLOCK_LAYERS if narrow else _WIDE_BLOCK_LAYERS,
+            markov_rank=_MARKOV_RANK,
+            confidence=True,
+            draft_tokens=_DRAFT_TOKENS if narrow else _WIDE_DRAFT_TOKENS,
+            law_tokens=_LAW_TOKENS if narrow else 0,
+            optimizer="muon",
+        )
     if plan.earlier:
         return Eagle3Recipe(steps=_UNROLLED_ON)
     if narrow:
@@ -320,6 +335,8 @@ def _rate(order: TrainingOrder, plan: TrainingPlan) -> float | None:
     width = _width(order)
     if width >= _NARROW:
         return None
+    if plan.kind == "dflash":
+        return _NARROW_BLOCK_RATE / width
     return _NARROW_RATE / width * (_RATE_ON if plan.earlier else 1.0)
 
 
@@ -333,7 +350,8 @@ def _width(order: TrainingOrder) -> int:
 def _beginning(order: TrainingOrder) -> tuple[str, str]:
     """Return what is trained, and the head that is learnt on from, or "".
 
-    A new head is EAGLE-3's where the target's layers can be tapped and it learns in the time.
+    If the target's layers can be tapped and EAGLE-3 learns in the time, a new head is EAGLE-3's or
+    a block drafter, whichever should be faster.
     """
     target, device = _head_target(order)
     from specrun.convert.heads.target_facts import target_facts
@@ -353,7 +371,15 @@ def _beginning(order: TrainingOrder) -> tuple[str, str]:
         target.check_taps(Eagle3Recipe().taps(target.shape))
     except (UnsupportedModelError, OptionError):
         return "eagle", ""
-    return "eagle3", ""
+    return "eagle3" if order.curve is None else _account(order, order.curve).faster, ""
+
+
+def _account(order: TrainingOrder, curve: CostCurve) -> HeadAccount:
+    """Return the account of heads that could be trained."""
+    shape, narrow = _head_target(order)[0].shape, _width(order) < _NARROW
+    drafted = min(shape.vocab_size, _DRAFT_TOKENS if narrow else _WIDE_DRAFT_TOKENS)
+    layers = _BLOCK_LAYERS if narrow else _WIDE_BLOCK_LAYERS
+    return HeadAccount(shape, read_header(order.target), curve, drafted, layers)
 
 
 def _head_target(order: TrainingOrder) -> tuple[HeadTarget, torch.device]:
@@ -460,7 +486,7 @@ def _plan(value: Mapping[str, Any]) -> TrainingPlan:
         count_in(count)
     number_in(plan.spent)
     text_in(plan.earlier)
-    if plan.kind not in ("eagle", "eagle3"):
+    if plan.kind not in ("eagle", "eagle3", "dflash"):
         raise ValueError(f"no head of the kind {plan.kind!r} is trained")
     return replace(plan, hours=number_in(plan.hours))
 

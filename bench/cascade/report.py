@@ -17,7 +17,7 @@ from specrun.bench.cascade.comparison import (
     points_at,
     settings_of,
 )
-from specrun.bench.plots import COLORS, GREY, new_figure, save_figure, tidy
+from specrun.bench.plots import COLORS, GREY, ink, new_figure, paper, save_figure, tidy
 from specrun.bench.report import Table
 from specrun.bench.timing import Spread
 from specrun.bindings.errors import OptionError
@@ -116,7 +116,6 @@ def _optional(value: float | None) -> str:
 # Figures 2 to 4 of Narasimhan et al. 2024.
 
 
-_LINE_COLORS = (*COLORS[:6], "#000000")  # yellow lines are hardly seen on white
 _MARKS, _DASHES = "osD^vPX<>*", ("-", "--", "-.", ":")
 _NAMES: Mapping[Metric, str] = {
     "rouge_2": "ROUGE-2 (higher is better)",
@@ -168,13 +167,14 @@ def looks_of(names: Sequence[str]) -> dict[str, dict[str, str]]:
     Behind these, colours come again with other marks, hollow ones, and other dashes.
     """
     looks: dict[str, dict[str, str]] = {}
+    colors = (*COLORS[:6], ink())  # yellow lines are hardly seen on white
     for index, name in enumerate(names):
-        turn, color = divmod(index, len(_LINE_COLORS))
+        turn, color = divmod(index, len(colors))
         looks[name] = {
-            "color": _LINE_COLORS[color],
+            "color": colors[color],
             "marker": _MARKS[index % len(_MARKS)],
             "linestyle": _DASHES[turn % len(_DASHES)],
-            "markerfacecolor": "white" if turn % 2 else _LINE_COLORS[color],
+            "markerfacecolor": paper() if turn % 2 else colors[color],
         }
     return looks
 

@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from specrun.bench.diagnosis.experts import ExpertReads
+from specrun.bench.timing import Ratio
 from specrun.bindings.errors import SpecrunError
 from specrun.runtime.language import parse_expression
 from specrun.runtime.planning import CostCurve, expected_tokens
@@ -163,15 +164,17 @@ class Achievable:
 class Diagnosis:
     """What was found of a drafter, against plain decoding in the same run.
 
-    `speed_up` was measured, `expected` follows from tokens a round, the curve and what drafter and
-    Python took; `rebuilt_share` is that of the rounds that built the target's graph anew.
-    Milliseconds are those of a round. `experts` are those that rounds of a mixture read.
-    `workload` names the texts, if there are several kinds.
+    `speed_up` was measured, with its least and greatest value in a repetition. `expected` follows
+    from tokens a round, the curve, and the time of drafter and Python. `rebuilt_share` is the share
+    of the rounds that built the target's graph anew. Milliseconds are those of a round. `experts`
+    are those that rounds of a mixture read. `workload` names the texts, if there are several kinds.
     """
 
     drafter: str
     temperature: float
     speed_up: float
+    speed_up_low: float
+    speed_up_high: float
     expected: float
     plain_tokens_per_second: float
     tokens_per_second: float
@@ -195,8 +198,14 @@ class Diagnosis:
 
     @property
     def pays(self) -> bool:
-        """Whether drafting is measurably faster, and by its drafts."""
-        return self.speed_up >= PAYS and self.has_kept_drafts
+        """Whether drafting is faster in every repetition, and by its drafts."""
+        is_faster = self.speed_up >= PAYS and self.speed_up_low > 1.0
+        return is_faster and self.has_kept_drafts
+
+    @property
+    def ratio(self) -> Ratio:
+        """The speed-up with its range."""
+        return Ratio(self.speed_up, self.speed_up_low, self.speed_up_high)
 
     @property
     def has_kept_drafts(self) -> bool:
@@ -251,7 +260,7 @@ def diagnose(
     drafted: Work,
     curve: CostCurve,
     *,
-    speed_up: float | None = None,
+    speed_up: Ratio | None = None,
     mixture: tuple[int, int] = (0, 0),
     experts: ExpertReads | None = None,
     workload: str = "",
@@ -275,7 +284,8 @@ def diagnose(
         rebuilt=drafted.rebuilt / rounds,
     )
     measured = drafted.tokens_per_second / plain.tokens_per_second
-    speed = measured if speed_up is None else speed_up
+    ratio = Ratio(measured, measured, measured) if speed_up is None else speed_up
+    speed = ratio.value
     best = _achievable(as_measured, drafted.acceptance)
     quotes = parse_expression(drafter).atom in _QUOTING
     singles = tuple(
@@ -285,6 +295,8 @@ def diagnose(
         drafter=drafter,
         temperature=temperature,
         speed_up=speed,
+        speed_up_low=ratio.low,
+        speed_up_high=ratio.high,
         expected=as_measured.speed_up,
         plain_tokens_per_second=plain.tokens_per_second,
         tokens_per_second=drafted.tokens_per_second,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from specrun.bench.diagnosis.diagnosis import Diagnosis, Work, diagnose, work_of
 from specrun.bench.diagnosis.experts import ExpertReads, expert_reads
 from specrun.bench.drafters.answers import Arm
 from specrun.bench.drafters.prompts import Prompt
-from specrun.bench.timing import interleaved, ratio_of
+from specrun.bench.timing import Budget, Progress, Ratio, ratio_of
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
@@ -115,16 +115,18 @@ def _widths(answer: GenerationResult, most: int) -> tuple[int, ...]:
 PLAIN = "none"
 _USUAL_WIDTH = 4  # of rounds, if nothing was drafted
 _WARM_UP_TOKENS = 8
-
-Progress = Callable[[str, float], None]
+_CURVE, _CURVE_SECONDS = 0.2, 10.0  # of the time, and the most, for a curve
+_SHORTEST = 24  # tokens of an answer
+_VISIT = 30  # tokens that take about as long as a visit of `CurveBeside`
 
 
 @dataclass(frozen=True, slots=True)
 class PairOptions:
-    """What to diagnose: a `drafter` for a target, on `prompts` answered `repetitions` times each.
+    """What to diagnose: a `drafter` for a target, on `prompts`.
 
-    `as_chat` is that of `prompt_ids`. `curve_seconds` are spent on the target's cost curve where
-    none was measured with these settings. `options` are those of `Runtime`.
+    All takes about `seconds`: the target's cost curve, if none was measured with these settings,
+    and answers of at most `max_tokens`, at most `repetitions` times each. `as_chat` is that of
+    `prompt_ids`. `options` are those of `Runtime`.
     """
 
     target: Path
@@ -132,9 +134,9 @@ class PairOptions:
     prompts: tuple[Prompt, ...]
     params: SamplingParams
     max_tokens: int = 128
-    repetitions: int = 3
+    repetitions: int = 100
     as_chat: bool | None = None
-    curve_seconds: float = 10.0
+    seconds: float = 60.0
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -149,21 +151,22 @@ class PairOptions:
 
 
 def diagnose_pair(
-    options: PairOptions, progress: Progress = lambda _what, _share: None
+    options: PairOptions, progress: Progress = lambda _what, _share, _left: None
 ) -> Diagnosis:
     """Measure plain decoding and the drafter in turn, and say what stands in the way.
 
     Raises as `Runtime` does, and SpecrunError if the target answers nothing.
     """
     opening = parse_options(dict(options.options))
+    budget = Budget(options.seconds)
+    progress("measuring what evaluations cost", *budget.progress())
     with placing(opening.placement):
         curve = target_curve(
             options.target,
             opening.context,
             n_gpu_layers=opening.n_gpu_layers,
-            seconds=options.curve_seconds,
+            seconds=min(_CURVE_SECONDS, _CURVE * options.seconds),
             use_mmap=opening.use_mmap,
-            progress=lambda share: progress("measuring what evaluations cost", 0.3 * share),
         )
     plain = {name: value for name, value in options.options.items() if name != "accept"}
     with ExitStack() as stack:
@@ -171,10 +174,10 @@ def diagnose_pair(
         for drafter, given in ((PLAIN, plain), (options.drafter, options.options)):
             runtime = stack.enter_context(Runtime(options.target, drafter, **given))
             arms.append(Arm(runtime, options.prompts, options.as_chat))
-        n_answers = 2 * options.repetitions * len(options.prompts)
-        middle = int(arms[0].prompt_tokens) + options.max_tokens // 2
-        beside = stack.enter_context(CurveBeside(arms[0].runtime, curve, n_answers, middle))
-        results = _answers(arms, beside, options, progress)
+        turns = _Turns(options, arms, budget, curve.seconds(1))
+        middle = int(arms[0].prompt_tokens) + turns.n_tokens // 2
+        beside = stack.enter_context(CurveBeside(arms[0].runtime, curve, turns.n_answers, middle))
+        results = turns.answers(beside, progress)
         label, curve = arms[1].label, beside.curve()
         works = (work_of(results[0]), work_of(results[1]))
         experts = _experts(arms[0], results[0], works[1])
@@ -199,38 +202,66 @@ def _experts(arm: Arm, answers: Sequence[GenerationResult], drafted: Work) -> Ex
     return expert_reads(runtime.model, runtime.options.context, texts, width)
 
 
-def _answers(
-    arms: Sequence[Arm], beside: CurveBeside, options: PairOptions, progress: Progress
-) -> tuple[list[GenerationResult], list[GenerationResult]]:
-    """Return both arms' answers to all prompts, one repetition after the other.
+class _Turns:
+    """Answers of two arms to all prompts, by turns, for as long as there is time."""
 
-    The arms take turns prompt by prompt, and evaluations are timed behind each answer: machines
-    that others use change their speed within seconds.
-    """
-    results: tuple[list[GenerationResult], list[GenerationResult]] = ([], [])
-    for arm in arms:
-        arm.answer(0, options.params, _WARM_UP_TOKENS, seed=0)
-    n_prompts = len(options.prompts)
-    n_turns = options.repetitions * n_prompts
-    for done, (turn, index) in enumerate(interleaved(len(arms), n_turns)):
-        progress(f"answering with {arms[index].label}", 0.3 + 0.35 * done / n_turns)
-        repetition, number = divmod(turn, n_prompts)
-        seed = (options.params.seed or 0) + repetition
-        answer = arms[index].answer(number, options.params, options.max_tokens, seed=seed)
-        beside.visit(answer)
-        results[index].append(answer)
-    return results
+    def __init__(
+        self, options: PairOptions, arms: Sequence[Arm], budget: Budget, token_seconds: float
+    ) -> None:
+        self._options, self._arms, self._budget = options, arms, budget
+        once, tokens = 2 * len(options.prompts), budget.left / token_seconds
+        affordable = int(tokens / once) - _VISIT
+        self.n_tokens = min(options.max_tokens, max(_SHORTEST, affordable))
+        repetitions = int(tokens / once / (self.n_tokens + _VISIT))
+        n_answers = once * max(1, min(options.repetitions, repetitions))
+        # Evaluations behind the answers take at most a quarter of the time.
+        visits = max(1, min(ENOUGH, int(tokens / 4 / _VISIT)))
+        self.n_answers = math.ceil(n_answers * ENOUGH / visits)
+
+    def answers(
+        self, beside: CurveBeside, progress: Progress
+    ) -> tuple[list[GenerationResult], list[GenerationResult]]:
+        """Return both arms' answers; every turn answers one prompt by each.
+
+        Evaluations are timed behind each answer: machines that others use change their speed
+        within seconds. One turn is taken in any case.
+        """
+        options, budget = self._options, self._budget
+        results: tuple[list[GenerationResult], list[GenerationResult]] = ([], [])
+        for arm in self._arms:
+            arm.answer(0, options.params, _WARM_UP_TOKENS, seed=0)
+        n_prompts = len(options.prompts)
+        n_turns, before = options.repetitions * n_prompts, budget.left
+        for turn in range(n_turns):
+            each = (before - budget.left) / turn if turn else None
+            if each is not None and not budget.has(each):
+                break
+            ahead = None if each is None else each * (n_turns - turn)
+            names = " and ".join(arm.label for arm in self._arms)
+            progress(f"answering by turns: {names}", *budget.progress(ahead))
+            repetition, number = divmod(turn, n_prompts)
+            seed = (options.params.seed or 0) + repetition
+            order = (0, 1) if turn % 2 == 0 else (1, 0)
+            for index in order:
+                answer = self._arms[index].answer(number, options.params, self.n_tokens, seed=seed)
+                beside.visit(answer)
+                results[index].append(answer)
+        return results
 
 
 def _speed_up(
     results: tuple[Sequence[GenerationResult], Sequence[GenerationResult]], n_prompts: int
-) -> float:
-    """Return how much faster the second arm answered all prompts of a repetition."""
+) -> Ratio:
+    """Return how much faster the second arm answered all prompts of a repetition.
+
+    A repetition that the time did not suffice for counts only if it is the first.
+    """
+    whole = len(results[0]) // n_prompts * n_prompts or len(results[0])
     speeds = [
         [
             work_of(answers[start : start + n_prompts]).tokens_per_second
-            for start in range(0, len(answers), n_prompts)
+            for start in range(0, whole, n_prompts)
         ]
         for answers in results
     ]
-    return ratio_of(speeds[1], speeds[0]).value
+    return ratio_of(speeds[1], speeds[0])

@@ -21,6 +21,7 @@ from specrun.bindings.errors import ModelError, OptionError
 
 OWN = "own"
 """The name of the suite that specrun has in its package."""
+OWN_SUITE = Path(__file__).with_name("own_suite.jsonl")
 
 Record = Mapping[str, Any]
 
@@ -40,7 +41,7 @@ def read_suite(name: str, per_category: int | None = None) -> tuple[Question, ..
     With `per_category`, so many of each category, spread evenly. Raises `ModelError` for a file
     that is no suite.
     """
-    path = Path(__file__).with_name("own_suite.jsonl") if name == OWN else Path(name)
+    path = OWN_SUITE if name == OWN else Path(name)
     questions = [_question(*each, path) for each in _records(path)]
     if not questions:
         raise OptionError(f"{path} holds no questions")

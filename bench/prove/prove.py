@@ -118,13 +118,17 @@ def verdict(proof: Proof) -> tuple[str, str]:
     passed = [check.name for check in proof.checks if check.status == "passed"]
     left = [check.name for check in proof.checks if check.status == "left out"]
     out = f"; left out: {', '.join(left)}" if left else ""
+    checks = f"{len(passed)} of {len(passed) + len(failed)} checks"
     width = "free" if proof.width is None else f"{proof.width} tokens"
     exact = proof.rule if proof.exact else f"not exact: {proof.rule}"
-    first = f"passed: {', '.join(passed)}{out}."
+    same = "Drafting did not change this model's text"
+    if not proof.exact:
+        same = f"Texts are as the rule {proof.rule} states"
+    first = f"{same}: {checks} passed{out}."
     if failed:
-        first = f"failed: {failed[0].name}: {failed[0].note}."
+        first = f"{checks} passed. Failed: {failed[0].name}: {failed[0].note}."
     elif not passed:
-        first = f"nothing was checked{out}."
+        first = f"Nothing was checked{out}."
     return first, (
         f"{proof.target} with {proof.drafter}; rule {exact}; shape {width}; "
         f"seed {proof.seed}; {proof.seconds:.0f} s."
@@ -132,23 +136,26 @@ def verdict(proof: Proof) -> tuple[str, str]:
 
 
 def proof_table(
-    proofs: Sequence[Proof], words: Callable[[Proof], tuple[str, str]] = verdict
+    proofs: Sequence[Proof],
+    words: Callable[[Proof], tuple[str, str]] = verdict,
+    *,
+    figures: bool = True,
 ) -> Table:
-    """Return the table of `specrun prove`: the verdict, a row a check, and each check in words."""
+    """Return the table of `specrun prove`: the verdict, a row a check, and each check in words.
+
+    Without `figures` a row has the result alone, and checks that passed have no words.
+    """
     rows, notes, heading = [], [], list[str]()
     for proof in proofs:
         heading += words(proof)
         for check in proof.checks:
-            rows.append(
-                {
-                    "check": check.name,
-                    "result": check.status,
-                    "times": f"{check.times:,}" if check.times else "-",
-                    "figure": _number(check.figure),
-                    "bound": _number(check.bound),
-                }
-            )
-            notes.append(_words(check))
+            row = {"check": check.name, "result": check.status}
+            if figures:
+                row["times"] = f"{check.times:,}" if check.times else "-"
+                row["figure"], row["bound"] = _number(check.figure), _number(check.bound)
+            rows.append(row)
+            if figures or check.status != "passed":
+                notes.append(_words(check))
     return dataclasses.replace(Table.of(rows, *notes), heading=tuple(heading))
 
 

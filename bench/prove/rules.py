@@ -94,7 +94,7 @@ class BranchingNoise:
 
     def choose(self, law: Law) -> int:
         """Return each token of the law's support in turn."""
-        support = np.flatnonzero(law.probs)
+        support = law.probs.nonzero()[0]
         index = int(support[self._branch([float(law.probs[place]) for place in support])])
         return index if law.ids is None else int(law.ids[index])
 

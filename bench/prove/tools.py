@@ -279,15 +279,15 @@ class ToolProof:
         second = f"Drafts that were accepted: {counted or 'none were made'}."
         failed = [check for check in proof.checks if check.status == "failed"]
         if failed:
-            return f"failed: {failed[0].name}: {failed[0].note}.", second
+            return f"Failed: {failed[0].name}: {failed[0].note}.", second
         told = [each.words for each in self._found if each.n_streams]
         if not any(check.status == "passed" and check.name != "cache" for check in proof.checks):
             notes = {check.name: check.note for check in proof.checks}
             why = next((notes[api] for api in PATHS if notes.get(api)), "interrupted")
-            return f"nothing was compared: {why}.", second
+            return f"Nothing was compared: {why}.", second
         n_calls = max(each.n_calls for each in self._found)
         what = f"{n_calls} tool calls" if n_calls else "texts (there was no call)"
-        first = f"passed: {what} come out with drafts as without: {'; '.join(told)}."
+        first = f"Drafting did not change {what}: {'; '.join(told)}."
         return first, second
 
 

@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 _DRAFTERS = {"gemma4-assistant": "mtp(FILE)", "dflash": "dflash(FILE)"}
 
 
+# Architectures whose graphs end with the hidden states if these are asked for.
+_STATES_WITHOUT_LOGITS = frozenset({"lfm2", "lfm2moe"})
+
+
 class Context:
     """Evaluation state over one model: KV memory and output buffers. Close it before the model.
 
@@ -118,6 +122,11 @@ class Context:
             problem = f"{name} is not a left-to-right language model"
             raise UnsupportedModelError(f"{problem}: it cannot be used to generate text")
         model.require_weights()
+        no_logits = model.architecture in _STATES_WITHOUT_LOGITS and model.pooling is None
+        if self.options.hidden_states and no_logits:
+            problem = f"{name}: llama.cpp computes no logits of it beside its final hidden states"
+            reason = "which Medusa's, Hydra's and EAGLE's heads read"
+            raise UnsupportedModelError(f"{problem}, {reason}: take draft(small.gguf) or jacobi")
         if self.options.rope.stretches and not model.has_rope:
             problem = f"{name} has no rotary positions"
             raise UnsupportedModelError(f"{problem}: rope scaling cannot lengthen its context")
@@ -401,8 +410,8 @@ _MTP = 1  # llama_context_type
 class StateBatch(Batch):
     """A batch with hidden states in addition to the tokens: `states`, float32 [capacity, width]."""
 
-    def __init__(self, capacity: int, width: int) -> None:
-        super().__init__(capacity, 1)
+    def __init__(self, capacity: int, width: int, max_ids_per_token: int = 1) -> None:
+        super().__init__(capacity, max_ids_per_token)
         self.states: npt.NDArray[np.float32] = np.zeros((capacity, width), np.float32)
         kind = dict(self.struct._fields_)["embd"]
         self.struct.embd = ctypes.cast(self.states.ctypes.data, kind)

@@ -364,11 +364,20 @@ class Checkpoints:
         known = self._kept.pop((sequence, n_tokens), None)
         if known is None and n_tokens:
             known = copy_sequence(self._context, sequence, state_only=True)
-        if known is None or len(known) > self.budget:
+        if known is not None:
+            self.add(sequence, n_tokens, known)
+
+    def add(self, sequence: int, n_tokens: int, data: npt.NDArray[np.uint8]) -> None:
+        """Keep a copy of the state after so many tokens of a sequence, if there is room for it."""
+        if len(data) > self.budget:
             return
-        while self._kept and self.n_bytes + len(known) > self.budget:
+        while self._kept and self.n_bytes + len(data) > self.budget:
             del self._kept[next(iter(self._kept))]
-        self._kept[sequence, n_tokens] = known
+        self._kept[sequence, n_tokens] = data
+
+    def copies(self, sequence: int = 0) -> list[tuple[int, npt.NDArray[np.uint8]]]:
+        """Return those of a sequence by their numbers of tokens, least recently used first."""
+        return [(length, data) for (own, length), data in self._kept.items() if own == sequence]
 
     def place(self, sequence: int, n_tokens: int) -> bool:
         """Put a checkpoint into its sequence; returns False, and nothing is known, if it fails."""

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
-    from specrun.bindings.models.model import LoraFile, Model, rope_factor
+    from specrun.bindings.models.model import LoraFile, Model, rope_factor, watched_loading
     from specrun.bindings.models.model_checks import check_model, check_types
     from specrun.bindings.models.nextn import (
         NEXTN_ARCHITECTURES,

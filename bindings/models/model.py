@@ -7,6 +7,8 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -129,6 +131,20 @@ _UNKNOWN = "unknown model architecture"  # llama.cpp's words
 _POOLINGS = {1: "mean", 2: "first", 3: "last"}  # llama_pooling_type
 
 
+Progress = Callable[[float], bool]
+_watching: ContextVar[Progress | None] = ContextVar("watching", default=None)
+
+
+@contextmanager
+def watched_loading(report: Progress) -> Iterator[None]:
+    """Call `report` as `progress` of every model that is loaded in the block, in this thread."""
+    before = _watching.set(report)
+    try:
+        yield
+    finally:
+        _watching.reset(before)
+
+
 class Reader(Protocol):
     """A context of a model."""
 
@@ -158,7 +174,7 @@ class Model:
         n_gpu_layers: int = 0,
         use_mmap: bool = True,
         use_mlock: bool = False,
-        progress: Callable[[float], bool] | None = None,
+        progress: Progress | None = None,
         vocab_only: bool = False,
         load_nextn: bool = False,
         drafts: bool = False,
@@ -208,7 +224,7 @@ class Model:
         n_gpu_layers: int,
         use_mmap: bool,
         use_mlock: bool,
-        progress: Callable[[float], bool] | None,
+        progress: Progress | None,
     ) -> Any:  # noqa: ANN401 - a ctypes pointer
         params = self._native.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
@@ -217,8 +233,9 @@ class Model:
         params.load_mtp = self.has_loaded_nextn
         params.load_mode = (_MMAP_LOCKED if use_mlock else _MMAP) if use_mmap else _COPY
         params.no_alloc = self._only_counts
-        if progress is not None:
-            report = progress
+        watching = progress or (None if self._only_counts else _watching.get())
+        if watching is not None:
+            report = watching
             params.progress_callback = self._native.llama_progress_callback(
                 lambda fraction, _data: bool(report(fraction))
             )

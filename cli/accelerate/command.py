@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from specrun.cli.options.prompt import named_target
 from specrun.cli.options.quiet_machine import measures_time
 from specrun.cli.options.sampling import SamplingGrid, grid_options
 from specrun.cli.options.types import FILE, MAX_COUNT, MODEL_FILE, SIZE
-from specrun.cli.terminal.screen import duration_text, progress_bar
+from specrun.cli.terminal.screen import progress_bar
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal, one_line
 
 if TYPE_CHECKING:
@@ -41,10 +40,10 @@ Examples:
 
 \b
 Looks for NextN blocks, heads and smaller models (in the file, beside it and in the caches that specrun
-models lists), measures what evaluations cost here, searches for layers that a self-draft could skip, and
-compares all with plain decoding on prompts that nothing was fitted to. The fastest for each temperature
-and kind of prompt is kept for this file. Where nothing pays it says so, and why. Ctrl-C keeps what is
-known, and another call goes on. Do not use the machine meanwhile.
+models lists), measures the cost of evaluations, searches for layers that a self-draft could skip, and
+compares all with plain decoding on prompts that nothing was fitted to. The fastest drafter for each
+temperature and kind of prompt is kept for this file. If nothing pays, the reason is shown; -v shows all
+figures. Ctrl-C keeps the results so far, and another call continues. Do not use the machine meanwhile.
 """  # noqa: E501 - as it is shown
 
 
@@ -65,35 +64,39 @@ class SearchSettings:
 search_options = option_group(
     "search",
     SearchSettings,
-    _SEARCH.option("--hours N", "Train a head for the file, too, for about so long.", click.FLOAT),
-    _SEARCH.option("--prompts", "Prompts, one a line, or JSON lines; else built-in ones.", FILE),
+    _SEARCH.option(
+        "--hours N", "Also train a head for the file, for about so many hours.", click.FLOAT
+    ),
+    _SEARCH.option(
+        "--prompts",
+        "Compare on these prompts: one a line, or JSON lines. Without it, built-in ones are used.",
+        FILE,
+    ),
     _SEARCH.option(
         "--memory SIZE",
-        "The most memory of the model and what drafts for it, such as 8G.",
+        "The most memory for the model and its drafter together, such as 8G.",
         SIZE,
     ),
-    _SEARCH.model(
-        MODEL_DRAFT, "A drafter to try beside those that are found; repeatable.", multiple=True
-    ),
+    _SEARCH.model(MODEL_DRAFT, "Also try this drafter; repeatable.", multiple=True),
     _SEARCH.option(
         "-n, --predict, --max-tokens N",
-        "The most tokens of an answer.",
+        "The most tokens in an answer.",
         click.IntRange(8, MAX_COUNT),
         default=64,
     ),
     _SEARCH.option(
         "-r, --repetitions N",
-        "How often all is compared at most; twice in any case.",
-        click.IntRange(1, 100),
-        default=4,
+        "Compare at most N times.",
+        click.IntRange(1, 1000),
+        default=50,
     ),
     _SEARCH.option(
         "--seconds",
-        "About how long comparing takes.",
+        "Take about this long in all, without --hours.",
         click.FloatRange(0, min_open=True),
-        default=90.0,
+        default=150.0,
     ),
-    _SEARCH.flag("--again", "Forget what was found for this file before."),
+    _SEARCH.flag("--again", "Discard earlier results for this file."),
 )
 
 sampling_options = grid_options("0,0.8", " to choose for")
@@ -119,8 +122,8 @@ def accelerate(
     from specrun.bench.accelerate import accelerate as find
 
     options = _options(_with_model(load, file), search, sampling)
-    with _progress(terminal) as (tell, progress):
-        result = find(options, tell, warn=terminal.warn, progress=progress)
+    with _progress(terminal) as tell:
+        result = find(options, tell, warn=terminal.warn)
     if as_json:
         terminal.answer(json.dumps(result.to_dict(), indent=2) + "\n")
     else:
@@ -164,40 +167,12 @@ def _options(
 
 
 @contextmanager
-def _progress(
-    terminal: Terminal,
-) -> Iterator[tuple[Callable[[Status], None], Callable[[float], None]]]:
-    """Yield what shows a step, what is left and the best so far; and its share that is done."""
-    first = "opening the model"
-    with progress_bar(terminal, first) as show:
-        step = _Step(first, 0.0)
+def _progress(terminal: Terminal) -> Iterator[Callable[[Status], None]]:
+    """Yield a function that shows the current step, the time left and the best drafter so far."""
+    with progress_bar(terminal, "opening the model") as show:
 
         def tell(status: Status) -> None:
-            nonlocal step
             best = f"\nbest so far: {one_line(status.best, _LONGEST_BEST)}" if status.best else ""
-            ends = None if status.seconds_left is None else time.monotonic() + status.seconds_left
-            step = _Step(status.what, status.share, best, ends)
-            show(step.shown(), step.share)
+            show(f"{status.what}{best}", status.share, status.seconds_left)
 
-        def progress(share: float) -> None:
-            show(step.shown(f" ({100 * share:.0f} %)"), step.share)
-
-        yield tell, progress
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A step as it is shown, the share of all steps that is done before it, and about the end."""
-
-    text: str
-    share: float
-    best: str = ""
-    ends: float | None = None
-
-    def shown(self, done: str = "") -> str:
-        """Return what is being done, how long everything takes yet, and the best so far."""
-        left = ""
-        seconds = 0.0 if self.ends is None else self.ends - time.monotonic()
-        if seconds >= 1.0:
-            left = f", about {duration_text(seconds)} left"
-        return f"{self.text}{done}{left}{self.best}"
+        yield tell

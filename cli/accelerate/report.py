@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from specrun.bench.timing import speed_verdict
 from specrun.cli.terminal.screen import duration_text, print_facts, print_table
 from specrun.cli.terminal.terminal import Terminal, one_line
 from specrun.runtime.language import parse_expression, short_label
-from specrun.runtime.planning import ANY
+from specrun.runtime.planning import ANY, EDITED
 
 if TYPE_CHECKING:
     from specrun.bench.accelerate import AccelerateResult
@@ -24,23 +23,14 @@ if TYPE_CHECKING:
 
 
 def print_diagnosis(diagnosis: Diagnosis, terminal: Terminal) -> None:
-    """Print the figures, and below them the reasons in words, what costs most first."""
-    name = short_label(parse_expression(diagnosis.drafter))
-    texts = f" on {diagnosis.workload}" if diagnosis.workload else ""
-    title = f"Why: {name}{texts} at temperature {diagnosis.temperature:g}"
-    print_facts(terminal, title, diagnosis_facts(diagnosis))
+    """Print the verdict and its reasons, what costs most first; with -v, all figures."""
     for line in verdict_lines(diagnosis):
-        for piece in _wrapped(line, terminal):
-            terminal.answer(f"{piece}\n")
-
-
-def _wrapped(line: str, terminal: Terminal) -> list[str]:
-    """Return a line in pieces that fit the screen; whole where it goes elsewhere."""
-    if not terminal.answers_on_screen:
-        return [line]
-    indent = " " * (len(line) - len(line.lstrip(" -")))
-    width = shutil.get_terminal_size().columns
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False)
+        terminal.answer_line(line)
+    if terminal.verbosity:
+        name = short_label(parse_expression(diagnosis.drafter))
+        texts = f" on {diagnosis.workload}" if diagnosis.workload else ""
+        title = f"Figures: {name}{texts} at temperature {diagnosis.temperature:g}"
+        print_facts(terminal, title, diagnosis_facts(diagnosis))
 
 
 def diagnosis_facts(diagnosis: Diagnosis) -> dict[str, str]:
@@ -86,24 +76,26 @@ def _rebuilt(diagnosis: Diagnosis) -> str:
 
 
 def verdict_lines(diagnosis: Diagnosis) -> list[str]:
-    """Return the verdict, the reasons, and what would help: a line each."""
-    if diagnosis.pays:
-        verdict = f"Drafting pays: {diagnosis.speed_up:.2f} times plain decoding."
-    elif diagnosis.speed_up > 1.0 and not diagnosis.has_kept_drafts:
-        noise = "no drafts were kept, so that more than 1 is the machine's noise"
-        verdict = f"Drafting does not pay here ({noise})" + (":" if diagnosis.reasons else ".")
-    elif diagnosis.reasons:
-        verdict = "Drafting does not pay here:"
+    """Return the verdict, the reasons and the remedies, a line each."""
+    name = short_label(parse_expression(diagnosis.drafter))
+    texts = "answers"
+    if diagnosis.workload:
+        texts = f"{texts_of(diagnosis.workload)} at temperature {diagnosis.temperature:g}"
+    if diagnosis.speed_up > 1.0 and not diagnosis.has_kept_drafts:
+        noise = "no drafts were kept, so that a speed-up above 1 is the machine's noise"
+        verdict = f"Drafting with {name} does not make {texts} faster: {noise}."
     else:
-        verdict = "Drafting does not pay here, and no single thing stands in its way."
+        verdict = speed_verdict(name, texts, diagnosis.ratio)
     lines = [verdict]
     if not diagnosis.curve_fits:
         took = f"a plain token took {diagnosis.plain_ms:.1f} ms"
         curve = f"and by the curve {diagnosis.expected_plain_ms:.1f}"
         busy = "the machine is busy, or was when that was measured (specrun tune -m measures again)"
         lines.insert(0, f"The cost curve does not fit: {took}, {curve}: {busy}.")
-    if diagnosis.pays and diagnosis.reasons:
-        lines.append("What keeps it from more:")
+    if diagnosis.reasons:
+        lines.append("What keeps it from more:" if diagnosis.pays else "Why:")
+    elif not diagnosis.pays:
+        lines.append("No single cause was found.")
     for reason in diagnosis.reasons:
         lines.append(f"  - {reason.text} (without that {reason.without:.2f} times).")
         lines.append(f"    What would help: {reason.help}.")
@@ -112,7 +104,7 @@ def verdict_lines(diagnosis: Diagnosis) -> list[str]:
 
 def _drafts(diagnosis: Diagnosis) -> str:
     if diagnosis.acceptance is None:
-        return "none: it had nothing to say, or nothing that seemed to pay"
+        return "none: nothing was found to draft, or nothing that seemed to pay"
     rounds = f"in {100 * diagnosis.coverage:.0f} % of the rounds"
     nodes = f"{diagnosis.nodes_per_drafting_round:.1f} tokens each"
     return f"{rounds}, {nodes}, {100 * diagnosis.acceptance:.0f} % of the depths accepted"
@@ -138,7 +130,7 @@ _MOST_TYPES = 4
 def print_report(result: AccelerateResult, terminal: Terminal) -> None:
     """Print the verdict, everything that led to it, and what follows."""
     for line in verdict_of(result):
-        terminal.answer(f"{line}\n")
+        terminal.answer_line(line)
     temperatures = list(dict.fromkeys(row.temperature for row in result.rows))
     for temperature in temperatures:
         _print_rows(
@@ -157,7 +149,7 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
         # Where all kinds of texts have the same drafter, a line says so.
         told = own[-1:] if len({choice.drafter for choice in own}) == 1 else own
         for choice in told:
-            terminal.answer(f"{_choice_line(choice)}\n")
+            terminal.answer_line(_choice_line(choice))
     _say_what_follows(result, terminal)
 
 
@@ -171,13 +163,20 @@ def verdict_of(result: AccelerateResult) -> list[str]:
         at = f" at temperature {choice.temperature:g}" if several else ""
         own = [each for each in result.choices if each.temperature == choice.temperature]
         best = choice if choice.drafter != "none" else max(own, key=lambda each: each.speed_up)
-        texts = "answers" if best.workload == ANY else f"answers to {best.workload}"
+        texts = texts_of(best.workload)
         if best.drafter == "none":
             lines.append(f"Nothing that was tried makes answers{at} faster: plain decoding stays.")
         else:
             speed = f"about {best.speed_up:.1f} times as fast{best.extent}"
             lines.append(f"Drafting with {_short(best.drafter)} makes {texts}{at} {speed}.")
     return lines
+
+
+def texts_of(workload: str) -> str:
+    """Return the texts of a workload as a sentence names them."""
+    if workload == ANY:
+        return "answers"
+    return "edits of texts" if workload == EDITED else f"answers to {workload}"
 
 
 def _say_other_types(result: AccelerateResult, terminal: Terminal) -> None:
@@ -238,11 +237,16 @@ def _say_what_follows(result: AccelerateResult, terminal: Terminal) -> None:
     spent = duration_text(result.seconds)
     if result.interrupted:
         terminal.warn(f"interrupted after {spent}: what is known is kept, and another call goes on")
+    elif not result.complete:
+        terminal.warn(
+            "the time was over before everything was compared twice: another call goes on, or "
+            "give --seconds more"
+        )
     terminal.note(f"kept in {result.profile} ({spent})")
     if any(choice.drafter != "none" for choice in result.choices):
         terminal.note(
-            f"chat, generate and serve draft so for {result.target.name} from now on, where no "
-            "drafter is named (--no-profile: without it)"
+            f"chat, generate and serve use this for {result.target.name} from now on, if no "
+            "drafter is named (--no-profile leaves it out)"
         )
 
 

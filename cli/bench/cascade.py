@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from specrun.cli.bench.command import (
+    AnswerCount,
     OutputForm,
     first_seed_option,
     format_options,
@@ -26,6 +27,7 @@ from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedComman
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import named_target
+from specrun.cli.options.quiet_machine import measures_time
 from specrun.cli.options.sampling import temperatures_option
 from specrun.cli.options.types import COUNTS, FILE, NUMBERS
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
@@ -49,8 +51,8 @@ Examples:
 
 \b
 A rule without options runs with every --alpha, one with options as it is. Exact speculation, the plain
-target and the plain draft model are always measured too. No top-k and no min-p: all of both laws counts.
-Ctrl-C shows what was measured until then. Do not use the machine meanwhile.
+target and the plain draft model are always measured too. There is no top-k and no min-p: all of both
+distributions counts. Ctrl-C shows what was measured until then. Do not use the machine meanwhile.
 """  # noqa: E501 - as it is shown
 
 
@@ -116,20 +118,20 @@ _cascade_options = option_group(
     ),
     _TEXTS.option(
         "--examples",
-        "How many questions, or pieces of the text.",
+        "The number of questions, or of pieces of the text.",
         click.IntRange(1, 10**6),
         default=40,
     ),
     predict_option(_MEASURING, default=64),
     repetitions_option(
-        _MEASURING, "How often every rule answers everything, each time with another seed.", 3
+        _MEASURING, "Let every rule answer everything N times, each time with another seed.", 3
     ),
     padding_option(_MEASURING),
     OUTPUT.option(
         "--quality",
         "The measure of quality for the best rules and the picture.",
         click.Choice(["rouge_2", "bleu", "exact_match", "cross_entropy", "expected_accuracy"]),
-        show_default="rouge_2 where there are answers, else cross_entropy",
+        show_default="rouge_2 if there are answers, else cross_entropy",
     ),
     plot_option("quality against latency, rejection and deferral"),
 )
@@ -140,6 +142,7 @@ _cascade_options = option_group(
 @_cascade_options
 @format_options
 @terminal_options
+@measures_time
 def cascade(
     load: LoadSettings, settings: _CascadeSettings, form: OutputForm, terminal: Terminal
 ) -> None:
@@ -151,15 +154,12 @@ def cascade(
     check_plot(settings.plot)
     measured = CascadeResults([])
 
-    def show(done: int, total: int, what: str) -> None:
-        terminal.passing(f"{done} of {total} answers: {what} ...")
-
     def measure(say: Callable[[str], None]) -> list[CascadePoint]:
         nonlocal measured
         comparison = _comparison(target, load, settings)
         with timed_target(target, settings.pad_to, progress=say) as timed:
             measured = measure_cascades(
-                dataclasses.replace(comparison, target=timed), progress=show
+                dataclasses.replace(comparison, target=timed), progress=AnswerCount(terminal)
             )
         return measured.points
 

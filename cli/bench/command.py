@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,7 @@ from specrun.cli.options.group import (
 )
 from specrun.cli.options.output import json_option
 from specrun.cli.options.types import MAX_COUNT, PARAMETERS
+from specrun.cli.terminal.screen import duration_text
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -51,7 +53,7 @@ single busy program beside them makes every figure meaningless.
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
 def bench() -> None:
-    """Measure what drafting gains and costs."""
+    "Measure the gain and the cost of drafting."
 
 
 # == Results on stdout: a table, Markdown, CSV or JSON =============================================
@@ -105,6 +107,25 @@ def measure_and_print(
     return results
 
 
+class AnswerCount:
+    """Shows how many answers are given, and about the time left by their rate."""
+
+    def __init__(self, terminal: Terminal, clock: Callable[[], float] = time.monotonic) -> None:
+        self._terminal, self._clock = terminal, clock
+        self._done, self._began = 0, 0.0
+
+    def __call__(self, done: int, total: int, what: str) -> None:
+        """Show a step behind so many answers; steps between answers give no count."""
+        if not self._done:
+            self._began = self._clock()
+        self._done = max(self._done, done)
+        left = ""
+        if self._done:
+            each = (self._clock() - self._began) / self._done
+            left = f", about {duration_text(each * (total - self._done))} left"
+        self._terminal.passing(f"{self._done} of {total} answers{left}: {what} ...")
+
+
 def print_table(table: Table, form: OutputForm, terminal: Terminal) -> None:
     """Print a table as Markdown, or as one that fits a screen."""
     from specrun.bench.report import CONSTANT_COLUMNS, to_markdown
@@ -151,14 +172,14 @@ def _style(cell: str) -> str:
 
 first_seed_option = SAMPLING.option(
     "-s, --seed",
-    "Seed of the first repetition; the others count on.",
+    "The seed of the first repetition. The others count on from it.",
     click.IntRange(0, 2**63),
     default=0,
 )
 
 
 def predict_option(
-    section: Section, help: str = "The most tokens of an answer.", *, default: int
+    section: Section, help: str = "The most tokens in an answer.", *, default: int
 ) -> Decorator:
     """Return `-n`, the tokens of an answer."""
     kind = click.IntRange(1, MAX_COUNT)
@@ -172,7 +193,7 @@ def repetitions_option(section: Section, help: str, default: int) -> Decorator:
 
 def padding_option(section: Section) -> Decorator:
     """Return `--pad-to`, the parameters of the target that is timed."""
-    help = "Let the target cost as much as one of N parameters (400M, 1B), with the same outputs."
+    help = "Pad the target to the cost of N parameters (400M, 1B), with the same outputs."
     return section.option("--pad-to N", help, PARAMETERS)
 
 

@@ -14,6 +14,7 @@ import click
 from specrun.bindings.errors import OptionError
 from specrun.bindings.files import check_target
 from specrun.cli.bench.command import (
+    AnswerCount,
     OutputForm,
     first_seed_option,
     format_options,
@@ -106,7 +107,7 @@ drafter_choice_options = option_group(
         "--drafter EXPR",
         'A drafter to compare, such as "draft(small.gguf, n=8)"; repeatable.',
         multiple=True,
-        show_default="draft, where there is a draft model, and prompt-lookup",
+        show_default="draft, if there is a draft model, and prompt-lookup",
     ),
     _DRAFTERS.option(
         "--spec-draft-n-max",
@@ -117,8 +118,8 @@ drafter_choice_options = option_group(
     ),
     _DRAFTERS.flag(
         "--planned",
-        "All that `specrun tune` planned for the target and -md: the best chain and trees of each "
-        "scheme.",
+        "Compare all plans of `specrun tune` for the target and -md: the best chain and trees "
+        "of each scheme.",
     ),
     _DRAFTERS.option(
         "--accept RULE",
@@ -168,8 +169,8 @@ prompt_choice_options = option_group(
     ),
     _PROMPTS.option(
         "--docs-store",
-        "The text that a `rest` without a file retrieves from: all documentation that the "
-        "questions are about (it holds the answers), or only that without the answers.",
+        "The text for a `rest` without a file: all documentation behind the questions, which "
+        "has the answers, or only the rest of it.",
         click.Choice(["all", "disjoint"]),
         default="disjoint",
     ),
@@ -183,17 +184,17 @@ measuring_options = option_group(
     Measuring,
     shape_option,
     predict_option(_MEASURING, default=128),
-    repetitions_option(_MEASURING, "How often every drafter answers all prompts.", 5),
+    repetitions_option(_MEASURING, "Let every drafter answer all prompts N times.", 5),
     padding_option(_MEASURING),
     _MEASURING.option(
         "--keep FILE",
-        "Keep the padded target; otherwise it goes into a temporary folder and away again.",
+        "Keep the padded target in this file. Otherwise it is deleted at the end.",
         PATH,
     ),
     _MEASURING.flag(
         "--alpha",
-        "Report alpha of drafters that have a law, the mean of sum min(p, q): prompts are answered "
-        "once more.",
+        "Report alpha, the mean of sum min(p, q), of drafters that have a distribution. "
+        "Prompts are answered once more.",
     ),
     _MEASURING.flag(
         "--run-code",
@@ -352,9 +353,6 @@ def drafters(
     target = named_target(load)
     _check_options(chosen, measuring)
 
-    def show(done: int, total: int, what: str) -> None:
-        terminal.passing(f"{done} of {total} answers: {what} ...")
-
     def measure(say: Callable[[str], None]) -> list[DrafterResult]:
         with ExitStack() as stack:
             filled, about_store = with_documentation(
@@ -369,7 +367,7 @@ def drafters(
             bench = dataclasses.replace(bench, target=path, workload=workload)
             if has_programs(bench.prompts) and not bench.run_code:
                 terminal.note("pass@1 is left out: give --run-code to run what the model writes")
-            return measure_drafters(bench, progress=show)
+            return measure_drafters(bench, progress=AnswerCount(terminal))
 
     results = measure_and_print("drafters", measure, drafters_table, form, terminal)
     if measuring.plot is not None:
@@ -388,7 +386,7 @@ def _check_options(chosen: DrafterChoice, measuring: Measuring) -> None:
         )
     if measuring.keep is not None:
         if measuring.pad_to is None:
-            raise click.UsageError("--keep says where the padded target goes: give --pad-to too")
+            raise click.UsageError("--keep names the file of the padded target: give --pad-to too")
         check_target(measuring.keep)
     check_plot(measuring.plot)
 

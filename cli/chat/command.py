@@ -78,7 +78,7 @@ def chat(
     lora: tuple[str, ...],
     learning: LearnSettings,
 ) -> None:
-    """Talk to a model, with its drafts verified so that it says what it would have said without."""
+    """Talk to a model. Drafts are verified, so that its text is the same as without them."""
     if learning.wanted:
         require_training("--learn")
     with closing(ChatModels(load, draft, template, terminal, lora, learning)) as models:

@@ -19,6 +19,7 @@ from specrun.cli.chat.settings import (
 )
 from specrun.cli.terminal.answer import statistics_line
 from specrun.cli.terminal.terminal import one_line
+from specrun.runtime.round import ChatResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,20 @@ def _stats(chat: Chat, _argument: str) -> None:
         lines += chat.models.learning.lines()
     for line in lines:
         chat.terminal.say(f"  {line}")
+
+
+def _thinking(chat: Chat, argument: str) -> None:
+    if argument in ("on", "off"):
+        chat.shows_thinking = argument == "on"
+        how = "shown as it comes" if chat.shows_thinking else "folded to one line"
+        chat.terminal.say(f"  Thinking is {how}.")
+        return
+    if argument:
+        raise OptionError("give /thinking on, /thinking off, or /thinking alone")
+    thought = chat.last.reasoning if isinstance(chat.last, ChatResult) else ""
+    if not thought:
+        raise OptionError("the last answer came without thinking")
+    chat.terminal.answer(f"{thought.rstrip()}\n", "dim")
 
 
 def _learn(chat: Chat, _argument: str) -> None:
@@ -214,6 +229,9 @@ _COMMANDS = {
     "/drafter": _Command("/drafter EXPR", "draft otherwise, as --drafter or -md says", _drafter),
     "/accept": _Command("/accept RULE", "accept drafts by another rule", _accept),
     "/stats": _Command("/stats", "what the last answer and the chat took", _stats),
+    "/thinking": _Command(
+        "/thinking [on|off]", "show the last answer's thinking; show or fold all", _thinking
+    ),
     "/learn": _Command("/learn", "let the drafter learn now (with --learn)", _learn),
     "/clear": _Command("/clear", "forget the conversation, keep the settings", _clear),
     "/system": _Command("/system TEXT", "set the system prompt; alone: remove it", _system),

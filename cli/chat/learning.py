@@ -5,15 +5,20 @@ torch is needed to learn, and is imported only for a chat that asks for it.
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
+from specrun.bindings.errors import ClosedError, SpecrunError
 from specrun.cli.options.drafting import LearnSettings
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime import GenerationResult
 
 if TYPE_CHECKING:
+    from specrun.runtime.engine import Engine
     from specrun.train.online import Learning, OnlineDrafter
     from specrun.train.trainer import TrainingStatus
 
@@ -126,3 +131,59 @@ def open_learning(
     learning = ChatLearning(runtime, settings, terminal)
     closed_last.callback(learning.close)
     return learning
+
+
+# -- The server: the draft model learns in a thread while answers are made ------------------------
+#
+# Answers go on meanwhile, with the drafter there was; the new one is swapped in when none is being
+# made, and requests that come in that moment wait for it.
+
+
+Observer = Callable[[GenerationResult], None]
+
+
+@contextmanager
+def serve_learning(
+    closed_last: ExitStack, engine: Engine, settings: LearnSettings, terminal: Terminal
+) -> Iterator[list[Observer]]:
+    """Yield the observers to notify of finished answers; none unless `--learn` is set.
+
+    An update that is under way at the end is given up: the drafter stays as it is. `closed_last`
+    deletes temporary files after the engine is closed, which drafts with them.
+    """
+    if not settings.wanted:
+        yield []
+        return
+    learning = ServeLearning(engine, settings, terminal)
+    closed_last.callback(learning.close)
+    worker = threading.Thread(target=learning.run, name="specrun learning", daemon=True)
+    worker.start()
+    try:
+        yield [learning.answered.put]
+    finally:
+        learning.stopped.set()
+        learning.answered.put(None)
+        worker.join()
+
+
+class ServeLearning(ChatLearning):
+    """Learning after every so many of the `answered`, in the thread that calls `run`."""
+
+    def __init__(self, engine: Engine, settings: LearnSettings, terminal: Terminal) -> None:
+        super().__init__(engine, settings, terminal)
+        self.answered: queue.SimpleQueue[GenerationResult | None] = queue.SimpleQueue()
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        """Count answers and learn from them, until it is stopped."""
+        while (result := self.answered.get()) is not None and not self.stopped.is_set():
+            try:
+                self.after_answer(result)
+            except ClosedError:
+                return
+            except SpecrunError as problem:  # the drafter stays, and so does the server
+                self._terminal.warn(f"nothing was learnt: {problem}")
+
+    def _show(self, status: TrainingStatus) -> None:
+        if self.stopped.is_set():
+            raise ClosedError("the server ended while its drafter learnt")

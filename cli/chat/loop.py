@@ -17,7 +17,7 @@ from specrun.cli.chat.conversation import Conversation, Totals
 from specrun.cli.chat.learning import ChatLearning, open_learning
 from specrun.cli.options.drafting import NO_LEARNING, LearnSettings
 from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings
-from specrun.cli.options.opening import check_sampling, open_runtime
+from specrun.cli.options.opening import PLAIN_TEMPLATE, check_sampling, open_runtime
 from specrun.cli.options.output import AnswerDisplay
 from specrun.cli.options.types import located
 from specrun.cli.terminal.answer import (
@@ -187,10 +187,20 @@ class ChatModels:
             check_sampling(params, runtime)
             model = runtime.model
             self.curve = load_curve(model.path, runtime.options.context, model.n_gpu_layers)
-            _ = runtime.chat_template  # a model without one is refused before the first message
+            self._take_template(runtime)
             self.learning = open_learning(closed_last, runtime, self._learn, self._terminal)
             self._opened, self._runtime = opened.pop_all(), runtime
         return runtime
+
+    def _take_template(self, runtime: Runtime) -> None:
+        """Let a model without a chat template continue the text; raises if its template is bad."""
+        if runtime.options.chat_template is None and runtime.model.chat_template is None:
+            runtime.set_chat_template(PLAIN_TEMPLATE)
+            self._terminal.note(
+                f"{runtime.model.path.name} has no chat template: it continues the text "
+                "(--chat-template-file FILE gives it one)"
+            )
+        _ = runtime.chat_template  # a bad one is refused before the first message
 
     def close(self) -> None:
         """Close the runtime, if one is open."""
@@ -275,6 +285,7 @@ class Chat:
         self.totals = Totals()
         self.last: GenerationResult | None = None
         self.index = 0
+        self.shows_thinking = display.show_thinking
         self._display = display
         self._markdown = markdown and terminal.color_answers and terminal.answers_on_screen
         self._told_colors = False
@@ -336,7 +347,8 @@ class Chat:
                 index=0 if params.seed is None else self.index,
                 logprobs=False,
             )
-            answer = run_stream(stream, reply_writer(terminal, self._text_writer()))
+            writer = reply_writer(terminal, self._text_writer(), fold=not self.shows_thinking)
+            answer = run_stream(stream, writer)
         except BaseException as error:
             conversation.messages.pop()
             if isinstance(error, ContextFullError):
@@ -355,7 +367,7 @@ class Chat:
         if self._display.show_timings:
             terminal.note(gain_line(answer.result, self.models.curve))
         if answer.interrupted:
-            terminal.note("stopped; what was said so far is part of the conversation")
+            terminal.note("stopped; the text so far is part of the conversation")
         full = context_full(answer, conversation.max_tokens, self.runtime)
         if full:
             terminal.say(f"{full} {_START_OVER}.", "yellow")

@@ -61,14 +61,14 @@ evaluation_options = option_group(
     EvaluationSettings,
     _COMPARISON.option(
         "-f, --file",
-        "Evaluate the text of a file.",
+        "Evaluate the text of this file.",
         FILE,
         dest="text_file",
         show_default="a short fixed text",
     ),
     _COMPARISON.option(
         "-c, --ctx-size N",
-        "Tokens of a chunk, of which the second half is scored.",
+        "The number of tokens in a chunk. Its second half is scored.",
         click.IntRange(8, 2**20),
         default=512,
     ),
@@ -79,12 +79,14 @@ evaluation_options = option_group(
         default=0,
         show_default="all",
     ),
-    _COMPARISON.threads("Threads of the evaluation."),
-    _COMPARISON.option("-ngl, --gpu-layers", "Layers on the GPU.", LAYER_COUNT, default="0"),
+    _COMPARISON.threads("The number of threads."),
+    _COMPARISON.option(
+        "-ngl, --gpu-layers", "The number of layers on the GPU.", LAYER_COUNT, default="0"
+    ),
     _NOISE.flag(
         "--batch-noise",
-        "Measure how much the laws depend on how many tokens are evaluated at a time (-f, -t and "
-        "-ngl as above).",
+        "Measure how much distributions change with the number of tokens in an evaluation "
+        "(with -f, -t and -ngl as above).",
     ),
     _NOISE.option(
         "-n, --positions N", "The most positions to compare.", click.IntRange(16), default=256
@@ -92,14 +94,14 @@ evaluation_options = option_group(
     *attention_options(_NOISE),
     _MEMORY.option(
         "--memory SIZE,...",
-        "What fits into cards with so much memory, such as 8G,12G, none of which has to be here; "
-        "cards: 8G,12G,16G,24G. -c, -ngl, -fa, -ctk and -ctv are then those of a chat; without -c "
-        "and -ngl the most that fits is chosen.",
+        "Show what fits into cards with so much memory, such as 8G,12G. The cards need not be "
+        "in this machine. cards: 8G,12G,16G,24G. -c, -ngl, -fa, -ctk and -ctv have their "
+        "meaning of specrun chat; without -c and -ngl the most that fits is chosen.",
         SIZES,
     ),
     _MEMORY.option(
         "-ngld, --gpu-layers-draft",
-        "Layers of the draft model on the card.",
+        "The number of the draft model's layers on the card.",
         LAYER_COUNT,
         default="auto",
     ),
@@ -148,11 +150,11 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
     required=False,
     help="A model of the same vocabulary to compare with it.",
 )
-@MODEL.model("-m, --model", "The model, in the place of FILE.", allow_from_autoenv=False)
-@MODEL.model(MODEL_DRAFT, "Check a draft model or heads.")
+@MODEL.model("-m, --model", "The model, instead of FILE.", allow_from_autoenv=False)
+@MODEL.model(MODEL_DRAFT, "Check whether this draft model or these heads fit.")
 @MODEL.option(
     "--sha256 [HEX]",
-    "Print the file's checksum; with HEX, fail if it is another.",
+    "Print the file's checksum. With HEX, fail if they differ.",
     is_flag=False,
     flag_value=_ONLY_PRINT,
     callback=_check_hash,
@@ -374,7 +376,10 @@ def print_noise(terminal: Terminal, file: Path, found: dict[str, Any]) -> None:
     text, n_before = _shown_text(found["text"]), found["n_before"]
     where = f"{found['n_positions']:,} positions of {text} after {n_before} tokens"
     print_table(
-        terminal, f"{file}: laws against those of one token at a time ({where})", head, rows
+        terminal,
+        f"{file}: distributions against those of one token at a time ({where})",
+        head,
+        rows,
     )
     bits = found["fixed_shape"]
     line = f"fixed shape of {bits['width']}: "
@@ -386,8 +391,8 @@ def print_noise(terminal: Terminal, file: Path, found: dict[str, Any]) -> None:
             line += f"; logits differ by up to {bits['largest']:.2g} nats"
     terminal.answer(f"{line}\n")
     terminal.answer(
-        "Kernels round by how many tokens they are given, so drafts move the target's laws by this "
-        "much on this machine: nats of all tokens' log-probabilities, total variation, and how "
+        "Kernels round by their number of tokens, so drafts move the target's distributions by "
+        "this much here: nats of all tokens' log-probabilities, total variation, and how "
         "often another token is the most likely. Greedy texts are expected to part after 1 / that "
         "share, in tokens.\n"
     )

@@ -1,13 +1,16 @@
 """The user's config file: defaults of options, in TOML; flags and the environment go before it.
 
 Keys are options' long names without dashes before them. Those at the top hold for every command
-that has the option, those of a table for the command of that name:
+that has the option, those of a table for the command of that name, those of a model for every
+command that opens it by -m, before all others:
 
     threads = 4
     [chat]
     temp = 0.7
     [bench.drafters]
     repetitions = 5
+    [models."Qwen3-0.6B-Q8_0"]
+    ctx-size = 16384
 """
 
 from __future__ import annotations
@@ -15,8 +18,9 @@ from __future__ import annotations
 import difflib
 import functools
 import os
+import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,8 @@ from specrun.bindings.errors import OptionError
 from specrun.cli.terminal.terminal import one_line
 
 PATH_VARIABLE = "SPECRUN_CONFIG"
+_MODELS = "models"  # the table of `specrun models`, and of models by their names
+_PART = re.compile(r"(-\d{5}-of-\d{5})?\.gguf$")
 Settings = dict[str, Any]
 
 
@@ -47,23 +53,32 @@ def read_config(path: Path) -> Settings:
         raise OptionError(f"{path} cannot be read ({error.strerror})") from error
 
 
-def defaults_of(context: click.Context) -> Settings:
+def has_model_tables() -> bool:
+    """Whether the file has options for some model."""
+    return bool(_split(read_config(config_path()))[1])
+
+
+def defaults_of(context: click.Context, model: Iterable[str] = ()) -> Settings:
     """Return the file's values for the running command, by the names of its parameters.
 
-    Raises OptionError, with the nearest name, for a key that is no option of the command that its
-    table is for, or for one at the top that no command has.
+    `model` are names of the one that it opens: its path, its name in a store. Raises OptionError,
+    with the nearest name, for a key that is no option of the command that its table is for, or for
+    one at the top or of a model that no command has.
     """
     path = config_path()
-    settings = read_config(path)
-    if not settings:
+    settings, of_models = _split(read_config(path))
+    if not (settings or of_models):
         return {}
+    program = context.find_root().command
     names: list[str] = []  # from the program to the running command
     parent: click.Context | None = context
     while parent is not None and parent.parent is not None:
         names.insert(0, str(parent.info_name))
         parent = parent.parent
     found: Settings = {}
-    for level, command in list(_levels(path, context.find_root().command, settings, names)):
+    known = {name for text in model for name in _names_of(text)}
+    own = [(table, program) for name, table in of_models.items() if name.casefold() in known]
+    for level, command in [*_levels(path, program, settings, names), *own]:
         for key, value in level.items():
             option = _option_named(context.command, key)
             if option is None:
@@ -71,6 +86,25 @@ def defaults_of(context: click.Context) -> Settings:
             else:
                 found[str(option.name)] = _checked(path, option, key, value)
     return found
+
+
+def _split(settings: Settings) -> tuple[Settings, dict[str, Settings]]:
+    """Return the settings without the tables of models, and those by the models' names."""
+    table = settings.get(_MODELS)
+    if not isinstance(table, dict):
+        return settings, {}
+    of_models = {name: value for name, value in table.items() if isinstance(value, dict)}
+    rest = {key: value for key, value in table.items() if key not in of_models}
+    return {**settings, _MODELS: rest}, of_models
+
+
+def _names_of(text: str) -> Iterator[str]:
+    """Yield the names that the table of a model may have, in lower case."""
+    name = text.removeprefix("hf:").casefold()
+    yield name
+    last = name.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
+    yield last
+    yield _PART.sub("", last)
 
 
 def _levels(

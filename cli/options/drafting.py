@@ -101,7 +101,7 @@ def _refuse_beside_drafter(settings: DraftSettings, *, but_model: bool) -> None:
     for name, value in given.items():
         if value is not None:
             raise click.UsageError(
-                f"{name} and --drafter say the same thing: put it into the expression"
+                f"{name} and --drafter have the same meaning: put it into the expression"
             )
     require_draft_files(parse_expression(settings.drafter or ""))
 
@@ -136,7 +136,7 @@ def _call(name: str, settings: DraftSettings) -> str:
         option = f"--spec-draft-{suffix}"
         if name == "none":
             raise click.UsageError(
-                f"{option} says nothing without a drafter: give -md, --drafter or --spec-type"
+                f"{option} has no effect without a drafter: give -md, --drafter or --spec-type"
             )
         if not METHODS[name].takes(parameter):
             raise click.UsageError(f"{option} {refusal}")
@@ -178,23 +178,23 @@ learn_options = option_group(
     LearnSettings,
     DRAFTING.flag(
         "--learn",
-        "Let the draft model (-md) learn from its rejected drafts between answers; what it learns "
-        "is forgotten at the end. The text keeps the target's distribution.",
+        "Train the draft model (-md) on its rejected drafts between answers. The result is "
+        "discarded at the end. The text keeps the target's distribution.",
     ),
     DRAFTING.flag(
         "--learn-keep",
-        "The same, and keep rejected drafts and the drafter in the user's state folder for the "
-        "next time with this option (specrun learn show, forget).",
+        "Like --learn, and keep the rejected drafts and the drafter in the user's state folder "
+        "for later calls with this option (specrun learn show, forget).",
     ),
     DRAFTING.option(
         "--learn-every N",
-        "Answers between two updates; 0: only at a chat's /learn.",
+        "Update after every N answers; 0: only by /learn in a chat.",
         click.IntRange(0, MAX_COUNT),
         default=_EVERY,
     ),
     DRAFTING.option(
         "--learn-rate RATE",
-        "The learning rate of an update.",
+        "The learning rate of updates.",
         click.FloatRange(0, 10, min_open=True),
         show_default="3e-5 times 4096 / width",
     ),

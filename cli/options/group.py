@@ -14,7 +14,7 @@ import importlib
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -25,7 +25,7 @@ from click.shell_completion import CompletionItem
 from click.types import OptionHelpExtra
 
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.cli.options.config_file import config_path, defaults_of
+from specrun.cli.options.config_file import config_path, defaults_of, has_model_tables
 from specrun.cli.options.types import MODEL_FILE, ModelFileType, ModelName, located
 from specrun.cli.terminal.terminal import INTERRUPTED, reported_errors
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 ENVIRONMENT_PREFIX = "SPECRUN"
-CommandFunction: TypeAlias = Callable[..., None]
+CommandFunction: TypeAlias = Callable[..., Any]
 Decorator: TypeAlias = Callable[[CommandFunction], CommandFunction]
 Instance = TypeVar("Instance", bound="DataclassInstance")
 
@@ -102,6 +102,13 @@ class ModelOption(SectionedOption):
         if source is own_source:
             raise click.UsageError(f"{self.opts[0]} and {hub.opts[0]} exclude each other", ctx)
         return (own, own_source) if own_source < source else (f"hf:{given}", source)
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
+        """Return the value of the environment: of several models, or of a path with spaces."""
+        text = self.resolve_envvar_value(ctx)
+        if text and self.multiple and Path(text).expanduser().exists():
+            return (text,)
+        return super().value_from_envvar(ctx)
 
 
 def long_names(usage: str) -> tuple[str, ...]:
@@ -185,6 +192,9 @@ _ORDER = [
 ]
 
 
+_ARGUMENTS = "specrun.arguments"
+
+
 class SectionedCommand(click.Command):
     """A command whose help lists its options by section.
 
@@ -201,24 +211,35 @@ class SectionedCommand(click.Command):
         """Parse the arguments; the config file has the defaults."""
         if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
             ctx.default_map = defaults_of(ctx)
+            if has_model_tables():
+                ctx.default_map = defaults_of(ctx, self._named_model(ctx, args))
+        ctx.meta[_ARGUMENTS] = [*args]
         return super().parse_args(ctx, args)
+
+    def _named_model(self, ctx: click.Context, args: Sequence[str]) -> list[str]:
+        """Return the name that -m has, on the command line or elsewhere; none if it has several."""
+        given = self.make_parser(ctx).parse_args([*args])[0]
+        options = [known for known in self.params if isinstance(known, ModelOption)]
+        targets = [known for known in options if known.name == "model" and not known.multiple]
+        values = [known.consume_value(ctx, given)[0] for known in targets]
+        return [str(value) for value in values if value]
+
+    def again(self, ctx: click.Context, model: Iterable[str], read: click.Command) -> Any:  # noqa: ANN401 - what `read` returns
+        """Read the same command line with the config file's options of a model.
+
+        `read` has some of the options of this command, and gets their values.
+        """
+        with click.Context(self, ctx.parent, ctx.info_name) as own:
+            own.default_map = defaults_of(own, model)
+            super().parse_args(own, [*ctx.meta[_ARGUMENTS]])
+            _locate_models(own)
+            names = {known.name for known in read.params}
+            assert read.callback is not None
+            return read.callback(**{each: own.params[each] for each in names & {*own.params}})
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
         """Put the files of models in the place of their names, and run the command."""
-        models = [known.name for known in self.params if isinstance(known.type, ModelFileType)]
-        for name in models:
-            _open_set(str(name), ctx.params)
-        _name_head(ctx.params)
-        # Those in whose favour `load_options` and `draft_options` drop a model.
-        instead: dict[str, tuple[str, ...]] = {"model": ("demo",)}
-        if "spec_type" in ctx.params:
-            instead["model_draft"] = ("drafter", "demo")
-        for name, value in ctx.params.items():
-            if isinstance(value, ModelName) and not outvoted([name], by=instead.get(name, ())):
-                ctx.params[name] = located(value)
-            elif isinstance(value, tuple) and any(isinstance(item, ModelName) for item in value):
-                files = (located(item) if isinstance(item, ModelName) else item for item in value)
-                ctx.params[name] = tuple(files)
+        _locate_models(ctx)
         return super().invoke(ctx)
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -229,6 +250,26 @@ class SectionedCommand(click.Command):
         for name, records in options_by_section(ctx).items():
             with formatter.section(name):
                 formatter.write_dl(records, col_max=34)
+
+
+def _locate_models(ctx: click.Context) -> None:
+    """Put the files of models in the place of their names."""
+    models = [known.name for known in ctx.command.params if isinstance(known.type, ModelFileType)]
+    for name in models:
+        _open_set(str(name), ctx.params)
+    _name_head(ctx.params)
+    # Those in whose favour `load_options` and `draft_options` drop a model.
+    instead: dict[str, tuple[str, ...]] = {"model": ("demo",)}
+    if "spec_type" in ctx.params:
+        instead["model_draft"] = ("drafter", "demo")
+    for name, value in ctx.params.items():
+        if outvoted([name], by=instead.get(name, ())):
+            continue
+        if isinstance(value, ModelName):
+            ctx.params[name] = located(value)
+        elif isinstance(value, tuple) and any(isinstance(item, ModelName) for item in value):
+            files = (located(item) if isinstance(item, ModelName) else item for item in value)
+            ctx.params[name] = tuple(files)
 
 
 def _open_set(name: str, given: dict[str, Any]) -> None:
@@ -255,6 +296,7 @@ def _name_head(given: dict[str, Any]) -> None:
     """Let --spec-type name the drafter's file beside a model of the hub, as llama.cpp does."""
     kind = (given.get("spec_type") or "").removeprefix("draft-") + "-"
     target, named = given.get("model"), given.get("model_draft") or given.get("drafter")
+    target = target[0] if isinstance(target, tuple) and len(target) == 1 else target
     if named or kind == "mtp-" or not isinstance(target, ModelName):
         return
     from specrun.runtime.models import HubName, is_hub_name
@@ -285,7 +327,7 @@ def _set_offline(context: click.Context, _option: click.Parameter, wanted: bool)
 
 offline_option = MODEL.flag(
     "--offline",
-    "Take models of the hub from the cache, without asking it.",
+    "Take models of the hub from the cache alone, without the network.",
     expose_value=False,
     callback=_set_offline,
 )
@@ -315,13 +357,13 @@ def option_group(keyword: str, build: Callable[..., object], *options: Decorator
 
     def decorate(command: CommandFunction) -> CommandFunction:
         @functools.wraps(command)
-        def wrapper(*args: Any, **values: Any) -> None:  # noqa: ANN401 - whatever click passes
+        def wrapper(*args: Any, **values: Any) -> Any:  # noqa: ANN401 - whatever click passes
             own = {name: values.pop(name) for name in known}
             if bound:
                 own["fields"] = {
                     option.field: option.read(own.pop(name)) for name, option in bound.items()
                 }
-            command(*args, **values, **{keyword: build(**own)})
+            return command(*args, **values, **{keyword: build(**own)})
 
         return declare(*options)(wrapper)
 

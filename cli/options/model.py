@@ -21,11 +21,20 @@ from specrun.cli.options.group import (
     TEMPLATE,
     Decorator,
     Section,
+    declare,
     option_group,
     outvoted,
     with_fields,
 )
-from specrun.cli.options.types import FILE, LAYER_COUNT, MAX_COUNT, ROOM, SHAPE, SHARE
+from specrun.cli.options.types import (
+    FILE,
+    LAYER_COUNT,
+    MAX_COUNT,
+    MODEL_OR_FOLDER,
+    ROOM,
+    SHAPE,
+    SHARE,
+)
 from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import one_line
 from specrun.runtime.acceptance import build_rule, rule_names
@@ -94,30 +103,30 @@ DEVICE_OPTIONS = (
     _loading(
         "placement.rpc",
         "--rpc HOST:PORT,...",
-        "Workers (specrun worker) whose devices are used, too.",
+        "Also use the devices of these workers (specrun worker).",
         multiple=True,
         read=_workers,
     ),
     _loading(
         "placement.devices",
         "-dev, --device NAME,...",
-        "The devices that layers go to, or none.",
+        "The devices for the layers, or none.",
         show_default="all of --rpc and every GPU",
         read=_names,
     ),
     _loading(
         "placement.devices_draft",
         "-devd, --device-draft NAME,...",
-        "The devices of a draft model; heads go to the first one.",
+        "The devices for a draft model. Heads go to the first one.",
         show_default="the target's",
         read=_names,
     ),
-    EVALUATION.flag("--list-devices", "Show the devices, those of --rpc among them, and exit."),
+    EVALUATION.flag("--list-devices", "Show the devices, with those of --rpc, and exit."),
     _loading(
         "placement.split_mode",
         "-sm, --split-mode MODE",
-        "How a model is split over devices: none, all on one; layer, whole layers; row and tensor, "
-        "parts of matrices, if the devices support it.",
+        "The way to split a model over devices. none: all on one; layer: whole layers; row, "
+        "tensor: parts of matrices, if the devices support it.",
         click.Choice(get_args(SplitMode)),
     ),
     _loading(
@@ -130,14 +139,14 @@ DEVICE_OPTIONS = (
     _loading(
         "placement.main_gpu",
         "-mg, --main-gpu N",
-        "The device, of those in use, that has it all with --split-mode none.",
+        "The device that holds the whole model with --split-mode none.",
         click.IntRange(0, 1024),
     ),
     _loading(
         "placement.override_tensors",
         "-ot, --override-tensor PATTERN=DEVICE,...",
-        "The device of tensors whose names match a pattern: 'ffn_.*_exps=CPU' keeps experts in the "
-        "CPU's memory.",
+        "Place tensors whose names match a pattern on a device. 'ffn_.*_exps=CPU' keeps "
+        "experts in the CPU's memory.",
         multiple=True,
         read=_overrides,
     ),
@@ -168,7 +177,7 @@ ROPE_OPTIONS: tuple[Decorator, ...] = (
     _stretching(
         "kind",
         "--rope-scaling",
-        "How rotary positions are stretched for contexts longer than the model was trained for.",
+        "The way to stretch rotary positions for contexts longer than the model was trained for.",
         click.Choice(["none", "linear", "yarn"]),
         default=None,
         read=lambda kind: kind or "model",
@@ -176,28 +185,30 @@ ROPE_OPTIONS: tuple[Decorator, ...] = (
     _stretching(
         "scale",
         "--rope-scale X",
-        "How many times longer the context becomes; -c may then exceed what the model was trained "
-        "for.",
+        "Make the context so many times longer. -c may then exceed the trained context.",
         click.FLOAT,
         default=None,
     ),
     _stretching(
         "freq_base",
         "--rope-freq-base X",
-        "Base of the rotary frequencies; a larger one stretches positions too.",
+        "The base of the rotary frequencies. A larger one stretches positions, too.",
         click.FLOAT,
     ),
     EVALUATION.option("--rope-freq-scale X", "Short for --rope-scale of 1/X, as 0.5.", click.FLOAT),
     _stretching(
-        "yarn_orig_ctx", "--yarn-orig-ctx N", "The context that YaRN stretches.", click.INT
+        "yarn_orig_ctx",
+        "--yarn-orig-ctx N",
+        "The original context, which YaRN stretches.",
+        click.INT,
     ),
     *(
         _stretching(f"yarn_{name.replace('-', '_')}", f"--yarn-{name} X", help, click.FLOAT)
         for name, help in (
             ("ext-factor", "YaRN's mix of interpolation (0) and extrapolation (1)."),
             ("attn-factor", "YaRN's scale of attention."),
-            ("beta-slow", "YaRN: rotations up to which frequencies are interpolated."),
-            ("beta-fast", "YaRN: rotations from which frequencies are kept."),
+            ("beta-slow", "YaRN: interpolate frequencies of up to so many rotations."),
+            ("beta-fast", "YaRN: keep frequencies of at least so many rotations."),
         )
     ),
 )
@@ -207,7 +218,7 @@ def _rope_scale(scale: float | None, freq_scale: float | None) -> float:
     """Return how many times longer the context becomes, 0 if no option names it."""
     if scale is not None and freq_scale is not None:
         raise click.UsageError(
-            "--rope-scale and --rope-freq-scale say the same thing: give one of them"
+            "--rope-scale and --rope-freq-scale have the same meaning: give one of them"
         )
     if freq_scale is not None:
         if not 0.0 < freq_scale <= 1.0:
@@ -298,11 +309,11 @@ def _removed(name: str, advice: str) -> Decorator:
 
 
 def _load_settings(
-    model: Path | None,
     demo: bool,
     list_devices: bool,
     rope_freq_scale: float | None,
     fields: dict[str, Any],
+    model: Path | None = None,
 ) -> LoadSettings:
     """Return the settings; models are opened on their devices until the command ends.
 
@@ -325,7 +336,7 @@ def _load_settings(
     context.with_resource(placing(options.placement))
     return LoadSettings(
         None if outvoted(["model"], by=["demo"]) else model,
-        demo and not outvoted(["demo"], by=["model"]),
+        demo and not outvoted(["demo"], by=["model", "models"]),
         options,
         tuple(dict.fromkeys(name.partition(".")[0] for name in fields)),
     )
@@ -345,25 +356,25 @@ def _trust(context: click.Context, _option: click.Parameter, wanted: bool) -> No
 
 lora_option = MODEL.option(
     "--lora FILE[:SCALE]",
-    "A LoRA adapter (GGUF) added to the target; repeatable. The drafter stays: acceptance tells.",
+    "Add a LoRA adapter (GGUF) to the target; repeatable. The drafter stays as it is.",
     multiple=True,
 )
 
 trust_option = MODEL.flag(
     "--trust",
-    "Open files that were not seen before without trying them in another process first.",
+    "Open unknown files without a trial in another process first.",
     expose_value=False,
     callback=_trust,
 )
 
 shape_option = EVALUATION.option(
     "--shape",
-    "Tokens in an evaluation of the target while it generates: free, as many as needed; pairs, "
-    "at least two, because several threads sum a single token's attention in parts beyond 256 "
-    "cells; fixed, always as many as the drafter needs at most; N: always N, so that the text is "
-    "the same to the bit with every drafter that draws nothing.",
+    "The number of tokens in each evaluation while the target generates. free: as many as "
+    "needed. pairs: at least two, because attention of a single token is summed in another "
+    "order beyond 256 cells. fixed: always the most that the drafter needs. N: always N, so "
+    "that every drafter without random draws gives the same text to the bit.",
     SHAPE,
-    show_default="free; fixed where specrun tune found that no slower",
+    show_default="free; fixed if specrun tune found it no slower",
 )
 
 
@@ -371,7 +382,7 @@ def attention_options(section: Section, within: str = "") -> list[Decorator]:
     """Return -fa, -ctk and -ctv below a heading of the help: fields of `ContextOptions`."""
     flash = section.option(
         "-fa, --flash-attn",
-        "Flash attention.",
+        "Use flash attention.",
         click.Choice(["on", "off", "auto"]),
         default=_DEFAULTS.context.flash_attention,
         field=f"{within}flash_attention",
@@ -388,10 +399,7 @@ def attention_options(section: Section, within: str = "") -> list[Decorator]:
     return [flash, *types]
 
 
-load_options = option_group(
-    "load",
-    _load_settings,
-    MODEL.model("-m, --model", "The target: a GGUF file, or a name of `specrun models`."),
+_LOAD_OPTIONS = (
     MODEL.flag("--demo", "The embedded target and drafter, instead of -m."),
     trust_option,
     _loading(
@@ -405,19 +413,19 @@ load_options = option_group(
     _loading(
         "context.n_batch",
         "-b, --batch-size N",
-        "The most tokens of one evaluation.",
+        "The most tokens in one evaluation.",
         click.IntRange(1, MAX_COUNT),
     ),
     _loading(
         "context.n_ubatch",
         "-ub, --ubatch-size N",
-        "The most tokens that are computed at once.",
+        "The most tokens computed at once.",
         click.IntRange(1, MAX_COUNT),
     ),
     _loading(
         "context.n_threads",
         "-t, --threads N",
-        "Threads that evaluate single tokens.",
+        "The number of threads for single tokens.",
         click.IntRange(-1, 1024),
         default=-1,
         show_default="one a core, within the quota",
@@ -426,7 +434,7 @@ load_options = option_group(
     _loading(
         "context.n_threads_batch",
         "-tb, --threads-batch N",
-        "Threads that evaluate prompts and drafts.",
+        "The number of threads for prompts and drafts.",
         click.IntRange(-1, 1024),
         default=-1,
         show_default="as -t",
@@ -436,9 +444,8 @@ load_options = option_group(
     _loading(
         "context.checkpoint_memory",
         "--checkpoint-memory SIZE",
-        "Memory for states of recurrent and hybrid models at the borders of messages, so that an "
-        "edited or repeated turn of a chat is not read from its beginning (llama-server's context "
-        "checkpoints); 0: none.",
+        "Memory for checkpoints of recurrent and hybrid models, taken between messages. An "
+        "edited or repeated turn of a chat is then not read from its beginning. 0: none.",
         ROOM,
         default="1G",
     ),
@@ -463,18 +470,36 @@ load_options = option_group(
     _loading(
         "measure",
         "--measure/--no-measure",
-        "Time evaluations of 1 to 32 tokens, about two seconds, when a file is loaded for the "
-        "first time here: what is drafted then follows what it costs.",
+        "When a file is first loaded on this machine, time evaluations of 1 to 32 tokens for "
+        "about two seconds. The length of drafts follows these costs.",
     ),
     _loading("use_mlock", "--mlock", "Keep the target in RAM (not with --no-mmap).", is_flag=True),
     _loading(
         "backend_sampling",
         "-bs, --backend-sampling",
-        "Let the device cut rows of logits to the top k, so that no more of them is copied: auto "
-        "with the whole target on a GPU.",
+        "Let the device cut rows of logits to the top k, and copy only those. auto: if the "
+        "whole target is on a GPU.",
         click.Choice(["auto", "on", "off"]),
     ),
 )
+
+load_options = option_group(
+    "load",
+    _load_settings,
+    MODEL.model("-m, --model", "The target: a GGUF file, or a name of `specrun models`."),
+    *_LOAD_OPTIONS,
+)
+
+several_load_options = declare(
+    MODEL.model(
+        "-m, --model, --models-dir",
+        "A target: a GGUF file, a folder of them, or a name of `specrun models`; repeatable.",
+        MODEL_OR_FOLDER,
+        multiple=True,
+    ),
+    option_group("load", _load_settings, *_LOAD_OPTIONS),
+)
+"""Those of a command that opens several models, which it gets as `model`."""
 
 
 _EXACT = [name for name in rule_names() if build_rule(name).exact]
@@ -505,13 +530,13 @@ draft_options = option_group(
     ),
     DRAFTING.option(
         "--spec-draft-p-min, --draft-p-min P",
-        "End a draft where the draft model is less certain than this.  [default: 0]",
+        "End a draft if the draft model's probability falls below this.  [default: 0]",
         SHARE,
     ),
     DRAFTING.option(
         "--reference",
-        "A text that answers may quote, read by prompt-lookup (which it implies) beside the "
-        "conversation.",
+        "A text that answers may quote. prompt-lookup, which this option implies, reads it in "
+        "addition to the conversation.",
         FILE,
     ),
     *(_removed(name, "--spec-draft-n-max") for name in ("--draft", "--draft-n", "--draft-max")),
@@ -526,8 +551,8 @@ draft_options = option_group(
     shape_option,
     DRAFTING.flag(
         "--keep-answers",
-        "Keep what is answered in the user's state folder, and let prompt-lookup find it again in "
-        "later conversations with this option (specrun learn show, forget).",
+        "Keep answers in the user's state folder. In later conversations with this option "
+        "prompt-lookup drafts from them (specrun learn show, forget).",
     ),
     DRAFTING.flag(
         "--no-profile", "Ignore the profile that specrun accelerate wrote for this file."
@@ -537,8 +562,8 @@ draft_options = option_group(
 template_options = option_group(
     "template",
     TemplateSettings,
-    TEMPLATE.option("--chat-template JINJA", "The text of a chat template."),
-    TEMPLATE.option("--chat-template-file", "A file with a chat template.", FILE),
+    TEMPLATE.option("--chat-template JINJA", "Use this chat template."),
+    TEMPLATE.option("--chat-template-file", "Read the chat template from this file.", FILE),
     TEMPLATE.flag(
         "--no-chat-template", "Continue plain text instead of using the model's chat template."
     ),

@@ -38,8 +38,11 @@ Opened = TypeVar("Opened", "Runtime", "Engine")
 # == Opening =======================================================================================
 
 
-# --no-chat-template in a chat: the messages' texts, one below the other.
-PLAIN_TEMPLATE = "{% for message in messages %}{{ message.content }}{{ '\n' }}{% endfor %}"
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}"
+    "{{ '' if message.role == 'user' else '\n' }}{% endfor %}"
+)
+"""A chat by --no-chat-template: the answer continues the user's text, and ends with a new line."""
 
 
 @contextmanager
@@ -210,7 +213,7 @@ def _tuned(
         shape = plan.width
         terminal.note(
             f"every evaluation has {shape} tokens, which specrun tune found no slower: the text "
-            "does not depend on what drafts (--shape free: as many as needed)"
+            "does not depend on the drafter (--shape free: as many as needed)"
         )
     return expression, shape
 
@@ -257,8 +260,8 @@ def _warn_of_lossy_rule(accept: str, terminal: Terminal) -> None:
 
 session_option = EVALUATION.option(
     "--session FILE",
-    "Take up the cache that FILE holds, if there is one, and keep it there at the end: a prompt "
-    "is evaluated once. Refused for another model or other settings.",
+    "Load the cache from FILE if it exists, and save it there at the end, so that a prompt is "
+    "evaluated only once. A file of another model or of other settings is refused.",
     NEW_FILE,
 )
 

@@ -120,6 +120,7 @@ class AnswerDisplay:
 
     show_timings: bool
     show_draft: bool
+    show_thinking: bool = False
 
 
 def _open_terminal(
@@ -142,14 +143,14 @@ terminal_options = option_group(
     _open_terminal,
     OUTPUT.option(
         "-co, --color",
-        "Colours; auto: on terminals, and as NO_COLOR and FORCE_COLOR say.",
+        "Use colours. auto: on terminals, unless NO_COLOR or FORCE_COLOR is set.",
         click.Choice(["on", "off", "auto"]),
         default="auto",
     ),
     OUTPUT.option(
         "-v, --verbose", "Log to stderr; -vv logs llama.cpp too, and shows tracebacks.", count=True
     ),
-    OUTPUT.flag("-q, --quiet", "Only answers, warnings and errors."),
+    OUTPUT.flag("-q, --quiet", "Print only answers, warnings and errors."),
     OUTPUT.option("--log-file FILE", "Append the log, llama.cpp's too, to a file.", NEW_FILE),
 )
 
@@ -177,10 +178,16 @@ answer_display_options = option_group(
     AnswerDisplay,
     OUTPUT.option(
         "--show-timings/--no-show-timings",
-        "A line of statistics after each answer. tok/s of gen leaves out the prompt's time.",
+        "Print a line of statistics after each answer. Its tok/s leaves out the time of the "
+        "prompt.",
         default=True,
     ),
     OUTPUT.flag("--show-draft", "Show accepted drafted tokens in cyan (with colours)."),
+    OUTPUT.option(
+        "--show-thinking/--fold-thinking",
+        "Show a model's thinking on the screen, or fold it to one line.",
+        default=False,
+    ),
 )
 
 

@@ -26,7 +26,7 @@ def prompts_option(section: Section, help: str = "A prompt; repeatable.") -> Dec
 
 def prompt_file_option(section: Section) -> Decorator:
     """Return -f, a file with one of the prompts of such a command."""
-    return section.option("-f, --file", "A file that is one prompt.", FILE)
+    return section.option("-f, --file", "Read one prompt from this file.", FILE)
 
 
 def no_template_option(section: Section) -> Decorator:
@@ -49,7 +49,7 @@ system_prompt_options = option_group(
     TEMPLATE.option(
         "-sys, --system-prompt TEXT", "The system prompt: the first message of a conversation."
     ),
-    TEMPLATE.option("-sysf, --system-prompt-file", "The same, from a file.", FILE),
+    TEMPLATE.option("-sysf, --system-prompt-file", "Read the system prompt from this file.", FILE),
 )
 
 

@@ -21,6 +21,8 @@ def measures_time(command: Command) -> Command:
 
     @functools.wraps(command)
     def watched(*, anyway: bool, load: LoadSettings, terminal: Terminal, **others: Any) -> Any:  # noqa: ANN401
+        if not (load.demo or load.model or others.get("file")):
+            anyway = True  # the command itself refuses to run without a model
         machine = OtherLoad(threads_of(load))
         busy = "" if anyway else machine.now()
         if busy:
@@ -33,7 +35,7 @@ def measures_time(command: Command) -> Command:
             terminal.warn(f"{disturbed} meanwhile: the figures may be wrong")
         return result
 
-    flag = OUTPUT.flag("--anyway", "Measure although other programs are busy.", dest="anyway")
+    flag = OUTPUT.flag("--anyway", "Measure even if other programs are busy.", dest="anyway")
     return flag(watched)
 
 

@@ -47,10 +47,12 @@ GRAMMAR_OPTIONS = (
         "--grammar, --grammar-file FILE|GBNF",
         "Answer by this grammar: GBNF as in llama.cpp, or Lark (.lark).",
     ),
-    SAMPLING.option("--regex PATTERN", "Answer with a text that this matches as a whole."),
+    SAMPLING.option(
+        "--regex PATTERN", "Answer with a text that matches this expression as a whole."
+    ),
     SAMPLING.option(
         "--grammar-after TEXT",
-        "Let any of them begin behind this text, such as </think>.",
+        "Apply the grammar, schema or expression only behind this text, such as </think>.",
     ),
 )
 """They hand on `json_schema`, `grammar`, `regex` and `grammar_after`: see `chosen_grammar`."""
@@ -179,7 +181,9 @@ def read_settings(values: Mapping[str, Any]) -> dict[str, Any]:
     }
     order, letters = found.pop("samplers", None), values.get("sampler_seq")
     if order is not None and letters is not None:
-        raise click.UsageError("--samplers and --sampler-seq say the same: give one of them")
+        raise click.UsageError(
+            "--samplers and --sampler-seq have the same meaning: give one of them"
+        )
     if order is not None or letters is not None:
         found["samplers"] = letters if order is None else order
     breakers = found.pop("dry_sequence_breakers", ())
@@ -244,13 +248,11 @@ answer_options = option_group(
     _build,
     SAMPLING.option(
         LENGTH_FLAGS,
-        "The most tokens of an answer; -1: until the model ends.",
+        "The most tokens in an answer; -1: until the model ends it.",
         click.IntRange(-1, MAX_COUNT),
         default=-1,
     ),
-    SAMPLING.option(
-        "--ignore-eos", "Go on behind the model's end: it never says an end token.", is_flag=True
-    ),
+    SAMPLING.option("--ignore-eos", "Never end an answer by the model's end token.", is_flag=True),
     *map(_setting_option, ("stop", "seed", *USUAL)),
     *GRAMMAR_OPTIONS,
     *SAMPLER_OPTIONS,

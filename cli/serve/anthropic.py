@@ -12,7 +12,6 @@ from msgspec import Meta, Struct, field
 from specrun.cli.serve.body import checked, one_of, wanted
 from specrun.cli.serve.errors import RequestError, anthropic_error
 from specrun.cli.serve.figures import speculation_of, usage_of
-from specrun.cli.serve.offers import offered
 from specrun.cli.serve.replies import ItemForm, answering, counting, event_bytes
 from specrun.cli.serve.sampling import (
     AnswerBody,
@@ -22,18 +21,21 @@ from specrun.cli.serve.sampling import (
     with_settings,
 )
 from specrun.cli.serve.service import AnswerRequest, AnswerService
-from specrun.cli.serve.thinking import ReasoningFormat, effort_of, thoughts_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
     Function,
     Message,
+    ReasoningFormat,
     Schema,
     ToolChoice,
     call_of,
+    effort_of,
     first_new,
+    offered,
     plan_turn,
     text_of,
+    thoughts_of,
 )
 from specrun.runtime.chat import CallBegun, Part, Reasoning, is_begun_answer
 

@@ -32,10 +32,10 @@ from specrun.cli.serve import (
 )
 from specrun.cli.serve.errors import RequestError, request_error
 from specrun.cli.serve.figures import Metrics
+from specrun.cli.serve.models import Models
 from specrun.cli.serve.page import page_routes
 from specrun.cli.serve.page.routes import PREFIX
 from specrun.cli.serve.replies import failure
-from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings, host_name, is_loopback
 from specrun.runtime.engine import Engine
 
@@ -97,10 +97,11 @@ class Guard:
 
 
 class Access:
-    """Counts requests by path and status, and logs each when its reply is over."""
+    """Counts and logs each request when its reply is over, and ends its use of a model."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, models: Models, metrics: Metrics) -> None:
         self._app = app
+        self._models = models
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -119,6 +120,7 @@ class Access:
         try:
             await self._app(scope, receive, noting)
         finally:
+            self._models.release(scope)
             # Unknown paths count as one, or clients could make any number of counters.
             path = str(getattr(scope.get("route"), "path", "other"))
             self._metrics.count_request(path, status)
@@ -141,16 +143,19 @@ class Tidied:
         await self._app(scope, receive, send)
 
 
-def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
-    """Return the application that answers with an engine, which the caller closes afterwards."""
-    service = AnswerService(engine, settings)
-    metrics = Metrics(service)
+def create_app(served: Engine | Models, settings: ServeSettings) -> Starlette:
+    """Return the application that answers with an engine, or with one of several models.
+
+    The caller closes them afterwards.
+    """
+    models = served if isinstance(served, Models) else Models.of_engine(served, settings)
+    metrics = Metrics(models)
     app = Starlette(
         routes=routes(),
         middleware=[Middleware(Guard, settings=settings)],
         exception_handlers={SpecrunError: _failed, HTTPException: _not_found, Exception: _failed},
     )
-    stack: ASGIApp = Access(app.build_middleware_stack(), metrics)
+    stack: ASGIApp = Access(app.build_middleware_stack(), models, metrics)
     if settings.cors:  # around all else: pages read refusals and failures, too
         stack = CORSMiddleware(
             stack,
@@ -160,7 +165,7 @@ def create_app(engine: Engine, settings: ServeSettings) -> Starlette:
             allow_private_network=True,
         )
     app.middleware_stack = Tidied(stack)
-    app.state.service = service
+    app.state.models = models
     app.state.metrics = metrics
     app.state.started = int(time.time())
     return app
@@ -172,6 +177,8 @@ def routes() -> list[BaseRoute]:
         *page_routes(),
         *_both("/health", properties.health, "GET"),
         Route("/props", properties.props, methods=["GET"]),
+        *_both("/models/load", properties.load_model, "POST"),
+        *_both("/models/unload", properties.unload_model, "POST"),
         Route("/slots", properties.slots, methods=["GET"]),
         Route("/metrics", figures.metrics, methods=["GET"]),
         Route("/tokenize", tokens.tokenize, methods=["POST"]),

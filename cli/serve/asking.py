@@ -31,7 +31,8 @@ def asking(engine: Engine) -> Iterator[Post]:
     key = secrets.token_hex()
     settings = ServeSettings(model="model", api_keys=(key,), drain_seconds=0.0)
     app = create_app(engine, settings)
-    ended = _EndedAnswers(app.state.service)
+    ((_, service),) = app.state.models.loaded
+    ended = _EndedAnswers(service)
 
     def post(path: str, body: dict[str, Any]) -> Reply:
         with closing(http.client.HTTPConnection(address)) as connection:

@@ -15,8 +15,9 @@ import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -32,30 +33,54 @@ if TYPE_CHECKING:
     from specrun.cli.serve.service import AnswerService
 
 _Value = TypeVar("_Value")
-_Body = TypeVar("_Body", bound=msgspec.Struct)
+_Body = TypeVar("_Body", bound="ModelBody")
 _SHORT = 2_000  # bytes that are read faster than a thread is woken
 _SHOWN = 60  # characters of a value in a message
 
 
+class ModelBody(msgspec.Struct, kw_only=True):
+    """The field of all bodies: the model's name, which says nothing if there is one alone."""
+
+    model: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class GivenBody(Generic[_Body]):
+    """The body of a request. Work on it takes time by its size: see `run`."""
+
+    fields: _Body
+    is_short: bool
+
+    async def run(self, work: Callable[[], _Value]) -> _Value:
+        """Return the result of work on it, beside the event loop unless the body is small."""
+        return work() if self.is_short else await REQUESTS.run(work)
+
+    @classmethod
+    async def of(cls, request: Request, kind: type[_Body]) -> GivenBody[_Body]:
+        """Read the body of a request; raises `RequestError` if it is no JSON of this kind."""
+        bounds = request.app.state.models.settings.bounds
+        data = await _read_bytes(request, bounds)
+        packed_by = request.headers.get("content-encoding", "")
+
+        def work() -> _Body:
+            return decoded(unpacked(data, packed_by, bounds), kind, bounds.depth)
+
+        is_short = len(data) <= _SHORT and not packed_by
+        return cls(work() if is_short else await REQUESTS.run(work), is_short)
+
+
 async def read_body(
     request: Request, kind: type[_Body], read: Callable[[_Body, AnswerService], _Value]
-) -> tuple[_Body, _Value]:
-    """Return the body of a request, and the result of `read` for it.
+) -> tuple[_Body, AnswerService, _Value]:
+    """Return the body of a request, its model's service, and the result of `read` for both.
 
-    Both take time by the size of the body: all but small ones are read beside the event loop.
-    Raises `RequestError` if it is no JSON of this kind, and all that `read` raises.
+    Raises `RequestError` if it is no JSON of this kind, the errors of loading the model, and all
+    that `read` raises.
     """
-    service: AnswerService = request.app.state.service
-    bounds = service.settings.bounds
-    data = await _read_bytes(request, bounds)
-    packed_by = request.headers.get("content-encoding", "")
-
-    def work() -> tuple[_Body, _Value]:
-        body = decoded(unpacked(data, packed_by, bounds), kind, bounds.depth)
-        return body, read(body, service)
-
-    is_short = len(data) <= _SHORT and not packed_by
-    return work() if is_short else await REQUESTS.run(work)
+    given = await GivenBody.of(request, kind)
+    body = given.fields
+    service: AnswerService = await request.app.state.models.used(request.scope, body.model)
+    return body, service, await given.run(lambda: read(body, service))
 
 
 async def _read_bytes(request: Request, bounds: Bounds) -> bytes:

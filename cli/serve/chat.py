@@ -11,19 +11,22 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import checked, one_of, wanted, wrong
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, timings_of, usage_of
-from specrun.cli.serve.offers import input_arguments, offered
 from specrun.cli.serve.replies import EndedChoice, ReplyForm, answering, event_bytes, parts_of
 from specrun.cli.serve.sampling import AnswerBody, answer_request, with_settings
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
-from specrun.cli.serve.thinking import ReasoningFormat, effort_of, thoughts_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
     Message,
+    ReasoningFormat,
     call_of,
+    effort_of,
     first_new,
+    input_arguments,
+    offered,
     plan_turn,
     text_of,
+    thoughts_of,
     tool_choice_of,
 )
 from specrun.runtime.chat import (

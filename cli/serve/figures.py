@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -11,7 +12,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from specrun.cli.serve.models import Models
 from specrun.cli.serve.service import AnswerService, ServedAnswer
+from specrun.runtime.engine.core import EngineStatistics
 from specrun.runtime.round import GenerationResult
 
 # -- Figures in replies ---------------------------------------------------------------------------
@@ -79,46 +82,63 @@ def speculation_of(answer: ServedAnswer) -> dict[str, Any]:
 
 # -- Metrics --------------------------------------------------------------------------------------
 
+_OF_MODEL = ("model",)
+_GAUGES: tuple[tuple[str, str, Callable[[EngineStatistics], float]], ...] = (
+    ("slots", "Slots.", lambda state: state.slots),
+    ("slots_busy", "Slots that answer.", lambda state: state.busy),
+    ("queued", "Answers that wait.", lambda state: state.queued),
+    ("context_tokens", "Cells there are.", lambda state: state.n_ctx),
+    ("context_used", "Cells in use.", lambda state: state.cells),
+    (
+        "conversations_per_evaluation",
+        "Conversations that an evaluation served, so far.",
+        lambda state: state.load.texts_per_evaluation or 0.0,
+    ),
+)
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 
 
 class Metrics:
-    """The counters of one server, in a registry of its own, and gauges of its engine's state."""
+    """The counters of one server, in a registry of its own, and gauges of its engines' states."""
 
-    def __init__(self, service: AnswerService) -> None:
+    def __init__(self, models: Models) -> None:
         self.registry = registry = CollectorRegistry()
-        self._service = service
+        self._models = models
         self._requests = Counter(
             "specrun_requests",
             "Requests by path and status.",
             ["path", "status"],
             registry=registry,
         )
-        self._answers = Counter(
-            "specrun_answers", "Answers by how they ended.", ["finish_reason"], registry=registry
-        )
+        about = "Answers by how they ended."
+        of = functools.partial(Counter, registry=registry)
+        self._answers = of("specrun_answers", about, ["finish_reason", *_OF_MODEL])
         about = "Tokens: of prompts, of them cached, generated, drafted, accepted."
-        self._tokens = Counter("specrun_tokens", about, ["kind"], registry=registry)
-        self._rounds = Counter("specrun_rounds", "Rounds of all answers.", registry=registry)
+        self._tokens = of("specrun_tokens", about, ["kind", *_OF_MODEL])
+        self._rounds = of("specrun_rounds", "Rounds of all answers.", _OF_MODEL)
         about = "Native evaluation time, by who evaluated."
-        self._seconds = Counter("specrun_seconds", about, ["part"], registry=registry)
+        self._seconds = of("specrun_seconds", about, ["part", *_OF_MODEL])
         self._first = Histogram(
             "specrun_time_to_first_token_seconds",
             "From the beginning in a slot to the first token.",
+            _OF_MODEL,
             buckets=_SECONDS,
             registry=registry,
         )
         registry.register(self)  # of which `collect` makes the gauges
-        service.observers.append(self.count_answer)
+        models.when_loaded(self._watch)
 
     def count_request(self, path: str, status: int) -> None:
         """Count a request whose reply is over; status 0: its client left before."""
         self._requests.labels(path, str(status)).inc()
 
-    def count_answer(self, result: GenerationResult) -> None:
-        """Count a choice that has ended."""
+    def _watch(self, service: AnswerService) -> None:
+        service.observers.append(functools.partial(self.count_answer, service.settings.model))
+
+    def count_answer(self, model: str, result: GenerationResult) -> None:
+        """Count a choice of a model that has ended."""
         stats, usage = result.stats, result.usage
-        self._answers.labels(result.finish_reason).inc()
+        self._answers.labels(result.finish_reason, model).inc()
         for kind, count in (
             ("prompt", usage.prompt_tokens),
             ("cached", usage.cached_tokens),
@@ -126,24 +146,21 @@ class Metrics:
             ("drafted", stats.drafted),
             ("accepted", stats.accepted),
         ):
-            self._tokens.labels(kind).inc(count)
-        self._rounds.inc(stats.rounds)
-        self._seconds.labels("target").inc(stats.target_s)
-        self._seconds.labels("drafter").inc(stats.drafter_s)
+            self._tokens.labels(kind, model).inc(count)
+        self._rounds.labels(model).inc(stats.rounds)
+        self._seconds.labels("target", model).inc(stats.target_s)
+        self._seconds.labels("drafter", model).inc(stats.drafter_s)
         if stats.time_to_first_token_s is not None:
-            self._first.observe(stats.time_to_first_token_s)
+            self._first.labels(model).observe(stats.time_to_first_token_s)
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the gauges of the engine's present state."""
-        statistics = self._service.engine.statistics()
-        yield GaugeMetricFamily("specrun_slots", "Slots.", statistics.slots)
-        yield GaugeMetricFamily("specrun_slots_busy", "Slots that answer.", statistics.busy)
-        yield GaugeMetricFamily("specrun_queued", "Answers that wait.", statistics.queued)
-        yield GaugeMetricFamily("specrun_context_tokens", "Cells there are.", statistics.n_ctx)
-        yield GaugeMetricFamily("specrun_context_used", "Cells in use.", statistics.cells)
-        together = statistics.load.texts_per_evaluation or 0.0
-        about = "Conversations that an evaluation served, so far."
-        yield GaugeMetricFamily("specrun_conversations_per_evaluation", about, together)
+        """Yield the gauges of the present states of the engines that are loaded."""
+        loaded = {model.id: service.engine.statistics() for model, service in self._models.loaded}
+        for name, about, value_of in _GAUGES:
+            family = GaugeMetricFamily(f"specrun_{name}", about, labels=_OF_MODEL)
+            for model, statistics in loaded.items():
+                family.add_metric([model], value_of(statistics))
+            yield family
 
 
 async def metrics(request: Request) -> Response:

@@ -8,35 +8,38 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import re
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
-from http import HTTPStatus
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.bindings.errors import TemplateError
+from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.cli.doctor import specrun_version
-from specrun.cli.serve.body import checked, read_body, wanted
+from specrun.cli.serve.body import GivenBody, ModelBody, checked, wanted, wrong
 from specrun.cli.serve.chat import ChatBody, chat_request
 from specrun.cli.serve.completions import CompletionBody, completion_request
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, usage_of
+from specrun.cli.serve.models import ServedModel
 from specrun.cli.serve.replies import (
     EndedChoice,
     LinesForm,
     answering,
     json_reply,
     line_bytes,
+    models_of,
     parts_of,
 )
 from specrun.cli.serve.sampling import FIELDS, AnswerBody
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
 from specrun.cli.terminal.screen import count_text
 from specrun.runtime.chat import CallBegun, Content, MoreArguments, Part, Reasoning
-from specrun.runtime.planning import describe_file
 from specrun.runtime.round import GenerationResult
 
 _log = logging.getLogger(__name__)
@@ -50,7 +53,27 @@ _Format = Annotated[
 ]
 _Options = Annotated[dict[str, Any] | None, wanted('an object, as {"temperature": 0.7}')]
 _Images = Annotated[list[str], wanted("a list of pictures in base64", whole=True)]
+_KEEPING = 'seconds or a text, as 300, "5m" or -1 (for ever)'
+_Keeping = Annotated[int | float | str | None, wanted(_KEEPING)]
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_LONGEST = 10 * 365 * 86_400.0  # seconds, after which nobody waits
 _OF_LOADING = ("num_ctx", "num_batch", "num_gpu", "num_thread", "main_gpu", "use_mmap", "num_keep")
+
+
+def _seconds(keeping: float | str) -> float:
+    """Return the seconds of "1h30m", "-1" or a number; raises `RequestError` for another text."""
+    text = str(keeping).strip()
+    with suppress(ValueError):
+        if not math.isnan(float(text)):
+            return float(text)
+    parts = re.findall(r"([\d.]+)(ms|s|m|h)", text)
+    sign = -1.0 if text.startswith("-") else 1.0
+    if "".join(map("".join, parts)) != text.lstrip("-+") or not parts:
+        raise wrong("keep_alive", keeping, _KEEPING)
+    try:
+        return sign * sum(float(count) * _UNITS[unit] for count, unit in parts)
+    except ValueError:
+        raise wrong("keep_alive", keeping, _KEEPING) from None
 
 
 class OllamaBody(AnswerBody, kw_only=True):
@@ -60,6 +83,13 @@ class OllamaBody(AnswerBody, kw_only=True):
     options: _Options = None
     format: _Format = None
     think: _Think = None
+    keep_alive: _Keeping = None
+
+    def note_keeping(self, service: AnswerService) -> None:
+        """Let the model stay loaded for as long as the request says."""
+        if self.keep_alive is not None:
+            seconds = _seconds(self.keep_alive)
+            service.keep_seconds = None if seconds < 0 else seconds
 
     def shared(self, service: AnswerService) -> dict[str, Any]:
         """Return the fields of OpenAI's that follow from these."""
@@ -108,13 +138,24 @@ class OllamaGenerate(OllamaBody, kw_only=True):
 
 
 class _NothingAsked(Exception):
-    """A request without a text, by which clients let a model be loaded."""
+    """A request without a text, by which clients let a model be loaded, or unloaded."""
+
+    def __init__(self, service: AnswerService) -> None:
+        super().__init__()
+        self._service = service
+
+    def reply(self, fields: dict[str, Any]) -> Response:
+        """Return what was done, with the fields of an empty answer."""
+        reason = "unload" if self._service.keep_seconds == 0 else "load"
+        stamp = _stamp(self._service)
+        return json_reply({**stamp, **fields, "done": True, "done_reason": reason})
 
 
 def ollama_chat_request(body: OllamaChat, service: AnswerService) -> AnswerRequest:
     """Return the request of a body; raises `RequestError` that names the field."""
+    body.note_keeping(service)
     if not body.messages:
-        raise _NothingAsked
+        raise _NothingAsked(service)
     messages = [_message(each, place) for place, each in enumerate(body.messages)]
     values = {"messages": messages, **body.shared(service), **body.thinking()}
     if body.tools:
@@ -153,8 +194,9 @@ def ollama_generate_request(body: OllamaGenerate, service: AnswerService) -> Ans
     if body.template:
         problem = "template is not read here: start the server with --chat-template-file"
         raise RequestError(problem, "template")
+    body.note_keeping(service)
     if not (body.prompt or body.suffix or body.images):
-        raise _NothingAsked
+        raise _NothingAsked(service)
     values = body.shared(service)
     if body.raw or body.suffix:
         values |= {"prompt": body.prompt or "", "suffix": body.suffix}
@@ -275,8 +317,11 @@ def _nanoseconds(seconds: float) -> int:
 
 
 def _stamp(service: AnswerService) -> dict[str, Any]:
-    now = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-    return {"model": service.settings.model, "created_at": now}
+    return {"model": service.settings.model, "created_at": _text_of(datetime.now(UTC))}
+
+
+def _text_of(time: datetime) -> str:
+    return time.isoformat().replace("+00:00", "Z")
 
 
 _chat = answering(OllamaChat, ollama_chat_request, ChatLines)
@@ -284,32 +329,25 @@ _generate = answering(OllamaGenerate, ollama_generate_request, GenerateLines)
 
 
 async def chat(request: Request) -> Response:
-    """Answer a conversation; one without messages gets that the model is loaded."""
+    """Answer a conversation; one without messages loads or unloads the model."""
     try:
         return await _chat(request)
-    except _NothingAsked:
-        message = {"role": "assistant", "content": ""}
-        return _loaded(request, {"message": message})
+    except _NothingAsked as nothing:
+        return nothing.reply({"message": {"role": "assistant", "content": ""}})
 
 
 async def generate(request: Request) -> Response:
-    """Answer or continue a prompt; without one that the model is loaded."""
+    """Answer or continue a prompt; without one the model is loaded or unloaded."""
     try:
         return await _generate(request)
-    except _NothingAsked:
-        return _loaded(request, {"response": ""})
-
-
-def _loaded(request: Request, fields: dict[str, Any]) -> Response:
-    common = _stamp(request.app.state.service)
-    return json_reply({**common, **fields, "done": True, "done_reason": "load"})
+    except _NothingAsked as nothing:
+        return nothing.reply({"response": ""})
 
 
 # -- Models ---------------------------------------------------------------------------------------
 
 
-class _ShowBody(Struct):
-    model: str | None = None
+class _ShowBody(ModelBody):
     name: str | None = None
 
 
@@ -319,72 +357,88 @@ async def version(_request: Request) -> Response:
 
 
 async def tags(request: Request) -> Response:
-    """Return the model, in a list."""
-    return json_reply({"models": [_model(request)]})
+    """Return the models, in a list."""
+    models = models_of(request)
+    return json_reply({"models": [_described(model) for model in models.models]})
 
 
 async def running(request: Request) -> Response:
-    """Return the model that is loaded, in a list."""
-    model = _model(request)
-    never = {"expires_at": "9999-12-31T23:59:59Z", "size_vram": 0}
-    context = {"context_length": request.app.state.service.engine.n_ctx}
-    return json_reply({"models": [{**model, **never, **context}]})
+    """Return the models that are loaded, in a list."""
+    models = models_of(request)
+    listed = [
+        {
+            **_described(model),
+            "expires_at": _expiry(models.seconds_left(model)),
+            "size_vram": sum(n for place, n in model.held.items() if place != HOST_NAME),
+            "context_length": service.engine.n_ctx,
+        }
+        for model, service in models.loaded
+    ]
+    return json_reply({"models": listed})
+
+
+def _expiry(seconds: float | None) -> str:
+    """Return when a model is unloaded if nobody asks it; long after all of us, if never."""
+    if seconds is None or seconds > _LONGEST:
+        return "9999-12-31T23:59:59Z"
+    return _text_of(datetime.now(UTC) + timedelta(seconds=max(0.0, seconds)))
 
 
 async def show(request: Request) -> Response:
-    """Return the facts of the model, if it is the one that is asked for."""
-    body, _ = await read_body(request, _ShowBody, lambda *_: None)
-    service: AnswerService = request.app.state.service
-    name, own = (body.model or body.name or "").removesuffix(":latest"), service.settings.model
-    if name != own.removesuffix(":latest"):
-        problem = f"model {name!r} not found: this server has {own!r}"
-        raise RequestError(problem, "model", status=HTTPStatus.NOT_FOUND)
-    engine, capabilities = service.engine, ["completion"]
-    try:
-        template = engine.chat_template.source
-    except TemplateError:
-        template = ""
+    """Return the facts of a model, which need not be loaded."""
+    body = (await GivenBody.of(request, _ShowBody)).fields
+    models = models_of(request)
+    model = models.named(str(body.model or body.name or ""))
+    facts, template, capabilities = model.facts, model.facts.template, ["completion"]
+    fills = any(name in facts.metadata for name in _FILL_KEYS)
+    if model.service is not None:
+        engine = model.service.engine
+        fills = engine.vocabulary.fill_tokens is not None
+        try:
+            template = engine.chat_template.source
+        except TemplateError:
+            template = ""
     if "tools" in template:
         capabilities.append("tools")
-    if engine.vocabulary.fill_tokens is not None:
+    if fills:
         capabilities.append("insert")
     if "think" in template or "reasoning" in template:
         capabilities.append("thinking")
-    facts = engine.model.header.metadata
-    arrays = {name: None for name, value in facts.items() if not isinstance(value, _PLAIN)}
-    model = _model(request)
+    values = facts.metadata
+    arrays = {name: None for name, value in values.items() if not isinstance(value, _PLAIN)}
+    described = _described(model)
     return json_reply(
         {
-            "modelfile": f"FROM {engine.model.path.name}\n",
+            "modelfile": f"FROM {model.path.name}\n",
             "parameters": "",
             "template": template,
-            "details": model["details"],
-            "model_info": {**facts, **arrays},
+            "details": described["details"],
+            "model_info": {**values, **arrays},
             "capabilities": capabilities,
-            "modified_at": model["modified_at"],
+            "modified_at": described["modified_at"],
         }
     )
 
 
 _PLAIN = (str, int, float, bool)
+_FILL_KEYS = ("tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id")
+"""Keys of files whose vocabulary can fill in the middle."""
 
 
-def _model(request: Request) -> dict[str, Any]:
-    service: AnswerService = request.app.state.service
-    model = service.engine.model
-    state = model.path.stat()
+def _described(model: ServedModel) -> dict[str, Any]:
+    facts = model.facts
     return {
-        "name": service.settings.model,
-        "model": service.settings.model,
-        "modified_at": datetime.fromtimestamp(state.st_mtime, UTC).isoformat(),
-        "size": state.st_size,
-        "digest": describe_file(model.path)["sha256_of_ends"],
+        "name": model.id,
+        "model": model.id,
+        "modified_at": datetime.fromtimestamp(facts.modified, UTC).isoformat(),
+        "size": facts.n_bytes,
+        "digest": facts.digest,
         "details": {
             "parent_model": "",
             "format": "gguf",
-            "family": model.architecture,
-            "families": [model.architecture],
-            "parameter_size": count_text(model.n_params),
-            "quantization_level": model.header.file_type_name or "unknown",
+            "family": facts.architecture,
+            "families": [facts.architecture] if facts.architecture else [],
+            "parameter_size": count_text(facts.n_params),
+            "quantization_level": facts.quantization or "unknown",
         },
     }

@@ -16,7 +16,6 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Coroutine,
     Generator,
     MutableMapping,
     Sequence,
@@ -27,16 +26,19 @@ from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
+from sse_starlette.event import ServerSentEvent
 from sse_starlette.sse import EventSourceResponse
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Send
 
 from specrun.bindings.errors import SpecrunError
-from specrun.cli.serve.body import UNPACKERS, read_body
+from specrun.cli.serve.body import UNPACKERS, GivenBody, read_body
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
+from specrun.cli.serve.models import Models, ServedModel
 from specrun.cli.serve.sampling import AnswerBody
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Finish, ServedAnswer
+from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.chat import CallBegun, Content, MoreArguments, Part, Reasoning, Reply
 from specrun.runtime.round import GenerationResult, TokenEvent
 
@@ -46,6 +48,7 @@ _Value = TypeVar("_Value")
 _Body = TypeVar("_Body", bound=AnswerBody)
 Endpoint = Callable[[Request], Awaitable[Response]]
 _ANTHROPIC = ("/v1/messages", "/messages")
+_RESPONSES = ("/v1/responses", "/responses")
 _OLLAMA = "/api/"
 _LEFT = 499  # nginx's status for clients that left, for the log
 
@@ -128,6 +131,12 @@ def json_reply(payload: object, status: int = 200, **headers: str) -> Response:
     return Response(body, status, headers or None, media_type="application/json")
 
 
+def models_of(request: Request) -> Models:
+    """Return the models of the server."""
+    models: Models = request.app.state.models
+    return models
+
+
 def failure(path: str, error: RequestError) -> Response:
     """Return the reply to a request for a path that fails."""
     if path.startswith(_OLLAMA):
@@ -142,18 +151,43 @@ def failure(path: str, error: RequestError) -> Response:
     return json_reply(payload, error.status, **headers)
 
 
+def _failed_event(path: str, error: RequestError) -> bytes:
+    """Return the event of a stream for a path that failed before its answer began."""
+    if path.startswith(_ANTHROPIC):
+        return event_bytes(anthropic_error(error), "error")
+    if path.startswith(_RESPONSES):
+        told = {"code": error.code, "message": str(error), "param": error.param}
+        return event_bytes({"type": "error", **told, "sequence_number": 0}, "error")
+    return event_bytes(openai_error(error))
+
+
 def answering(
     kind: type[_Body],
     read: Callable[[_Body, AnswerService], AnswerRequest],
     form: Callable[[ServedAnswer, _Body], ReplyForm],
 ) -> Endpoint:
-    """Return the endpoint of an API: its body, the request in it, and the form of its answers."""
+    """Return the endpoint of an API: its body, the request in it, and the form of its answers.
+
+    If a model takes long to load, a stream of events begins before, and an error is an event.
+    """
 
     async def endpoint(request: Request) -> Response:
-        service: AnswerService = request.app.state.service
-        body, asked = await read_body(request, kind, read)
+        given = await GivenBody.of(request, kind)
+        body, models = given.fields, models_of(request)
+        path, head_seconds = request.url.path, models.settings.head_seconds
+
+        async def begun() -> ServedAnswer:
+            service = await models.used(request.scope, body.model)
+            return await service.begin(await given.run(lambda: read(body, service)))
+
+        model = models.find(body.model)
+        beginning = asyncio.ensure_future(begun())
+        may_wait = body.stream and not path.startswith(_OLLAMA) and not model.is_ready
         try:
-            answer = await _finished(request, service.begin(asked))
+            answer = await _finished(request, beginning, head_seconds if may_wait else None)
+        except TimeoutError:
+            events = _late_events(model, beginning, lambda answer: form(answer, body), path)
+            return _event_stream(events, ReplyForm, models.settings, model)
         except ClientDisconnect:
             raise RequestError("the client left before the answer had begun") from None
         return await (_stream if body.stream else _whole)(request, answer, form(answer, body))
@@ -167,8 +201,7 @@ def counting(
     """Return the endpoint that counts the tokens of a request's prompt."""
 
     async def endpoint(request: Request) -> Response:
-        service: AnswerService = request.app.state.service
-        _, asked = await read_body(request, kind, read)
+        _, service, asked = await read_body(request, kind, read)
         prompts = await service.prompts.read(asked)
         return json_reply({**more, "input_tokens": len(prompts.tokens[0])})
 
@@ -196,12 +229,30 @@ async def _stream(request: Request, answer: ServedAnswer, form: ReplyForm) -> Re
         return Response(status_code=_LEFT)
     if first.done():
         first.result()  # an error, which still has a status
-    events = _events(first, deltas, form)
+    return _event_stream(_events(first, deltas, form), form, settings)
+
+
+def _event_stream(
+    events: AsyncIterator[bytes],
+    form: ReplyForm | type[ReplyForm],
+    settings: ServeSettings,
+    model: ServedModel | None = None,
+) -> EventStream:
+    """Return the reply with these events, in the media type of a form.
+
+    Comments between them say how much of the `model` is loaded.
+    """
+
+    def comment() -> ServerSentEvent:
+        assert model is not None
+        return ServerSentEvent(comment=_progress(model), sep="\n")
+
     return EventStream(
         events,
         media_type=form.media_type,
         sep="\n",
         ping=form.ping_seconds,
+        ping_message_factory=comment if model else None,
         send_timeout=settings.send_seconds,
     )
 
@@ -257,6 +308,30 @@ async def _events(
         yield form.failed(request_error(problem))
 
 
+def _progress(model: ServedModel) -> str:
+    if model.state == "loading":
+        return f"loading {model.id}, {model.progress:.0%}"
+    return f"{model.id} is {model.state}"
+
+
+async def _late_events(
+    model: ServedModel,
+    beginning: asyncio.Future[ServedAnswer],
+    form: Callable[[ServedAnswer], ReplyForm],
+    path: str,
+) -> AsyncIterator[bytes]:
+    """Yield a comment, and then the events of an answer that begins when its model is loaded."""
+    yield f": {_progress(model)}\n\n".encode()
+    try:
+        answer = await beginning
+    except Exception as problem:
+        yield _failed_event(path, request_error(problem))
+        return
+    deltas = answer.deltas()
+    async for events in _events(asyncio.ensure_future(anext(deltas)), deltas, form(answer)):
+        yield events
+
+
 async def collected(answer: ServedAnswer) -> list[EndedChoice]:
     """Return all choices of an answer, in order, when they have ended."""
     replies = [Reply() for _ in answer.streams]
@@ -278,15 +353,24 @@ async def collected(answer: ServedAnswer) -> list[EndedChoice]:
 # -- Clients that leave ---------------------------------------------------------------------------
 
 
-async def _finished(request: Request, work: Coroutine[Any, Any, _Value]) -> _Value:
-    """Return the result of work; stop it and raise `ClientDisconnect` if the client leaves."""
+async def _finished(
+    request: Request, work: Awaitable[_Value], seconds: float | None = None
+) -> _Value:
+    """Return the result of work; stop it and raise `ClientDisconnect` if the client leaves.
+
+    Raises `TimeoutError` if it takes longer than `seconds`: it goes on.
+    """
     task = asyncio.ensure_future(work)
+    goes_on = False
     try:
-        if await _still_there(request, task):
-            return await task
-        raise ClientDisconnect
+        if not await _still_there(request, task, seconds):
+            raise ClientDisconnect
+        goes_on = not task.done()
+        if goes_on:
+            raise TimeoutError
+        return task.result()
     finally:
-        if not task.done():
+        if not task.done() and not goes_on:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 

@@ -9,7 +9,6 @@ from msgspec import Meta, Struct
 from specrun.cli.serve.body import checked, one_of, wanted, wrong
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, timings_of, usage_of
-from specrun.cli.serve.offers import input_arguments, offered
 from specrun.cli.serve.replies import ItemForm, answering, counting, event_bytes
 from specrun.cli.serve.sampling import (
     AnswerBody,
@@ -19,14 +18,18 @@ from specrun.cli.serve.sampling import (
     with_settings,
 )
 from specrun.cli.serve.service import AnswerRequest, AnswerService, ServedAnswer
-from specrun.cli.serve.thinking import ReasoningFormat, effort_of, thoughts_of
 from specrun.cli.serve.tools import (
     MOST_MESSAGES,
     MOST_TOOLS,
     Message,
+    ReasoningFormat,
     call_of,
+    effort_of,
+    input_arguments,
+    offered,
     plan_turn,
     text_of,
+    thoughts_of,
     tool_choice_of,
 )
 from specrun.runtime.chat import CallBegun, Part, Reasoning, is_begun_answer, part_text

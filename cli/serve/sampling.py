@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.body import wanted, wrong
+from specrun.cli.serve.body import ModelBody, wanted, wrong
 from specrun.cli.serve.errors import RequestError, field_named_in
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Prompt, Speculation
 from specrun.cli.serve.settings import ServeSettings
@@ -91,7 +91,7 @@ class FormatHolder(Struct):
     format: TextFormat | None = None
 
 
-class AnswerBody(Struct, kw_only=True):
+class AnswerBody(ModelBody, kw_only=True):
     """The fields of every API's requests for answers; `with_settings` adds those of sampling."""
 
     stream: bool | None = None

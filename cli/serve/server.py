@@ -31,7 +31,7 @@ from specrun.cli.serve.settings import ServeSettings, bound_socket, url_of
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from specrun.cli.serve.service import AnswerService
+    from specrun.cli.serve.models import Models
 
 
 # -- Connections: their number, and the end of those that send no request -------------------------
@@ -261,7 +261,7 @@ def server_of(
         timeout_keep_alive=_IDLE_SECONDS,
         timeout_graceful_shutdown=int(settings.drain_seconds + _MORE_SECONDS),
     )
-    return DrainingServer(config, app.state.service, ready)
+    return DrainingServer(config, app.state.models, ready)
 
 
 @contextmanager
@@ -284,11 +284,9 @@ def serving_here(app: Starlette, settings: ServeSettings) -> Iterator[str]:
 class DrainingServer(uvicorn.Server):
     """A uvicorn server that lets answers end before it does."""
 
-    def __init__(
-        self, config: uvicorn.Config, service: AnswerService, ready: Callable[[], None]
-    ) -> None:
+    def __init__(self, config: uvicorn.Config, models: Models, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._service = service
+        self._models = models
         self._ready = ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -297,11 +295,12 @@ class DrainingServer(uvicorn.Server):
         self._connections = Connections(
             cast("set[Connection]", self.server_state.connections),
             lambda: Connection(self.config, self.server_state, self.lifespan.state),
-            self._service.settings,
+            self._models.settings,
         )
         accepted = [self._connections.accept(each) for each in sockets or ()]
         self._accepting = [asyncio.create_task(each) for each in accepted]
-        self._watching = asyncio.create_task(self._connections.watch())
+        watched = self._connections.watch(), self._models.watch()
+        self._watching = [asyncio.create_task(each) for each in watched]
         await asyncio.sleep(0)  # in which they begin to listen
         self._ready()
 
@@ -317,13 +316,14 @@ class DrainingServer(uvicorn.Server):
             accepting.cancel()
         await asyncio.gather(*self._accepting, return_exceptions=True)
         self._connections.end_unasked()
-        draining = asyncio.create_task(self._service.close())
+        draining = asyncio.create_task(self._models.close())
         try:
             await super().shutdown(sockets)
         finally:
             draining.cancel()
-            self._watching.cancel()
-            self._service.end_all()
+            for watching in self._watching:
+                watching.cancel()
+            self._models.end_all()
             tasks = self.server_state.tasks
             if tasks:  # they send their last events, which takes a round
                 await asyncio.wait(tasks, timeout=_LAST_SECONDS)

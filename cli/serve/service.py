@@ -31,8 +31,8 @@ from specrun.bindings.errors import (
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.grammars import GrammarReader
 from specrun.cli.serve.lanes import REQUESTS
-from specrun.cli.serve.offers import CustomInputs
 from specrun.cli.serve.settings import ServeSettings
+from specrun.cli.serve.tools import CustomInputs
 from specrun.runtime.chat import CallBegun, ChatText, ChatTurn, Part, require_room, too_long
 from specrun.runtime.engine import Engine, GenerationStream, RoundTrace
 from specrun.runtime.laws import SamplingParams, random_if_unset
@@ -299,6 +299,8 @@ class AnswerService:
         self.prompts = PromptReader(engine, settings.template_kwargs)
         self._grammars = GrammarReader(engine.vocabulary, lambda: self.is_closing)
         self.is_closing = False
+        self.keep_seconds = settings.idle_seconds
+        """How long the model stays loaded when it is idle; None: for ever."""
         self.observers: list[Callable[[GenerationResult], None]] = []
         self.answers: WeakSet[ServedAnswer] = WeakSet()
         """Those under way. Weak: one that lost its reader counts no more, and its streams end."""

@@ -51,7 +51,8 @@ class ServeSettings:
     whose pages may ask, "*" for all. Answers that are under way when the server ends have
     `drain_seconds` to finish; a reader that takes nothing for `send_seconds` is gone. A stream
     begins with its first token, or after `head_seconds`. `template_kwargs` are variables of the
-    chat template, where a request does not set them itself.
+    chat template, where a request does not set them itself. A model that is idle for `idle_seconds`
+    is unloaded until the next request, if it can be loaded again; None: never.
     """
 
     model: str
@@ -64,6 +65,7 @@ class ServeSettings:
     drain_seconds: float = 10.0
     send_seconds: float = 120.0
     head_seconds: float = 10.0
+    idle_seconds: float | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 

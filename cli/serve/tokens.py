@@ -9,13 +9,13 @@ from http import HTTPStatus
 from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
 from specrun.bindings.contexts.context import TextEmbedder, Vector
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.body import read_body, shown, wanted
+from specrun.cli.serve.body import ModelBody, read_body, shown, wanted
 from specrun.cli.serve.chat import ChatBody, chat_turn
 from specrun.cli.serve.completions import GivenPrompts, prompts_of
 from specrun.cli.serve.errors import RequestError
@@ -24,11 +24,11 @@ from specrun.cli.serve.replies import json_reply
 from specrun.cli.serve.sampling import MOST
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Prompt
 
-_Body = TypeVar("_Body", bound=Struct)
+_Body = TypeVar("_Body", bound=ModelBody)
 _PART = 1 << 14  # tokens, which take about a millisecond
 
 
-class TokenizeBody(Struct, kw_only=True):
+class TokenizeBody(ModelBody, kw_only=True):
     """The body of /tokenize: llama-server's has `content`, vLLM's has `prompt`."""
 
     content: str | None = None
@@ -40,7 +40,7 @@ class TokenizeBody(Struct, kw_only=True):
     return_token_strs: bool | None = None
 
 
-class DetokenizeBody(Struct, kw_only=True):
+class DetokenizeBody(ModelBody, kw_only=True):
     """The body of /detokenize."""
 
     tokens: list[Annotated[int, wanted("token ids")]] | None = None
@@ -58,9 +58,10 @@ async def detokenize(request: Request) -> Response:
 
 async def apply_template(request: Request) -> Response:
     """Return the prompt that the chat template makes of `messages` and `tools`."""
-    service: AnswerService = request.app.state.service
-    _, asked = await read_body(
-        request, ChatBody, lambda body, _: AnswerRequest(turn=chat_turn(body, service.engine))
+    _, service, asked = await read_body(
+        request,
+        ChatBody,
+        lambda body, service: AnswerRequest(turn=chat_turn(body, service.engine)),
     )
     return json_reply({"prompt": await service.prompts.rendered(asked)})
 
@@ -71,7 +72,7 @@ async def _answered(
     read: Callable[[_Body, AnswerService], Callable[[], object]],
 ) -> Response:
     """Return the result of a request's own work as JSON, both made beside the event loop."""
-    _, work = await read_body(request, kind, read)
+    _, _, work = await read_body(request, kind, read)
     return await REQUESTS.run(lambda: json_reply(work()))
 
 
@@ -156,7 +157,7 @@ def _text_of(body: DetokenizeBody, service: AnswerService) -> Callable[[], objec
 # -- Embeddings -----------------------------------------------------------------------------------
 
 
-class EmbeddingBody(Struct, kw_only=True):
+class EmbeddingBody(ModelBody, kw_only=True):
     """The body of a request for embeddings."""
 
     input: GivenPrompts = None
@@ -166,8 +167,7 @@ class EmbeddingBody(Struct, kw_only=True):
 
 async def embeddings(request: Request) -> Response:
     """Return the embeddings of texts."""
-    service: AnswerService = request.app.state.service
-    body, inputs = await read_body(request, EmbeddingBody, _inputs)
+    body, service, inputs = await read_body(request, EmbeddingBody, _inputs)
     model, options = service.engine.model, service.engine.options.context
     n_ctx = max(service.engine.n_ctx, model.n_ctx_train)  # the embedder's own may be longer
     texts = await service.prompts.texts(inputs, n_ctx, service.engine.vocabulary.tokenize)

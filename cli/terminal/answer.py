@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -10,6 +12,8 @@ from specrun.runtime import Runtime
 from specrun.runtime.engine import GenerationStream
 from specrun.runtime.planning import CostCurve
 from specrun.runtime.round import ChatResult, GenerationResult, TokenEvent
+
+_LINE_PAUSE_S = 0.1  # between two drawings of a passing line
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +60,29 @@ class PlainWriter:
 
 
 class ReplyWriter:
-    """Shows the reasoning of a chat's answer dim, then the answer by another writer."""
+    """Shows the reasoning of a chat's answer, then the answer by another writer.
 
-    def __init__(self, terminal: Terminal, answer: AnswerWriter) -> None:
-        self._terminal, self._answer = terminal, answer
+    Reasoning is shown dim as it comes, or folded: a passing line shows its end, and then one line
+    tells how long it took.
+    """
+
+    def __init__(
+        self,
+        terminal: Terminal,
+        answer: AnswerWriter,
+        *,
+        fold: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._terminal, self._answer, self._fold, self._clock = terminal, answer, fold, clock
         self._taken = 0
         self._thought = ""  # since the last piece of the answer
+        self._began, self._n_tokens = clock(), 0  # of that thought
+        self._next_line = 0.0
 
     def write(self, event: TokenEvent) -> None:
         """Show the text that became certain with a token."""
+        self._n_tokens += 1
         self._think(event.reasoning)
         if event.text:
             self._end_thought()
@@ -78,20 +96,31 @@ class ReplyWriter:
         self._answer.finish(result)
 
     def _think(self, text: str) -> None:
-        if text:
-            self._taken += len(text)
-            self._thought += text
+        if not text:
+            return
+        self._taken += len(text)
+        self._thought += text
+        if not self._fold:
             self._terminal.answer(text, "dim")
+        elif self._clock() >= self._next_line:
+            self._next_line = self._clock() + _LINE_PAUSE_S
+            self._terminal.passing_end(f"thinking for {self._duration()}: ", self._thought)
 
     def _end_thought(self) -> None:
-        if self._thought:
+        if self._thought and self._fold:
+            self._terminal.passing("")
+            self._terminal.answer(f"thought for {self._duration()}\n", "dim")
+        elif self._thought:
             self._terminal.answer("\n\n" if not self._thought.endswith("\n") else "\n")
-            self._thought = ""
+        self._thought, self._began, self._n_tokens = "", self._clock(), 0
+
+    def _duration(self) -> str:
+        return f"{self._clock() - self._began:.0f} s ({self._n_tokens:,} tokens)"
 
 
-def reply_writer(terminal: Terminal, answer: AnswerWriter) -> AnswerWriter:
+def reply_writer(terminal: Terminal, answer: AnswerWriter, *, fold: bool) -> AnswerWriter:
     """Return the writer of a chat's answer: a screen shows the reasoning, too, a pipe does not."""
-    return ReplyWriter(terminal, answer) if terminal.answers_on_screen else answer
+    return ReplyWriter(terminal, answer, fold=fold) if terminal.answers_on_screen else answer
 
 
 def run_stream(stream: GenerationStream, writer: AnswerWriter | None = None) -> Answer:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from specrun.cli.terminal.terminal import Terminal, one_line
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.console import RenderableType
+    from rich.progress import Progress, ProgressColumn, Task, TaskID
 
 
 # == Tables on stdout, framed on a screen and aligned text in a pipe ===============================
@@ -91,41 +92,116 @@ def duration_text(seconds: float) -> str:
 
 
 _WIDTH = 24
+_ALMOST = 0.99  # the most of a bar that time alone fills
 
 
 @contextmanager
 def screen_bar(
-    terminal: Terminal, columns: Callable[[], Sequence[ProgressColumn]], *, transient: bool = True
+    terminal: Terminal,
+    columns: Callable[[], Sequence[ProgressColumn]],
+    *,
+    transient: bool = True,
+    below: Callable[[], str] = lambda: "",
 ) -> Iterator[Progress | None]:
-    """Yield a bar of rich with these columns, which are only made for a screen; otherwise None."""
+    """Yield a bar of rich with these columns, which are only made for a screen; otherwise None.
+
+    `below` returns the lines below the bar.
+    """
     if terminal.quiet or not terminal.notes_on_screen:
         yield None
         return
     from rich.console import Console
     from rich.progress import Progress
+    from rich.text import Text
+
+    class Bar(Progress):
+        def get_renderables(self) -> Iterator[RenderableType]:
+            yield from super().get_renderables()
+            if below():
+                yield Text(below())
 
     console = Console(stderr=True, no_color=not terminal.color_notes, highlight=False)
-    with Progress(*columns(), console=console, transient=transient) as bar:
+    with Bar(*columns(), console=console, transient=transient) as bar:
         yield bar
 
 
+class Pace:
+    """The share of a work's time that is over, and the seconds left, also between two reports.
+
+    The share never falls.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._share, self._told = 0.0, clock()
+        self._left: float | None = None
+
+    def tell(self, share: float, left: float | None) -> None:
+        """Take a report."""
+        self._share = max(self.share, share)
+        self._left, self._told = left, self._clock()
+
+    @property
+    def left(self) -> float | None:
+        """The seconds left, None if they are unknown."""
+        if self._left is None:
+            return None
+        return max(0.0, self._left - (self._clock() - self._told))
+
+    @property
+    def share(self) -> float:
+        """The share of the time that is over; not all of it before that is reported."""
+        left = self.left
+        if left is None or not self._left:
+            return self._share
+        return min(1.0 - (1.0 - self._share) * left / self._left, max(self._share, _ALMOST))
+
+
+class Report(Protocol):
+    """Shows a step of some work."""
+
+    def __call__(self, what: str, share: float, left: float | None = None, /) -> None:
+        """Show a step, the share done, and the seconds left if they are known."""
+
+
 @contextmanager
-def progress_bar(terminal: Terminal, first: str) -> Iterator[Callable[[str, float], None]]:
-    """Yield a function that shows a step and the share done; `first` is the step until then."""
+def progress_bar(terminal: Terminal, first: str) -> Iterator[Report]:
+    """Yield a function that shows a step below a bar; `first` is the step until then.
+
+    The first seconds left that are known are told in a line. With them the bar goes on by itself
+    between two reports.
+    """
+    pace, step = Pace(), first
 
     def columns() -> list[ProgressColumn]:
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, ProgressColumn, TextColumn, TimeElapsedColumn
+        from rich.text import Text
+
+        class TimeLeft(ProgressColumn):
+            """Shows the time left, and moves the bar meanwhile."""
+
+            max_refresh = 0.5
+
+            def render(self, task: Task) -> Text:
+                """Return the time left as text, nothing if it is unknown."""
+                task.completed = pace.share
+                return Text("" if pace.left is None else f"about {duration_text(pace.left)} left")
 
         percentage = TextColumn("{task.percentage:3.0f} %")
-        what = TextColumn("{task.description}", markup=False)
-        return [BarColumn(), percentage, TimeElapsedColumn(), what]
+        return [BarColumn(_WIDTH), percentage, TimeElapsedColumn(), TimeLeft()]
 
-    with screen_bar(terminal, columns) as bar:
-        task = None if bar is None else bar.add_task(first, total=1.0)
+    # The step has a line of its own: a long one does not make the bar shorter.
+    with screen_bar(terminal, columns, below=lambda: step) as bar:
+        task = None if bar is None else bar.add_task("", total=1.0)
 
-        def report(what: str, share: float) -> None:
+        def report(what: str, share: float, left: float | None = None, /) -> None:
+            nonlocal step
+            if left is not None and pace.left is None:
+                terminal.note(f"this takes about {duration_text(left)}")
+            step = what
+            pace.tell(share, left)
             if bar is not None and task is not None:
-                bar.update(task, description=what, completed=share)
+                bar.update(task, completed=pace.share)
 
         yield report
 

@@ -108,6 +108,10 @@ class Terminal:
         if text:
             _write(sys.stdout, self._styled(text, style, self.color_answers))
 
+    def answer_line(self, text: str) -> None:
+        """Write a sentence to stdout; a screen gets it wrapped at words."""
+        self.answer((wrapped(text) if self.answers_on_screen else text) + "\n")
+
     def answer_drawn(self, text: str) -> None:
         """Write text with escape sequences of our own to stdout; a model's text has none left."""
         if text:
@@ -138,6 +142,12 @@ class Terminal:
         if self.notes_on_screen and not self.quiet:
             text = one_line(text, _columns())  # a longer one could not be replaced
             _write(sys.stderr, "\r\x1b[K" + self._styled(text, "dim", self.color_notes))
+
+    def passing_end(self, name: str, text: str) -> None:
+        """Show a name and the end of a text, as much as fits a passing line."""
+        line = one_line(text, len(text) + 1)
+        room = max(0, _columns() - len(name))
+        self.passing(name + (line if len(line) <= room else f"…{line[len(line) - room + 1 :]}"))
 
     def _styled(self, text: str, style: Style, color: bool) -> str:
         return f"{_CODES[style]}{text}{_RESET}" if color and _CODES[style] else text
@@ -183,6 +193,15 @@ class ReportedError(click.ClickException):
         click.echo(wrapped(text) if sys.stderr.isatty() else text, file=file, err=file is None)
 
 
+class WrongUsage(click.UsageError):
+    """Options or arguments that make no sense, in a sentence wrapped at words on a screen."""
+
+    def format_message(self) -> str:
+        """Return the sentence; click writes "Error: " before it."""
+        text = printable(self.message)
+        return wrapped(f"Error: {text}").removeprefix("Error: ") if sys.stderr.isatty() else text
+
+
 def set_verbosity(verbosity: int) -> None:
     """Remember for the running command whether unexpected errors show a traceback (from 2 on)."""
     click.get_current_context().meta[_VERBOSITY_KEY] = verbosity
@@ -193,6 +212,8 @@ def reported_errors(context: click.Context) -> Iterator[None]:
     """Turn every exception of the block into one that click prints with the right exit code."""
     try:
         yield
+    except click.UsageError as error:
+        raise WrongUsage(error.format_message(), error.ctx) from error
     except (click.ClickException, click.exceptions.Exit, click.Abort):
         raise
     except SpecrunError as error:

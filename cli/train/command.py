@@ -36,4 +36,4 @@ and --resume goes on from it.
 
 @click.group(cls=LazyGroup, lazy=_COMMANDS, epilog=_EPILOG)
 def train() -> None:
-    """Train what drafts for a model: heads that read its states, a small model, or itself anew."""
+    """Train a drafter for a model: heads that read its states, a small model, or the model anew."""

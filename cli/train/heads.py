@@ -41,39 +41,51 @@ Examples:
 Medusa-1: the target stays as it is. Head k guesses the token k + 1 places ahead; its loss weighs --decay to
 the power of k. With --shared-output heads have no output matrix of their own: 5 heads of a 1B model then take
 80 MB instead of 5.3 GB in float32, and only specrun runs them. --answers target --from-law is
-self-distillation: the target answers the prompts of the data itself, and heads learn its law.
+self-distillation: the target answers the prompts of the data itself, and heads learn its distribution.
 
 \b
 With --joint (Medusa-2) the folder is a new model with its heads: convert it twice, with --kind model and
-with --kind medusa --target. It says what the new model says, not what the old one said; --from-law keeps
+with --kind medusa --target. Its text is the new model's, not the old one's; --from-law keeps
 the two close.
 """  # noqa: E501 - as it is shown
 
 
 @train_command(
     _MEDUSA_EPILOG,
-    _HEADS.option("--heads N", "How many.", click.IntRange(1, 32), default=5),
-    _HEADS.option("--layers N", "Residual blocks of each.", click.IntRange(1, 16), default=1),
+    _HEADS.option("--heads N", "The number of heads.", click.IntRange(1, 32), default=5),
+    _HEADS.option(
+        "--layers N",
+        "The number of residual blocks in each head.",
+        click.IntRange(1, 16),
+        default=1,
+    ),
     _HEADS.option(
         "--decay X",
-        "The loss of head k weighs this to the power of k.",
+        "The weight of head k's loss is this to the power of k.",
         click.FloatRange(0, 1, min_open=True),
         default=0.8,
     ),
     _HEADS.flag("--shared-output", "Use the target's output matrix for all heads."),
     _HEADS.flag(
-        "--from-law", "Learn the target's law (KL divergence) instead of the tokens of the text."
+        "--from-law",
+        "Learn the target's distribution (KL divergence) instead of the tokens of the text.",
     ),
     _JOINT.flag("--joint", "Medusa-2: train a copy of the target together with its heads."),
     _JOINT.option(
-        "--head-weight X", "Of the heads' loss beside the model's own.", _POSITIVE, default=0.2
+        "--head-weight X",
+        "The weight of the heads' loss, relative to the model's own.",
+        _POSITIVE,
+        default=0.2,
     ),
     _JOINT.option(
-        "--model-rate X", "Times the learning rate: the model's own.", _POSITIVE, default=0.25
+        "--model-rate X",
+        "The model's learning rate, as a multiple of --learning-rate.",
+        _POSITIVE,
+        default=0.25,
     ),
     _JOINT.option(
         "--heads-alone SHARE",
-        "The share of the steps before the model begins to learn.",
+        "The share of the steps that train the heads alone, before the model learns too.",
         SHARE_BELOW_ONE,
         default=0.1,
     ),
@@ -103,28 +115,31 @@ Examples:
   specrun train hydra --target Llama-3.2-1B --data chats.jsonl -o heads --plus
 
 \b
-Head k guesses the token k + 1 places ahead and knows the tokens in between. --plus is Hydra++: 4 blocks a
-head, a layer over the states in front, and the target's own law as what is learnt.
+Head k guesses the token k + 1 places ahead and reads the tokens in between. --plus is Hydra++: 4 blocks a
+head, a layer over the states in front, and the target's own distribution as the goal.
 """  # noqa: E501 - as it is shown
 
 
 @train_command(
     _HYDRA_EPILOG,
-    _HEADS.option("--heads N", "How many.", click.IntRange(1, 32), default=4),
+    _HEADS.option("--heads N", "The number of heads.", click.IntRange(1, 32), default=4),
     _HEADS.option(
-        "--layers N", "Blocks of each.", click.IntRange(1, 16), show_default="1; with --plus 4"
+        "--layers N",
+        "The number of blocks in each head.",
+        click.IntRange(1, 16),
+        show_default="1; with --plus 4",
     ),
-    _HEADS.flag("--plus", "Hydra++."),
+    _HEADS.flag("--plus", "Train Hydra++."),
     _HEADS.option(
         "--dropout SHARE",
-        "The share of numbers that is left out while learning.",
+        "The share of activations that is dropped during training.",
         SHARE_BELOW_ONE,
         show_default="0; with --plus 0.2",
     ),
     _HEADS.option(
         "--noise ALPHA",
-        "Shake what heads read while they learn by up to ALPHA / sqrt(tokens x width), as NEFTune "
-        "does; 75 in Hydra's paper, 0 in its code.",
+        "Add noise of up to ALPHA / sqrt(tokens x width) to the heads' inputs during training, "
+        "as NEFTune does. Hydra's paper has 75, its code 0.",
         click.FloatRange(0),
         default=0.0,
     ),
@@ -149,30 +164,31 @@ Examples:
   specrun train eagle --target model.gguf --from head.gguf --prompts more.txt -o better --gguf better.gguf
 
 \b
-The head learns the target's next hidden state (smooth L1), and with --token-weight the law that follows from
-it, while uniform noise shakes the states it reads. --unroll trains on its own predictions too, as HASS does:
-each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's trees.
+The head learns the target's next hidden state (smooth L1), and with --token-weight the distribution that
+follows from it. Uniform noise is added to the states it reads. --unroll also trains on its own predictions,
+as HASS does; each step costs as much time again. One head serves EAGLE-1's and EAGLE-2's trees.
 """  # noqa: E501 - as it is shown
 
 
 _law_option = _HEAD.option(
     "--law-tokens N",
-    "Compare laws among N tokens: those said most often, and a quarter drawn anew each step; "
-    "faster where the target is narrow.",
+    "Compare distributions over N tokens only: the most frequent ones, and a quarter drawn "
+    "anew at each step. This is faster if the target is narrow.",
     click.IntRange(0),
     default=0,
     show_default="all",
 )
 _late_option = _HEAD.option(
     "--unroll-late N",
-    "As many in the last two fifths of the training, when later steps read better states.",
+    "The value of --unroll in the last two fifths of training, when later steps read better "
+    "states.",
     _STEPS,
     show_default="as --unroll",
 )
 
 _from_option = _HEAD.option(
     "--from HEAD.gguf",
-    "Learn on from this head, which was made for the same target: its draft tokens stay.",
+    "Continue from this head, which was made for the same target. Its draft vocabulary stays.",
     FILE,
     dest="earlier",
 )
@@ -183,19 +199,20 @@ _from_option = _HEAD.option(
     _from_option,
     _HEAD.option(
         "--token-weight X",
-        "Of the cross-entropy with the target's law, beside the distance of states.",
+        "The weight of the cross-entropy with the target's distribution, relative to the "
+        "distance of states.",
         click.FloatRange(0),
         default=0.1,
     ),
     _HEAD.option(
         "--noise X",
-        "The most that is added to or taken from a state.",
+        "The largest amount of noise added to a state.",
         click.FloatRange(0),
         default=0.1,
     ),
     _HEAD.option(
         "--unroll N",
-        "Steps of a chain that are trained; from the second on, the head reads its own states.",
+        "Train N steps of a chain. From the second on, the head reads its own states.",
         _STEPS,
         default=1,
     ),
@@ -203,22 +220,23 @@ _from_option = _HEAD.option(
     _law_option,
     _HEAD.option(
         "--draft-tokens N",
-        "Draft the N tokens alone that are said most often (FR-Spec): faster where the vocabulary "
-        "is large and the target small. Laws are then compared among these.",
+        "Draft only the N most frequent tokens (FR-Spec). This is faster if the vocabulary is "
+        "large and the target small. Distributions are then compared over these tokens.",
         click.IntRange(0),
         default=0,
         show_default="all",
     ),
     _HEAD.option(
         "--inputs",
-        "What the head reads, as in the paper's ablation; both: states and the tokens after them.",
+        "The inputs of the head, as in the paper's ablation. both: states and the tokens after "
+        "them.",
         click.Choice(["both", "features", "tokens"]),
         default="both",
     ),
     _HEAD.option(
         "--start",
-        "How the head begins; fitted: by least squares over the target's states, which is worth "
-        "hundreds of steps; random: as upstream's.",
+        "The initial weights. fitted: least squares over the target's states, which saves "
+        "hundreds of steps. random: as upstream.",
         click.Choice(["fitted", "random"]),
         default="fitted",
     ),
@@ -242,32 +260,32 @@ Examples:
 
 \b
 Training-time test: chains of --unroll steps below every position, each reading the head's own states and
-attending to its own earlier steps. The draft vocabulary is the tokens said most often in the answers of the
-data; other tokens are never drafted, which costs speed and never changes what the target says.
+attending to its own earlier steps. The draft vocabulary has the most frequent tokens in the answers of the
+data. Other tokens are never drafted, which costs speed and never changes the target's text.
 """  # noqa: E501 - as it is shown
 
 
 @train_command(
     _EAGLE3_EPILOG,
     _from_option,
-    _HEAD.option("--unroll N", "Steps of a chain that are trained.", _STEPS, default=7),
+    _HEAD.option("--unroll N", "Train N steps of a chain.", _STEPS, default=7),
     _late_option,
     _HEAD.option(
         "--optimizer",
-        "Of the matrices between states; muon: a step teaches more and takes longer.",
+        "The optimizer of the matrices between states. Steps of muon teach more and take longer.",
         click.Choice(["adamw", "muon"]),
         default="adamw",
     ),
     _HEAD.option(
         "--draft-tokens N",
-        "The most tokens that can be drafted.",
+        "The size of the draft vocabulary.",
         click.IntRange(1),
         default=32000,
     ),
     _law_option,
     _HEAD.option(
         "--read-layers LOW MIDDLE HIGH",
-        "The layers whose inputs are read.",
+        "The target's layers whose inputs the head reads.",
         click.IntRange(0),
         nargs=3,
         show_default="2, n/2, n-3",
@@ -293,8 +311,8 @@ Examples:
 
 \b
 A block drafter (DFlash) drafts a whole block in one evaluation of a few layers, which read inputs of some
-of the target's layers. --markov-rank adds DSpark's Markov head, which weighs a token by the one before, and
---confidence the head that says how far a draft is sure. The file is llama.cpp's architecture dflash.
+of the target's layers. --markov-rank adds DSpark's Markov head, which weighs a token by the one before.
+--confidence adds the head that estimates how much of a draft is right. The file is llama.cpp's architecture dflash.
 """  # noqa: E501 - as it is shown
 
 
@@ -314,43 +332,45 @@ def _layer_numbers(
     _DFLASH_EPILOG,
     _HEAD.option(
         "--block N",
-        "Tokens of a block, of which the last one of the text is the first.",
+        "The number of tokens in a block. The first one is the last token of the text.",
         click.IntRange(2, 256),
         dest="block_size",
         default=8,
     ),
-    _HEAD.option("--layers N", "Its layers.", click.IntRange(1, 64), dest="n_layers", default=2),
+    _HEAD.option(
+        "--layers N", "The number of layers.", click.IntRange(1, 64), dest="n_layers", default=2
+    ),
     _HEAD.option(
         "--slot-decay X",
-        "The loss of the token at depth k weighs this to the power of k - 1; e^(-1/4) in DFlash's "
-        "paper for blocks of 8, e^(-1/7) for 16.",
+        "The weight of the loss at depth k is this to the power of k - 1. DFlash's paper has "
+        "e^(-1/4) for blocks of 8, e^(-1/7) for 16.",
         click.FloatRange(0, 1, min_open=True),
         default=0.78,
     ),
     _HEAD.option(
         "--anchor-every N",
-        "Blocks are learnt behind one of N tokens, drawn anew at each step.",
+        "Train a block behind one of every N tokens, drawn anew at each step.",
         click.IntRange(1),
         default=4,
     ),
     _HEAD.option(
         "--markov-rank N",
-        "Of DSpark's Markov head, 256 in its paper.",
+        "The rank of DSpark's Markov head. Its paper has 256.",
         click.IntRange(0),
         default=0,
         show_default="none",
     ),
-    _HEAD.flag("--confidence", "With DSpark's confidence head, beside a Markov head."),
+    _HEAD.flag("--confidence", "Also train DSpark's confidence head. It needs a Markov head."),
     _HEAD.option(
         "--optimizer",
-        "Of the matrices between states; muon: a step teaches more and takes longer.",
+        "The optimizer of the matrices between states. Steps of muon teach more and take longer.",
         click.Choice(["adamw", "muon"]),
         default="adamw",
     ),
     _HEAD.option(
         "--draft-tokens N",
-        "Draft the N tokens alone that are said most often, with an output matrix of its own: "
-        "faster where the vocabulary is large.",
+        "Draft only the N most frequent tokens, with an output matrix of their own. This is "
+        "faster if the vocabulary is large.",
         click.IntRange(0),
         default=0,
         show_default="all",
@@ -358,16 +378,16 @@ def _layer_numbers(
     _law_option,
     _HEAD.option(
         "--read-layers LIST",
-        "The layers whose inputs are read, such as 1,4,7.",
+        "The target's layers whose inputs the drafter reads, such as 1,4,7.",
         callback=_layer_numbers,
         show_default="2, n/2, n-3",
     ),
     _HEAD.option(
         "--mask-token ID",
-        "The token that stands for those to draft.",
+        "The token that stands in the places of the tokens to draft.",
         click.IntRange(0),
         dest="mask",
-        show_default="the one said least often",
+        show_default="the least frequent one",
     ),
     states_options,
     target="MODEL",
@@ -387,22 +407,23 @@ _POSITIONS, _MODEL = Section("Look-ahead positions"), Section("The model")
 
 _POSITION_OPTIONS = (
     _POSITIONS.option(
-        "--positions N", "How many behind a token.", click.IntRange(1, 64), default=3
+        "--positions N", "The number of positions behind a token.", click.IntRange(1, 64), default=3
     ),
     _POSITIONS.option(
         "--groups N",
-        "Behind how many tokens of a text they are learnt in a step, at most.",
+        "Train positions behind at most N tokens of a text in each step.",
         click.IntRange(1),
         default=48,
     ),
     _POSITIONS.option(
         "--decay X",
-        "The loss of position j weighs this to the power of j - 1.",
+        "The weight of position j's loss is this to the power of j - 1.",
         click.FloatRange(0, 1, min_open=True),
         default=0.8,
     ),
     _POSITIONS.flag(
-        "--from-law", "Learn the target's law (KL divergence) instead of the tokens of the text."
+        "--from-law",
+        "Learn the target's distribution (KL divergence) instead of the tokens of the text.",
     ),
 )
 
@@ -412,8 +433,8 @@ Examples:
   specrun train pass --target Llama-3.2-1B --data prompts.jsonl -o ahead --answers target --from-law
 
 \b
-PaSS: the target stays as it is, and so does its file. What is learnt are --positions embeddings, which stand
-behind a token in the place of the tokens to come; the target drafts at them while it verifies.
+PaSS: the target and its file stay as they are. Training gives --positions embeddings, which stand behind a
+token in the places of the tokens to come. The target drafts at them while it verifies.
 """  # noqa: E501 - as it is shown
 
 
@@ -435,8 +456,8 @@ Examples:
   specrun convert fast -o fast.gguf --kind model
 
 \b
-SPACE makes a NEW MODEL: a copy of the target is trained together with a mask token, to say tokens ahead at
-mask tokens. It says what the new model says, not what the old one said; --from-law keeps the two close. The
+SPACE makes a NEW MODEL: a copy of the target is trained together with a mask token, to predict tokens ahead
+at mask tokens. Its text is the new model's, not the old one's; --from-law keeps the two close. The
 folder has both: convert it twice, with --kind model and, as --gguf does, with --kind space.
 """  # noqa: E501 - as it is shown
 
@@ -446,12 +467,15 @@ folder has both: convert it twice, with --kind model and, as --gguf does, with -
     *_POSITION_OPTIONS,
     _MODEL.option(
         "--mask-weight X",
-        "Of what masks learn beside the model's own loss.",
+        "The weight of the mask tokens' loss, relative to the model's own.",
         _POSITIVE,
         default=1.0,
     ),
     _MODEL.option(
-        "--mask-rate X", "Times the learning rate: the mask token's own.", _POSITIVE, default=20.0
+        "--mask-rate X",
+        "The mask token's learning rate, as a multiple of --learning-rate.",
+        _POSITIVE,
+        default=20.0,
     ),
     states_options,
     needs_data=False,

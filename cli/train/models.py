@@ -38,14 +38,14 @@ Examples:
   specrun train drafter --online buffer.bin --draft drafter.gguf -o learnt --gguf drafter-2.gguf
 
 \b
-DistillSpec: the drafter learns the target's law at every token of an answer. Answers are those of the data,
-those the target samples first (--answers target), or, for a share of the texts (--on-policy), those the drafter
-samples as it learns; with --on-policy 1 or --answers target, prompts without answers will do. What counts is
-alpha, the share of drafted tokens that the target accepts: it is measured on held-out texts before and after.
+DistillSpec: the drafter learns the target's distribution at every token of an answer. Answers come from the
+data, from the target before training (--answers target) or, for a share of the texts (--on-policy), from the
+drafter during training. With --on-policy 1 or --answers target, prompts without answers are enough. The goal is
+alpha, the share of drafted tokens that the target accepts. It is measured on held-out texts before and after.
 
 \b
-With --online the drafter learns where the drafts of `specrun chat --learn-keep` were rejected (`specrun learn
-show` names the file); --target and --data are not needed, and --draft may be the GGUF file that drafts.
+With --online the drafter learns from the rejected drafts of `specrun chat --learn-keep` (`specrun learn show`
+names the file). --target and --data are not needed, and --draft may be the drafter's GGUF file.
 """  # noqa: E501 - as it is shown
 
 
@@ -71,8 +71,8 @@ _distillation_options = option_group(
     Distillation,
     DATA.option(
         "--draft DIR",
-        "The drafter to begin with: a folder of the target's family, with its vocabulary; with "
-        "--online also a GGUF file.",
+        "The drafter to start from: a folder of the target's family with the same vocabulary. "
+        "With --online it may be a GGUF file.",
         PATH,
         required=True,
     ),
@@ -83,8 +83,8 @@ _distillation_options = option_group(
     ),
     _DISTILLATION.option(
         "--divergence",
-        "Of the drafter's law from the target's; total-variation is 1 - alpha itself, and slow to "
-        "start.",
+        "The divergence of the drafter's distribution from the target's. total-variation is 1 "
+        "- alpha itself, and slow to start.",
         DIVERGENCE,
         default="forward-kl",
     ),
@@ -102,7 +102,7 @@ _distillation_options = option_group(
     ),
     _DISTILLATION.option(
         "--law-temp T",
-        "The temperature of both laws, and of sampled answers.",
+        "The temperature of both distributions, and of sampled answers.",
         click.FloatRange(0, 100, min_open=True),
         dest="law_temperature",
         default=1.0,
@@ -115,20 +115,21 @@ _distillation_options = option_group(
     ),
     _BOOSTING.option(
         "--not-covered-by",
-        "A drafter (GGUF) beside which this one will draft: learn what it gets wrong (SpecInfer); "
-        "repeatable.",
+        "Another drafter (GGUF) that will draft together with this one. Learn the tokens that "
+        "it gets wrong (SpecInfer). Repeatable.",
         FILE,
         multiple=True,
     ),
     _BOOSTING.option(
         "--covered-weight WEIGHT",
-        "What a token counts that one of them gets right.",
+        "The weight of a token that one of them gets right.",
         SHARE,
         default=0.0,
     ),
     _MEASURE.option(
         "--measure-on",
-        "Measure on answers that the target samples to held-out prompts, or on those given.",
+        "Measure on answers that the target samples for held-out prompts, or on the data's "
+        "answers.",
         click.Choice(["target", "given"]),
         default="target",
     ),
@@ -210,7 +211,7 @@ def _show(
     )
     if report.measured_on_training:
         job.terminal.warn(
-            "there were too few texts to hold any out: alpha is that of the texts it learnt"
+            "there were too few texts to hold any out: alpha was measured on the training texts"
         )
     if gain.gain < 0:
         job.terminal.warn("alpha fell: use more data, a lower --learning-rate, or --answers target")
@@ -252,7 +253,9 @@ def _learn_online(job: TrainJob, draft: Path, buffer: Path, divergence: str) -> 
 
     for name in ("target", "data"):
         if job.settings[name]:
-            raise click.UsageError(f"--online has the texts and the laws: leave out --{name}")
+            raise click.UsageError(
+                f"--online has the texts and the distributions: leave out --{name}"
+            )
     plot = check_result(job.result)
     draft = draft.expanduser()
     if job.result.gguf is not None and draft.is_dir():
@@ -283,7 +286,9 @@ def _learn_online(job: TrainJob, draft: Path, buffer: Path, divergence: str) -> 
         measures={"alpha_before": _record(before), "alpha_after": _record(after)},
     )
     if report.measured_on_training:
-        job.terminal.warn("there were too few answers to hold any out: alpha is of those it learnt")
+        job.terminal.warn(
+            "there were too few answers to hold any out: alpha was measured on the training answers"
+        )
     if after.rate <= before.rate:
         job.terminal.warn("alpha did not rise: chat longer, or use another --learning-rate")
 
@@ -298,14 +303,14 @@ Examples:
   specrun chat -m cllm.gguf --drafter "jacobi(n=16)" --temp 0
 
 \b
-CLLM: the result is A NEW MODEL, not a drafter. It says what it says itself, not what the old target
-said: verification keeps the new one's tokens. Compare its answers before you use it.
+CLLM: the result is A NEW MODEL, not a drafter. Its text is its own, not the old target's: verification
+keeps the new one's tokens. Compare its answers before you use it.
 
 \b
 The target answers the prompts of the data by Jacobi decoding, in specrun's runtime; answers of the data are
-not read. Then a copy of it learns to say behind its own wrong guesses what it says behind the right tokens
-(--form global), or behind the next guesses (--form local), while it goes on learning its own answers. Narrow
-targets bear higher rates: at a width of 256 use -lr 1e-3.
+not read. Then a copy of it learns to predict behind its own wrong guesses what it predicts behind the right
+tokens (--form global) or behind the next guesses (--form local). It goes on learning its own answers. Narrow
+targets allow higher rates: at a width of 256 use -lr 1e-3.
 """  # noqa: E501 - as it is shown
 
 
@@ -313,33 +318,37 @@ targets bear higher rates: at a width of 256 use -lr 1e-3.
     _CONSISTENCY_EPILOG,
     _CONSISTENCY.option(
         "--block N",
-        "Guesses of an iterate; decode with jacobi(n=N).",
+        "The number of guesses in an iterate. Decode with jacobi(n=N).",
         click.IntRange(1, 128),
         default=16,
     ),
     _CONSISTENCY.option(
         "--form",
-        "What a row learns: what is said behind the answer itself, or behind the next iterate.",
+        "The goal of each row: the distribution behind the answer itself, or behind the next "
+        "iterate.",
         click.Choice(["global", "local"]),
         default="global",
     ),
     _CONSISTENCY.option(
         "--weight X",
-        "Of the divergence along trajectories, beside the answers' own loss.",
+        "The weight of the divergence along trajectories, relative to the loss on answers.",
         click.FloatRange(0),
         default=1.0,
     ),
     _CONSISTENCY.option(
         "--divergence",
-        "Of the law behind guesses from the law that is learnt.",
+        "The divergence of the distribution behind guesses from the one that is learnt.",
         DIVERGENCE,
         default="forward-kl",
     ),
     _CONSISTENCY.option(
-        "--states N", "Iterates of an answer that a step learns.", click.IntRange(1, 64), default=4
+        "--states N",
+        "Train on N iterates of an answer in each step.",
+        click.IntRange(1, 64),
+        default=4,
     ),
     _CONSISTENCY.option(
-        "--answer-length N", "The most tokens of an answer.", click.IntRange(2), default=256
+        "--answer-length N", "The most tokens in an answer.", click.IntRange(2), default=256
     ),
 )
 def consistency(job: TrainJob, **values: OptionValue) -> None:
@@ -376,8 +385,10 @@ def consistency(job: TrainJob, **values: OptionValue) -> None:
         },
     )
     job.terminal.warn(
-        f"this is a new model, not {target.resolve().name}: it says what it says itself. "
+        f"this is a new model, not {target.resolve().name}: its text is its own. "
         f"{same[0].upper() + same[1:]}"
     )
     if report.measured_on_training:
-        job.terminal.warn("there were too few prompts to hold any out: figures are of those learnt")
+        job.terminal.warn(
+            "there were too few prompts to hold any out: figures are of the training prompts"
+        )

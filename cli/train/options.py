@@ -112,21 +112,22 @@ def _source_options(target: str, *, needs_target: bool, needs_data: bool) -> Dec
         _target_option(target, required=needs_target),
         DATA.option(
             "--data",
-            "A text, or JSON Lines or an array of texts, prompts with answers, or chats; "
-            "repeatable.",
+            "The training data: a text, or JSON Lines or an array of texts, prompts with "
+            "answers, or chats; repeatable.",
             FILE,
             multiple=True,
             required=needs_data,
         ),
         DATA.option(
             "--max-length N",
-            "Tokens of a sequence: texts are cut into pieces, of chats what is beyond is left out.",
+            "The most tokens of a sequence. Texts are cut into pieces; the rest of a longer "
+            "chat is left out.",
             click.IntRange(4, 2**20),
             default=2048,
         ),
         DATA.option(
             "--held-out SHARE",
-            "The share of the sequences that is measured on and not learnt.",
+            "The share of the sequences that is kept out of training, to measure on.",
             SHARE_BELOW_ONE,
             default=0.05,
         ),
@@ -136,47 +137,53 @@ def _source_options(target: str, *, needs_target: bool, needs_data: bool) -> Dec
 _run_options = option_group(
     "run",
     _run,
-    _RUN.option("--epochs N", "How often to read all.", _COUNT, default=2),
-    _RUN.option("--steps N", "Stop after so many steps, whatever --epochs says.", _COUNT),
+    _RUN.option("--epochs N", "Read all texts N times.", _COUNT, default=2),
+    _RUN.option("--steps N", "Stop after N steps, also before --epochs are over.", _COUNT),
     _RUN.option(
-        "--batch-tokens N", "The most tokens of a step, padding included.", _COUNT, default=4096
+        "--batch-tokens N", "The most tokens in a step, padding included.", _COUNT, default=4096
     ),
     _RUN.option(
         "-lr, --learning-rate RATE",
-        "The peak of the learning rate, which then falls as a cosine.",
+        "The highest learning rate. It then falls as a cosine.",
         click.FloatRange(0, 10, min_open=True),
         show_default="as published",
     ),
     _RUN.option(
         "--warmup SHARE",
-        "The share of the steps in which the rate rises.",
+        "The share of the steps during which the rate rises.",
         SHARE_BELOW_ONE,
         default=0.03,
     ),
     _RUN.option(
         "--measures N",
-        "How often the held-out texts are measured.",
+        "Measure the held-out texts N times.",
         click.IntRange(0, 10_000),
         default=10,
     ),
     _RUN.option(
         "-s, --seed N",
-        "Of the order of texts, of noise, and of what is held out.",
+        "The seed of the order of texts, of noise, and of the choice of held-out texts.",
         click.IntRange(0, MAX_COUNT),
         default=0,
     ),
-    _RUN.flag("--resume", "Go on from the folder's checkpoint, exactly."),
+    _RUN.flag("--resume", "Continue exactly from the checkpoint in the folder."),
     _RUN.option(
-        "--save-every SECONDS", "Time between checkpoints.", click.FloatRange(0), default=180.0
+        "--save-every SECONDS",
+        "Write a checkpoint every so many seconds.",
+        click.FloatRange(0),
+        default=180.0,
     ),
-    _DEVICE.option("--device NAME", "auto, cpu, cuda, cuda:1.", default="auto"),
+    _DEVICE.option(
+        "--device NAME", "The device to train on: auto, cpu, cuda, cuda:1.", default="auto"
+    ),
     _DEVICE.option(
         "--precision",
-        "Of products; auto: bfloat16 where a trial shows that it works and is faster.",
+        "The precision of matrix products. auto takes bfloat16 if a trial finds that it works "
+        "and is faster.",
         click.Choice(["auto", "float32", "bfloat16"]),
         default="auto",
     ),
-    _DEVICE.threads("Threads on the CPU."),
+    _DEVICE.threads("The number of CPU threads."),
 )
 
 _result_options = option_group(
@@ -184,19 +191,19 @@ _result_options = option_group(
     TrainResult,
     OUTPUT.option(
         "-o, --output DIR",
-        "The folder to write, in the layout that the authors' own tools read.",
+        "The folder to write, in the layout of the authors' own tools.",
         PATH,
         required=True,
     ),
-    OUTPUT.option("--gguf FILE", "Also convert what was trained to GGUF.", NEW_FILE),
-    OUTPUT.option("--outtype TYPE", "The type of --gguf.", default="q8_0"),
+    OUTPUT.option("--gguf FILE", "Also convert the result to GGUF.", NEW_FILE),
+    OUTPUT.option("--outtype TYPE", "The tensor type of --gguf.", default="q8_0"),
     OUTPUT.option(
         "--plot FILE",
-        "The picture of the curves (.png, .svg or .pdf).",
+        "Draw the curves into this file (.png, .svg or .pdf).",
         NEW_FILE,
         show_default="DIR/training/curves.png",
     ),
-    OUTPUT.flag("--force", "Overwrite what an earlier run left."),
+    OUTPUT.flag("--force", "Overwrite the files of an earlier run."),
     json_option(),
 )
 
@@ -205,38 +212,40 @@ states_options = option_group(
     TrainFeatures,
     _STATES.option(
         "--teacher",
-        "A folder's target as GGUF: llama.cpp computes its states, so that it may be quantized.",
+        "The target of --target as GGUF. llama.cpp then computes its states, so it may be "
+        "quantized.",
         FILE,
     ),
     trust_option,
     _STATES.option(
         "--cache",
-        "Keep states on disk, in float16; auto: where they are read more than once and there is "
-        "room.",
+        "Keep states on disk, in float16. auto does so if they are read more than once and "
+        "there is room.",
         click.Choice(["auto", "yes", "no"]),
         default="auto",
     ),
     _STATES.option(
         "--features DIR",
-        "Keep them in this folder, for other heads too; otherwise they go when the run ends.",
+        "Keep the states in this folder, for other heads too. Otherwise they are deleted at "
+        "the end.",
         click.Path(file_okay=False, path_type=Path),
     ),
     _ANSWERS.option(
         "--answers",
-        "Whose answers are learnt: the data's, or those the target gives to the same prompts.",
+        "The answers to learn from: those in the data, or the target's to the same prompts.",
         WHOSE_ANSWERS,
         show_default="given; without --data target",
     ),
     _ANSWERS.option(
         "--prompts FILE",
-        "Prompts for the target to answer, one a line or JSON Lines, instead of --data; with "
-        "neither, built-in ones.",
+        "Prompts for the target to answer instead of --data: one a line, or JSON Lines. "
+        "Without either, built-in prompts are used.",
         FILE,
     ),
-    _ANSWERS.option("--n-prompts N", "How many of the built-in ones.", _COUNT, default=1000),
+    _ANSWERS.option("--n-prompts N", "The number of built-in prompts.", _COUNT, default=1000),
     _ANSWERS.option(
         "--own-prompts N",
-        "Beside these, prompts that the target writes itself, as its users would, in N tries.",
+        "Add prompts that the target writes itself, as its users would, in N tries.",
         click.IntRange(0, MAX_COUNT),
         default=0,
     ),
@@ -247,7 +256,10 @@ states_options = option_group(
         default=0.0,
     ),
     _ANSWERS.option(
-        "--answer-length N", "The most tokens of its answers.", click.IntRange(1), default=512
+        "--answer-length N",
+        "The most tokens of the target's answers.",
+        click.IntRange(1),
+        default=512,
     ),
     parallel_option(_ANSWERS, default=4),
 )

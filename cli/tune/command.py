@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from specrun.bench.timing import Ratio, speed_verdict
 from specrun.cli.options.group import SectionedCommand
 from specrun.cli.options.model import LoadSettings, load_options
 from specrun.cli.options.output import check_plot, terminal_options
@@ -42,15 +43,19 @@ _SCHEMES = {
 
 
 def print_tuning(draft: Path, result: TuneResult, terminal: Terminal) -> None:
-    """Print all tables, and the verdict for each temperature."""
+    """Print the verdict for each temperature, costs and plans; with -v, all tables."""
+    several = len(result.settings) > 1
+    for setting in result.settings:
+        for line in _verdict(setting, draft, several=several):
+            terminal.answer_line(line)
     _print_curves(result, terminal)
     for setting in result.settings:
-        _print_acceptance(setting, terminal)
-        _print_alphas(setting, terminal)
+        if terminal.verbosity:
+            _print_acceptance(setting, terminal)
+            _print_alphas(setting, terminal)
         _print_plans(setting, terminal)
-    _print_theory(result, terminal)
-    for setting in result.settings:
-        terminal.answer(_verdict(setting, draft) + "\n")
+    if terminal.verbosity:
+        _print_theory(result, terminal)
 
 
 def _print_curves(result: TuneResult, terminal: Terminal) -> None:
@@ -164,25 +169,25 @@ def _gain(candidate: Candidate, setting: TunedSetting) -> str:
     return f"{candidate.measured / setting.plain.speed:.2f}"
 
 
-def _verdict(setting: TunedSetting, draft: Path) -> str:
-    temperature = f"temperature {setting.params.temperature:g}"
+def _verdict(setting: TunedSetting, draft: Path, *, several: bool) -> list[str]:
+    """Return what drafting gains by the best plan, and by a fixed shape."""
+    texts = f"answers at temperature {setting.params.temperature:g}" if several else "answers"
     best = setting.best
     if not best.options:
-        return f"{temperature}: plain decoding is fastest; --drafter none"
-    gain = best.speed / setting.plain.speed
-    return (
-        f"{temperature}: draft({draft.name}, {best.options}) gives {gain:.2f} times the speed "
-        f"of plain decoding; {_of_shape(setting.shape)}"
-    )
+        return [f"Drafting with {draft.name} does not make {texts} faster: use --drafter none."]
+    ratio = best.speed / setting.plain.speed
+    drafter = f"draft({draft.name}, {best.options})"
+    verdict = speed_verdict(drafter, texts, Ratio(ratio, ratio, ratio))
+    return [verdict, f"  {_of_shape(setting.shape)}."]
 
 
 def _of_shape(trial: ShapeTrial) -> str:
-    """Say what a fixed shape, in which the text does not depend on what drafts, costs the plan."""
+    """Return the cost of a fixed shape, in which the text does not depend on the drafts."""
     if trial.left_out:
-        return f"no fixed shape ({trial.left_out})"
+        return f"There is no fixed shape ({trial.left_out})"
     ratio = f"{trial.fixed / trial.free:.2f} of that speed" if trial.free else "no speed"
-    use = "which chat and generate use" if trial.chosen else f"which --shape {trial.width} asks for"
-    return f"a fixed shape of {trial.width} tokens, {use}, gives {ratio}"
+    use = "chat and generate use it" if trial.chosen else f"--shape {trial.width} uses it"
+    return f"A fixed shape of {trial.width} tokens gives {ratio}; {use}"
 
 
 _EPILOG = """\b
@@ -195,17 +200,18 @@ Examples:
 
 \b
 Measures how long the target and the draft model take for 1 to 64 tokens, and how often drafted tokens
-are accepted, rank by rank, in texts that the target writes; then picks the tree of drafts that should
-give the most tokens a second, or none where plain decoding is faster. chat and generate use the plan
-for this pair, -m and -md, on this machine (not with --demo). Do not use the machine meanwhile.
+are accepted, rank by rank, in texts that the target writes. Then picks the tree of drafts that should
+give the most tokens a second, or none if plain decoding is faster. chat and generate use the plan for
+this pair, -m and -md, on this machine (not with --demo). -v shows all tables. Do not use the machine
+meanwhile.
 
 \b
 Without a draft model only the target's times are measured: prompt-lookup, lookahead and rest draft as
 much as pays with them.
 
 \b
---layer-skip needs no draft model: it searches which layers of the target a draft made of the others
-should skip (Draft & Verify), for the most predicted tokens a second. Ctrl-C keeps the best so far.
+--layer-skip needs no draft model. It searches for the layers of the target that a self-draft should skip
+(Draft & Verify), for the most predicted tokens a second. Ctrl-C keeps the best so far.
 """  # noqa: E501 - as it is shown
 
 
@@ -236,7 +242,7 @@ def tune(
     if text.model_draft is None and load.model is not None and not load.demo:
         if text.drafter:
             raise click.UsageError(
-                "--drafter stands beside a draft model: give -md FILE too, or ask specrun theory"
+                "--drafter needs a draft model: give -md FILE too, or use specrun theory"
             )
         from specrun.cli.tune.target_costs import run_target_costs
 

@@ -116,9 +116,9 @@ def _show(
     best = result.best
     skipped = range_text(best.skipped(result.n_layers))
     if best.speed_up <= 1.0:
-        terminal.answer(f"plain decoding should stay fastest; the best cut skips {skipped}\n")
+        terminal.answer_line(f"plain decoding should stay fastest; the best cut skips {skipped}")
         return
-    terminal.answer(
+    terminal.answer_line(
         f"--skip-layers {skipped} with draft(CUT, n={best.n_draft}, sampling={best.sampling}) "
-        f"should give {best.speed_up:.2f} times the speed of plain decoding\n"
+        f"should give {best.speed_up:.2f} times the speed of plain decoding"
     )

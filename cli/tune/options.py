@@ -57,25 +57,25 @@ class TuneOutput:
 tune_text_options = option_group(
     "text",
     TuneText,
-    MODEL.model(MODEL_DRAFT, "The draft model: a GGUF file."),
+    MODEL.model(MODEL_DRAFT, "The draft model, a GGUF file."),
     prompts_option(_TEXTS),
     prompt_file_option(_TEXTS),
     no_template_option(_TEXTS),
     _TEXTS.option(
         "-n, --predict, --max-tokens N",
-        "Tokens written at each temperature, over all prompts together.",
+        "The number of tokens to write at each temperature, over all prompts.",
         click.IntRange(8, MAX_COUNT),
         default=128,
     ),
     _TEXTS.option(
         "--seconds",
-        "Time for measuring what evaluations cost.",
+        "Measure the cost of evaluations for about this long.",
         click.FloatRange(0, min_open=True),
         default=12.0,
     ),
     MODEL.option(
         "--drafter EXPR",
-        "Report alpha of this drafter, too, beside the draft model's; repeatable.",
+        "Also report alpha of this drafter; repeatable.",
         multiple=True,
     ),
 )
@@ -90,7 +90,7 @@ layer_skip_options = option_group(
     ),
     _LAYERS.option(
         "--evaluations N",
-        "The most sets of layers that are judged.",
+        "The most sets of layers to evaluate.",
         click.IntRange(1, 100_000),
         default=32,
     ),

@@ -36,7 +36,7 @@ def experts_text(n_experts: int, n_used: int) -> str:
     sizes = ", ".join(map(str, SIZES[:-1])) + f" and {SIZES[-1]}"
     return (
         f"{n_used} of {n_experts} for a token; {sizes} tokens read about {read} of a layer's "
-        "(less where they choose alike), so verifying drafts costs more than with a dense model"
+        "(fewer if they choose alike), so verifying drafts costs more than with a dense model"
     )
 
 
@@ -133,15 +133,15 @@ def _show_types(types: Sequence[WeightType], terminal: Terminal) -> None:
             cells += [f"{known.gain:.2f}"]
         rows.append((known.file.name, *cells))
     head = ("file", "tokens/s", "T(2)", "T(4)", "T(8)", "drafts gain")
-    title = f"Weight types; gains where {10 * ACCEPTED:.0f} of 10 drafts are accepted"
+    title = f"Weight types; gains if {10 * ACCEPTED:.0f} of 10 drafts are accepted"
     print_table(terminal, title, head, rows)
     measured = [known for known in types if known.curve is not None]
     if len(measured) > 1:
         fastest = max(measured, key=lambda known: known.plain * known.gain)
         speed = fastest.plain * fastest.gain
-        terminal.answer(
+        terminal.answer_line(
             f"drafting gains most with {measured[0].file.name} ({measured[0].gain:.2f} times); "
-            f"with it {fastest.file.name} is fastest ({speed:.1f} tokens/s)\n"
+            f"with it {fastest.file.name} is fastest ({speed:.1f} tokens/s)"
         )
     for known in types:
         if known.curve is None:

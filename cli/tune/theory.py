@@ -90,13 +90,13 @@ numbers_options = option_group(
     ),
     _NUMBERS.option(
         "--cached N",
-        "Tokens of text whose keys and values are read.",
+        "The number of tokens of text whose keys and values are read.",
         click.IntRange(0, MAX_COUNT),
         default=512,
     ),
     _NUMBERS.option(
         "--bandwidth GB",
-        "Of the memory, in 10^9 bytes a second: says tokens a second, too.",
+        "The memory bandwidth in 10^9 bytes a second. Tokens a second are then shown, too.",
         click.FloatRange(0.0, 1e6, min_open=True),
     ),
 )
@@ -114,10 +114,16 @@ pair_options = option_group(
     ),
     prompts_option(_MEASURED),
     _MEASURED.option(
-        "-n, --predict N", "Tokens of each answer.", click.IntRange(8, MAX_COUNT), default=48
+        "-n, --predict N",
+        "The number of tokens in each answer.",
+        click.IntRange(8, MAX_COUNT),
+        default=48,
     ),
     _MEASURED.option(
-        "--seconds", "Time for measuring T(n).", click.FloatRange(0, min_open=True), default=6.0
+        "--seconds",
+        "Measure T(n) for about this long.",
+        click.FloatRange(0, min_open=True),
+        default=6.0,
     ),
 )
 
@@ -278,11 +284,11 @@ def _verdicts(inputs: ChainInputs, best: BestLengths, bandwidth: float | None) -
     from specrun.runtime.planning import tokens_per_second_by_bandwidth
 
     alpha, cost = inputs.acceptance, inputs.cost_ratio
-    lengths = [f"{best.flat} where more tokens cost nothing (section 3.5)"]
+    lengths = [f"{best.flat} if more tokens cost nothing (section 3.5)"]
     if best.measured is not None:
         lengths.append(f"{best.measured} with T(n)")
     if best.by_bytes is not None:
-        lengths.append(f"{best.by_bytes} where memory decides")
+        lengths.append(f"{best.by_bytes} if memory is the limit")
     yield f"best n: {', '.join(lengths)}"
     if alpha > cost:
         least = (1.0 + alpha) / (1.0 + cost)
@@ -325,10 +331,11 @@ Examples:
   specrun theory --demo --drafter eagle --drafter "partial(window=64, n=4)"
 
 \b
-alpha is the mean over positions of sum min(p, q), the chance that a draw from the drafter's law is
-accepted; c what drafting a token takes over a plain one's time; c-hat its operations over the
-target's. Of a pair they are measured, T(n) too: do not use the machine meanwhile. Drafters without
-a law (prompt-lookup, rest, lookahead, jacobi) have no alpha. Formulas stand below the tables.
+alpha is the mean over positions of sum min(p, q), the chance that a draw from the drafter's
+distribution is accepted. c is the time of a drafted token over that of a plain one, c-hat its
+operations over the target's. For a pair they are measured, with T(n): do not use the machine
+meanwhile. Drafters without a distribution (prompt-lookup, rest, lookahead, jacobi) have no alpha.
+Formulas follow the tables.
 """
 
 
@@ -347,7 +354,7 @@ def theory(
     as_json: bool,
     terminal: Terminal,
 ) -> None:
-    """Show what theory says of drafting: tokens a round, speed-up, operations, bytes."""
+    """Show the theory of drafting for given figures: tokens a round, speed-up, costs."""
     drafts = pair.model_draft is not None or bool(pair.drafter)
     is_given = not drafts and (not load.demo or numbers.alpha is not None)
     if drafts and load.model is None and not load.demo:

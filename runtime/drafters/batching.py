@@ -39,6 +39,34 @@ class Waiting(Protocol):
 
 
 WaitingT = TypeVar("WaitingT", bound=Waiting)
+GivenT = TypeVar("GivenT")
+FoundT = TypeVar("FoundT")
+
+
+class SharedRequest(Generic[GivenT, FoundT]):
+    """A request for one shared evaluation of what is `given`, and the result."""
+
+    def __init__(self, given: GivenT) -> None:
+        self.given = given
+        self.seconds = 0.0
+        self._found: FoundT | SpecrunError | None = None
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether the evaluation was made."""
+        return self._found is not None
+
+    def answer(self, answered: FoundT | SpecrunError, seconds: float) -> None:
+        """Take the result, or the error, and the share of an evaluation's time."""
+        self._found, self.seconds = answered, seconds
+
+    @property
+    def found(self) -> FoundT:
+        """The result; raises the error of the evaluation."""
+        if isinstance(self._found, SpecrunError):
+            raise self._found
+        assert self._found is not None
+        return self._found
 
 
 class Joint(ABC, Generic[WaitingT]):

@@ -71,6 +71,11 @@ class BreakEven:
             return wanted
         return next((n for n in range(wanted, 0, -1) if costs.seconds(1 + n) <= limit), 0)
 
+    def tokens_for(self, nodes: int) -> int:
+        """Return after how many tokens without a draft so many nodes may be drafted on trust."""
+        loss = self._costs.seconds(1 + nodes) / self._costs.seconds(1) - 1.0
+        return self.account.tokens_until(min(loss - TRUST, START))
+
     def book(self, width: int, new: int, evaluated: float, own: float = 0.0) -> bool:
         """Count a round of `new` tokens, of which the drafter itself took `own` plain rounds.
 
@@ -163,13 +168,16 @@ class TimedDrafter(Drafter):
         if self._asked is None:
             self._proposed = self._clock()
             return NOTHING
+        wanted = most = min(request.max_nodes, self.max_nodes)
+        whole = request
         if self._is_bounded:
-            wanted = min(request.max_nodes, self.max_nodes)
             most = self._affordable(request, wanted)
             self._stopped += not most and wanted > 0 and self._costs.widest > 0
             if most < wanted:
                 request = request.within(most, most)
         tree = self.inner.propose(request)
+        if not tree.tokens and most < wanted and self.inner.forecast(whole) > 1.0:
+            self._rest = self._break_even.tokens_for(min(wanted, 2 * most + 1))
         self._proposed = self._clock()
         return tree
 

@@ -45,7 +45,9 @@ def build_drafter(text: str, env: DraftEnvironment) -> DrafterWeights:
     weights = _build(expression, timed)
 
     def start() -> Drafter:
-        drafter = _timed(weights.start(), weights.pace, timed)
+        drafter = weights.start()
+        drafter.begins_alike |= not env.by_clock
+        drafter = _timed(drafter, weights.pace, timed)
         try:
             check_verifiable(env.target, drafter.name, drafter.max_leaves)
         except BaseException:

@@ -133,7 +133,7 @@ class Draft:
             parents, tokens = next(steps)
             while True:
                 found = (yield parents, tokens) if rows is None else rows
-                if found is None:
+                if found is None or found.is_empty:
                     return None
                 laws = self.laws(self.add(parents, tokens, found), found)
                 rows = None

@@ -98,15 +98,21 @@ class DraftEnvironment:
     def known(self) -> CostCurve:
         """What evaluations of the target were known to cost before anything was decoded.
 
-        It may descend if batches cannot be padded: recurrent states would take in what fills them.
+        It may descend if batches cannot be padded: a recurrent state takes back what fills them,
+        and no more than it may.
         """
         if self.costs is not None:
             return self.costs
-        return self._known.as_padded() if self.target.can_branch else self._known
+        if self.target.can_branch:
+            return self._known.as_padded()
+        n_texts = 1 if self.meeting is None else self.meeting.n_texts
+        n_kept = self.n_kept if self.n_kept and self.target.can_roll_back else 0
+        return self._known.as_padded(n_texts * (1 + n_kept))
 
-    def wider(self, n: int, most: int) -> int:
-        """Return how many tokens to evaluate in place of n, at most so many (`CostCurve.wider`)."""
-        return (self.costs or self._known).wider(n, most)
+    @property
+    def wider(self) -> Callable[..., int]:
+        """How many tokens to evaluate in place of a number of them (`CostCurve.wider`)."""
+        return (self.costs or self._known).wider
 
     @property
     def _known(self) -> CostCurve:
@@ -117,11 +123,11 @@ class DraftEnvironment:
     def fills(self) -> bool:
         """Whether what a drafter of this environment leaves empty of a block may be filled.
 
-        Only where evaluations were measured, under exact rules, and for one conversation.
+        Only where evaluations were measured, and under exact rules.
         """
-        alone = self.by_clock and not self.keeps_rows and self.meeting is None
         return (
-            alone
+            self.by_clock
+            and not self.keeps_rows
             and self.may_fill
             and self.shape == "free"
             and self.costs is None
@@ -164,20 +170,19 @@ class DraftEnvironment:
             cost = lambda n: max(rounds(n), _LEAST_STEP)  # noqa: E731
         elif depth is not None:
             cost = lambda n: max(n * share, _LEAST_STEP)  # noqa: E731
-        learnt, known = (
-            (self._seconds(curve, text_share), self._draft_cost(curve, cost))
-            for curve in (self.curve, self.known)
-        )
-        # How many tokens are drawn decides which text comes: the clock must not.
-        return DraftPlan(
-            *learnt, self.most_drafted, depth=depth, drawn=known, forgets=self.keeps_rows
-        )
+        together = self.meeting if self.by_clock else None
+        learnt = self._seconds(self.curve, text_share, together)
+        # How many tokens are drawn decides which text a seed gives: neither the clock may decide it
+        # nor how many other conversations there are.
+        drawn = self._seconds(self.known, text_share, None), self._draft_cost(self.known, cost)
+        learnt_cost = self._draft_cost(self.curve, cost)
+        return DraftPlan(learnt, learnt_cost, self.most_drafted, depth=depth, drawn=drawn)
 
     def _draft_cost(self, curve: CostCurve, rounds: Callable[[int], float]) -> DraftCost:
         """Return what drafts take, learnt where the target's rounds are timed."""
         if not isinstance(curve, LiveCurve):
             return DraftCost(rounds, lambda: curve.seconds(1))
-        return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.is_told)
+        return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.is_timed)
 
     def pace_of(self, *, chooses: bool, draws: bool = False) -> Pace:
         """Return the pace of a drafter that `chooses` how much it drafts or not, and may draw."""
@@ -193,15 +198,17 @@ class DraftEnvironment:
         return self.known.seconds(n) / (n * self.known.seconds(1))
 
     def _seconds(
-        self, curve: CostCurve, text_share: Callable[[], float] | None
+        self,
+        curve: CostCurve,
+        text_share: Callable[[], float] | None,
+        meeting: DraftMeeting | None,
     ) -> Callable[[int], float]:
         """Return the seconds of an evaluation of n tokens, below a text of any length.
 
-        Where several conversations are evaluated together it is the share of each, if all have n.
+        If several conversations are evaluated together, it is the share of each, if all have n.
         """
-        meeting = self.meeting
         seconds: Callable[[int], float] = curve.seconds
-        if meeting is not None and self.by_clock:
+        if meeting is not None:
             seconds = lambda n: curve.seconds(n * meeting.n_drafting) / meeting.n_drafting  # noqa: E731
         if self.shape != "free":
             # A fixed width costs the same whatever is drafted.

@@ -120,8 +120,8 @@ class GrowingDrafter(Drafter):
         self._is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
         self._depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
         self._plans: ShapePlans | None = None
-        # Whether no stop reads the distributions. Of the answer under way its settings, whether
-        # whole trees are named for it, and its rows' distributions if drafts need nothing else.
+        # Whether no stop reads the distributions; then an answer's settings, whether whole trees
+        # are named for it, else the distributions of its rows if a draft depends on nothing else.
         self._is_plain = p_min == 0.0 and plan is None
         self._way: tuple[SamplingParams | None, bool, RowLaws | None] = None, False, None
         if source.names_trees and self._depth and p_min == 0.0:
@@ -448,7 +448,7 @@ class GrowingDrafter(Drafter):
         self._steps = self._prepared = None
         self.source.begin(tokens)
         if self._plan is not None:
-            self._plan.begin()
+            self._plan.begin(alike=self.begins_alike)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Pass on."""

@@ -249,18 +249,21 @@ _MOST_SIBLINGS = 32
 
 
 def build_pass(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `pass(FILE, n=all that were trained, below=every, sampling=argmax, topk=1)`."""
+    """Build `pass(FILE, n=all that were trained, below=every, sampling=argmax, topk=1, always=no)`.
+
+    Without `n` it is stopped while it does not pay.
+    """
     return _build(expression, env, "pass")
 
 
 def build_space(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `space(FILE, n=all that were trained, below=every, sampling=argmax, topk=1)`."""
+    """Build `space(FILE, ...)`, with the options of `pass`."""
     return _build(expression, env, "space")
 
 
 def _build(expression: Expression, env: DraftEnvironment, kind: str) -> DrafterWeights:
     options = options_of(expression)
-    n = options.integer("n", 0)
+    n, is_sized = options.integer("n", 0), options.optional("n") is not None
     below = cast("Below", options.choice("below", list(get_args(Below)), "every"))
     schemes = list(get_args(ParallelSampling))
     sampling = cast("ParallelSampling", options.choice("sampling", schemes, "argmax"))
@@ -273,7 +276,7 @@ def _build(expression: Expression, env: DraftEnvironment, kind: str) -> DrafterW
     path = file_of(expression, env)
     file = LookaheadFile(path, kind, env.target, n_threads=env.context.n_threads)
     try:
-        n = _checked_n(expression, n, options.optional("n") is not None, file, env)
+        n = _checked_n(expression, n, is_sized, file, env)
         most = env.context.n_batch - 1
         if lookahead_nodes(n, topk, below) > most:
             problem = f"{expression}: look-ahead positions and candidates do not fit a batch of"
@@ -286,7 +289,8 @@ def _build(expression: Expression, env: DraftEnvironment, kind: str) -> DrafterW
     def start() -> ParallelDrafter:
         return ParallelDrafter(file, n, below=below, sampling=sampling, topk=topk, name=name)
 
-    return DrafterWeights(name, start, [file])
+    pace = env.pace_of(chooses=not is_sized, draws=sampling == "with")
+    return DrafterWeights(name, start, [file], pace)
 
 
 def _checked_n(

@@ -10,17 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bindings.errors import OptionError
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.graph import Graph, GraphBuilder
 from specrun.bindings.ggml.tensor import F32, Tensor
 from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for_heads, load_tensors
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.batching import DraftMeeting, Joint
+from specrun.runtime.drafters.batching import DraftMeeting, Joint, SharedRequest
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.source import Asked, Source
-from specrun.runtime.drafters.tree_options import head_accuracy, head_tree, ranks_by_depth
+from specrun.runtime.drafters.tree_options import (
+    head_accuracy,
+    head_tree,
+    ranks_by_depth,
+    verifiable,
+)
 from specrun.runtime.heads import HeadFile, NamedChildren, TreePlan, stored_accuracy
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits
@@ -271,30 +276,8 @@ def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
 State = npt.NDArray[np.float32]
 
 
-class AskedState:
-    """A hidden state [1, hidden] that a conversation asks about, and what came of it."""
-
-    def __init__(self, state: State) -> None:
-        self.state = state
-        self.seconds = 0.0
-        self._said: HeadsSaid | SpecrunError | None = None
-
-    @property
-    def is_answered(self) -> bool:
-        """Whether the heads were asked."""
-        return self._said is not None
-
-    def answer(self, said: HeadsSaid | SpecrunError, seconds: float) -> None:
-        """Take what they said, which took so much of an evaluation's time."""
-        self._said, self.seconds = said, seconds
-
-    @property
-    def said(self) -> HeadsSaid:
-        """What they said; raises what their evaluation did."""
-        if isinstance(self._said, SpecrunError):
-            raise self._said
-        assert self._said is not None
-        return self._said
+AskedState = SharedRequest[State, HeadsSaid]
+"""A hidden state [1, hidden] that a conversation gives to the heads."""
 
 
 class SharedHeads(Joint[AskedState]):
@@ -317,7 +300,7 @@ class SharedHeads(Joint[AskedState]):
     def answers(self, taken: Sequence[AskedState]) -> tuple[list[HeadsSaid], list[float]]:
         """Evaluate the heads for all states at once."""
         before = self._heads.native_seconds
-        said = self._heads.said_of(np.concatenate([asked.state for asked in taken]))
+        said = self._heads.said_of(np.concatenate([asked.given for asked in taken]))
         seconds = self._heads.native_seconds - before
         return said, [seconds / len(taken)] * len(taken)
 
@@ -443,7 +426,7 @@ class MedusaSource(Source):
             return None
         self._asked = None
         self._native_seconds += asked.seconds
-        return self._children(asked.said, self._plan)
+        return self._children(asked.found, self._plan)
 
     # -- costs -------------------------------------------------------------------------------------
 
@@ -476,7 +459,8 @@ def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart
     try:
         if chosen:
             accuracy = head_accuracy(options, head.n_heads, head.accuracy)
-            topology = medusa_tree(accuracy or TYPICAL_ACCURACY[: head.n_heads], env.most_drafted)
+            accuracy = verifiable(accuracy or TYPICAL_ACCURACY[: head.n_heads], env)
+            topology = medusa_tree(accuracy, env.most_drafted)
         else:
             topology = head_tree(
                 expression,

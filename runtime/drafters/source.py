@@ -50,13 +50,18 @@ class NodeRows:
     `whole` are rows of logits [vocabulary or fewer], views that die with the next evaluation;
     `ranked` the best tokens of each row with their log-probabilities; `highest` its highest logits.
     `certainties` are chances that the next tokens are accepted, where the method itself says so:
-    they take the place of the greatest probabilities.
+    they take the place of the greatest probabilities. In no form: nothing could be evaluated.
     """
 
     whole: Sequence[Logits] | None = None
     ranked: RankedTokens | None = None
     highest: HighestLogits | None = None
     certainties: Sequence[float] | None = None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there are no rows, so that a draft ends."""
+        return self.whole is None and self.ranked is None and self.highest is None
 
 
 def whole_rows(rows: NodeRows) -> Sequence[Logits]:

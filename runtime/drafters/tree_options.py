@@ -272,6 +272,7 @@ def head_tree(
     if nodes is not None and nodes > MAX_NODES:
         raise OptionError(f"{expression}: nodes is {nodes}: give 1 to {MAX_NODES}")
     accuracy = head_accuracy(options, n_depths, stored) or typical[:n_depths]
+    accuracy = verifiable(accuracy, env)
     if nodes is not None:
         topology = medusa_tree(accuracy, nodes)
     else:
@@ -283,6 +284,11 @@ def head_tree(
         topology = plan_medusa_tree(accuracy, curve, seconds, most=most).topology
     check_leaves(expression, topology.n_leaves)
     return topology
+
+
+def verifiable(accuracy: Accuracy, env: DraftEnvironment) -> Accuracy:
+    """Return the accuracies of nodes that the target can verify: of a hybrid those of a chain."""
+    return accuracy if env.target.can_branch else tuple(row[:1] for row in accuracy)
 
 
 def head_accuracy(

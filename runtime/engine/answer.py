@@ -478,7 +478,7 @@ class Answer(Mailbox):
             if not isinstance(rule, SequentialCascade):
                 from specrun.runtime.drafters.combinators.guided import GuidedDrafter
 
-                self.guided = GuidedDrafter(self.drafter)
+                self.guided = GuidedDrafter(self.drafter, session.costs)
         state = FRESH
         if self._grammar is not None or "dry" in params.chain:
             texts = params.dry_sequence_breakers if "dry" in params.chain else ()

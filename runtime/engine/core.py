@@ -477,10 +477,16 @@ class EngineCore(ABC):
 
             source = self.options.chat_template or self.model.chat_template
             if source is None:
-                advice = "give one (--chat-template-file), or generate from text"
+                advice = "give one (--chat-template-file), or continue text (--no-chat-template)"
                 raise TemplateError(f"{self.model.path} has no chat template: {advice}")
             self._template = template_of(source, self.vocabulary)
         return self._template
+
+    def set_chat_template(self, source: str) -> None:
+        """Use another chat template from now on; raises `TemplateError` if it is none."""
+        from specrun.runtime.chat.template import template_of
+
+        self._template = self._tool_template = template_of(source, self.vocabulary)
 
     @property
     def tool_template(self) -> ChatTemplate:

@@ -185,6 +185,7 @@ def open_slots(
             for each, drafters in zip(targets, choices.slots, strict=True):
                 own = drafters.get(drafters.own)
                 session = Session(each, own, rule, model.vocabulary, owned, drafters)
+                session.costs = environment.known
                 session.memory_note = functools.partial(_memory_note, loading)
                 if shared is None or session.slot is None:
                     session.backend_sampling = is_wanted(options.backend_sampling, model)
@@ -268,7 +269,8 @@ def _share(
     clock, meeting = cast("SlotClock", environment.clock), environment.meeting
     longest = min(n_ctx, longest)
     widths = choices.widths(n_slots)
-    return SharedEvaluation(context, n_slots, longest, environment.known, clock, meeting, widths)
+    curve, wider = environment.known, environment.wider
+    return SharedEvaluation(context, n_slots, longest, curve, clock, meeting, widths, wider)
 
 
 def _memory_note(loading: Loading) -> str:

@@ -15,6 +15,7 @@ from specrun.runtime.engine.schedule import Schedule
 from specrun.runtime.engine.slots import EvaluationCost, SlotTarget
 from specrun.runtime.engine.streams import GenerationStream
 from specrun.runtime.laws.sampling import SamplingParams
+from specrun.runtime.planning import CostCurve
 from specrun.runtime.round.drafter import Drafter, Owned, close_all
 from specrun.runtime.round.loop import Conversation, require_laws, require_rule
 from specrun.runtime.round.target import TargetModel
@@ -72,6 +73,8 @@ class Session:
     """Takes the target's rows at rejected drafts, if there is a buffer."""
     clock: Callable[[], float] | None = None
     """Seconds of its own work, if it is done between that of others."""
+    costs: CostCurve | None = None
+    """What evaluations of the target are known to cost."""
     cost_of: Callable[[int], EvaluationCost] = staticmethod(
         lambda n: EvaluationCost(n, n, 1, 0.0, 0.0)
     )

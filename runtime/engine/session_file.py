@@ -1,8 +1,8 @@
 """Session files: the cache of a long prompt, kept on disk for another run.
 
-A file is llama.cpp's state of the text, followed by a line of JSON with its model and settings, and
-by the SHA-256 of all before. A file with another hash, model, version or other settings is never
-given to llama.cpp.
+A file is llama.cpp's state of the text, followed by the checkpoints of a recurrent state, by a line
+of JSON with its model and settings, and by the SHA-256 of all before. A file with another hash,
+model, version or other settings is never given to llama.cpp.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from specrun.bindings.contexts.memory import load_sequence, save_sequence, sequence_bytes
 from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
     OptionError,
     PairError,
-    UnsupportedModelError,
 )
 from specrun.bindings.files import (
     DAMAGE,
@@ -38,30 +40,37 @@ _VERSION = 1
 _MAGIC = b"specrun session\n"
 _TAIL = struct.Struct("<Q32s16s")  # the length of the JSON, the hash, and the magic
 _MAX_FACTS = 1 << 16
+_STATES = "checkpoints"  # their numbers of tokens and of bytes
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
 
 def save_session(session: Session, path: Path) -> int:
     """Keep the cache of a session's conversation; return how many tokens it holds.
 
-    A file that is there is replaced, whole or not at all. Raises UnsupportedModelError for a
-    recurrent model, OptionError for a cache above MAX_BYTES, SpecrunError if the disk is full.
+    A file that is there is replaced, whole or not at all. Raises OptionError for a cache above
+    MAX_BYTES, SpecrunError if the disk is full.
     """
-    _require_kept(session)
+    session.require_idle()
     target, text = session.target, session.conversation
     target.rewind(text, text.n_cached)  # the rest of an interrupted round goes first
-    n_bytes = sequence_bytes(target.context)
+    checkpoints = target.context.memory.checkpoints
+    states = [] if checkpoints is None else checkpoints.copies()
+    sizes = [(n_tokens, len(data)) for n_tokens, data in states]
+    n_bytes = sequence_bytes(target.context) + sum(size for _, size in sizes)
     if n_bytes > MAX_BYTES:
         amount = f"{n_bytes / 1e9:.1f} GB for {text.n_cached:,} tokens"
         raise OptionError(f"{path} would take {amount}, above {MAX_BYTES / 1e9:.1f} GB")
     require_free_space(path.parent if path.parent.is_dir() else Path(), n_bytes)
-    facts = json.dumps(_facts(session)).encode()
+    facts = json.dumps({**_facts(session), _STATES: sizes}).encode()
     with atomic_path(path, force=True) as aside:
         save_sequence(target.context, text.tokens[: text.n_cached], aside)
         with aside.open("rb+") as file:
+            file.seek(0, os.SEEK_END)
+            for _, data in states:
+                file.write(data.tobytes())
+            file.seek(0)
             digest = hashlib.file_digest(file, "sha256")
             digest.update(facts)
-            file.seek(0, os.SEEK_END)
             file.write(facts + _TAIL.pack(len(facts), digest.digest(), _MAGIC))
     return text.n_cached
 
@@ -74,8 +83,8 @@ def load_session(session: Session, path: Path) -> int:
     returned. Raises MalformedFileError for a damaged file or another version, and PairError for
     another model or other settings, both named.
     """
-    _require_kept(session)
-    facts = _verified(path)
+    session.require_idle()
+    facts, end = _verified(path)
     for name, ours in _facts(session).items():
         if facts.get(name) != ours:
             advice = "name another file, or remove this one"
@@ -83,20 +92,35 @@ def load_session(session: Session, path: Path) -> int:
             raise PairError(f"{path} was kept for another model or settings: {differ}; {advice}")
     if session.drafter.reads_target:
         return 0
-    text = session.conversation
+    text, context = session.conversation, session.target.context
     text.n_cached = 0
-    tokens = load_sequence(session.target.context, path)
+    tokens = load_sequence(context, path)
+    if context.memory.checkpoints is not None:
+        for n_tokens, data in _states(path, facts, end, len(tokens)):
+            context.memory.checkpoints.add(0, n_tokens, data)
     text.tokens, text.n_prompt = tokens, len(tokens)
     text.n_cached = len(tokens)
     return len(tokens)
 
 
-def _require_kept(session: Session) -> None:
-    session.require_idle()
-    model = session.target.context.model
-    if not model.can_branch:
-        problem = f"{model.path} is a recurrent or hybrid model ({model.architecture})"
-        raise UnsupportedModelError(f"{problem}: a part of its state cannot be taken up again")
+def _states(
+    path: Path, facts: dict[str, Any], end: int, n_tokens: int
+) -> list[tuple[int, npt.NDArray[np.uint8]]]:
+    """Return the checkpoints of a file, which lie before place `end`, by their numbers of tokens.
+
+    Raises MalformedFileError for what cannot be some of a text of so many tokens.
+    """
+    sizes = facts.get(_STATES)
+    pairs = [*map(tuple, sizes)] if isinstance(sizes, list) else [()]
+    is_whole = all(len(pair) == 2 and all(type(each) is int for each in pair) for pair in pairs)
+    if not is_whole or not all(0 < n <= n_tokens and size > 0 for n, size in pairs):
+        raise MalformedFileError(_damaged(path))
+    start = end - sum(size for _, size in pairs)
+    if start < 0:
+        raise MalformedFileError(_damaged(path))
+    with open_regular(path) as file:
+        file.seek(start)
+        return [(n, np.frombuffer(file.read(size), np.uint8)) for n, size in pairs]
 
 
 def _facts(session: Session) -> dict[str, Any]:
@@ -123,9 +147,13 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def _verified(path: Path) -> dict[str, Any]:
-    """Return the facts in a file, if all of it is as it was written."""
-    damaged = f"{path} is no session file, or it is damaged: remove it, or name another"
+def _damaged(path: Path) -> str:
+    return f"{path} is no session file, or it is damaged: remove it, or name another"
+
+
+def _verified(path: Path) -> tuple[dict[str, Any], int]:
+    """Return the facts in a file, and where they begin, if all of it is as it was written."""
+    damaged = _damaged(path)
     try:
         opened = open_regular(path)
     except OSError as error:
@@ -147,6 +175,6 @@ def _verified(path: Path) -> dict[str, Any]:
             raise MalformedFileError(damaged)
         file.seek(size - _TAIL.size - n_facts)
         try:
-            return json_object(file.read(n_facts))
+            return json_object(file.read(n_facts)), size - _TAIL.size - n_facts
         except DAMAGE:
             raise MalformedFileError(damaged) from None

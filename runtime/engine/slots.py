@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
@@ -115,7 +115,8 @@ def _cut(runs: Iterable[Run], length: int) -> list[Run]:
 # such sequences cannot share cells. llama.cpp evaluates only neighbouring sequences of equal length
 # at once. If it evaluated a batch in parts, it could move a state between two of them, and the
 # states to go back to would be lost. So the shorter of neighbours are filled up with tokens that
-# nobody reads and `commit` drops, and all others wait for the next turn.
+# nobody reads and `commit` drops, and all others wait for the next turn. All of them are filled up
+# further if a wider evaluation takes less time.
 #
 # Drafters that stop if drafting does not pay measure their rounds by `SlotClock`. Of an evaluation
 # of k texts and N tokens a slot is charged an equal part of its cost without drafts, T(k), and its
@@ -126,6 +127,10 @@ def _cut(runs: Iterable[Run], length: int) -> list[Run]:
 _SHORT_PROMPT = 32
 _MOST_COPIED = 7 / 8  # of the context: texts that fill more of it are not copied together
 _PIECES = (256, 192, 128, 96, 64)
+
+StepsWider = Callable[[int, int, int], int]
+"""Returns how many tokens to evaluate in place of the first number: at most the second, and more by
+a multiple of the third."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +219,8 @@ class SlotTarget(TargetModel):
     @property
     def max_nodes(self) -> int:
         """The most nodes of a tree: the slot's share of the tokens that one evaluation takes."""
-        return max(0, (super().max_nodes + 1) // len(self._shared.slots) - 1)
+        share = self._most_tokens // len(self._shared.slots) - 1
+        return max(0, min(super().max_nodes, share))
 
     @property
     def longest_piece(self) -> int:
@@ -401,8 +407,9 @@ class SharedEvaluation:
     one sequence more, `parking`, for cells that were dropped and are not free yet (`slot_options`);
     None: texts lie apart. No text is longer than `n_positions`. The slots' drafters draft together
     at `meeting`. Evaluations of the numbers of tokens in `widths` are filled up, in a second
-    sequence more. `n_cells_taken` counts the cells before the first of those that no token has
-    taken since the texts were last copied together.
+    sequence more; those of texts that lie apart to what is `wider` and cheaper. `n_cells_taken`
+    counts the cells before the first of those that no token has taken since the texts were last
+    copied together.
     """
 
     def __init__(
@@ -414,6 +421,7 @@ class SharedEvaluation:
         clock: SlotClock,
         meeting: DraftMeeting | None = None,
         widths: Mapping[int, int] | None = None,
+        wider: StepsWider = lambda n, *_: n,
     ) -> None:
         self.context, self.clock = context, clock
         self.meeting = meeting or DraftMeeting(n_slots)
@@ -424,7 +432,7 @@ class SharedEvaluation:
         # One sequence more is parking's, and a second one is that of tokens which fill batches up.
         n_ids = 1 if apart else (context.options.n_sequences - 1) // n_slots
         self.parking = None if apart else n_ids * n_slots
-        self._widths = widths or {}
+        self._widths, self._wider = widths or {}, functools.lru_cache(4096)(wider)
         self._n_evaluations = 0
         self.n_cells_taken = 0
         self.slots: list[SlotTarget] = []
@@ -477,11 +485,12 @@ class SharedEvaluation:
         if not slots:
             return slots
         counts = {slot: slot.n_waiting for slot in slots}
+        width = self._width(slots) if self.parking is None else 0
         self._n_evaluations += 1
         for slot in slots:
             slot.last_evaluated = self._n_evaluations
             if self.parking is None:
-                slot.fill_up(max(counts.values()))
+                slot.fill_up(width)
         pending = [(slot, slot.pending) for slot in slots if slot.pending is not None]
         n_tokens = sum(len(each.tokens) for _, each in pending)
         self.make_room(n_tokens)
@@ -504,6 +513,15 @@ class SharedEvaluation:
             self.clock.add(slot, seconds * part)
             place += n
         return slots
+
+    def _width(self, slots: Sequence[SlotTarget]) -> int:
+        """Return how many tokens each of several texts that lie apart is evaluated with."""
+        n, width = len(slots), max(slot.n_waiting for slot in slots)
+        context = self.context
+        room = self.n_positions - max(slot.text.n_cached for slot in slots)
+        most = min(context.n_batch, context.options.n_ubatch, context.n_outputs) // n
+        most = min(most, 1 + context.memory.n_rollback, room)
+        return self._wider(n * width, n * max(width, most), n) // n
 
     def _decode(self, texts: list[tuple[list[int], int, BatchShape]], n_tokens: int) -> Rows:
         """Evaluate texts side by side, in a batch that is filled up where that takes less time.

@@ -69,18 +69,22 @@ class Lexicon:
         tokens = tuple(self._tokens_within(text))
         return tokens if b"".join(map(self.spelling, tokens)) == text else None
 
-    def unambiguous_tokens_of(self, text: bytes) -> list[int]:
+    def unambiguous_tokens_of(
+        self, text: bytes, preference: npt.NDArray[np.floating] | None = None
+    ) -> list[int]:
         """Return tokens that spell these bytes, but for an end that may depend on what follows.
 
-        Tokens that a grammar names by their ids stand as llguidance writes them.
+        They are the tokenizer's own or, with a `preference` (a number for each token), of those
+        that may come next the preferred ones. Tokens that a grammar names by their ids stand as
+        llguidance writes them.
         """
         *before, text = _NAMED.split(text)
         named = [
             token
             for number, part in enumerate(before)
-            for token in ([int(part)] if number % 2 else self._tokens_within(part))
+            for token in ([int(part)] if number % 2 else self._spelt(part, preference))
         ]
-        tokens = self._tokens_within(text)
+        tokens = self._spelt(text, preference)
         rest, sure = b"", len(tokens)
         for index in range(len(tokens) - 1, -1, -1):
             rest = self.spelling(tokens[index]) + rest
@@ -90,6 +94,25 @@ class Lexicon:
             if place < len(self._sorted) and self._sorted[place].startswith(rest):
                 sure = index  # a longer token begins so
         return [*named, *tokens[:sure]]
+
+    def _spelt(self, text: bytes, preference: npt.NDArray[np.floating] | None) -> list[int]:
+        if preference is None:
+            return self._tokens_within(text)
+        found, start = list[int](), 0
+        while start < len(text):
+            most = min(_LONGEST_TOKEN, len(text) - start)
+            pieces = (text[start : start + n] for n in range(1, most + 1))
+            tokens = [known for piece in pieces if (known := self._token_of.get(piece)) is not None]
+            if not tokens:
+                break
+            found.append(max(tokens, key=preference.__getitem__))
+            start += len(self.spelling(found[-1]))
+        return found
+
+    @functools.cached_property
+    def _token_of(self) -> dict[bytes, int]:
+        """Tokens by their bytes. Of several the last one: single bytes come before others."""
+        return {text: token for token, text in enumerate(self._spelled) if text}
 
     @functools.cached_property
     def _sorted(self) -> list[bytes]:
@@ -387,16 +410,17 @@ class GrammarState:
             return self.tail is not None or (seen is not None and seen.may_end)
         return not self.child(token).closed
 
-    def forced(self, most: int) -> list[int]:
+    def forced(self, most: int, preference: npt.NDArray[np.floating] | None = None) -> list[int]:
         """Return up to `most` tokens that spell what the grammar forces; all of them are allowed.
 
-        The text may be spelled otherwise: the target's law decides that.
+        The text may be spelled otherwise: the target's distribution decides that. `preference` is
+        that of `Lexicon.unambiguous_tokens_of`.
         """
         if most < 1 or self.closed or self.tail is not None or self.is_over:
             return []
         place, found, seen = self, list[int](), self._look()
         text = b"" if seen is None else seen.forced
-        for token in self._cursor.lexicon.unambiguous_tokens_of(text)[:most]:
+        for token in self._cursor.lexicon.unambiguous_tokens_of(text, preference)[:most]:
             if not place.allows(token):
                 break
             found.append(token)

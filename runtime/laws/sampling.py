@@ -70,9 +70,9 @@ def read_sampler_letters(text: str) -> tuple[str, ...]:
 
 def _canonical(name: str) -> str:
     plain = _ALIASES.get(name.strip().lower(), name.strip().lower()).replace("-", "_")
-    bare = {known.replace("_", ""): known for known in (*DEFAULT_ORDER, *_LACKING)}
     if plain in DEFAULT_ORDER:
         return plain
+    bare = {known.replace("_", ""): known for known in (*DEFAULT_ORDER, *_LACKING)}
     found = bare.get(plain) or (plain if plain in _LACKING else None)
     if found in _LACKING:
         raise _is_lacking(found)
@@ -323,12 +323,12 @@ class SamplingParams(_WorkedOut):
         "Add to a token's logit, as in 15043+1 or 15043-inf; repeatable.",
     )
     seed: int | None = _setting(
-        None, "-s, --seed N", "Seed of the random numbers; -1: another one for every answer."
+        None, "-s, --seed N", "The seed of the random numbers; -1: a new one for every answer."
     )
     stop: tuple[str, ...] = _setting(
         (),
         "-r, --reverse-prompt, --stop TEXT",
-        "A text that ends the answer and is left out; repeatable.",
+        "End the answer before this text; repeatable.",
         variable="reverse_prompt",
     )
     typical_p: float = _setting(
@@ -434,8 +434,8 @@ class SamplingParams(_WorkedOut):
     def __post_init__(self) -> None:
         if isinstance(self.temperature, int | float) and self.temperature < 0:
             self._set("temperature", 0.0)  # greedy, as in llama.cpp
-        for name, setting in SETTINGS.items():
-            wanted = "" if setting.kind == "other" else setting.problem(getattr(self, name))
+        for name, setting in _NUMBERS.items():
+            wanted = setting.problem(getattr(self, name))
             self._require(not wanted, name, wanted)
         self._take_texts("stop")
         self._set("dry_sequence_breakers", _breakers(self.dry_sequence_breakers))
@@ -582,6 +582,8 @@ SETTINGS: dict[str, Setting] = {
     if entry.metadata
 }
 """The settings of sampling by the names of `SamplingParams`, but for the grammar."""
+
+_NUMBERS = {name: known for name, known in SETTINGS.items() if known.kind != "other"}
 
 _OFF = {
     sampler: {name: known.off for name, known in SETTINGS.items() if known.sampler == sampler}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         LayerCount,
         Loading,
         LoadOptions,
+        Room,
         WayOut,
         Wish,
         choose_plan,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
         plan_in_use,
         refusal,
         resolve_gpu_layers,
+        room_here,
         size_text,
         ways_out,
     )

@@ -293,13 +293,18 @@ def _trained(plan: MemoryPlan) -> int:
 
 def refusal(plan: MemoryPlan, place: int, ways: Sequence[WayOut]) -> str:
     """Return why a plan does not fit on a device, with both numbers and the ways out."""
-    device = plan.request.devices[place]
-    needed, settings = size_text(plan.total(place)), plan.settings
-    problem = (
-        f"{plan.layers_on_devices} of {plan.n_layers} layers with {settings.n_ctx:,} tokens of "
-        f"context need {needed} on {device.name}, and {size_text(device.free)} are there, of "
-        f"which {size_text(device.margin)} are to be left alone"
-    )
+    needed, context = size_text(plan.total(place)), f"{plan.settings.n_ctx:,} tokens of context"
+    if place == HOST:
+        free = 0 if plan.request.host is None else plan.request.host.free
+        problem = f"{context} and the weights need {needed} of this machine's memory"
+        problem += f", and {size_text(free)} are free"
+    else:
+        device = plan.request.devices[place]
+        problem = (
+            f"{plan.layers_on_devices} of {plan.n_layers} layers with {context} "
+            f"need {needed} on {device.name}, and {size_text(device.free)} are there, of "
+            f"which {size_text(device.margin)} are to be left alone"
+        )
     if not ways:
         return f"{problem}: use a smaller model"
     return f"{problem}. What fits: {ways_text(ways, place)}"
@@ -491,6 +496,64 @@ def fit_here(loading: Loading) -> Fitted | None:
     # A plan without devices in which everything fits is the expected case.
     expected = not devices and plan.fits and plan.settings.n_ctx >= wish.most_ctx
     return Fitted(plan, "" if expected else line)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The bytes that a runtime takes by device, and whether it `fits` beside others.
+
+    `refusal` says why it does not even fit alone, with both numbers and the ways out; "": it does.
+    """
+
+    held: Mapping[str, int]
+    fits: bool
+    refusal: str = ""
+
+
+def room_here(loading: Loading, held: Mapping[str, int], free_before: int) -> Room | None:
+    """Plan a runtime beside others, which hold so many bytes by device; None: nothing is known.
+
+    It has the layers on devices that it would have alone, and of a context that is to be chosen the
+    least. `free_before` is this machine's free memory before the others: their weights are mapped
+    files, which count as free.
+    """
+    devices, target, draft = _devices_in_force()
+    try:
+        with quiet_log(), MemoryCounts() as counts:
+            request = _request(loading, devices, target, draft)
+            here = this_machine()
+            beside = held.get(HOST_NAME, 0)
+            here = replace(here, free=max(0, min(here.free, free_before - beside)))
+            now = replace(request, host=here)
+            alone = replace(
+                request,
+                devices=tuple(
+                    replace(each, free=each.free + held.get(each.name, 0))
+                    for each in request.devices
+                ),
+                host=replace(here, free=here.free + beside),
+            )
+            wish = _wish(loading, alone)
+            least = wish.n_ctx or min(LEAST_CTX, wish.most_ctx)
+            plan = choose_plan(alone, replace(wish, n_ctx=least), counts)
+            return Room(_held(plan), replace(plan, request=now).fits, _lack(plan, counts))
+    except SpecrunError as error:
+        logger.info("no memory plan: %s", error)
+        return None
+
+
+def _held(plan: MemoryPlan) -> dict[str, int]:
+    devices = enumerate(plan.request.devices)
+    return {HOST_NAME: plan.total(HOST), **{each.name: plan.total(n) for n, each in devices}}
+
+
+def _lack(plan: MemoryPlan, counts: MemoryCounts) -> str:
+    """Return the refusal of a plan that needs more than is free somewhere, "" for others."""
+    places = [(HOST, plan.request.host), *enumerate(plan.request.devices)]
+    for place, device in places:
+        if device is not None and device.free and plan.total(place) > device.free:
+            return refusal(plan, place, ways_out(plan, counts))
+    return ""
 
 
 def layers_of(path: Path, options: LoadOptions, *, drafts: bool = False) -> int:

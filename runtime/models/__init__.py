@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from specrun.runtime.models.model_set import ModelSet, is_set, read_set
     from specrun.runtime.models.names import (
         ModelEntry,
+        answers_alone,
         catalogue,
         could_draft,
         is_hub_name,
@@ -36,6 +37,11 @@ if TYPE_CHECKING:
         check_pair,
         check_same_vocabulary,
     )
-    from specrun.runtime.models.stores import StoredModel, StoredModels, stored_models
+    from specrun.runtime.models.stores import (
+        StoredModel,
+        StoredModels,
+        folder_models,
+        stored_models,
+    )
 
 __getattr__, __dir__ = lazy_face(__name__)

@@ -194,6 +194,17 @@ def _described(model: StoredModel) -> ModelEntry:
     )
 
 
+def answers_alone(path: Path) -> bool:
+    """Whether a file may answer as a model: it is no head and no adapter, or cannot be read."""
+    try:
+        header = read_header(path)
+        if header.metadata.get("general.type", "model") != "model":
+            return False
+        return method_of_head(header.architecture) is None and not read_nextn(path, header).alone
+    except SpecrunError:
+        return True  # opening it says why not
+
+
 def is_recurrent(header: GGUFHeader) -> bool:
     """Whether a model keeps a recurrent state, by its header: it cannot draft as a small model."""
     keys = tuple(f"{header.architecture}{key}" for key in _STATE_KEYS)

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from specrun.runtime.models.hub import (
     stem_of,
     tag_of,
 )
+from specrun.runtime.models.model_set import SET_FILE
 
 _MAX_MANIFEST_BYTES = 1 << 20
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
@@ -111,12 +112,11 @@ def _named_models(
 ) -> Iterator[StoredModel | str]:
     """Yield the models among the files of a repository, by their names for -hf if possible."""
     weights = [name for name in names if is_weights_file(name)]
-    for first in filter(is_first_part, weights):
-        parts = parts_of(first, weights)
-        if len(parts) < n_parts(first):
-            yield f"{folder / first} has only {len(parts)} of its {n_parts(first)} parts"
+    for parts in _whole_models(folder, names):
+        if isinstance(parts, str):
+            yield parts
             continue
-        tag = tag_of(first)
+        first, tag = parts[0], tag_of(parts[0])
         if not tag or choose_files(weights, tag) != parts:
             tag = stem_of(first)
         repo = repo_id.rpartition("/")[2]
@@ -125,19 +125,54 @@ def _named_models(
         yield StoredModel(name, store, tuple(folder / part for part in parts), aliases)
 
 
+def _whole_models(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, ...] | str]:
+    """Yield the files of each model among the names in a folder; a sentence if some are missing."""
+    weights = [name for name in names if is_weights_file(name)]
+    for first in filter(is_first_part, weights):
+        parts = parts_of(first, weights)
+        if len(parts) < n_parts(first):
+            yield f"{folder / first} has only {len(parts)} of its {n_parts(first)} parts"
+        else:
+            yield parts
+
+
+# -- A folder of the user's own --------------------------------------------------------------------
+
+
+def folder_models(folder: Path) -> Iterator[StoredModel | str]:
+    """Yield the models in a folder and in those below it, by the names of their files.
+
+    A folder below it that holds a model set is one model, by the folder's name.
+    """
+    sets = {path.parent for path in folder.rglob(SET_FILE) if path.parent != folder}
+    for place in sorted(sets):
+        yield StoredModel(place.name, "folder", (place,), (place.relative_to(folder).as_posix(),))
+    names = sorted(
+        path.relative_to(folder).as_posix()
+        for path in folder.rglob("*.gguf")
+        if path.is_file() and sets.isdisjoint(path.parents)
+    )
+    for parts in _whole_models(folder, names):
+        if isinstance(parts, str):
+            yield parts
+            continue
+        first, files = parts[0], tuple(folder / part for part in parts)
+        aliases = (first, first.removesuffix(".gguf"), files[0].name)
+        yield StoredModel(stem_of(first), "folder", files, aliases)
+
+
 # -- llama.cpp's older cache: files side by side ---------------------------------------------------
 
 
 def _llama_models() -> Iterator[StoredModel | str]:
     for folder in _llama_folders():
         names = sorted(path.name for path in folder.glob("*.gguf") if path.is_file())
-        for first in filter(is_first_part, filter(is_weights_file, names)):
-            parts = parts_of(first, names)
-            if len(parts) < n_parts(first):
-                yield f"{folder / first} has only {len(parts)} of its {n_parts(first)} parts"
+        for parts in _whole_models(folder, names):
+            if isinstance(parts, str):
+                yield parts
                 continue
             files = tuple(folder / part for part in parts)
-            yield StoredModel(stem_of(first), "llama.cpp", files, (first,))
+            yield StoredModel(stem_of(parts[0]), "llama.cpp", files, (parts[0],))
 
 
 def _llama_folders() -> list[Path]:

@@ -58,7 +58,7 @@ class AdaptiveExit(Plan):
         self._drafted: Sequence[int] = ()
         self._is_first = self._stopped = False
 
-    def begin(self) -> None:
+    def begin(self, *, alike: bool = False) -> None:
         """Forget everything: each answer starts alike, so that a seed repeats its text."""
         self._threshold = None
         self._acceptance = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -93,8 +93,10 @@ class CostCurve:
         below = above if self.sizes[above] <= n else above - 1
         return max(self.spread[below], self.spread[above])
 
-    def wider(self, n: int, most: int) -> int:
+    def wider(self, n: int, most: int, step: int = 1) -> int:
         """Return how many tokens to evaluate in place of n, at most so many: n, or what is cheaper.
+
+        That is a width that was measured, or with a `step` n and a multiple of it.
 
         Kernels of quantized weights may take less for 8 tokens than for 5: then 3 are added that
         nobody reads. What is cheaper by no more than the spread may only be noise. A single token
@@ -102,21 +104,25 @@ class CostCurve:
         """
         if n < 2 or not self.spread:
             return n
-        sizes = [size for size in self.sizes if n < size <= most]
+        steps = self.sizes if step == 1 else range(n + step, most + 1, step)
+        sizes = [size for size in steps if n < size <= most]
         best = min(sizes, key=self.seconds, default=n)
         margin = 1.0 + max(_WORTH_PADDING, self.spread_at(n), self.spread_at(best))
         return best if self.seconds(best) * margin < self.seconds(n) else n
 
-    def as_padded(self) -> CostCurve:
+    def as_padded(self, most: int | None = None) -> CostCurve:
         """Return what counts if batches are padded: from two tokens on, min over m >= n of T(m).
 
+        They are padded to at most `most` tokens: what is wider stays.
         Within the spread nothing is padded, but then T(n) is no more than T(m) either: a batch is
         a part of the larger one, and noise only adds.
         """
 
+        n = len(self.sizes) if most is None else bisect_right(self.sizes, max(1, most))
+
         def least(times: tuple[float, ...]) -> tuple[float, ...]:
-            from_above = [*itertools.accumulate(reversed(times[1:]), min)]
-            return (times[0], *reversed(from_above))
+            from_above = [*itertools.accumulate(reversed(times[1:n]), min)]
+            return (times[0], *reversed(from_above), *times[n:])
 
         return replace(self, reused=least(self.reused), rebuilt=least(self.rebuilt))
 
@@ -269,6 +275,14 @@ class LiveCurve(CostCurve):
     def is_told(self) -> bool:
         """Whether it says what plain rounds take here: that was measured, or seen."""
         return bool(self.spread) or self.widest > 0
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether rounds are timed, and what they are compared with is known.
+
+        They are not if an ensemble draws tokens: no clock may decide what its members draft.
+        """
+        return self.is_told and bool(self._learnt.times)
 
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
         """Return the time of n tokens, as it is believed now."""

@@ -40,11 +40,13 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # whose distributions are not known yet: like this one at first and usual, m, further on, for
 # certain tokens come in runs. To look k tokens ahead is what steps of T require, which make the
 # second token after them cheap. Before the drafter computes its next distribution, a is what the
-# last one lets expect, and pays for d too. If that is too little for the first of chosen tokens, a
-# drafter is asked now and then all the same (`_Learnt.hopes`). Only distributions of tokens not
-# drawn yet and earlier rounds are read, so drafts stay exact. T and d may be learnt by the clock if
-# tokens are chosen, for such drafts change no text. Of drawn ones the same text and costs lead to
-# the same lengths.
+# last one lets expect, and pays for d too. If that is too little for the first token, a drafter is
+# asked now and then all the same (`_Learnt.hopes`). Only distributions of tokens not drawn yet and
+# earlier rounds are read, so drafts stay exact. T and d may be learnt by the clock if tokens are
+# chosen, for such drafts change no text. Lengths of drawn drafts decide which text a seed gives. So
+# they depend on this answer and on costs that were known before it: not on the clock, on other
+# conversations or on earlier answers. Their account and their hope follow the same rules as those
+# of chosen tokens, but begin anew with each answer.
 #
 # **Depths that are computed at once** (`depth_to_ask`). How deep has to be decided before anything
 # is known of the round. A chain is asked for as many tokens as would be computed one after the
@@ -71,6 +73,7 @@ _DEEPER = 0.005  # the same, of the depths below a draft
 _TRIED = 1.5  # the least hope of an untried depth, over what it takes
 _ALIKE = 0.8  # how far from the usual chance the next token's is, as a share of how far this one's
 _LONGEST_WAIT = 64  # rounds
+_DRAWN_WAIT = 16  # rounds until drawn tokens are hoped for: the account of each answer begins anew
 _STALE = 0.02  # change of s or m from which thresholds are worked out again
 
 
@@ -206,8 +209,8 @@ class Plan(ABC):
     """Whether each token's certainty decides alone, however little another token costs."""
 
     @abstractmethod
-    def begin(self) -> None:
-        """Start an answer."""
+    def begin(self, *, alike: bool = False) -> None:
+        """Start an answer; `alike`: as any other, whatever earlier ones taught."""
 
     def depth_to_ask(self) -> int | None:
         """Start a round of chosen tokens; return how many depths to compute at once, None: all."""
@@ -243,8 +246,7 @@ class DraftPlan(Plan):
 
     A draft has at most `most` nodes. It is a chain, or a tree of at most `depth` depths (1: all of
     them cost as much as one). `drawn` are T and D of drawn tokens, where those of chosen ones are
-    learnt by the clock. With `forgets` all answers begin alike, as those of drawn tokens always do:
-    where how much is drafted decides which text comes, a seed would not repeat itself otherwise.
+    learnt by the clock.
 
     A round of point masses whose depths are computed at once begins with `depth_to_ask`, and `best`
     chooses its nodes. Otherwise it begins with `start`: each token needs `goes_on` before its
@@ -260,9 +262,8 @@ class DraftPlan(Plan):
         *,
         depth: int | None = None,
         drawn: tuple[Callable[[int], float], DraftCost] | None = None,
-        forgets: bool = False,
     ) -> None:
-        self.most, self._depth, self._forgets = most, depth, forgets
+        self.most, self._depth = most, depth
         self._seconds, self._draft = seconds, draft
         self._costs = {True: (seconds, draft), False: drawn or (seconds, draft)}
         self._learnt: dict[bool, _Learnt] = {}
@@ -270,17 +271,16 @@ class DraftPlan(Plan):
         self._now: _Learnt | None = None  # of the round under way
         self._rests = False
         self._hopes = False  # the round asked although a usual token does not pay
-        self._may_hope = False
         self._asked = 0
         self._tree = DraftTree()
         self._certainties: list[float] = []  # of the nodes drafted, as log-odds
         self._reached = 1.0  # the chance of a chain's last token
         self._level: int | None = None  # its own, in log-odds
 
-    def begin(self) -> None:
-        """Start an answer: what was learnt of chosen tokens stays, as they change no text."""
+    def begin(self, *, alike: bool = False) -> None:
+        """Start an answer: what was learnt of chosen tokens stays, unless all begin `alike`."""
         self._learnt.pop(False, None)
-        if self._forgets:
+        if alike:
             self._learnt.clear()
         self._now = self._thresholds = None  # the last may be near enough to be kept, not equal
         for learnt in self._learnt.values():
@@ -375,8 +375,7 @@ class DraftPlan(Plan):
     def start(self, *, points: bool, greedy: bool = False) -> None:
         """Start a round that drafts chosen tokens (`points`) or drawn ones in turn."""
         self._thresholds = self._known_thresholds(self._start(points=points))
-        # A draw in hope would decide which text comes of a seed.
-        self._may_hope = points
+        self._draft.start()
 
     def _known_thresholds(self, learnt: _Learnt) -> _Thresholds:
         """Return thresholds for what a token is worth now; T may change with the load."""
@@ -394,7 +393,7 @@ class DraftPlan(Plan):
         n = len(self._certainties)
         wanted = n < self.most and not self._rests
         asks = wanted and self._reached > self._thresholds.to_ask(n, self._level)
-        if wanted and not asks and not n and self._may_hope:
+        if wanted and not asks and not n:
             assert self._now is not None
             self._hopes = asks = self._now.hopes(self._draft.seconds(1) / self._seconds(1))
         self._asked = min(self._asked + asks, self._depth or self.most)
@@ -445,7 +444,9 @@ class DraftPlan(Plan):
         ]
         by_depth = _Worth([below - above for above, below in itertools.pairwise(worth)])
         by_depth.added = [self._hoped(by_depth, index) for index in range(depth or 0)]
-        return _Learnt(odds, _PRIOR_TOKENS, _PRIOR_TOKENS * best, by_depth)
+        learnt = _Learnt(odds, _PRIOR_TOKENS, _PRIOR_TOKENS * best, by_depth)
+        learnt.wait = 1 if points else _DRAWN_WAIT
+        return learnt
 
     def _token(self, learnt: _Learnt) -> float:
         """Return s, the seconds that a token is worth; plain decoding is always there to be had."""

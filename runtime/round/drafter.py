@@ -164,6 +164,10 @@ class Drafter(ABC):
     """Whether it need not be told of rounds that it drafted nothing for: it finds their tokens in
     the next request, or in the next outcome that it is told of."""
 
+    begins_alike: bool = False
+    """Whether every answer begins as if it was the first. Where how much is drafted decides which
+    text comes of a seed, what other answers taught must not decide it."""
+
     forecasts: bool = False
     """Whether `forecast` says what a proposal is expected to gain."""
 

@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 # last node: so they see it, no node sees them, no sequence is added, and the sequences of all nodes
 # are what they would be. What is accepted does not know of them, and a commit drops them with all
 # else that is deeper than the path.
+#
+# A recurrent state takes them in, and takes them back with the drafts that were refused. So there
+# a chain is filled up to as many tokens as the context keeps states for, which costs no memory.
 
 
 Parents = tuple[int, ...]
@@ -58,7 +61,7 @@ def paddings(wider: Wider, widest: int, most: int) -> dict[int, int]:
 class PaddedTarget(TargetModel):
     """A target that pads the evaluations of rounds whose width is among `widths`, while they fit.
 
-    Its model can branch: a recurrent state would take in what fills a batch.
+    If its model keeps a recurrent state, they are no wider than what it can take back, and one.
     """
 
     def __init__(
@@ -327,7 +330,9 @@ def open_target(
         context = Context(model, fixed_shape_options(model, sized, width))
         return _tried_target(context, width, drafter.embedding_inputs)
     most = min(options.n_batch, options.n_ubatch)
-    padded = paddings(wider, most_tokens(drafter), most) if wider and model.can_branch else {}
+    if not model.can_branch:  # a single state that is held (`Memory.hold`) would be lost each time
+        most = min(most, 1 + sized.n_rollback * model.can_roll_back)
+    padded = paddings(wider, most_tokens(drafter), most) if wider else {}
     if shape == "pairs":
         _require_branching(model)
         padded = {1: 2} | padded

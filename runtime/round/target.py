@@ -211,9 +211,10 @@ class TargetModel:
     @property
     def max_nodes(self) -> int:
         """The most tree nodes one evaluation can take beside the root."""
-        memory = self.context.memory
-        takes_back = self._can_branch or memory.n_rollback or memory.spare is not None
-        return self._most_tokens - 1 if takes_back else 0
+        memory, most = self.context.memory, self._most_tokens - 1
+        if self._can_branch or memory.spare is not None:
+            return most
+        return min(most, memory.n_rollback)
 
     @property
     def _most_tokens(self) -> int:

@@ -43,4 +43,4 @@ from specrun.runtime.tuning.tree_plan import (
     plan_tree,
     tokens_per_second,
 )
-from specrun.runtime.tuning.tuning import tune
+from specrun.runtime.tuning.tuning import WorkLeft, tune

@@ -60,6 +60,7 @@ _TOLERANCE = 0.01
 # Python's own time beside turning logits into laws, in seconds: of any round, of one that drafts,
 # of each evaluated draft node and of each drafted one (`tools/measure overhead`).
 _PER_ROUND, _PER_TREE, _PER_LAW, _PER_NODE = 40e-6, 80e-6, 20e-6, 9e-6
+_CURVES = 0.2  # of the bar, for cost curves
 _TARGETS_SHARE = 0.75  # of the time for cost curves
 _DYNAMIC_TOPK = (2, 3, 4)
 _DEEPEST_DYNAMIC = 8
@@ -68,8 +69,28 @@ _TURNS = 3  # of a plan with free and with fixed shapes
 _CHANCE = 0.85  # of the most promising plan's speed: predictions are not far off
 _SCHEMES: tuple[TreeSampling, ...] = ("argmax", "without", "with")
 
-Progress = Callable[[str, float], None]
-"""Told what is being done and which share of the whole is done."""
+# About how many texts' time the steps of a setting take: planning, candidates, fixed shapes.
+_PLANNING, _TRIES, _SHAPES = 0.5, 2.0, 1.4 * _TURNS
+
+Progress = Callable[[str, float, float | None], None]
+"""Takes the current step, the share of the whole that is done, and the seconds left if known."""
+
+
+class WorkLeft:
+    """The share of some work that is done, and its time left by the rate so far.
+
+    `total` is the work in seconds, as it is expected. A tenth of it counts as done at that rate,
+    so that the first pieces do not let the estimate jump.
+    """
+
+    def __init__(self, total: float, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._total, self._clock, self._began = total, clock, clock()
+
+    def progress(self, done: float) -> tuple[float, float]:
+        """Return the share that is done and the seconds left, after so much of the work."""
+        prior, spent = 0.1 * self._total, self._clock() - self._began
+        left = max(0.0, self._total - done) * (spent + prior) / (done + prior)
+        return (spent / (spent + left) if spent + left else 1.0), left
 
 
 def tuned_layers(options: TuneOptions) -> tuple[int, int]:
@@ -83,7 +104,7 @@ def tuned_layers(options: TuneOptions) -> tuple[int, int]:
 def tune(
     options: TuneOptions,
     prompts_of: Callable[[Model], Sequence[Sequence[int]]],
-    progress: Progress = lambda _what, _share: None,
+    progress: Progress = lambda _what, _share, _left: None,
 ) -> TuneResult:
     """Measure and plan. `prompts_of` makes the prompts, as tokens, once the target is loaded."""
     started = time.perf_counter()
@@ -99,13 +120,16 @@ def tune(
             check_pair(target, draft)
             curves = bench.measure_costs(draft)
             bench.pad_by(curves[0])
-            planned = [bench.plan(draft, curves, params, prompts) for params in options.params]
+            planned = [
+                bench.plan(draft, curves, params, prompts, number)
+                for number, params in enumerate(options.params)
+            ]
         # The draft model is closed by now: candidates load it themselves, and it would lie in
         # memory twice.
         settings = tuple(
             bench.try_out(setting, prompts, number) for number, setting in enumerate(planned)
         )
-    progress("done", 1.0)
+    progress("done", 1.0, 0.0)
     return TuneResult(*curves, settings, time.perf_counter() - started)
 
 
@@ -116,6 +140,8 @@ class _Bench:
         self._options = options
         self._target = target
         self._progress = progress
+        self._work: WorkLeft | None = None
+        self._text_s = 0.0  # seconds of a text, by the target's curve
         self._context = sized_to_measure(options.loading.context, target)
         self._environment = DraftEnvironment.of(target, self._context, options.loading)
         self._curve: CostCurve | None = None
@@ -124,6 +150,14 @@ class _Bench:
         """Let sessions pad batches where this curve is cheaper, as they will once it is kept."""
         self._curve = curve
         self._environment = replace(self._environment, costs=curve.as_padded())
+        self._text_s = self._options.n_tokens * curve.seconds(1)
+        setting = 1.0 + _PLANNING + len(self._options.others) + _TRIES + _SHAPES
+        self._work = WorkLeft(self._text_s * setting * len(self._options.params))
+
+    def _tell(self, what: str, texts: float) -> None:
+        """Tell a step, behind work of so many texts' time."""
+        share, left = self._work.progress(texts * self._text_s) if self._work else (0.0, None)
+        self._progress(what, _CURVES + (1.0 - _CURVES) * share, left)
 
     def require_laws(self) -> None:
         """Raise if one of the drafters whose alpha is asked for has none."""
@@ -147,14 +181,14 @@ class _Bench:
 
         def measured(model: Model, name: str, begin: float, end: float, share: float) -> CostCurve:
             def report(done: float) -> None:
-                self._progress(f"measuring the {name}", begin + (end - begin) * done)
+                self._progress(f"measuring the {name}", begin + (end - begin) * done, None)
 
             seconds = share * self._options.seconds
             with self._wide_context(model) as context:
                 return measure_cost_curve(context, seconds=seconds, progress=report)
 
-        target = measured(self._target, "target", 0.0, 0.3, _TARGETS_SHARE)
-        return target, measured(draft, "draft model", 0.3, 0.4, 1 - _TARGETS_SHARE)
+        target = measured(self._target, "target", 0.0, 0.15, _TARGETS_SHARE)
+        return target, measured(draft, "draft model", 0.15, _CURVES, 1 - _TARGETS_SHARE)
 
     def plan(
         self,
@@ -162,12 +196,14 @@ class _Bench:
         curves: tuple[CostCurve, CostCurve],
         params: SamplingParams,
         prompts: list[list[int]],
+        number: int,
     ) -> TunedSetting:
         """Let the target write; return the candidates, of which only plain decoding was run."""
-        self._progress(f"writing a text at temperature {params.temperature:g}", 0.4)
+        done = number * (1.0 + _PLANNING + len(self._options.others))
+        self._tell(f"writing a text at temperature {params.temperature:g}", done)
         with self._session(DrafterWeights(NoDrafter.name, NoDrafter)) as session:
             texts, speed, _ = self._answers(session, prompts, params)
-        self._progress(f"planning for temperature {params.temperature:g}", 0.5)
+        self._tell(f"planning for temperature {params.temperature:g}", done + 1.0)
         pairs: list[RankedPair] = []
         per_law = 0.0
         with self._wide_context(self._target) as ours, self._wide_context(draft) as theirs:
@@ -203,12 +239,16 @@ class _Bench:
                 memory_traffic(draft, self._context),
             ),
         )
-        alphas += self._other_alphas(texts, costs, params)
+        alphas += self._other_alphas(texts, costs, params, done + 1.0 + _PLANNING)
         ordered = sorted(unique.values(), key=lambda candidate: -candidate.predicted)
         return TunedSetting(params, acceptance, theory, tuple(ordered), alphas=alphas)
 
     def _other_alphas(
-        self, texts: Sequence[CalibrationText], costs: RoundCosts, params: SamplingParams
+        self,
+        texts: Sequence[CalibrationText],
+        costs: RoundCosts,
+        params: SamplingParams,
+        done: float,
     ) -> tuple[DrafterAlpha, ...]:
         """Let the other drafters draft for the same prompts; return their alphas."""
         prompts = [text.tokens[: text.n_prompt] for text in texts]
@@ -216,8 +256,8 @@ class _Bench:
         traffic = memory_traffic(self._target, self._context)
         n_context = sum(len(text.tokens) for text in texts) / max(1, len(texts))
         pair, rows = PairCosts(costs, traffic, n_context), []
-        for drafter in self._options.others:
-            self._progress(f"measuring alpha of {drafter}", 0.55)
+        for number, drafter in enumerate(self._options.others):
+            self._tell(f"measuring alpha of {drafter}", done + number)
             found = measure_alpha(self._environment, drafter, prompts, params, max_tokens=most)
             shares = drafting_shares(found, traffic, self._target)
             step = CostCurve.flat((max(found.step_seconds, 1e-9),))
@@ -261,7 +301,6 @@ class _Bench:
         depth = min(self._options.max_depth, _DEEPEST_DYNAMIC)
         measured = []
         for topk in _DYNAMIC_TOPK:
-            self._progress(f"growing trees at temperature {params.temperature:g}", 0.5)
             n_sequences, n_outputs = draft_size(DynamicShape(depth, topk, max(sizes)))
             options = draft_context_options(self._context, draft)
             size = replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
@@ -294,10 +333,11 @@ class _Bench:
         firsts = {candidate.kind: candidate for candidate in reversed(drafting)}
         best = [candidate for candidate in drafting if candidate is firsts[candidate.kind]]
         tried = [plan for plan in best if plan.predicted > _CHANCE * drafting[0].predicted]
+        done = (1.0 + _PLANNING + len(self._options.others)) * len(self._options.params)
+        done += number * (_TRIES + _SHAPES)
         for index, candidate in enumerate(tried):
-            share = 0.6 + 0.4 * (number + index / len(tried)) / len(self._options.params)
             what = f"running draft({candidate.options}) at temperature {params.temperature:g}"
-            self._progress(what, share)
+            self._tell(what, done + _TRIES * index / len(tried))
             expression = f"draft({quoted(str(self._options.draft))}, {candidate.options})"
             with self._session(build_drafter(expression, self._environment)) as session:
                 _, speed, length = self._answers(session, prompts, params)
@@ -307,7 +347,7 @@ class _Bench:
         found = replace(planned, candidates=(*known, *unknown))
         if not found.best.options:
             return found
-        self._progress(f"trying a fixed shape at temperature {params.temperature:g}", 0.98)
+        self._tell(f"trying a fixed shape at temperature {params.temperature:g}", done + _TRIES)
         return replace(found, shape=self._try_shape(found.best, prompts, params))
 
     def _try_shape(

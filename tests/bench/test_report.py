@@ -106,7 +106,7 @@ def test_folding_takes_out_what_is_the_same_in_every_row() -> None:
     assert "model" not in table.columns
     assert "tok/s" in table.columns
     assert ("model", "target.gguf") in table.constants
-    assert to_markdown(table).startswith("model target.gguf, ")
+    assert "\n\nmodel target.gguf, " in to_markdown(table)
     two = drafters_table([PLAIN, dataclasses.replace(DRAFTED, temperature=1.0)]).folded(
         CONSTANT_COLUMNS
     )

@@ -157,3 +157,24 @@ def test_manual_pages_explain_arguments(run: Run) -> None:
     assert lines[place - 1] == ".TP"
     assert lines[place + 1].startswith("The model or heads")
     assert place < lines.index(".SH OPTIONS")
+
+
+def test_a_model_has_options_of_its_own(
+    run: Run, models: Models, config: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They go before those of its command, and behind the environment and the flags."""
+    table = f'[models."{models.target.stem.upper()}"]\npredict = 4\n'
+    config.write_text(f'[generate]\npredict = 2\n{table}[models."other"]\npredict = 6\n')
+    assert n_tokens(run, models) == 4
+    assert n_tokens(run, models, "-n", 5) == 5
+    monkeypatch.setenv("SPECRUN_PREDICT", "3")
+    assert n_tokens(run, models) == 3
+    monkeypatch.delenv("SPECRUN_PREDICT")
+    monkeypatch.setenv("SPECRUN_MODEL", str(models.target))
+    done = run("generate", "-p", "x", "--temp", 0, "--json")
+    assert json.loads(done.stdout)["usage"]["completion_tokens"] == 4
+    config.write_text(table.replace("predict", "predcit"))
+    done = run("generate", "-p", "x")
+    assert (done.exit_code, "did you mean 'predict'?" in done.stderr) == (2, True)
+    config.write_text(f"[models]\njson = true\n{table}")  # of `specrun models`, beside
+    assert run("models").stdout.startswith("{")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from specrun.convert.gguf import GGUFSource
 from specrun.runtime.models import PackagedModel, fetch_packaged, packaged, without_hub
 
 from .conftest import Models, Run
+
+pytestmark = pytest.mark.long
 
 MEMBER = "tiny_model/tiny.Q4_1.gguf"
 ABOUT = "Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\nRequires-Dist: no-such-package\n"
@@ -79,6 +82,14 @@ def tiny(
     return model
 
 
+@pytest.fixture
+def fetched(tiny: PackagedModel, models: Models) -> PackagedModel:
+    """The model as pip leaves it, for what does not concern pip."""
+    tiny.path.parent.mkdir(parents=True)
+    shutil.copyfile(models.target, tiny.path)
+    return tiny
+
+
 def test_the_model_is_fetched_once_and_chats(run: Run, tiny: PackagedModel) -> None:
     options = ("--temp", 0, "-n", 4)
     result = run("demo", "tiny", *options, input="hello\n")
@@ -129,7 +140,7 @@ def test_offline_forbids_pip_too(run: Run, tiny: PackagedModel) -> None:
 
 
 def test_another_model_or_an_unknown_name_is_a_usage_error(
-    run: Run, tiny: PackagedModel, models: Models
+    run: Run, fetched: PackagedModel, models: Models
 ) -> None:
     for arguments, problem in (
         (("tiny", "-m", models.plain), "use specrun chat"),
@@ -144,42 +155,43 @@ def test_another_model_or_an_unknown_name_is_a_usage_error(
 
 
 def test_the_shipped_head_learns_on_and_drafts_from_then_on(
-    run: Run, tiny: PackagedModel, head: Path, monkeypatch
+    run: Run, fetched: PackagedModel, head: Path, monkeypatch
 ) -> None:
     """From the package alone: it answers, it is learnt from, and the next chat drafts by that."""
     monkeypatch.setattr(demo_command, "_TRAINING", FEW)
     assert packaged.shipped_heads() == [head]
-    assert tiny.drafting_head == head
+    assert fetched.drafting_head == head
     result = run("demo", "--train-head", "tiny", "--learning-rate", "1e-12")
     assert result.exit_code == 0, result.output
-    assert f"specrun train eagle3 --target {in_f16(tiny)} --from {head}" in result.stderr
-    assert tiny.drafting_head == tiny.head
+    assert f"specrun train eagle3 --target {in_f16(fetched)} --from {head}" in result.stderr
+    assert fetched.drafting_head == fetched.head
     # At no rate to speak of it is what it began with: it did not begin anew.
-    before, after = (GGUFSource(path) for path in (head, tiny.head))
+    before, after = (GGUFSource(path) for path in (head, fetched.head))
     for name in ("fc.weight", "output.weight"):
         numbers = [file.numbers(file.tensors[name]) for file in (before, after)]
         assert np.allclose(*numbers, atol=0.02 * np.abs(numbers[0]).max())
     chatting = run("demo", "tiny", "--temp", 0, "-n", 4, input="hello\n")
     assert chatting.exit_code == 0, chatting.output
     assert "drafter auto(eagle3(" in chatting.stderr
-    assert tiny.head.name in chatting.stderr
+    assert fetched.head.name in chatting.stderr
     again = run("demo", "--train-head", "tiny")
     assert again.exit_code == 2
     assert "is there already" in again.stderr
 
 
 def test_it_learns_on_from_answers_to_the_users_own_prompts(
-    run: Run, tiny: PackagedModel, tmp_path: Path
+    run: Run, fetched: PackagedModel, tmp_path: Path, monkeypatch
 ) -> None:
     """With the settings as they are, but for what would take long: nobody else's prompts."""
+    monkeypatch.setattr("specrun.train.trainer.settings.bfloat16_gain", lambda *_: 1.0)
     prompts = tmp_path / "mine.txt"
     prompts.write_text("".join(f"question {i}\n" for i in range(6)), encoding="utf-8")
     mine = ("--prompts", prompts, "--own-prompts", 0)
     shorter = ("--steps", 2, "--answer-length", 8, "--measures", 1, "--device", "cpu")
     result = run("demo", "--train-head", "tiny", *mine, *shorter)
     assert result.exit_code == 0, result.output
-    assert tiny.drafting_head == tiny.head
-    answers = tiny.head.with_suffix("") / "training" / "answers.jsonl"
+    assert fetched.drafting_head == fetched.head
+    answers = fetched.head.with_suffix("") / "training" / "answers.jsonl"
     assert len(answers.read_text(encoding="utf-8").splitlines()) == 6
 
 
@@ -194,7 +206,7 @@ def test_the_head_that_comes_along_is_for_the_model_that_is_pinned() -> None:
 
 
 def test_without_the_package_that_writes_the_copy_the_file_chats(
-    run: Run, tiny: PackagedModel, monkeypatch
+    run: Run, fetched: PackagedModel, monkeypatch
 ) -> None:
     def missing(*_: object) -> None:
         raise MissingPackageError("this", "gguf", "convert")
@@ -203,4 +215,4 @@ def test_without_the_package_that_writes_the_copy_the_file_chats(
     result = run("demo", "tiny", "--temp", 0, "-n", 4, input="hello\n")
     assert result.exit_code == 0, result.output
     assert "needs the package gguf" in result.stderr
-    assert [path.name for path in tiny.path.parent.iterdir()] == ["tiny.Q4_1.gguf"]
+    assert [path.name for path in fetched.path.parent.iterdir()] == ["tiny.Q4_1.gguf"]

@@ -21,6 +21,8 @@ from specrun.convert import convert_checkpoint
 
 from .conftest import Models, Run
 
+pytestmark = pytest.mark.long
+
 OPTIONS = ["-n", 24, "--temp", 1, "--top-k", 0, "--top-p", 1, "--min-p", 0, "-s", 3, "-c", 512]
 LEARN = ["--learn-every", 0, "--learn-rate", 0.01]
 QUESTIONS = [question(name) for name in ("first", "second", "third", "fourth")]
@@ -229,8 +231,8 @@ def test_single_answers_learn_from_what_was_kept(run: Run, pair: list[object], s
 
 
 def test_a_server_learns_while_it_answers(run: Run, pair: list[object], tmp_path: Path) -> None:
+    from specrun.cli.chat.learning import serve_learning
     from specrun.cli.options.drafting import LearnSettings
-    from specrun.cli.serve.command import serve_learning
     from specrun.cli.terminal.terminal import Terminal
     from specrun.runtime import SamplingParams
     from specrun.runtime.engine import Engine
@@ -273,8 +275,8 @@ def test_servers_that_cannot_learn_say_so_before_they_serve(
 
 
 def test_a_server_that_ends_gives_an_update_up(pair: list[object]) -> None:
+    from specrun.cli.chat.learning import serve_learning
     from specrun.cli.options.drafting import NO_LEARNING, LearnSettings
-    from specrun.cli.serve.command import serve_learning
     from specrun.cli.terminal.terminal import Terminal
     from specrun.runtime.engine import Engine
 

@@ -18,6 +18,8 @@ from support.ctrl_c import hearing_ctrl_c
 
 from .conftest import ENDLESS, Models
 
+pytestmark = pytest.mark.long
+
 posix = pytest.mark.skipif(os.name == "nt", reason="signals and file descriptors of POSIX")
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]

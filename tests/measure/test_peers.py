@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable
@@ -10,12 +11,15 @@ from pathlib import Path
 import pytest
 from support.commands import results_of
 from support.commands import run_measure as run
+from support.tiny_dflash import TinyDFlash
 
-from measure.peers.comparison import PeerBench, measure_peers, peers_table
+from measure.peers import comparison
+from measure.peers.comparison import PeerBench, PeerResult, measure_peers, peers_table
 from measure.peers.servers import Peer
 from specrun.bench.drafters.prompts import Question
 from specrun.bindings.errors import SpecrunError
 from specrun.runtime.laws import SamplingParams
+from specrun.runtime.models.packaged import shipped_heads
 
 # A server of four tokens an answer. With "--spec-type ngram-mod" two of them are accepted drafts,
 # and its answer to anything with "odd" in it is another one. It writes down what it is asked.
@@ -106,7 +110,26 @@ def test_a_server_that_ends_says_why() -> None:
         measure_peers(bench)
 
 
-def test_both_programs_by_the_command(fake: Callable[[], Path], tiny_model: Path) -> None:
+def test_a_server_that_does_not_start_is_left_out(fake: Callable[[], Path]) -> None:
+    bench = PeerBench(
+        peers=(
+            Peer("llama-server", "plain", (str(fake()),)),
+            Peer("llama-server", "draft-mtp", (sys.executable, "-c", "exit('no blocks')")),
+            Peer("llama-server", "ngram-mod", (str(fake()), "--spec-type", "ngram-mod")),
+        ),
+        prompts=("a",),
+        params=(SamplingParams(temperature=0.0),),
+        repetitions=1,
+    )
+    warnings: list[str] = []
+    results = measure_peers(bench, warn=warnings.append)
+    assert [each.drafting for each in results] == ["plain", "ngram-mod"]
+    (warning,) = warnings
+    assert warning.startswith("llama-server draft-mtp is left out: ")
+    assert warning.endswith("no blocks")
+
+
+def test_all_programs_by_the_command(fake: Callable[[], Path], tiny_model: Path) -> None:
     line = (
         "peers --spec-type ngram-mod --drafter prompt-lookup -p hello -n 6 -r 1 -c 512 -t 1 --json"
     )
@@ -114,8 +137,59 @@ def test_both_programs_by_the_command(fake: Callable[[], Path], tiny_model: Path
     assert [(each["program"], each["drafting"]) for each in results] == [
         ("llama-server", "plain"),
         ("llama-server", "ngram-mod"),
+        ("llama-cpp-python", "plain"),
+        ("llama-cpp-python", "prompt-lookup, 10"),
+        ("llama-cpp-python", "prompt-lookup, 2"),
         ("specrun", "plain"),
         ("specrun", "prompt-lookup"),
     ]
-    assert [each["tokens"] for each in results[2:]] == [6, 6]
-    assert results[2]["tokens_per_round"] == 1.0
+    assert [each["tokens"] for each in results[2:]] == [6] * 5
+    assert [each["tokens_per_round"] for each in results if each["drafting"] == "plain"] == [
+        1.0
+    ] * 3
+
+
+def test_files_are_drafted_with_by_both_servers(
+    fake: Callable[[], Path], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file has the arm that either program opens it with; of one kind the second is named."""
+    compared: list[PeerBench] = []
+
+    def kept(bench: PeerBench, *_: object) -> list[PeerResult]:
+        compared.append(bench)
+        return []
+
+    monkeypatch.setattr(comparison, "measure_peers", kept)
+    twin = tmp_path / "twin.gguf"
+    twin.write_bytes(tiny_model.read_bytes())
+    blocks = [
+        TinyDFlash(generation, 320).write(tmp_path / f"{generation}.gguf", tiny_model)
+        for generation in ("dflash", "dspark")
+    ]
+    drafts = [tiny_model, twin, shipped_heads()[0], *blocks]
+    files = ("-m", tiny_model, *itertools.chain(*(("-md", draft) for draft in drafts)))
+    line = "peers --program llama-server --program specrun --spec-type ngram-mod --drafter none"
+    results_of(run(line, *files, "--server", fake(), "-p", "hello", "--json"))
+    (bench,) = compared
+    assert [peer.label for peer in bench.peers] == [
+        "llama-server plain",
+        "llama-server ngram-mod",
+        "llama-server draft-simple",
+        "llama-server draft-simple twin",
+        "llama-server draft-eagle3",
+        "llama-server draft-dflash",
+        "llama-server draft-dspark",
+        "specrun plain",
+        "specrun none",
+        "specrun draft",
+        "specrun draft twin",
+        "specrun eagle3",
+        "specrun dflash",
+        "specrun dflash dspark",
+    ]
+    ending = ("--spec-type", "draft-eagle3", "-md", str(shipped_heads()[0]))
+    assert bench.peers[4].command[-4:] == ending
+    for peer, name, file in zip(
+        bench.peers[5:7], ("draft-dflash", "draft-dspark"), blocks, strict=True
+    ):
+        assert peer.command[-4:] == ("--spec-type", name, "-md", str(file))

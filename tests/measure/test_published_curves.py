@@ -15,7 +15,7 @@ import pytest
 
 from measure.replay.replay import ReplayClock, ReplayText, replay_all
 from specrun.runtime.drafters.break_even import TimedDrafter
-from specrun.runtime.planning import CONTACT_SIZES, CostCurve, DraftPlan, LiveCurve
+from specrun.runtime.planning import CONTACT_SIZES, CostCurve, DraftPlan, LiveCurve, draft_plan
 from specrun.runtime.planning.curves import DraftCost
 from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.round.drafter import Pace, RoundOutcome
@@ -88,11 +88,12 @@ class Planned(Guesser):
     """Drafts what its plan says, token by token."""
 
     plan: DraftPlan
+    points = True
 
     def propose(self, request: DraftRequest) -> DraftTree:
         start, plan = len(request.tokens), self.plan
         most = min(request.max_nodes, request.max_depth)
-        plan.start(points=True, greedy=True)
+        plan.start(points=self.points, greedy=self.points)
 
         def goes_on(n: int) -> bool:
             return n < most and plan.goes_on() and plan.takes(self.certainty(start + n))
@@ -153,8 +154,29 @@ def test_what_takes_longer_than_its_plan_says_stops_if_it_does_not_pay(
         assert statistics.harmonic_mean(unstopped) < 0.9
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", CURVES)
+def test_drawn_tokens_are_planned_as_well_without_a_clock(
+    monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    """Each answer begins anew: by counts and known costs alone."""
+    found, best = planned_and_fixed(name, kind, pace="timed", points=False)
+    assert min(found) >= 0.97
+    assert statistics.harmonic_mean(found) / best >= 0.95
+    if (name, kind) == ("steep", "good"):  # the control: a usual drafter does not pay there
+        monkeypatch.setattr(draft_plan, "_DRAWN_WAIT", TOKENS)
+        hopeless, _ = planned_and_fixed(name, kind, pace="timed", points=False)
+        assert statistics.harmonic_mean(hopeless) / best < 0.9
+
+
 def planned_and_fixed(
-    name: str, kind: str, *, pads: bool = True, asking: float = 0.0, pace: Pace = "compared"
+    name: str,
+    kind: str,
+    *,
+    pads: bool = True,
+    asking: float = 0.0,
+    pace: Pace = "compared",
+    points: bool = True,
 ) -> tuple[list[float], float]:
     """Return the speeds of a planned drafter, and that of the best fixed plan or plain decoding."""
     curve = measured(CURVES[name])
@@ -165,7 +187,7 @@ def planned_and_fixed(
     def planned(text: ReplayText, certain: list[float], clock: ReplayClock) -> Drafter:
         live = LiveCurve(curve.as_padded() if pads else curve)
         inner = Planned(text, certain, step, clock)
-        inner.asking = asked
+        inner.asking, inner.points = asked, points
         cost = DraftCost(lambda n: n * STEP, lambda: live.seconds(1))
         inner.plan = DraftPlan(live.seconds, cost)
         return TimedDrafter(inner, live, clock, pace)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import statistics
@@ -17,7 +18,7 @@ from measure.replay.recorded_texts import read_texts, write_texts
 from measure.replay.replay import ReplayClock, ReplayText, replay, replay_all
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafters.break_even import TimedDrafter
+from specrun.runtime.drafters.break_even import BreakEven, TimedDrafter
 from specrun.runtime.drafters.combinators import AutoDrafter
 from specrun.runtime.drafters.lookahead import (
     JacobiDrafter,
@@ -33,7 +34,7 @@ from specrun.runtime.drafters.retrieval import (
     RestDrafter,
 )
 from specrun.runtime.laws import SamplingParams
-from specrun.runtime.planning import TYPICAL_GPU, CostCurve, LiveCurve
+from specrun.runtime.planning import START, TYPICAL_GPU, CostCurve, LiveCurve
 from specrun.runtime.round import CachedText, Conversation, Drafter, DraftRequest, NoDrafter
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from specrun.runtime.trees import DraftTree
@@ -271,6 +272,18 @@ def test_what_drafts_where_nobody_names_a_drafter_loses_little_in_200_tokens(
 ASKED = 0.016  # plain rounds: prompt lookup beside SmolLM2-135M in F16 on two cores
 
 
+class Lookup(PromptLookupDrafter):
+    """Takes `asked` seconds in each round that it is asked in."""
+
+    def __init__(self, clock: ReplayClock, costs: CostCurve, asked: float = ASKED) -> None:
+        super().__init__(costs=costs)
+        self._clock, self._asked = clock, asked
+
+    def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
+        self._clock.now += self._asked
+        return super().retrieve(tokens, length)
+
+
 class AlwaysInFull(PromptLookupDrafter):
     """A fixed setting: `n` tokens of the best match, whatever they cost."""
 
@@ -301,13 +314,41 @@ NAMED: dict[str, Callable[[int], ReplayText]] = {
     # Among so many tokens no short match is false, and lengths that expect some are too short.
     "every 40 of 900": lambda seed: edited(40, seed=seed, tokens=900),
 }
-MISSED = ("every 40 of 900", "usual")  # .92 of the best fixed setting
+
+
+# ms of a public report at these widths: a first token costs as much as most drafts gain.
+STEEPEST = CostCurve(
+    (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32),
+    *2 * ((30, 54, 66, 78, 90, 101, 125, 138, 172, 220, 232, 330, 440),),
+)
+
+
+def test_what_would_gain_and_does_not_fit_is_saved_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an empty account no more may be lost than one token costs, which gains nothing here.
+    Gemma 3 270M Q4_K_M, one thread, as it was measured."""
+    curve = CostCurve.flat([1.0, 2.0, 2.2, 2.3, 3.6, 3.9])
+
+    def speed() -> float:
+        clock = ReplayClock()
+        live = LiveCurve(dataclasses.replace(curve, spread=(0.02,) * len(curve.sizes)))
+        lookup = Lookup(clock, live)
+        drafter = TimedDrafter(lookup, live, clock, "paying")
+        drafter._break_even.account.lose(START)
+        passage = tuple(copies(300, 0.01, seed=3))
+        text = ReplayText("again", (*passage, *passage[:9]), passage[9:209])
+        return replay_all(drafter, [text], curve, clock=clock).speed_up
+
+    assert speed() > 1.2
+    monkeypatch.setattr(BreakEven, "tokens_for", lambda *_: 0)  # the control:
+    assert speed() == 1.0  # it never drafts
 
 
 @pytest.mark.parametrize("kind", NAMED)
-@pytest.mark.parametrize("curve", [CPU, STEEP, TYPICAL_GPU], ids=["usual", "steep", "flat"])
+@pytest.mark.parametrize(
+    "curve", [CPU, STEEP, STEEPEST, TYPICAL_GPU], ids=["usual", "steep", "steepest", "flat"]
+)
 def test_a_named_drafter_gives_what_its_best_fixed_setting_gives_and_stops_if_it_does_not_pay(
-    request: pytest.FixtureRequest, curve: CostCurve, kind: str
+    curve: CostCurve, kind: str
 ) -> None:
     """At least .95 of its best setting, and .97 of plain decoding. It sees that to be asked takes
     `ASKED` of a plain round, and sleeps where that is too much. The curve is known, as after a
@@ -318,18 +359,10 @@ def test_a_named_drafter_gives_what_its_best_fixed_setting_gives_and_stops_if_it
     def speed(make: Callable[[ReplayClock], Drafter], text: ReplayText) -> float:
         return replay_all(make(clock := ReplayClock()), [text], curve, clock=clock).speed_up
 
-    class Lookup(PromptLookupDrafter):
-        def __init__(self, clock: ReplayClock, costs: CostCurve) -> None:
-            super().__init__(costs=costs)
-            self._clock = clock
-
-        def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
-            self._clock.now += ASKED
-            return super().retrieve(tokens, length)
-
     def named(clock: ReplayClock) -> Drafter:
         live = LiveCurve(known)
-        return TimedDrafter(Lookup(clock, live), live, clock, "paying")
+        lookup = Lookup(clock, live, ASKED * curve.seconds(1))
+        return TimedDrafter(lookup, live, clock, "paying")
 
     found = [speed(named, text) for text in texts]
     assert min(found) >= 0.97
@@ -339,10 +372,7 @@ def test_a_named_drafter_gives_what_its_best_fixed_setting_gives_and_stops_if_it
         for m in (2, 4)
     )
     share = statistics.harmonic_mean(found) / max(1.0, fixed)
-    if (kind, request.node.callspec.id.split("-")[0]) == MISSED:
-        assert 0.9 <= share < 0.95  # to be raised: then it is no exception any more
-    else:
-        assert share >= 0.95
+    assert share >= 0.95
 
 
 def test_texts_are_kept_and_read(tmp_path: Path) -> None:

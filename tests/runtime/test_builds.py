@@ -16,6 +16,8 @@ from specrun.runtime.heads import places
 from specrun.runtime.laws import law, noise
 from specrun.runtime.trees import growth
 
+pytestmark = pytest.mark.long
+
 TESTS = Path(__file__).parents[1]
 COMPILED = (law, noise, growth, places)
 

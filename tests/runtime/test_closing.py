@@ -23,7 +23,9 @@ from specrun.runtime import ClosedError, Runtime, SamplingParams
 from specrun.runtime.drafters.lookahead import NgramStore, load_pool
 
 pytest.importorskip("torch")
-from support.every_drafter import DRAFTERS, named, write_all
+from support.every_drafter import DRAFTERS, named
+
+pytestmark = pytest.mark.long
 
 TESTS = Path(__file__).parent.parent
 GROUPS = [DRAFTERS[first : first + 4] for first in range(0, len(DRAFTERS), 4)]
@@ -33,11 +35,6 @@ SAID = {
     "ClosedError: the runtime was closed while an answer was being streamed",
     "ClosedError: the context is closed",  # asked for a log-probability
 }
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("closing"))
 
 
 def endings(target: Path, drafter: str, moments: list[str]) -> list[str]:

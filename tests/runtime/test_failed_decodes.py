@@ -22,7 +22,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.round import CachedText, TargetModel
 
 pytest.importorskip("torch")
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 
 GREEDY = SamplingParams(temperature=0.0)
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8]
@@ -43,15 +43,17 @@ CASES = [
     ("shallow", "dflash(FILE:dflash2, n=3)"),
     ("shallow", "dflash(FILE:dspark, tree=2x2)"),
     ("nextn", "mtp(n=3)"),
+    ("nextn", "mtp(tree=2x2)"),
+    ("two blocks", "mtp(tree=2x2)"),
     ("two blocks", "mtp(n=2)"),
     ("gemma4", "mtp(FILE:assistant, tree=2x2)"),
 ]
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def files(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("failed decodes")
-    return {**write_all(folder), "mamba": write_tiny_mamba(folder / "mamba.gguf")}
+    return {**files, "mamba": write_tiny_mamba(folder / "mamba.gguf")}
 
 
 class FailingNative:

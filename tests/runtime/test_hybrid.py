@@ -3,10 +3,15 @@ architectures are refused."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from support.tiny_heads import random_medusa
+from support.tiny_hybrids import HYBRIDS
+from support.tiny_hydra import random_hydra
 from support.tiny_models import F32, fresh_logits
 from support.tiny_nextn import write_tiny_qwen35
 
@@ -16,6 +21,8 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.language import quoted
+from specrun.runtime.planning import CostCurve, save_curve
 from specrun.runtime.round import CachedText, GenerationResult, TargetModel
 from specrun.runtime.trees import DraftTree
 
@@ -139,9 +146,35 @@ def test_without_a_rollback_accepted_drafts_are_evaluated_again(
     assert 0 < drafted.stats.accepted < drafted.stats.drafted
 
 
+@pytest.mark.parametrize("family", HYBRIDS)
+@pytest.mark.parametrize("kind", [random_medusa, random_hydra])
+def test_heads_without_a_size_draft_chains(
+    tmp_path: Path, family: str, kind: Callable[..., Any]
+) -> None:
+    """Filled from the text no further than states are kept. lfm2 has no logits beside states."""
+    path, heads = HYBRIDS[family](tmp_path / "model.gguf", seed=5), tmp_path / "heads.gguf"
+    free = CostCurve((1, 64), (1e-3, 1.01e-3), (1e-3, 1.01e-3), (0.0, 0.0))
+    save_curve(free, path, ContextOptions(**F32), 0)
+    prompt = PROMPT * 3
+    if kind is random_medusa:
+        drafter = f"medusa({quoted(str(random_medusa(64, 320).write(heads, 320)))})"
+    else:
+        drafter = f"hydra({quoted(str(random_hydra(64, 320).write(heads, 320)))})"
+    if family == "lfm2":
+        with pytest.raises(UnsupportedModelError, match="computes no logits of it beside"):
+            Runtime(path, drafter, **F32)
+        return
+    with Runtime(path, drafter, **F32) as runtime, Runtime(path, "none", **F32) as plain:
+        assert (runtime.session.drafter.max_leaves, runtime.session.drafter.max_nodes) == (1, 3)
+        result = runtime.generate(prompt, GREEDY, max_tokens=40)
+        assert result.token_ids == plain.generate(prompt, GREEDY, max_tokens=40).token_ids
+        assert result.stats.drafted > 0
+
+
 @pytest.mark.parametrize(
     "drafter",
     [
+        "mtp(tree=2x2)",
         "prompt-lookup(branches=2)",
         "lookahead(window=3, guesses=2)",
         "ensemble(mtp, prompt-lookup)",

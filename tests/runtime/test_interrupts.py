@@ -15,18 +15,13 @@ from specrun.runtime import Runtime, SamplingParams, SpecrunError
 from specrun.runtime.round import Conversation, TargetModel, common_prefix, target
 
 pytest.importorskip("torch")
-from support.every_drafter import DRAFTERS, named, write_all
+from support.every_drafter import DRAFTERS, named
 
 END = {319: float("-inf"), 318: float("-inf"), 317: float("-inf")}
 WARM = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, logit_bias=END, seed=7)
 PROMPT = list(b"the quick brown fox, the quick")
 OTHER = [*PROMPT[:17], *b"another brown fox"]
 POINTS = 10
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("every drafter"))
 
 
 def said(
@@ -140,7 +135,9 @@ def test_a_return_to_an_earlier_state_may_be_interrupted(
         ("shallow", "hydra(FILE:hydra++, tree=2x2x1)"),
         ("shallow", "medusa(FILE:medusa, tree=3x2)"),
         ("nextn", "mtp(n=3, sampling=with)"),
+        ("nextn", "mtp(tree=2x2x1, sampling=without)"),
         ("two blocks", "mtp(n=2)"),
+        ("two blocks", "mtp(tree=2x1)"),
         ("shallow", "cascade(draft(FILE:twin, n=3), draft(FILE:small))"),
         ("shallow", "relay(draft(FILE:twin)@2, eagle(FILE:eagle, n=2))"),
     ],

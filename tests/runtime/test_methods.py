@@ -210,7 +210,7 @@ def test_the_map_has_every_method() -> None:
         )
         for method in METHODS.values()
     ]
-    table = "\n".join(["| name | what it is | builder |", "|---|---|---|", *rows])
+    table = "\n".join(["| name | method | builder |", "|---|---|---|", *rows])
     assert table in section(PAGE, "The methods")
 
 

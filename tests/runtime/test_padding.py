@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.tiny_hybrids import HYBRIDS
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32, fresh_logits
+from support.tiny_nextn import write_tiny_qwen35
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
@@ -111,6 +113,30 @@ def test_rows_and_cache_are_those_of_a_fresh_evaluation(model: Model) -> None:
         assert set(widths) == {WIDTH}
 
 
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_recurrent_state_takes_back_what_fills_a_chain(tmp_path: Path, family: str) -> None:
+    """After chains of every length, accepted as far as can be, logits are a fresh evaluation's."""
+    with Model(HYBRIDS[family](tmp_path / "model.gguf")) as model:
+        drafter = Sized()
+        drafter.max_leaves = 1
+        target = open_target(model, drafter, ContextOptions(**F32), "free", wider)
+        with closing(target.context):
+            text, widths = CachedText(PROMPT), set()
+            target.prefill(text, len(PROMPT) - 1)
+            for length, kept in [(0, 0), (1, 1), (1, 0), (3, 1), (3, 3), (6, 2), (5, 5), (6, 6)]:
+                tree = DraftTree.chain((7, 8, 9, 7, 2, 3)[:length])
+                rows = target.evaluate(text, tree)
+                widths.add(target._batch.n_tokens)
+                wanted = fresh_logits(model, [*text.tokens, *tree.tokens])
+                for row in range(length + 1):
+                    place = len(text.tokens) - 1 + row
+                    np.testing.assert_allclose(rows.logits(row), wanted[place], atol=1e-4)
+                target.commit(text, tree, range(kept))
+                text.tokens.append(5)
+                assert target.context.memory.last_position() == text.n_cached - 1
+            assert widths == {1, 1 + drafter.max_nodes}  # as many as there are states for
+
+
 def test_a_position_that_is_missing_at_the_end_is_not_padded(model: Model) -> None:
     target = opened(model, n_ctx=256)
     with closing(target.context):
@@ -151,14 +177,18 @@ def test_only_what_branches_and_drafts_is_padded(tmp_path: Path, model: Model) -
         "draft(FILE, tree=3x2)",
         "prompt-lookup(min_ngram=1, branches=3)",
         "lookahead(window=3, ngram=3, guesses=3)",
+        "mtp(n=12, p_min=0.01)",
     ],
 )
 def test_texts_are_the_same_with_a_measured_curve_that_pads(tmp_path: Path, drafter: str) -> None:
     """The curve lies where `tune` keeps it: what is drafted and drawn is as without padding, in
-    float32."""
+    float32. NextN blocks draft for a model with a recurrent state."""
     files = [tmp_path / name for name in ("a.gguf", "b.gguf")]
     for path in files:
-        write_random_llama(path, RandomLlama(vocab_size=64, layers=2, scale=4.0))
+        if drafter.startswith("mtp"):
+            write_tiny_qwen35(path, blocks=1)
+        else:
+            write_random_llama(path, RandomLlama(vocab_size=64, layers=2, scale=4.0))
     files[1].write_bytes(files[1].read_bytes() + b"\0")  # another file, with a curve of its own
     draft = tmp_path / "draft.gguf"
     write_random_llama(draft, RandomLlama(vocab_size=64, layers=1, scale=4.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.tiny_heads import random_medusa
+from support.tiny_hybrids import HYBRIDS
+from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import EXACT, F32
 
 from specrun.bindings.errors import (
@@ -61,6 +64,55 @@ def test_a_kept_cache_answers_as_a_fresh_one(
         result = runtime.generate(longer, GREEDY, max_tokens=1)
         assert result.usage.cached_tokens >= len(PROMPT)
         np.testing.assert_allclose(logprobs(runtime, longer), fresh, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", [*HYBRIDS, "mamba"])
+def test_a_recurrent_state_is_kept_with_its_checkpoints(tmp_path: Path, family: str) -> None:
+    """The text goes on from its end, or from the border of an earlier message."""
+    model = (HYBRIDS | {"mamba": write_tiny_mamba})[family](tmp_path / "model.gguf")
+    with opened(model) as runtime:
+        control = next(t for t in range(runtime.model.vocabulary.size) if is_control(runtime, t))
+        message = [*range(2, 40), control]
+        runtime.generate([*message, *range(40, 60)], GREEDY, max_tokens=3)
+        n_kept = runtime.save_session(tmp_path / "kept.session")
+        text = runtime.session.conversation.tokens[:n_kept]
+        prompts = [[*text, 7, 8], [*message, 5, 6, 7]]
+        fresh = []
+        for prompt in prompts:
+            runtime.session.forget()
+            fresh.append(logprobs(runtime, prompt))
+    for prompt, wanted, n_cached in zip(prompts, fresh, (n_kept, len(message) - 1), strict=True):
+        with opened(model) as runtime:
+            assert runtime.load_session(tmp_path / "kept.session") == n_kept
+            result = runtime.generate(prompt, GREEDY, max_tokens=1)
+            assert result.usage.cached_tokens == n_cached
+            np.testing.assert_allclose(logprobs(runtime, prompt), wanted, atol=1e-4)
+    with opened(model, checkpoint_memory=0) as runtime:  # no room for them: all is read again
+        runtime.load_session(tmp_path / "kept.session")
+        assert runtime.generate(prompts[1], GREEDY, max_tokens=1).usage.cached_tokens == 0
+
+
+def is_control(runtime: Runtime, token: int) -> bool:
+    return runtime.model.vocabulary.is_control(token)
+
+
+@pytest.mark.parametrize("states", ["x", [[1]], [[1, "2"]], [[0, 4]], [[1, -4]], [[1, 1 << 40]]])
+def test_checkpoints_of_junk_are_refused(tmp_path: Path, states: object) -> None:
+    model = HYBRIDS["lfm2"](tmp_path / "model.gguf")
+    with opened(model) as runtime:
+        runtime.generate(PROMPT[:9], GREEDY, max_tokens=2)
+        runtime.save_session(tmp_path / "kept.session")
+        tail, whole = session_file._TAIL, (tmp_path / "kept.session").read_bytes()
+        n_facts = tail.unpack(whole[-tail.size :])[0]
+        facts = json.loads(whole[-tail.size - n_facts : -tail.size]) | {"checkpoints": states}
+        said = json.dumps(facts).encode()
+        body = whole[: -tail.size - n_facts] + said
+        digest = hashlib.sha256(body).digest()
+        junk = tmp_path / "junk.session"
+        junk.write_bytes(body + tail.pack(len(said), digest, session_file._MAGIC))
+        runtime.session.forget()
+        with pytest.raises(MalformedFileError, match="damaged"):
+            runtime.load_session(junk)
 
 
 def test_the_cache_of_another_text_would_be_noticed(tiny_model: Path, kept: Path) -> None:

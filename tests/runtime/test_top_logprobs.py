@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -25,11 +25,6 @@ LENGTH, TOP = 24, 5
 DRAFTERS = ["none", "draft(FILE:twin, n=4)", "draft(FILE:twin, tree=2x2)"]
 
 Told = list[tuple[int, float, list[tuple[int, float]]]]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("top"))
 
 
 def told(events: list[TokenEvent]) -> Told:

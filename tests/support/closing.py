@@ -134,12 +134,19 @@ def report(line: str) -> None:
     sys.stdout.flush()
 
 
+def natives() -> list[NativeHandle]:
+    """What native memory there is, without what was there at the last `gc.freeze()`."""
+    gc.collect()
+    return [thing for thing in gc.get_objects() if isinstance(thing, NativeHandle)]
+
+
 def main(target: str, drafter: str, *moments: str) -> None:
     sys.setswitchinterval(1e-5)
     with Runtime(target, drafter, **F32) as runtime, Interrupted() as counting:
         answer(runtime)
     report(str(counting.lines))
-    left: list[NativeHandle] = []
+    left = natives()
+    gc.freeze()  # what was imported is looked through once
     for moment in moments:
         how, _, when = moment.partition(" ")
         if how == "direct":
@@ -149,8 +156,7 @@ def main(target: str, drafter: str, *moments: str) -> None:
         report(closed_at(runtime, how, float(when)))
         if how == "close":
             runtime = None  # what an interrupt in it left open goes with it
-        gc.collect()
-        left += [thing for thing in gc.get_objects() if isinstance(thing, NativeHandle)]
+        left += natives()
     report(f"left: {left}" if left else "all freed")
 
 

@@ -46,7 +46,10 @@ HEADS = [
     ("nextn", "mtp(n=4)"),
     ("nextn", "mtp(n=3, sampling=with)"),
     ("nextn", "mtp(FILE:blocks, n=3)"),
+    ("nextn", "mtp(tree=2x2x1, sampling=without)"),
+    ("nextn", "mtp(depth=3, topk=2, nodes=auto)"),
     ("two blocks", "mtp(n=2)"),
+    ("two blocks", "mtp(tree=2x2)"),
     ("gemma4", "mtp(FILE:assistant, n=3)"),
     ("gemma4", "mtp(FILE:assistant, tree=2x2x1, sampling=without)"),
 ]

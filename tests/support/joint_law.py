@@ -1,9 +1,11 @@
 """The target's exact law of whole texts, a chi-square test against it, and a rule that fails.
 
 Hypothesis: the texts are independent draws from the product of the target's conditional laws. Test:
-Pearson's chi-square over all texts, the rarest pooled; its size is what `sampled_texts` is asked
-for. A correct sampler had a chance of ALPHA to be given seeds that fail; they are fixed, and so the
-outcome is. Negative control: the texts of `KeepsTooMuch`, as many, have a p-value below REJECTED.
+Pearson's chi-square of the tokens at each place, of each two neighbours and of whole texts, the
+rarest pooled, with Bonferroni's correction; its size is what `sampled_texts` is asked for. Whole
+texts alone need twice as many samples: most of them are rare. A correct sampler had a chance of
+ALPHA to be given seeds that fail; they are fixed, and so the outcome is. Negative control: the
+texts of `KeepsTooMuch`, as many, have a p-value below REJECTED.
 """
 
 from __future__ import annotations
@@ -103,10 +105,29 @@ def sampled_texts(
 
 
 def p_value(counts: Counter[Text], law: Mapping[Text, float]) -> float:
-    """Return the chi-square test's p-value of such counts under the law; a text that it lacks is
-    impossible."""
+    """Return the test's p-value of such counts under the law; a text that it lacks is impossible.
+
+    The least of the chi-square tests' of all parts, times their number.
+    """
     if not counts.keys() <= law.keys():
         return 0.0
+    length = max(map(len, law))
+    parts = {(first, first + n) for n in (1, 2, length) for first in range(length + 1 - n)}
+    return min(1.0, len(parts) * min(_of_part(counts, law, *part) for part in parts))
+
+
+def _of_part(counts: Counter[Text], law: Mapping[Text, float], first: int, end: int) -> float:
+    """Return the chi-square test's p-value of the tokens from `first` to before `end`."""
+    found, wanted = Counter[Text](), dict[Text, float]()
+    for text, probability in law.items():
+        part = text[first:end]
+        found[part] += counts[text]
+        wanted[part] = wanted.get(part, 0.0) + probability
+    return _chi_square(found, wanted)
+
+
+def _chi_square(counts: Counter[Text], law: Mapping[Text, float]) -> float:
+    """Return the p-value of Pearson's test."""
     samples = counts.total()
     texts = sorted(law, key=law.__getitem__)
     expected = samples * np.array([law[text] for text in texts])
@@ -115,6 +136,8 @@ def p_value(counts: Counter[Text], law: Mapping[Text, float]) -> float:
     # enough.
     n_rare = int((expected < LEAST_EXPECTED).sum())
     pooled = max(n_rare, int(np.searchsorted(expected.cumsum(), LEAST_EXPECTED)) + 1)
+    if pooled >= len(texts):
+        return 1.0
     cells = [np.append(counts[pooled:], counts[:pooled].sum()) for counts in (observed, expected)]
     return float(stats.chisquare(*cells).pvalue)
 

@@ -62,7 +62,8 @@ class SimulatedMachine:
 
     `drafters` are by workload, then by expression, those that are missing draft nothing; `found`
     maps what is found to its plans, `cut_found` is the best cut, None: the model cannot be cut. The
-    sweep numbered `interrupt_at` is interrupted. `called` lists what was asked for.
+    sweep numbered `interrupt_at` is interrupted. If it `takes_all`, steps before the sweeps take
+    all the seconds that they are given. `called` lists what was asked for.
     """
 
     costs: CostCurve
@@ -75,12 +76,14 @@ class SimulatedMachine:
     called: list[str] = field(default_factory=list)
     clock: float = 0.0
     n_sweeps: int = 0
+    takes_all: bool = False
 
     def now(self) -> float:
         return self.clock
 
-    def curve(self) -> CostCurve:
+    def curve(self, seconds: float) -> CostCurve:
         self.called.append("curve")
+        self._take(seconds)
         return self.costs
 
     def curve_beside(self) -> CostCurve | None:
@@ -89,27 +92,34 @@ class SimulatedMachine:
     def look(self) -> list[FoundDrafter]:
         return list(self.found)
 
-    def plans(self, found: FoundDrafter) -> Sequence[str]:
+    def _take(self, seconds: float) -> None:
+        """Let time pass, if steps take what they may."""
+        self.clock += seconds if self.takes_all else 0.0
+
+    def plans(self, found: FoundDrafter, seconds: float) -> Sequence[str]:
         self.called.append(f"plans {found.name}")
+        self._take(seconds)
         plans = self.found[found]
         if isinstance(plans, SpecrunError):
             raise plans
         return plans
 
-    def cut(self) -> CutFound:
+    def cut(self, seconds: float) -> CutFound:
         self.called.append("cut")
+        self._take(seconds)
         if self.cut_found is None:
             raise OptionError("it has one layer: there is none to skip")
         return self.cut_found
 
     def train(self, hours: float) -> Sequence[str]:
         self.called.append(f"train {hours:g}")
+        self._take(3600.0 * hours)
         if not self.trained:
             raise OptionError("it cannot be trained")
         return self.trained
 
     def sweep(
-        self, temperature: float, workload: str, drafters: Sequence[str], seed: int
+        self, temperature: float, workload: str, drafters: Sequence[str], seed: int, seconds: float
     ) -> dict[str, Work | str]:
         if self.n_sweeps == self.interrupt_at:
             self.interrupt_at = None

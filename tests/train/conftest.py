@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from specrun.train.trainer import settings
+
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread():
@@ -18,6 +20,12 @@ def one_thread():
 def processor_without_avx512(monkeypatch: pytest.MonkeyPatch):
     """Whether torch or llama.cpp computes a file hangs on the processor: tests do not."""
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
+
+
+@pytest.fixture(autouse=True)
+def bfloat16_gain(monkeypatch: pytest.MonkeyPatch):
+    """A trial takes two seconds, and falls by the machine and its load: tests do not."""
+    monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 1.0)
 
 
 @pytest.fixture(scope="package")

@@ -24,6 +24,8 @@ from specrun.train.lookahead import PassRecipe, SpaceRecipe
 from specrun.train.trainer import TrainingRun, TrainingStatus, train
 from specrun.train.trainer.learner import RunListener
 
+pytestmark = pytest.mark.long
+
 HEADS: dict[str, Any] = {
     "medusa": MedusaRecipe(heads=2),
     "medusa-2": Medusa2Recipe(MedusaRecipe(heads=2, from_law=True)),

@@ -12,9 +12,15 @@ _COMMANDS = (
         "measure.commands.components", "heads", "What evaluating a head costs, beside its bytes."
     ),
     LazyCommand("measure.commands.components", "lookup", "What retrieving drafts costs a round."),
+    LazyCommand(
+        "measure.commands.components", "mixture", "Experts: what is predicted, and the clock."
+    ),
     LazyCommand("measure.commands.replay", "replay", "Drafters along known texts, without noise."),
     LazyCommand("measure.commands.load", "load", "Throughput by how many conversations go on."),
     LazyCommand("measure.commands.peers", "peers", "llama-server and specrun side by side."),
+    LazyCommand(
+        "measure.commands.benchmarks", "benchmarks", "docs/benchmarks.md, and its records."
+    ),
     LazyCommand("measure.commands.components", "convert", "Conversion: bandwidth and memory."),
     LazyCommand("measure.commands.soak", "soak", "Answers with faults, for hours: none differs."),
     LazyCommand("measure.commands.serve", "serve", "What the server adds to a round."),
@@ -32,7 +38,9 @@ Examples:
   python tools/measure replay --demo --workload edited --drafter prompt-lookup --drafter lookahead
   python tools/measure load --demo --pad-to 400M --parallel 1,2,4,8 --plot load.png
   python tools/measure peers -m target.gguf --suite own --questions 2
+  python tools/measure benchmarks --measure real --minutes 30
   python tools/measure convert --size 4G
+  python tools/measure mixture --size 1.2G
   python tools/measure soak --minutes 60
   python tools/measure serve-soak --requests 2000 --malformed 1000
 

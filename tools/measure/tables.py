@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from measure.lookup import LookupResult
+from measure.mixture.measurement import MixtureResult, rows_of
 from measure.overhead.overhead import DeviceResult, OverheadResult
 from measure.replay.replay import FIRST, ReplayResult
 from specrun.bench.report import Table, extremes
@@ -151,6 +152,20 @@ def _growth(growth: Growth) -> str:
 
 
 # -- heads, conversion ---------------------------------------------------------------------------
+
+
+def mixture_table(results: Sequence[MixtureResult]) -> Table:
+    """Return the table of `measure mixture`: predictions beside the clock."""
+    n_bytes = results[0].n_bytes if results else 0
+    return Table.of(
+        rows_of(results),
+        f"A random mixture of {n_bytes / 1e9:.2f} GB. ms: a round that evaluates so many tokens, "
+        "least of the repetitions; of auto, a token. times plain: over plain decoding in the same "
+        "repetition.",
+        "curve: what the product plans with, measured when it loaded the file. by bytes: weights "
+        "that are read for so many tokens, each of which chooses its experts by chance, over those "
+        "for one.",
+    )
 
 
 def heads_table(results: Sequence[HeadResult]) -> Table:

@@ -218,7 +218,9 @@ class BlockHead(nn.Module):
     ) -> Tensor:
         """Return the logits after states [n, h] and the tokens before, or those at some places."""
         weight = output if self.lm_head is None else self.lm_head.weight
-        rows = F.linear(states, weight if among is None else weight[among])
+        weight = weight if among is None else weight[among]
+        # The target's matrix may be in bfloat16, where measures have states in float32.
+        rows = F.linear(states.to(weight.dtype), weight).float()
         return rows if self.markov_head is None else rows + self.markov_head(before, among)
 
     def confidences(self, states: Tensor, before: Tensor) -> Tensor:

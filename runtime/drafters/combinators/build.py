@@ -283,7 +283,7 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
         )
 
     parts = build_parts(arms, env, build)
-    weights = combined(name, parts, combine)
+    weights = combined(name, parts, combine, mixes=False)
     # It stops what does not pay itself. Costs are learnt only where no member draws: then the text
     # hangs on no draft, and a log of choices repeats one that was drawn.
     paces = {part.pace for arm, part in zip(arms, parts, strict=True) if arm.atom != _NONE.atom}

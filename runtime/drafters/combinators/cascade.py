@@ -96,6 +96,7 @@ class CascadeDrafter(Drafter):
         self._sampling, self._p_min, self._max_rounds = sampling, p_min, max_rounds
         self._counter = RoundCounter()
         self._inner = inner
+        inner.begins_alike = True  # how far it drafts well decides how many tokens are drawn
         self._row_memory = RowMemory()
         self._text = Conversation(inner)  # as model and inner drafter know it, guesses included
 

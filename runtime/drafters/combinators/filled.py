@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from specrun.runtime.drafters.batching import MOST_SEQUENCES, DraftMeeting
 from specrun.runtime.drafters.combinators.members import MembersDrafter, first_path, outcome_for
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.likely_trees import Guess
@@ -37,8 +38,9 @@ _MEMORY = 0.98  # of rounds, in what a token is worth
 class FilledDrafter(MembersDrafter):
     """Proposes what its drafter does, and fills the block with what followed like text before.
 
-    `curve` is what evaluations cost. Where the target cannot branch (`branches`) it drafts one
-    chain, and no more tokens than the drafter may. Owns both.
+    `curve` is what evaluations cost, which conversations that draft at a `meeting` share. If the
+    target cannot branch (`branches`) it drafts one chain, and no more tokens than the drafter may.
+    Owns both.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class FilledDrafter(MembersDrafter):
         *,
         branches: bool = True,
         most: int = MAX_NODES,
+        meeting: DraftMeeting | None = None,
     ) -> None:
         super().__init__([drafter, lookup], name=drafter.name)
+        self.waits, self._meeting = drafter.waits, meeting
         self._drafter, self._lookup, self._curve = drafter, lookup, curve
         self._branches = branches
         self.max_leaves = drafter.max_leaves + branches
@@ -62,21 +66,37 @@ class FilledDrafter(MembersDrafter):
         self._own: DraftTree | None = None
         self._path: tuple[int, ...] = ()
         self._n_filled = 0
+        # A round's request, what continues its text, whether that stands beside what is drawn, and
+        # the drafter's part of the request: one object, by which it knows what it prepared.
+        self._asked: tuple[DraftRequest, list[Guess], bool, DraftRequest] | None = None
 
     def begin(self, tokens: Sequence[int]) -> None:
         """Forget what another text taught of the drafter."""
         super().begin(tokens)
-        self._own, self._path, self._n_filled = None, (), 0
+        self._own, self._path, self._n_filled, self._asked = None, (), 0, None
         self._accepted.forget()
         self._tokens = self._rounds = 1.0
 
+    def prepare(self, request: DraftRequest) -> bool:
+        """Let the drafter evaluate with those of other conversations."""
+        return not self.waits or self._drafter.prepare(self._asked_of(request)[-1])
+
+    def _asked_of(
+        self, request: DraftRequest
+    ) -> tuple[DraftRequest, list[Guess], bool, DraftRequest]:
+        """Return what is decided of a round before anything is drawn (`_asked`)."""
+        if self._asked is None or self._asked[0] is not request:
+            guesses = self._lookup.guesses(request) if request.max_nodes > 0 else []
+            beside = self._branches and bool(guesses) and guesses[0].probability >= _BESIDE
+            most = min(self._drafter.max_nodes, request.max_nodes - beside)
+            self._asked = request, guesses, beside, request.within(request.max_depth, most)
+        return self._asked
+
     def propose(self, request: DraftRequest) -> DraftTree:
         """Return the drafter's tree, filled up."""
-        guesses = self._lookup.guesses(request) if request.max_nodes > 0 else []
-        # Decided before anything is drawn.
-        beside = self._branches and bool(guesses) and guesses[0].probability >= _BESIDE
-        most = min(self._drafter.max_nodes, request.max_nodes - beside)
-        own = self._drafter.propose(request.within(request.max_depth, most))
+        _, guesses, beside, within = self._asked_of(request)
+        self._asked = None
+        own = self._drafter.propose(within)
         self._own, self._path = own, first_path(own)
         if request.max_nodes == 0 or request.keep != "nothing" or not all(own.is_candidate):
             return own
@@ -87,7 +107,9 @@ class FilledDrafter(MembersDrafter):
             filling.merge(guesses, branches=self._branches, decided=draws)
         if not filling.is_ahead:
             filling.hang(self._beyond(request))
-        tree = filling.tree(self._worth(filling.nodes(), request.max_nodes - len(own)))
+        # Beside draws, how many others there are must not decide which text comes.
+        k = self._meeting.n_drafting if self._meeting and not draws else 1
+        tree = filling.tree(self._worth(filling.nodes(), request.max_nodes - len(own), k))
         self._n_filled += len(tree) - len(own)
         return tree
 
@@ -102,9 +124,16 @@ class FilledDrafter(MembersDrafter):
     def _chance(self, depth: int) -> float:
         return self._accepted.chance(min(depth, _DEPTHS - 1))
 
-    def _worth(self, guesses: Sequence[Guess], room: int) -> int:
-        """Return how many of these nodes, the first ones, are worth what they cost."""
-        n, seconds = 1 + len(self._own or ()), self._curve.seconds
+    def _worth(self, guesses: Sequence[Guess], room: int, n_texts: int) -> int:
+        """Return how many of these nodes, the first ones, are worth what they cost.
+
+        That is an equal part of an evaluation that so many conversations share.
+        """
+
+        def seconds(n: int) -> float:
+            return self._curve.seconds(n_texts * n) / n_texts
+
+        n = 1 + len(self._own or ())
         token = seconds(1) * min(1.0, self._rounds / self._tokens)
         here, worth, best, most = seconds(n), 0.0, 0, 0.0
         for count, guess in enumerate(guesses[:room], 1):
@@ -251,8 +280,10 @@ def _instead(guess: float, drafted: float) -> float:
 
 def fill(weights: DrafterWeights, env: DraftEnvironment) -> DrafterWeights:
     """Return weights whose drafters, if they evaluate models, are filled up from the text."""
-    curve, branches = env.known, env.target.can_branch
-    most = min(MAX_NODES, env.context.n_batch - 1)
+    curve, meeting = env.known, env.meeting
+    # Of several conversations none evaluates more than it would without.
+    most = min(MAX_NODES if meeting is None else MOST_DRAFTED, env.context.n_batch - 1)
+    n_texts = 1 if meeting is None else meeting.n_texts
 
     def start() -> Drafter:
         drafter = weights.start()
@@ -261,6 +292,9 @@ def fill(weights: DrafterWeights, env: DraftEnvironment) -> DrafterWeights:
         lookup = PromptLookupDrafter(
             num_draft_tokens=MOST_DRAFTED, branches=1, answers=env.answers, costs=curve
         )
-        return FilledDrafter(drafter, lookup, curve, branches=branches, most=most)
+        lookup.begins_alike = weights.pace != "compared"
+        fits = n_texts * (drafter.max_leaves + 1) < MOST_SEQUENCES - 1
+        branches = env.target.can_branch and fits
+        return FilledDrafter(drafter, lookup, curve, branches=branches, most=most, meeting=meeting)
 
     return DrafterWeights(weights.name, start, [weights], weights.pace)

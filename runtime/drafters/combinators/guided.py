@@ -1,17 +1,20 @@
 """Drafts under a grammar: what it forces is drafted for nothing, what it forbids is left out.
 
-A grammar that leaves no choice says the next tokens itself; they are drafted as point masses, and
-the conversation's drafter goes on below them. Of what that one proposes, tokens that the grammar
-forbids are left out with all that hangs below them. Neither changes the text's law: the target's
-own law, masked, gives forbidden tokens probability 0, so that acceptance rejects a point mass there
-for certain and draws on from what it had; and a forced token is a guess of how the text is spelled,
-tested like any other.
+A grammar that leaves no choice gives the next text. It is drafted as point masses, in the spelling
+that the target prefers, and the conversation's drafter goes on below them. Of that one's proposals,
+tokens that the grammar forbids are left out with all that hangs below them. Neither changes the
+distribution of the text: the target's own, masked, gives forbidden tokens probability 0, so that
+acceptance rejects a point mass there for certain and draws on from what it had. A forced token is a
+guess at the spelling of the text, tested like any other.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from specrun.runtime.drafters.combinators.members import (
     MembersRows,
@@ -20,39 +23,95 @@ from specrun.runtime.drafters.combinators.members import (
     outcome_for_idle,
 )
 from specrun.runtime.grammar import GrammarError, GrammarState
+from specrun.runtime.planning import CostCurve, expected_tokens
+from specrun.runtime.planning.account import Account
 from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, Draw
 
 _MOST_FORCED = 64
-_LONGEST_REST = 64
+_MEMORY = 0.85  # of what was learnt, that is kept in a round
+_ROWS = 0.2  # of the preference, that one row makes
+USUAL = CostCurve.flat([1.0 + 0.5 * min(n, 3) + 0.15 * max(0, n - 3) for n in range(65)])
+_FIRST = 0.8  # how often the tokenizer's spelling is right, as long as nothing is known
+_GAIN = 1.02  # times the tokens of plain decoding, from which forced tokens are drafted
 
 
 class ForcedLength:
-    """How many forced tokens a round drafts, by how many of them were right so far.
+    """How many forced tokens a round drafts: what should gain most by the target's costs.
 
-    A model that spells the forced text with other tokens than the tokenizer would keep none of
-    them. Twice as many are drafted as were right in the last round. If none was, one is tried
-    again after a rest, which doubles each time. No clock is read, so texts do not depend on it.
+    How often they are right is known also while none is drafted (`ForcedSpelling`). The account of
+    drafting must allow to lose them all, so that they lose no more than any other draft.
+    """
+
+    def __init__(self, costs: CostCurve | None = None) -> None:
+        self._costs, self._account = costs or USUAL, Account()
+
+    def limit(self, share: float) -> int:
+        """Return how many tokens to force, of which such a `share` is right behind right ones."""
+        best, gain = 0, _GAIN
+        for n in range(1, _MOST_FORCED + 1):
+            worth = expected_tokens(share, n) / (1.0 + self._lost(n))
+            if worth > gain and self._lost(n) <= self._account.room:
+                best, gain = n, worth
+        return best
+
+    def learn(self, n_forced: int, n_right: int, n_new: int = 1) -> None:
+        """Count a round's forced tokens, and all of its new tokens."""
+        self._account.allow(n_new)
+        if n_forced:
+            self._account.lose(self._lost(n_forced) - n_right)
+
+    def _lost(self, n: int) -> float:
+        """Return the rounds of plain decoding that n rejected tokens cost."""
+        return max(0.0, self._costs.seconds(1 + n) / self._costs.seconds(1) - 1.0)
+
+
+class ForcedSpelling:
+    """How the target spells forced text: as the tokenizer does, or by the tokens it prefers.
+
+    A target that does not expect the text takes it apart. Which of the tokens that fit it then
+    takes follows from its logits in earlier rounds: their mean is its preference. Which of both
+    spellings was right more often lately is drafted.
     """
 
     def __init__(self) -> None:
-        self._most, self._rest, self._resting = _MOST_FORCED, 1, 0
+        self._preference: npt.NDArray[np.float32] | None = None
+        # How often lately, of the tokenizer's spelling and of the preferred one.
+        self._right = {False: _FIRST, True: 0.5 * _FIRST}
+        self._first: dict[bool, list[int]] = {}
 
-    def limit(self) -> int:
-        """Return how many tokens the next round may force."""
-        return 0 if self._resting else self._most
+    def tokens(self, place: GrammarState, most: int) -> list[int]:
+        """Return up to `most` tokens of the text that is forced at a place."""
+        self._first = {False: place.forced(1)}
+        if self._preference is not None:
+            self._first[True] = place.forced(1, self._preference)
+        preferred = max(self._first, key=self._right.__getitem__)
+        if most < 2 or not self._first[preferred]:
+            return self._first[preferred][:most]
+        return place.forced(most, self._preference if preferred else None)
 
-    def learn(self, n_forced: int, n_right: int) -> None:
-        """Count a round's forced tokens, none in a rest."""
-        if not n_forced:
-            self._resting = max(0, self._resting - 1)
-        elif n_right:
-            self._rest = 1
-            self._most = min(_MOST_FORCED, 2 * (self._most if n_right == n_forced else n_right))
+    def nothing(self) -> list[int]:
+        """Return no tokens, at a place that is not looked at."""
+        self._first = {}
+        return []
+
+    @property
+    def share(self) -> float:
+        """How often the drafted spelling was right lately."""
+        return max(self._right.values())
+
+    def learn(self, token: int, row: npt.NDArray[np.float32]) -> None:
+        """Learn from the token that stood at the last place, and from a row of the round."""
+        if not any(self._first.values()):
+            return
+        for preferred, first in self._first.items():
+            kept = _MEMORY * self._right[preferred]
+            self._right[preferred] = kept + (1.0 - _MEMORY) * (first == [token])
+        if self._preference is None:
+            self._preference = np.array(row)
         else:
-            self._most, self._resting = 1, self._rest
-            self._rest = min(_LONGEST_REST, 2 * self._rest)
+            self._preference += _ROWS * (row - self._preference)
 
 
 class GuidedDrafter(Drafter):
@@ -62,14 +121,14 @@ class GuidedDrafter(Drafter):
     the grammar says.
     """
 
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, costs: CostCurve | None = None) -> None:
         self.name, self.max_nodes, self.max_leaves = (
             drafter.name,
             drafter.max_nodes,
             drafter.max_leaves,
         )
         self.forced = self.forced_accepted = 0
-        self._length = ForcedLength()
+        self._length, self._spelling = ForcedLength(costs), ForcedSpelling()
         self._drafter, self.waits = drafter, True
         self.may_draft = True
         # What was asked for, the forced tokens, and what the drafter is asked for below them.
@@ -119,19 +178,23 @@ class GuidedDrafter(Drafter):
                 below = dataclasses.replace(request, max_depth=0, max_nodes=0)
             # A rule that weighs the drafter's laws would take a forced token for all of its law.
             most = min(below.max_depth, below.max_nodes) if request.keep == "nothing" else 0
-            forced = place.forced(min(most, self._length.limit()))
+            length = min(most, self._length.limit(self._spelling.share))
+            forced = self._spelling.tokens(place, length) if most else self._spelling.nothing()
             self._asked = request, forced, _after(below, forced) if forced else below
         return self._asked[1:]
 
     def observe(self, outcome: RoundOutcome) -> None:
         """Tell the drafter what became of its own tree; what was left out was rejected."""
+        if outcome.n_new:
+            row = outcome.rows.logits(outcome.path_rows[-1])
+            self._spelling.learn(outcome.tokens[outcome.start], row)
         if self._round is None:
-            self._length.learn(0, 0)
+            self._length.learn(0, 0, outcome.n_new)
             self._drafter.observe(outcome)
             return
         (n_forced, own, places), self._round = self._round, None
         agreed = common_prefix(range(n_forced), outcome.path)
-        self._length.learn(n_forced, agreed)
+        self._length.learn(n_forced, agreed, outcome.n_new)
         self.forced += n_forced
         self.forced_accepted += agreed
         if agreed == n_forced and (len(own) or not n_forced):

@@ -75,6 +75,7 @@ class MembersDrafter(Drafter):
         """Forget the round before, and pass on."""
         self._trees, self._places = [], []
         for member in self._members:
+            member.begins_alike |= self.begins_alike
             member.begin(tokens)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
@@ -113,12 +114,17 @@ def _shared_inputs(members: Sequence[Drafter], name: str) -> EmbeddingInputs | N
 
 
 def combined(
-    name: str, members: Sequence[DrafterWeights], combine: Callable[[Sequence[Drafter]], Drafter]
+    name: str,
+    members: Sequence[DrafterWeights],
+    combine: Callable[[Sequence[Drafter]], Drafter],
+    *,
+    mixes: bool = True,
 ) -> DrafterWeights:
     """Return the weights of a combinator, which own those of its members.
 
     Starting it starts every member, and `combine` makes one drafter of them, which owns them; if
-    anything fails, what was started is closed again. Its pace is one that suits all its members.
+    anything fails, what was started is closed again. Its pace is one that suits all its members. If
+    it mixes their drafts in a round and may draw, its answers begin alike.
     """
     paces = {member.pace for member in members}
     # All of them draft point masses, or one of them draws, or is not to be stopped.
@@ -128,7 +134,9 @@ def combined(
     def start() -> Drafter:
         started = make_all(member.start for member in members)
         try:
-            return combine(started)
+            drafter = combine(started)
+            drafter.begins_alike = mixes and pace == "counted"
+            return drafter
         except BaseException:
             close_all(started)
             raise

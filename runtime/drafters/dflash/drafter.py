@@ -116,11 +116,11 @@ class BlockDrafter:
 
         At a meeting all conversations have one context, so their blocks are one evaluation.
         """
-        file = self.file
-        own = block_options(options, file.first + n_slots)
-        if file.head != "vanilla":  # the head reads states, which conversations do not share
+        file, width = self.file, self.file.first + n_slots
+        own = block_options(options, width)
+        reads_states = file.head != "vanilla"  # so llama.cpp has to show all tokens
+        if reads_states:
             own = dataclasses.replace(own, hidden_states=True, n_outputs=own.n_batch)
-            meeting = None
 
         def opened(model: Model, options: ContextOptions) -> BlockContext:
             return BlockContext(model, options, self._lender, causal=file.causal)
@@ -129,8 +129,9 @@ class BlockDrafter:
             return BlockCells(self, opened(self.model, own), n_slots)
         if self._shared is None:
             # All blocks are to be in one batch.
-            at_once = max(own.n_batch, own.n_outputs * meeting.n_texts)
-            wide = dataclasses.replace(own, n_batch=at_once, n_ubatch=at_once)
+            at_once = max(own.n_batch, width * meeting.n_texts)
+            shown = -(-at_once // meeting.n_texts) if reads_states else width
+            wide = dataclasses.replace(own, n_batch=at_once, n_ubatch=at_once, n_outputs=shown)
             self._shared = SharedBlocks(meeting, self.model, wide, meeting.n_texts, opened)
         part = self._shared.part(copies=False)
         if part is None:  # all are taken

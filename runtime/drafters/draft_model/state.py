@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 
-from specrun.bindings.contexts.batch import Batch, BatchShape
+from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
-from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.batching import ContextPart
+from specrun.runtime.drafters.growing_nodes import GrowingNodes, depth_shape
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows
@@ -23,14 +22,7 @@ class DraftModelState:
     Sequence `main` holds exactly the tokens `cached`: committed ones, and those of a chain. The
     draft model may have fewer tokens than the target: it is fed a stand-in for those it lacks, and
     its rows are cut to the tokens of both, so that the others have probability 0 in the draft,
-    never in the target.
-
-    A tree that still grows does not know its leaves, so llama.cpp's sequence ids are handed out
-    on the way: the first child of a node goes on in its parent's sequence, each further one takes
-    an unused sequence that first shares the parent's cells. Sharing (`seq_cp`) and dropping
-    (`seq_rm`) walk all cells of the context; so a sequence catches up with the committed text only
-    when it is taken, in the same walk. Between rounds sequence s holds exactly the first
-    `_synced[s]` cells of the text. Nodes are numbered from 0 in the order of their evaluation.
+    never in the target. Its nodes are `GrowingNodes`.
     """
 
     def __init__(self, context: Context, *, target_vocab_size: int) -> None:
@@ -52,11 +44,9 @@ class DraftModelState:
         self._unread: list[int] = []
         # A sequence, and the call that evaluates a token in it; None before the first.
         self._step: tuple[int, Callable[[int, int], Logits] | None] = (-1, None)
-        self._n_sequences = context.options.n_sequences
         # Depths have a batch of their own: theirs is laid out alike, round by round.
         self.depth_batch = Batch(context.n_batch, 1)
-        self._synced = [0] * self._n_sequences
-        self._forget_nodes()
+        self.nodes = GrowingNodes(context.memory, context.options.n_sequences)
 
     def cells(self, length: int) -> int:
         """Return how many cells hold the first `length` cached tokens."""
@@ -177,7 +167,7 @@ class DraftModelState:
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop all nodes, and what an interrupt left."""
-        interrupted = self._grows
+        nodes, interrupted = self.nodes, self.nodes.grows
         if length >= len(self.cached) and not (self._part or self._changing or interrupted):
             return
         if self._part is not None:
@@ -187,15 +177,14 @@ class DraftModelState:
         if interrupted or left_over or length < len(self.cached):
             self._changing = True
             # First: an interrupt in between must not leave tokens that are not cached.
-            self._synced = [min(synced, end) for synced in self._synced]
             del self.cached[length:]
-            memory.truncate(end)
+            nodes.cut(end)
         if interrupted:
             # Sequences taken by a round that never ended may or may not share the text already.
-            for sequence in range(self._n_sequences):
+            for sequence, synced in enumerate(nodes.synced):
                 if sequence != self.main:
-                    memory.truncate(self._synced[sequence], sequence=sequence)
-            self._forget_nodes()
+                    memory.truncate(synced, sequence=sequence)
+            nodes.forget()
         self._changing = False
 
     def close(self) -> None:
@@ -204,36 +193,10 @@ class DraftModelState:
 
     # -- the tree below the text -------------------------------------------------------------------
 
-    def _forget_nodes(self) -> None:
-        # Of each node. The first child of a node goes on in its sequence.
-        self._parents: list[int] = []
-        self._tokens: list[int] = []
-        self._ids: list[int] = []
-        self._depths: list[int] = []
-        self._free: list[int] = []  # sequences without nodes
-        # Whether sequences may hold nodes: an interrupted round leaves it set. Last, because lists
-        # without nodes say nothing of what is in the memory.
-        self._grows = False
-
     @property
     def n_nodes(self) -> int:
         """How many nodes were evaluated since the last ones were kept or dropped."""
-        return len(self._parents)
-
-    def place_of(self, parent: int, token: int) -> int | None:
-        """Return the number of the evaluated node of a token below another; None if there is none.
-
-        Of equal children it is the first.
-        """
-        if token in self._tokens:
-            for node, drafted in enumerate(self._tokens):
-                if drafted == token and self._parents[node] == parent:
-                    return node
-        return None
-
-    def depth_of(self, node: int) -> int:
-        """Return how many nodes lead to an evaluated one, itself included; 0 for ROOT."""
-        return 0 if node == ROOT else self._depths[node]
+        return len(self.nodes)
 
     def evaluate(self, parents: Sequence[int], tokens: Sequence[int]) -> Rows:
         """Evaluate a depth in one batch: token i below node `parents[i]` (ROOT: the last token)."""
@@ -252,43 +215,21 @@ class DraftModelState:
         return self._part.answered()
 
     def _fill_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        above, own, main, first = self._parents, self._ids, self.main, self.n_nodes
-        depth = self.depth_of(parents[0])
-        position = self.cells(len(self.cached)) + depth
-        if not self._grows:
-            self._free = [each for each in range(self._n_sequences) if each != main]
-        self._grows = True
-        for parent in parents:
-            sequence = main if parent == ROOT else own[parent]
-            # The first child goes on in its parent's sequence, which costs no walk over the cells.
-            if parent in above:
-                sequence = self._branched(sequence, position)
-            above.append(parent)
-            own.append(sequence)
-        self._tokens += tokens
-        self._depths += [depth + 1] * len(parents)
-        known, ids = self.all_known(tokens), (*own[first:],)
-        self.depth_batch.fill_shape(known, position, _depth_shape(ids))
-
-    def _branched(self, source: int, end: int) -> int:
-        """Return a sequence without nodes, which now shares all before `end` with another."""
-        if not self._free:
-            limit = f"the draft context's {self._n_sequences} sequences"
-            raise OptionError(f"a draft tree with more paths than {limit}")
-        sequence = self._free.pop(0)
-        # It holds the text up to `_synced`, and shares the rest at once.
-        self.context.memory.branch(source, sequence, self._synced[sequence], end)
-        return sequence
+        base = self.cells(len(self.cached))
+        position = base + self.nodes.depth_of(parents[0])
+        ids = self.nodes.add(parents, tokens, self.main, base)
+        self.depth_batch.fill_shape(self.all_known(tokens), position, depth_shape(ids))
 
     def keep(self, tokens: Sequence[int]) -> None:
         """Keep the nodes that spell the beginning of `tokens`, now committed; drop the others."""
         # No node was evaluated, so no sequence but main has to be cut.
-        if not self._parents:
+        nodes = self.nodes
+        if not len(nodes):
             return
         # Nodes are matched by token, not by number: another drafter may have drafted the path.
         path: list[int] = []
         for token in tokens:
-            node = self.place_of(path[-1] if path else ROOT, token)
+            node = nodes.place_of(path[-1] if path else ROOT, token)
             if node is None:
                 break
             path.append(node)
@@ -296,30 +237,24 @@ class DraftModelState:
         self._drop_strays(path, base)
         if path:
             # The accepted path's own sequence becomes main: nothing is copied.
-            self.main = self._ids[path[-1]]
-            self._synced[self.main] = base + len(path)
+            self.main = nodes.ids[path[-1]]
+            nodes.synced[self.main] = base + len(path)
         self.cached.extend(tokens[: len(path)])
-        self._forget_nodes()
+        nodes.forget()
 
     def _drop_strays(self, path: Sequence[int], base: int) -> None:
         """Drop what sequences hold beside a path; note how much of the text each holds then."""
-        parents, depths, length = self._parents, self._depths, len(path)
-        truncate, synced = self.context.memory.truncate, self._synced
+        memory, nodes, length = self.context.memory, self.nodes, len(path)
+        parents, depths = nodes.parents, nodes.depths
         if max(depths) > length:
-            truncate(base + length)  # one walk drops everything deeper, for all sequences
-        for sequence, tip in dict(zip(self._ids, range(len(depths)), strict=True)).items():
+            memory.truncate(base + length)  # one walk drops everything deeper, for all sequences
+        for sequence, tip in dict(zip(nodes.ids, range(len(depths)), strict=True)).items():
             # Up to where the sequence agrees with the path its cells are the text's own, and may
             # stay: that is its deepest node on the path.
             node = tip
             while node != ROOT and node not in path:
                 node = parents[node]
-            shared = 0 if node == ROOT else depths[node]
-            if length > shared < depths[tip]:
-                truncate(base + shared, base + length, sequence)
-            synced[sequence] = base + shared
-
-
-@functools.lru_cache(maxsize=256)
-def _depth_shape(ids: tuple[int, ...]) -> BatchShape:
-    """Return the shape of a depth: one position, siblings side by side in different sequences."""
-    return BatchShape.of([0] * len(ids), [(sequence,) for sequence in ids], [1] * len(ids))
+            shared = nodes.depth_of(node)
+            if min(depths[tip], length) > shared:
+                memory.truncate(base + shared, base + length, sequence)
+            nodes.synced[sequence] = base + shared

@@ -11,6 +11,8 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 import numpy as np
@@ -20,13 +22,13 @@ from specrun.bindings.contexts import (
     ASSISTED_ARCHITECTURE,
     AssistantContext,
     Context,
-    Rows,
 )
 from specrun.bindings.errors import ClosedError, NoCacheSlotError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.models import Model, trusting_files
+from specrun.runtime.drafters.batching import Joint, SharedRequest
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.source import NodeRows
+from specrun.runtime.drafters.source import Asked, NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.heads import FloatRows, HeadFile, TextRows
 from specrun.runtime.memory.fit import resolve_gpu_layers
@@ -84,7 +86,9 @@ class Assistant:
     def __init__(self, path: Path, env: DraftEnvironment, n_tokens: int) -> None:
         check_assistant(path, env.target)
         layers = resolve_gpu_layers(env.n_gpu_layers, path, drafts=True)
-        self._n_tokens, self._is_alone = n_tokens, env.meeting is None
+        n_texts = 1 if env.meeting is None else env.meeting.n_texts
+        self._n_tokens, self._is_alone = n_tokens * n_texts, env.meeting is None
+        self.together = None if env.meeting is None else SharedAssistant(env.meeting)
         # Kept by the conversations: each is freed with the last of them.
         self._contexts: weakref.WeakSet[AssistantContext] = weakref.WeakSet()
         with trusting_files():  # it was tried just now, if it had to be, with the target
@@ -109,7 +113,69 @@ class Assistant:
 
     def close(self) -> None:
         """Free contexts and model; again does nothing."""
-        close_all([*self._contexts, self.model])
+        together = () if self.together is None else (self.together,)
+        close_all([*together, *self._contexts, self.model])
+
+
+# == Evaluations, of one conversation or of several ================================================
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Tokens of one depth behind a conversation's text, with the states before them [n, width]."""
+
+    context: AssistantContext
+    sequence: int
+    tokens: Sequence[int]
+    states: FloatRows
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The rows of logits after tokens, views that the next evaluation overwrites, and the states.
+
+    Both are empty if the target's cache has no cells for the evaluation.
+    """
+
+    rows: NodeRows
+    states: Sequence[FloatRows]
+
+
+def evaluated(given: Sequence[Given]) -> tuple[list[Found], float]:
+    """Evaluate the tokens of conversations in one context; return their rows and the seconds."""
+    context, before = given[0].context, given[0].context.native_seconds
+    tokens = [token for own in given for token in own.tokens]
+    sequences = [own.sequence for own in given for _ in own.tokens]
+    try:
+        rows = context.evaluate(tokens, np.concatenate([own.states for own in given]), sequences)
+    except NoCacheSlotError:  # texts fill the cache
+        return [Found(NodeRows(), ())] * len(given), context.native_seconds - before
+    found, first = [], 0
+    for own in given:
+        places = range(first, first := first + len(own.tokens))
+        states = [np.array(rows.nextn_state(row)) for row in places]
+        found.append(Found(NodeRows([rows.logits(row) for row in places]), states))
+    return found, context.native_seconds - before
+
+
+AskedDepth = SharedRequest[Given, Found]
+
+
+class SharedAssistant(Joint[AskedDepth]):
+    """The depths that conversations have evaluated at once: no token sees another."""
+
+    def fitting(self) -> list[AskedDepth]:
+        """Return the first requests in one context, as many as it takes."""
+        context = self.asking[0].given.context
+        own = [*takewhile(lambda asked: asked.given.context is context, self.asking)]
+        counts = accumulate(len(asked.given.tokens) for asked in own)
+        return own[: max(1, sum(count <= context.n_outputs for count in counts))]
+
+    def answers(self, taken: Sequence[AskedDepth]) -> tuple[list[Found], list[float]]:
+        """Evaluate them side by side."""
+        found, seconds = evaluated([asked.given for asked in taken])
+        n = sum(len(asked.given.tokens) for asked in taken)
+        return found, [seconds * len(asked.given.tokens) / n for asked in taken]
 
 
 # == The source of rows ============================================================================
@@ -144,6 +210,9 @@ class AssistantSource(StatesSource[AssistantState]):
             AssistantState(), self._cells, assistant.model.n_params, assistant.multiplied
         )
         self._assistant, self._copies = assistant, keeps_rows
+        # A rule that reads rows has leaves evaluated, which would overwrite the rows of others.
+        self.shares = assistant.together is not None and not keeps_rows
+        self._asked: AskedDepth | None = None
         self._context: AssistantContext | None = None
         self._sequence = 0
         self._states: list[FloatRows] = []  # after the root and the nodes
@@ -157,39 +226,86 @@ class AssistantSource(StatesSource[AssistantState]):
         """Return how many cells are free behind the text: a node needs one while it is read."""
         return 0 if self._context is None else self._context.n_ctx - len(tokens)
 
+    def begin(self, tokens: Sequence[int]) -> None:
+        """Keep the state of what the prompt shares with the last text; withdraw a request."""
+        self._withdraw()
+        super().begin(tokens)
+
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
         """Evaluate the last token; None without its text's cache or the state before it."""
-        context, tokens, self._states = self._opened(), request.tokens, []
-        state = self.state.said(tokens)
-        # What lies in the target's cache may be a text that others are still to verify.
-        if state is None or context.next_position(self._sequence) != len(tokens) - 1:
-            return None
-        return self._evaluated(context, tokens[-1:], [state])
+        given = self._given(request, (), ())
+        return None if given is None else self._alone(given)
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Evaluate tokens with the states after their parents."""
+        return self._alone(self._below(parents, tokens))
+
+    def _given(
+        self, request: DraftRequest, parents: Sequence[int], tokens: Sequence[int]
+    ) -> Given | None:
+        """Return a depth of a draft, or without tokens its root, whose state may be unknown."""
+        if tokens:
+            return self._below(parents, tokens)
+        context, text, self._states = self._opened(), request.tokens, []
+        state = self.state.said(text)
+        # What lies in the target's cache may be a text that others are still to verify.
+        if state is None or context.next_position(self._sequence) != len(text) - 1:
+            return None
+        return Given(context, self._sequence, text[-1:], state[np.newaxis])
+
+    def _below(self, parents: Sequence[int], tokens: Sequence[int]) -> Given:
         states = [self._states[0 if parent == ROOT else parent + 1] for parent in parents]
-        return self._evaluated(self._opened(), tokens, states)
+        return Given(self._opened(), self._sequence, tokens, np.stack(states))
 
     def _opened(self) -> AssistantContext:
         if self._context is None:
             raise ClosedError("the assistant's context is closed")
         return self._context
 
-    def _evaluated(
-        self, context: AssistantContext, tokens: Sequence[int], states: Sequence[FloatRows]
-    ) -> NodeRows | None:
-        n, before = len(tokens), context.native_seconds
-        try:
-            rows: Rows = context.evaluate(tokens, np.stack(states), [self._sequence] * n)
-        except NoCacheSlotError:  # texts of other conversations fill the cache
-            return None
-        finally:
-            self._cells.native_seconds += context.native_seconds - before
+    def _alone(self, given: Given) -> NodeRows | None:
+        [found], seconds = evaluated([given])
+        self._cells.native_seconds += seconds
+        rows = self._noted(found)
+        return None if rows.is_empty else rows
+
+    def _noted(self, found: Found) -> NodeRows:
+        self._states += found.states
         # Copies: the next evaluation overwrites them before they are read.
-        self._states += [np.array(rows.nextn_state(row)) for row in range(n)]
-        logits = [rows.logits(row) for row in range(n)]
-        return NodeRows([row.copy() for row in logits] if self._copies else logits)
+        if self._copies and found.rows.whole is not None:
+            return NodeRows([row.copy() for row in found.rows.whole])
+        return found.rows
+
+    # -- evaluations with other conversations ------------------------------------------------------
+
+    @property
+    def waits(self) -> bool:
+        """Whether others draft at the same time."""
+        together = self._assistant.together
+        return self.shares and together is not None and together.waits
+
+    def submit(self, request: DraftRequest, asked: Asked) -> bool:
+        """Have a depth evaluated with those of others; False without the state of this text."""
+        assert isinstance(asked, tuple)
+        given, together = self._given(request, *asked), self._assistant.together
+        if given is None or together is None:
+            return False
+        self._asked = AskedDepth(given)
+        together.asking.append(self._asked)
+        return True
+
+    def result(self) -> NodeRows | None:
+        """Return the rows of the depth; None before it was evaluated."""
+        asked = self._asked
+        if asked is None or not asked.is_answered:
+            return None
+        self._asked = None
+        self._cells.native_seconds += asked.seconds
+        return self._noted(asked.found)
+
+    def _withdraw(self) -> None:
+        asked, self._asked = self._asked, None
+        if asked is not None and self._assistant.together is not None:
+            self._assistant.together.withdraw(asked)
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, width] of the target's last states, normed."""
@@ -197,4 +313,5 @@ class AssistantSource(StatesSource[AssistantState]):
 
     def close(self) -> None:
         """Let go of the context: again does nothing."""
+        self._withdraw()
         self._context = None

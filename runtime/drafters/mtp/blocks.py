@@ -1,4 +1,4 @@
-"""Multi-token prediction (DeepSeek-V3): a target's own NextN blocks draft a chain."""
+"""Multi-token prediction (DeepSeek-V3): a target's own NextN blocks draft chains and trees."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.growing_nodes import GrowingNodes, depth_shape
 from specrun.runtime.drafters.source import NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.heads import FloatRows, RowPiece, TextRows
@@ -21,6 +22,8 @@ from specrun.runtime.models.pairing import check_blocks
 from specrun.runtime.planning.theory import multiplied
 from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
+from specrun.runtime.trees.layout import count_leaves, layout_tree
+from specrun.runtime.trees.tree import ROOT
 
 # == The state of NextN blocks in one conversation: pairs of its text, then a round's drafts =======
 #
@@ -34,21 +37,26 @@ class MtpState(TextRows[None]):
     """The pairs of a text are rows of the target's states: that of position j is state j - 1's.
 
     So the first row is that of position -1, zeros. Cells are llama.cpp's, by position: a row's own
-    is the one after its state's. With several blocks, block i predicts the i-th drafted token. Each
-    has keys and values of its own for all pairs, but they share the cells: to let the next block
-    write, positions are dropped and evaluated again, and the last token's pair stays pending,
-    because only the first block has seen it when the draft ends.
+    is the one after its state's. A node is paired with its parent's state.
+
+    With several blocks, block i predicts the i-th drafted token. Each has keys and values of its
+    own for all pairs, but they share the cells: to let the next block write, positions are dropped,
+    and the whole tree is evaluated again. The last token's pair stays pending, because only the
+    first block has seen it when the draft ends.
     """
 
     def __init__(self, context: MtpContext) -> None:
         self.context = context
-        self._batch = StateBatch(context.n_batch, context.model.n_embd_out)
+        self._several = context.n_blocks > 1
+        n_sequences, width = context.options.n_sequences, context.model.n_embd_out
+        # In an evaluation of a whole tree a node carries the sequences of all leaves below it.
+        self._batch = StateBatch(context.n_batch, width, n_sequences if self._several else 1)
         chunk = self._batch.capacity
         super().__init__(self._evaluate_all, context.n_ctx, ahead=1, chunk=chunk)
-        # The last token's pair and those of the drafts.
-        self._chain: list[tuple[int, FloatRows]] = []
-        self._start = 0  # the position of the first of them
-        self._next_state: FloatRows = self._batch.states[0]
+        self._nodes = GrowingNodes(context.memory, n_sequences)
+        self._last: tuple[int, FloatRows] = 0, self._batch.states[0]  # the last token's pair
+        self._start = 0  # its position
+        self._states: list[FloatRows] = []  # the blocks' own, after the root and the nodes
 
     @property
     def base(self) -> int:
@@ -64,42 +72,67 @@ class MtpState(TextRows[None]):
     def root(self, tokens: Sequence[int]) -> Logits | None:
         """Evaluate what waits; return the logits after the last token, None if it is not known.
 
-        The logits, as those of `after`, are a view that dies with the next evaluation.
+        The logits, as those of `below`, are a view that dies with the next evaluation.
         """
-        several = self.context.n_blocks > 1
         # The pairs of accepted drafts ride along with the last one: an evaluation of their own
         # would cost more.
-        piece = self.due(tokens, 1 if several else self.context.n_outputs)
+        piece = self.due(tokens, 1 if self._several else self.context.n_outputs)
         if piece is None:
             return None
         self._make_room(piece)
+        self._nodes.forget()
         self.context.select(0)
         pairs = list(zip(piece.tokens, piece.rows, strict=True))
         rows = self._decode(pairs, piece.position + 1, with_rows=True)
         # With several blocks the others lack this pair, so it stays pending (see the class).
-        if not several:
+        if not self._several:
             self.settle(piece)
-        self._chain, self._start = pairs[-1:], len(tokens) - 1
-        return self._keep_state(rows, len(pairs) - 1)
+        self._last, self._start, self._states = pairs[-1], len(tokens) - 1, []
+        return self._taken(rows, len(pairs) - 1, 1)[0]
 
-    def after(self, token: int) -> Logits | None:
-        """Draft a token behind the last row; return the logits after it, None without a block."""
-        if self.context.n_blocks > 1 and len(self._chain) == self.context.n_blocks:
-            return None
-        self._chain.append((token, self._next_state))
-        if self.context.n_blocks == 1:
-            position = self._start + len(self._chain) - 1
-            return self._keep_state(self._decode(self._chain[-1:], position, with_rows=True), 0)
-        # The next block has not seen the pairs since the last token.
-        self.context.memory.truncate(self._start)
-        self.context.select(len(self._chain) - 1)
-        rows = self._decode(self._chain, self._start, with_rows=True)
-        return self._keep_state(rows, len(self._chain) - 1)
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Logits] | None:
+        """Evaluate nodes of one depth; return the logits after them, None without a block."""
+        depth = 1 + self._nodes.depth_of(parents[0])
+        if self._several:
+            return self._whole_tree(parents, tokens) if depth < self.context.n_blocks else None
+        text, batch = self._start + 1, self._batch
+        ids = self._nodes.add(parents, tokens, 0, text)
+        if len(ids) == 1:
+            batch.fill_one(tokens[0], text + depth - 1, ids[0])
+        else:
+            batch.fill_shape(tokens, text + depth - 1, depth_shape(ids))
+        for row, parent in enumerate(parents):
+            batch.states[row] = self._state_after(parent)
+        return self._taken(self.context.decode(batch), 0, len(ids))
 
-    def _keep_state(self, rows: Rows, row: int) -> Logits:
-        # A copy: the next decode overwrites the view before it is read.
-        self._next_state = np.array(rows.nextn_state(row))
-        return rows.logits(row)
+    def _whole_tree(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Logits]:
+        """Evaluate the nodes so far with the block of the last depth, and the last token's pair.
+
+        That block has not seen them.
+        """
+        nodes, batch = self._nodes, self._batch
+        nodes.note(parents, tokens)
+        nodes.cut(self._start)
+        self.context.select(nodes.depths[-1])
+        above = tuple(nodes.parents)
+        layout = layout_tree(above, count_leaves(above))
+        nodes.share_text(layout.n_leaves, self._start)
+        batch.fill_shape([self._last[0], *nodes.tokens], self._start, layout.shape)
+        batch.states[0] = self._last[1]
+        for row, parent in enumerate(above, 1):
+            batch.states[row] = self._state_after(parent)
+        rows = self.context.decode(batch)
+        return self._taken(rows, 1 + len(above) - len(parents), len(parents))
+
+    def _state_after(self, node: int) -> FloatRows:
+        return self._states[0 if node == ROOT else node + 1]
+
+    def _taken(self, rows: Rows, first: int, count: int) -> list[Logits]:
+        """Keep the states of some rows; return their logits."""
+        wanted = range(first, first + count)
+        # Copies: the next decode overwrites the views before they are read.
+        self._states += [np.array(rows.nextn_state(row)) for row in wanted]
+        return [rows.logits(row) for row in wanted]
 
     def _evaluate_all(self, piece: RowPiece) -> None:
         """Put pairs into their cells, in every block."""
@@ -107,16 +140,13 @@ class MtpState(TextRows[None]):
         self._make_room(piece)
         for block in range(self.context.n_blocks):
             # The cells stay the same ones, or a block would lose what it wrote before.
-            self.context.memory.truncate(piece.position + 1)
+            self._nodes.cut(piece.position + 1)
             self.context.select(block)
             self._decode(pairs, piece.position + 1, with_rows=False)
 
     def _make_room(self, piece: RowPiece) -> None:
         """Drop what lies where the pairs belong and behind; everything before the first of all."""
-        if piece.count:
-            self.context.memory.truncate(piece.position + 1)
-        else:
-            self.context.memory.clear()
+        self._nodes.cut(piece.position + 1 if piece.count else 0)
 
     def _decode(
         self, pairs: Sequence[tuple[int, FloatRows]], start: int, *, with_rows: bool
@@ -143,10 +173,10 @@ _BLOCK_OUTPUT = "nextn.shared_head_head.weight"
 
 
 class MtpSource(StatesSource[MtpState]):
-    """NextN blocks, which draft chains from the target's hidden states; it owns the context.
+    """NextN blocks, which draft from the target's hidden states; it owns the context.
 
     A model with one block uses it again and again, on its own states; one with several has a block
-    for each token. `n_params` are the parameters that drafting adds to the target's: the blocks',
+    for each depth. `n_params` are the parameters that drafting adds to the target's: the blocks',
     or those of a whole file of blocks; `depth_params` are those that a token multiplies.
     """
 
@@ -166,9 +196,9 @@ class MtpSource(StatesSource[MtpState]):
         return None if row is None else NodeRows([row])
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
-        """Evaluate a token with the block of its depth; None below the last block."""
-        row = self.state.after(tokens[0])
-        return None if row is None else NodeRows([row])
+        """Evaluate nodes with the block of their depth; None below the last block."""
+        rows = self.state.below(parents, tokens)
+        return None if rows is None else NodeRows(rows)
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:
         """Return a copy [n, width] of the rows that the blocks read."""

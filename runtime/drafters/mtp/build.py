@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bindings.contexts import ASSISTANT_ARCHITECTURE, MtpContext, check_nextn
@@ -14,101 +16,148 @@ from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, mo
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.mtp.assistant import Assistant, AssistantSource
 from specrun.runtime.drafters.mtp.blocks import MtpSource, multiplied_of_block, open_blocks
+from specrun.runtime.drafters.source import Source
 from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions, tree_sampling
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.planning import best_tree, typical_acceptance
-from specrun.runtime.round.drafter import DrafterWeights
+from specrun.runtime.round.drafter import DrafterWeights, Pace
 from specrun.runtime.trees import DynamicShape, Topology, check_sampling
 
 _DEPTH = 8
 _DEFAULT = TreeOptions(topk=2, nodes="auto")
-"""An assistant's trees if nothing is said: a round verifies what pays of them, mostly a chain."""
+"""The trees if nothing is said: a round verifies what pays of them, mostly a chain."""
 
 
 def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `mtp(n=auto, sampling=argmax, p_min=0)`, or `mtp(FILE, ...)` of blocks or an assistant.
+    """Build `mtp`, or `mtp(FILE)` of NextN blocks or an assistant: a tree of what pays.
 
-    An assistant drafts trees, too: `mtp(FILE, depth=5, topk=3, nodes=auto)` or `tree=4x2`.
+    Chains have `n=`, trees `depth=5, topk=3, nodes=auto` or `tree=4x2`. A hybrid verifies chains.
     """
     path = model_file_of(expression, env) if expression.arguments else None
     if path is not None and read_header(path).architecture == ASSISTANT_ARCHITECTURE:
         return _build_assistant(expression, path, env)
-    if TreeOptions.of(expression).asks_for_tree:
-        problem = "NextN blocks draft chains: give n=; trees are for assistants of Gemma 4"
-        raise OptionError(f"{expression}: {problem}")
     return _build_blocks(expression, path, env)
+
+
+@dataclass(frozen=True, slots=True)
+class _Drafts:
+    """The chains or trees that an expression describes.
+
+    `grow` makes the drafter of a source, which reads such a share of the target for a depth.
+    """
+
+    shape: Topology | DynamicShape
+    pace: Pace
+    grow: Callable[[Source, float], GrowingDrafter]
+
+
+def _drafts(expression: Expression, env: DraftEnvironment, limit: int = 0) -> _Drafts:
+    """Return what an expression drafts, at most `limit` deep if that is not 0."""
+    name, options, tree = str(expression), options_of(expression), TreeOptions.of(expression)
+    most = min(env.most_drafted, limit or env.most_drafted)
+    is_bare = tree.n is None and not tree.asks_for_tree and options.optional("sampling") is None
+    if is_bare and env.target.can_branch:
+        tree = dataclasses.replace(_DEFAULT, depth=min(_DEPTH, most))
+    if not tree.asks_for_tree:
+        chain = ChainOptions.of(expression, "argmax").within(env.context.n_batch)
+        count = chain.n or most
+
+        def grow_chain(source: Source, share: float) -> GrowingDrafter:
+            return chain.drafter(source, count, env, share, name)
+
+        return _Drafts(Topology.chain(count), chain.pace(env), grow_chain)
+    sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
+    check_p_min(p_min)
+    if limit and tree.depth is None and tree.tree in (None, "sequoia"):
+        nodes = tree.nodes if isinstance(tree.nodes, int) else limit
+        tree = dataclasses.replace(tree, depth=max(1, min(limit, nodes)))
+
+    def sequoia(nodes: int, depth: int) -> Topology:
+        return best_tree(typical_acceptance(sampling), nodes, depth)
+
+    shape = tree.shape(env.context.n_batch, sequoia, env.most_drafted)
+    check_sampling(shape, sampling)
+
+    def grow(source: Source, share: float) -> GrowingDrafter:
+        try:
+            plan = tree.plan(shape, env, share)
+            return GrowingDrafter(
+                source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name
+            )
+        except BaseException:
+            source.close()
+            raise
+
+    pace = env.pace_of(chooses=tree.nodes == "auto", draws=sampling != "argmax")
+    return _Drafts(shape, pace, grow)
 
 
 def _build_assistant(expression: Expression, path: Path, env: DraftEnvironment) -> DrafterWeights:
     """Open an assistant; its conversations draft chains or trees over the target's cache."""
-    name, options, tree = str(expression), options_of(expression), TreeOptions.of(expression)
-    chain: ChainOptions | None = None
-    shape: Topology | DynamicShape
-    if tree.n is None and not tree.asks_for_tree and options.optional("sampling") is None:
-        tree = dataclasses.replace(_DEFAULT, depth=min(_DEPTH, env.most_drafted))
-    sampling, p_min = tree_sampling(options, "argmax"), options.number("p_min", 0.0)
-    if tree.asks_for_tree:
-
-        def sequoia(nodes: int, depth: int) -> Topology:
-            return best_tree(typical_acceptance(sampling), nodes, depth)
-
-        check_p_min(p_min)
-        shape = tree.shape(env.context.n_batch, sequoia, env.most_drafted)
-        check_sampling(shape, sampling)
-        pace = env.pace_of(chooses=tree.nodes == "auto", draws=sampling != "argmax")
-    else:
-        chain = ChainOptions.of(expression, "argmax").within(env.context.n_batch)
-        shape, pace = Topology.chain(chain.n or env.most_drafted), chain.pace(env)
+    drafts = _drafts(expression, env)
     # A rule that reads the rows of leaves has them evaluated, too.
-    at_once = shape.max_leaves if env.keeps_rows else draft_size(shape)[1]
-    assistant = Assistant(path, env, max(at_once, draft_size(shape)[1]))
+    width = draft_size(drafts.shape)[1]
+    assistant = Assistant(path, env, max(width, drafts.shape.max_leaves * env.keeps_rows))
     share = assistant.multiplied / max(1, env.target.n_params)
 
     def start() -> GrowingDrafter:
-        source = AssistantSource(assistant, keeps_rows=env.keeps_rows)
-        if chain is not None:
-            return chain.drafter(source, shape.max_nodes, env, share, name)
-        plan = tree.plan(shape, env, share)
-        return GrowingDrafter(source, shape, sampling=sampling, p_min=p_min, plan=plan, name=name)
+        return drafts.grow(AssistantSource(assistant, keeps_rows=env.keeps_rows), share)
 
-    return DrafterWeights(name, start, [assistant], pace)
+    return DrafterWeights(str(expression), start, [assistant], drafts.pace)
 
 
 def _build_blocks(
     expression: Expression, path: Path | None, env: DraftEnvironment
 ) -> DrafterWeights:
     """Draft with NextN blocks, of a file or the target's own."""
-    chain = ChainOptions.of(expression, "argmax").within(env.context.n_batch)
     model = env.target if path is None else open_blocks(path, env)
     try:
-        n_tokens = _n_tokens(expression, model, chain.n, env.most_drafted)
+        blocks = model.nextn.count if model.nextn.count > 1 else 0
+        drafts = _drafts(expression, env, blocks)
+        _check_depth(expression, model, drafts.shape, blocks)
         check_nextn(model)
     except BaseException:
         if path is not None:
             model.close()
         raise
-    name, n_params = str(expression), model.n_params if path else model.nextn.n_parameters
-    # After a draft accepted as a whole, its n pairs and the last token's are one evaluation.
-    context = dataclasses.replace(env.context, n_sequences=1, n_outputs=n_tokens + 1)
+    n_params = model.n_params if path else model.nextn.n_parameters
+    n_sequences, n_outputs = _context_size(drafts.shape, is_whole=blocks > 0)
+    if env.keeps_rows:  # the row of a leaf is evaluated late
+        n_sequences, n_outputs = n_sequences + 1, n_outputs + 1
+    context = dataclasses.replace(env.context, n_sequences=n_sequences, n_outputs=n_outputs)
     depth_params = multiplied_of_block(model)
     share = depth_params / max(1, env.target.n_params)
 
     def start() -> GrowingDrafter:
-        source = MtpSource(MtpContext(model, context), n_params, depth_params)
-        return chain.drafter(source, n_tokens, env, share, name)
+        return drafts.grow(MtpSource(MtpContext(model, context), n_params, depth_params), share)
 
-    return DrafterWeights(name, start, [] if path is None else [model], chain.pace(env))
+    return DrafterWeights(str(expression), start, [] if path is None else [model], drafts.pace)
 
 
-def _n_tokens(expression: Expression, model: Model, n: int | None, most: int) -> int:
-    """Return the most tokens to draft: as asked, and with several blocks no more than there are."""
-    blocks = model.nextn.count
-    if blocks < 2:
-        return n or most
-    if n is not None and n > blocks:
-        limit = f"{blocks} NextN blocks, one for each token, so n is at most {blocks}"
+def _context_size(shape: Topology | DynamicShape, *, is_whole: bool) -> tuple[int, int]:
+    """Return how many sequences and rows NextN blocks need; `is_whole`: for a tree at once."""
+    n_sequences, width = draft_size(shape)
+    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+    if is_whole:
+        width = (
+            1 + shape.topk * (depth - 1)
+            if isinstance(shape, DynamicShape)
+            else sum(shape.inner_widths)
+        )
+    # After a path that was accepted as a whole, its pairs and the last token's are one evaluation.
+    return n_sequences, max(depth + 1, width)
+
+
+def _check_depth(
+    expression: Expression, model: Model, shape: Topology | DynamicShape, blocks: int
+) -> None:
+    """Raise `OptionError` for drafts deeper than there are blocks, if there are several."""
+    depth = shape.depth if isinstance(shape, DynamicShape) else shape.max_depth
+    if blocks and depth > blocks:
+        is_chain = isinstance(shape, Topology) and shape.n_leaves == 1
+        kind = "n is" if is_chain else "a tree has a depth of"
+        limit = f"{blocks} NextN blocks, one for each token, so {kind} at most {blocks}"
         raise OptionError(f"{expression}: {model.path} has {limit}")
-    return n or min(most, blocks)
 
 
 def reads_own_blocks(expression: Expression) -> bool:

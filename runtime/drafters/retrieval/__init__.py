@@ -15,8 +15,8 @@ from specrun.runtime.drafters.retrieval.continuation import (
     Evidence,
     Standing,
     TreeLimits,
+    chances_along,
     continuation_tree,
-    means_along,
     teach,
 )
 from specrun.runtime.drafters.retrieval.datastore import (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -84,14 +86,15 @@ MATCH_PRIORS = [
 """By kind (`Standing.kind`) and rank."""
 
 
-def means_along(trust: MatchAcceptance, standing: Standing, count: int) -> list[float]:
-    """Return the means of `count` tokens of a chain, each given those before it.
+def chances_along(trust: MatchAcceptance, standing: Standing, count: int) -> list[float]:
+    """Return the chances of `count` tokens of a chain, each given those before it.
 
     They are the best known after matches of this length, of one token more, and so on.
     """
     last = Standing(standing.evidence, LONGEST_MATCH).kind
-    means = trust.means(slice(standing.kind, min(standing.kind + count, last + 1)))
-    return means + trust.means(slice(last, last + 1)) * (count - len(means))
+    known = range(standing.kind, min(standing.kind + count, last + 1))
+    chances = [trust.chance(kind) for kind in known]
+    return chances + [trust.chance(last)] * (count - len(chances))
 
 
 # == Trees of continuations ========================================================================
@@ -250,19 +253,20 @@ def _likely_chain(alone: Continuation, trust: MatchAcceptance, limits: TreeLimit
     count = min(limits.nodes, limits.depth, len(tokens))
     if not ends.isdisjoint(tokens):
         count = min(count, 1 + next(place for place, token in enumerate(tokens) if token in ends))
-    return trust.along(_means_alone(alone, trust, count), _LEAST_PROBABILITY)
+    paths = itertools.accumulate(_chances_alone(alone, trust, count), operator.mul)
+    return [*itertools.takewhile(lambda path: path >= _LEAST_PROBABILITY, paths)]
 
 
-def _means_alone(alone: Continuation, trust: MatchAcceptance, count: int) -> list[float]:
+def _chances_alone(alone: Continuation, trust: MatchAcceptance, count: int) -> list[float]:
     """Return how probable the next `count` tokens of a single continuation are, one by one."""
     first = _standing_alone(alone, 0)
     if first.evidence is not Evidence.REALIGNED:
-        return means_along(trust, first, count)
+        return chances_along(trust, first, count)
     # Behind an edit the match begins anew, and is soon as good as any.
     new = min(count, FOUND_AGAIN - first.length)
     then = _standing_alone(alone, new)
-    again = means_along(trust, first, new)
-    return again + means_along(trust, then, count - new)
+    again = chances_along(trust, first, new)
+    return again + chances_along(trust, then, count - new)
 
 
 def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequence[Continuation]]]:

@@ -67,7 +67,7 @@ class PromptLookupDrafter(ContinuationDrafter):
         super().begin(tokens)
         known = self._index.tokens
         # Another conversation: what was learnt about its matches need not hold here.
-        if common_prefix(known, tokens) < len(known):
+        if self.begins_alike or common_prefix(known, tokens) < len(known):
             self._index.clear()
             self._source.forget()
             self.start_over()

@@ -60,7 +60,7 @@ class RestDrafter(ContinuationDrafter):
         """Keep what earlier answers taught as long as the conversation goes on."""
         super().begin(tokens)
         # Another text than the last one: evidence of a conversation is its own.
-        if common_prefix(self._prompt, tokens) < len(self._prompt):
+        if self.begins_alike or common_prefix(self._prompt, tokens) < len(self._prompt):
             self.start_over()
         self._prompt = list(tokens)
 

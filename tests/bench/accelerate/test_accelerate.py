@@ -49,7 +49,7 @@ def options(target: Path, **changes: Any) -> AccelerateOptions:
     values = {
         "n_tokens": 8,
         "repetitions": 2,
-        "seconds": 0.1,
+        "seconds": 30.0,
         "runtime": RuntimeOptions(context=CONTEXT, trust=True),
     }
     return AccelerateOptions(target, (GREEDY,), **{**values, **changes})

@@ -29,6 +29,7 @@ SMALL_FILE = FoundDrafter(Path("small.gguf"), "draft", "beside it")
 # Nothing repeats in answers to questions, much does in edits.
 SILENT = Simulated(0.1, 3, coverage=0.02)
 QUOTING = Simulated(0.9, 6, coverage=0.8)
+GOOD = Simulated(0.8, 4)
 
 
 def machine(
@@ -127,7 +128,7 @@ def test_one_disturbed_repetition_drops_nobody() -> None:
 
 def test_a_cut_is_searched_for_again_where_a_package_was_missing() -> None:
     class Without(SimulatedMachine):
-        def cut(self) -> CutFound:
+        def cut(self, seconds: float) -> CutFound:
             self.called.append("cut")
             raise MissingPackageError("the search", "optuna", "tune")
 
@@ -255,23 +256,82 @@ def test_no_hours_are_refused(hours: float) -> None:
         dataclasses.replace(OPTIONS, hours=hours)
 
 
-def test_comparing_keeps_to_its_time_but_for_two_sweeps() -> None:
+@pytest.mark.parametrize("seconds", [20.0, 60.0, 240.0])
+@pytest.mark.parametrize("drafter", [GOOD, SILENT], ids=["good", "silent"])
+def test_a_search_takes_the_time_that_it_is_given(seconds: float, drafter: Simulated) -> None:
+    """Within a fifth, whatever its steps take; estimates and the bar run as the clock does."""
+    told: list[tuple[float, Status]] = []
+    simulated = machine(FLAT, {SMALL: drafter}, found={SMALL_FILE: [SMALL]}, takes_all=True)
+    options = dataclasses.replace(OPTIONS, repetitions=1000, seconds=seconds)
+    Search(
+        simulated,
+        options,
+        Record("basis"),
+        lambda status: told.append((simulated.clock, status)),
+        lambda _: None,
+    ).run()
+    end = simulated.clock
+    assert end == pytest.approx(seconds, rel=0.2)
+    for clock, status in told:
+        assert clock + status.seconds_left == pytest.approx(end, rel=0.2)
+    shares = [status.share for _, status in told]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0.0, 1.0)
+
+
+def test_a_search_with_few_repetitions_tells_when_it_ends() -> None:
+    """From the first sweep on, whose rate is measured."""
+    told: list[tuple[float, Status]] = []
+    simulated = machine(FLAT, {SMALL: GOOD}, found={SMALL_FILE: [SMALL]})
+    options = dataclasses.replace(OPTIONS, repetitions=9)
+    Search(
+        simulated,
+        options,
+        Record("basis"),
+        lambda status: told.append((simulated.clock, status)),
+        lambda _: None,
+    ).run()
+    comparing = [each for each in told if each[1].what.startswith("comparing")]
+    # Every other repetition is slowed by half, so that a rate of two is needed.
+    for clock, status in comparing[4:]:
+        assert clock + status.seconds_left == pytest.approx(simulated.clock, rel=0.25)
+
+
+def test_training_comes_in_addition_to_the_time() -> None:
+    simulated = machine(FLAT, {HEAD: GOOD}, trained=[HEAD], takes_all=True)
+    options = dataclasses.replace(OPTIONS, hours=1.0, seconds=60.0, repetitions=1000)
+    told: list[Status] = []
+    Search(simulated, options, Record("basis"), told.append, lambda _: None).run()
+    assert told[0].seconds_left == 3660.0
+    assert simulated.clock == pytest.approx(3660.0, abs=12.0)
+
+
+def test_a_plan_that_there_is_no_time_for_is_made_by_another_call() -> None:
+    files = {FoundDrafter(Path(f"{n}.gguf"), "draft", ""): [f'draft("{n}.gguf")'] for n in range(5)}
+    simulated = machine(FLAT, {}, found=files, takes_all=True)
+    options = dataclasses.replace(OPTIONS, seconds=60.0)
+    record = search(simulated, options)
+    left = [found.what for found in record.left_out if "give --seconds more" in found.why]
+    assert left == ["3.gguf", "4.gguf"]
+    search(simulated, options, record)
+    assert not [found for found in record.left_out if "give --seconds more" in found.why]
+
+
+def test_a_slow_machine_makes_one_sweep_and_says_that_it_is_not_all() -> None:
     simulated = machine(FLAT, {})
     record = search(simulated, dataclasses.replace(OPTIONS, repetitions=9, seconds=0.001))
-    assert {sweep.repetition for sweep in record.sweeps} == {0, 1}
+    assert len(record.sweeps) == 1
+    assert not record.is_compared(OPTIONS.temperatures, OPTIONS.workloads, 2)
     every = search(machine(FLAT, {}), dataclasses.replace(OPTIONS, repetitions=9))
     assert {sweep.repetition for sweep in every.sweeps} == set(range(9))
+    assert every.is_compared(OPTIONS.temperatures, OPTIONS.workloads, 9)
 
 
-def test_progress_says_what_is_tried_how_long_it_takes_and_the_best_so_far() -> None:
+def test_progress_names_the_step_and_the_best_so_far() -> None:
     told: list[Status] = []
-    simulated = machine(FLAT, {SMALL: Simulated(0.8, 4)}, found={SMALL_FILE: [SMALL]})
+    simulated = machine(FLAT, {SMALL: GOOD}, found={SMALL_FILE: [SMALL]})
     Search(simulated, OPTIONS, Record("basis"), told.append, lambda _: None).run()
-    shares = [status.share for status in told]
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
     last = [status for status in told if status.what.startswith("comparing")][-1]
-    assert last.seconds_left is not None
     assert last.seconds_left > 0.0
     assert "times plain" in last.best
 

@@ -13,8 +13,11 @@ pytest.importorskip("torch")
 
 import torch
 
-from specrun.bench.accelerate import training
-from specrun.bench.accelerate.candidates import method_of_file
+from specrun.bench.accelerate import AccelerateOptions, candidates, kinds, training
+from specrun.bench.accelerate.candidates import Candidates, method_of_file
+from specrun.bench.accelerate.kinds import HeadAccount
+from specrun.bench.accelerate.prompts import search_prompts
+from specrun.bench.accelerate.target import SearchTarget
 from specrun.bench.accelerate.training import (
     ANSWERING,
     ANSWERING_WITH_STATES,
@@ -32,10 +35,13 @@ from specrun.bench.accelerate.training import (
     train_head,
 )
 from specrun.bindings.errors import OptionError, SpecrunError, TemplateError
+from specrun.bindings.gguf import read_header
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_target
 from specrun.runtime.models import shipped_heads
+from specrun.runtime.planning import CostCurve
 from specrun.train.heads import Eagle3Recipe
+from specrun.train.target.shape import ModelShape
 from specrun.train.trainer import TrainingStatus
 
 PLAN = TrainingPlan("eagle", 1.0, 2000)
@@ -233,3 +239,80 @@ def test_what_no_head_can_be_trained_for_is_said(tmp_path: Path) -> None:
         train_head(order(target))
     with pytest.raises(OptionError, match="holds no heads"):
         method_of_file(target)
+
+
+# -- EAGLE-3 or a block drafter --------------------------------------------------------------------
+
+FLAT, STEEP = CostCurve.flat([1.0] * 16), CostCurve.flat([1.0, 1.1, 1.3, 1.5, 1.8, 2.2, 2.6, 3.0])
+SHAPE = ModelShape(hidden=8, n_layers=4, n_heads=2, n_kv_heads=1, feed_forward=16, vocab_size=100)
+
+
+def account(curve: CostCurve, drafted: int, target: Path) -> HeadAccount:
+    return HeadAccount(SHAPE, read_header(target), curve, drafted, 1)
+
+
+def test_the_account_of_a_head_is_that_of_its_sizes(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand, of chains of one token: a target of 10,000 multiplications, heads of 50 tokens."""
+    monkeypatch.setattr(kinds, "multiplied", lambda *_: 9200.0)
+    header = read_header(target)
+    untied = replace(
+        header, tensors=tuple(each for each in header.tensors if each.name != "output.weight")
+    )
+    found = HeadAccount(SHAPE, untied, STEEP, 50, 2)  # the output matrix: 800 more
+    monkeypatch.setattr(kinds, "_RIGHT", {"eagle3": (0.5,), "dflash": (0.4,)})
+    layer = 8 * (8 + 8) + 8 * 8 + 3 * 8 * 16
+    eagle = (layer + 8 * (8 + 8) + 50 * 8) / 10_000
+    block = 1.1 * (2 * layer + 50 * 8) / 10_000
+    assert found.speed_up("eagle3") == pytest.approx(1.5 / (1.1 + eagle))
+    assert found.speed_up("dflash") == pytest.approx(1.4 / (1.1 + block))
+    assert found.faster == "eagle3"
+
+
+def test_the_faster_kind_goes_by_what_drafts_cost(target: Path) -> None:
+    """EAGLE-3 where a token of a draft costs little, a block drafter where it costs much."""
+    assert account(FLAT, 100, target).faster == "dflash"
+    assert account(FLAT, 0, target).speed_up("dflash") > account(FLAT, 100, target).speed_up(
+        "dflash"
+    )
+    large = replace(SHAPE, hidden=4, feed_forward=1)
+    cheap = HeadAccount(large, read_header(target), FLAT, 1, 1)
+    assert cheap.faster == "eagle3"
+
+
+def test_a_block_drafter_is_trained_and_drafts(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("LONGEST_ANSWER", 24), ("TOKENS_PER_BATCH", 64), ("FEWEST_STEPS", 4)):
+        monkeypatch.setattr(training, f"_{name}", value)
+    dear = CostCurve.flat([1.0] * 16)
+    wanted = order(target, prompts=("abc", "hello"), curve=dear)
+    assert _beginning(wanted) == ("dflash", "")
+    head = train_head(wanted)
+    assert method_of_file(head) == "dflash"
+    assert train_head(wanted) == head  # the plan is read again
+    with Runtime(target, f'dflash("{head}", n=2)', n_threads=1, trust=True) as runtime:
+        drafted = runtime.generate("abc", SamplingParams(temperature=0.0), max_tokens=16)
+    with Runtime(target, "none", n_threads=1, trust=True) as runtime:
+        plain = runtime.generate("abc", SamplingParams(temperature=0.0), max_tokens=16)
+    assert drafted.token_ids == plain.token_ids
+    assert drafted.stats.drafted > 0
+
+
+def test_the_search_hands_on_the_measured_curve(
+    target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[TrainingOrder]()
+
+    def train(given: TrainingOrder) -> Path:
+        asked.append(given)
+        raise OptionError("enough")
+
+    monkeypatch.setattr(candidates, "train_head", train)
+    options = AccelerateOptions(target, (SamplingParams(temperature=0.0),), hours=1.0)
+    found = SearchTarget(options, search_prompts(None))
+    found.curve = STEEP
+    with pytest.raises(OptionError, match="enough"):
+        Candidates(found).train(1.0)
+    assert asked[0].curve is STEEP

@@ -103,7 +103,19 @@ def test_a_curve_of_a_busy_machine_is_seen() -> None:
     diagnosis = diagnose("d", 0.0, *works, FLAT)
     assert not diagnosis.curve_fits
     assert verdict_lines(diagnosis)[0].startswith("The cost curve does not fit")
-    assert verdict_lines(found(FLAT, Simulated(0.8, 4)))[0].startswith("Drafting pays")
+    pays = "Drafting with prompt-lookup makes answers about 3.1 times as fast."
+    assert verdict_lines(found(FLAT, Simulated(0.8, 4)))[0] == pays
+
+
+def test_a_range_that_spans_1_is_no_gain() -> None:
+    works = [each.work(FLAT) for each in (Simulated(), Simulated(0.8, 4))]
+    ratio = Ratio(1.2, 0.97, 1.4)
+    diagnosis = diagnose("d", 0.0, *works, FLAT, speed_up=ratio)
+    assert not diagnosis.pays
+    assert verdict_lines(diagnosis)[0] == (
+        "Drafting with d does not make answers measurably faster: 1.2 times the speed of plain "
+        "decoding (0.97 to 1.4)."
+    )
 
 
 @pytest.mark.parametrize(

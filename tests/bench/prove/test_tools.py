@@ -93,7 +93,7 @@ def test_a_sound_server_passes(caller: Path, monkeypatch: pytest.MonkeyPatch) ->
     wanted = (*APIS, "log-probabilities", "several at once")
     assert found == dict.fromkeys(wanted, "passed"), proof
     first, second = proof_table([proof], checking.verdict).heading
-    assert first.startswith("passed: ")
+    assert first.startswith("Drafting did not change ")
     assert "in a fixed shape, 12 of 12 streams byte by byte; 3 at once, " in first
     made, drafted = second.split("random-trees ")[1].rstrip(".").replace(",", "").split(" of ")
     assert 100 < int(made) < int(drafted)  # some right, some wrong
@@ -167,7 +167,7 @@ def test_the_command_says_two_lines_and_a_table(caller: Path) -> None:
     done = run(line, "-m", caller, "--drafter", "prompt-lookup")
     assert done.exit_code == 0, done.output
     lines = done.stdout.splitlines()
-    assert lines[0].startswith("passed: ")
+    assert lines[0].startswith("Drafting did not change ")
     assert lines[1].startswith("Drafts that were accepted: prompt-lookup ")
     assert lines[3].startswith("| check")
     assert "| messages " in done.stdout

@@ -17,7 +17,7 @@ from specrun.bindings.errors import (
     ModelLoadError,
     OptionError,
 )
-from specrun.bindings.models import Model
+from specrun.bindings.models import Model, watched_loading
 
 
 @pytest.fixture(scope="module")
@@ -171,6 +171,12 @@ def test_loading_reports_progress_and_can_be_stopped(tiny_model):
     assert seen[-1] == 1.0
     with pytest.raises(ModelError):
         Model(tiny_model, progress=lambda _share: False)
+    seen.clear()
+    with watched_loading(lambda share: seen.append(share) is None), Model(tiny_model):
+        assert seen[-1] == 1.0
+    with watched_loading(lambda _share: False), pytest.raises(ModelLoadError):
+        Model(tiny_model)
+    Model(tiny_model).close()
 
 
 @pytest.mark.parametrize(

@@ -329,3 +329,16 @@ def test_the_colour_legend_is_shown_once(talk: Talk, models: Models) -> None:
     assert result.stderr.count("drafted and accepted") == 1
     assert "\x1b[36m" in result.stdout
     assert "drafted and accepted" not in talk("hello", options=options[:5]).stderr
+
+
+def test_a_model_without_a_template_continues_the_text(run: Run, models: Models) -> None:
+    """Turn by turn: what it is given is the text so far."""
+    given = ("-m", models.plain, "-n", 8, "--temp", 0, *READABLE)
+    result = run("chat", *given, input="Once upon\nAnd\n/thinking\n")
+    assert "plain.gguf has no chat template: it continues the text" in result.stderr
+    assert "the last answer came without thinking" in result.stderr
+    first, second = result.stdout.splitlines()
+    alone = run("generate", *given, "-p", "Once upon")
+    assert alone.stdout == f"{first}\n"
+    both = run("generate", *given, "-p", f"Once upon{first}\nAnd")
+    assert both.stdout == f"{second}\n"

@@ -85,7 +85,6 @@ def test_another_model_answers_the_same_conversation(
         ("/accept exat", "no acceptance rule 'exat'"),
         ("/model nowhere.gguf", "no file nowhere.gguf"),
         ("/model nowhere", "no model of that name"),
-        ("/model {plain}", "has no chat template"),
         ("/modl x", "did you mean /model?"),
     ],
 )

@@ -62,7 +62,8 @@ def test_every_setting_of_sampling_is_declared_with_its_field() -> None:
 def test_no_other_file_declares_the_flag_of_a_setting() -> None:
     names = {name for setting in SETTINGS.values() for name in long_names(setting.flags)}
     found: dict[str, set[str]] = {name: set() for name in names}
-    for path in PRODUCT:
+    flag = re.compile(f"--({'|'.join(names)})\\b".replace("_", "[-_]"))
+    for path in (path for path in PRODUCT if flag.search(path.read_text())):
         for name in (name for usage in usages(path) for name in long_names(usage)):
             if name in found:
                 found[name].add(path.relative_to(ROOT).as_posix())

@@ -62,7 +62,7 @@ def test_an_answer_goes_on_beyond_the_trained_context_and_says_so(
         (["--rope-scale", "0.5"], "--rope-scale is 0.5: give 1"),
         (["--rope-scale", "nan"], "--rope-scale is nan"),
         (["--rope-freq-scale", "2"], "above 0 and up to 1"),
-        (["--rope-scale", "2", "--rope-freq-scale", "0.5"], "say the same thing"),
+        (["--rope-scale", "2", "--rope-freq-scale", "0.5"], "have the same meaning"),
         (["--rope-scaling", "none", "--rope-scale", "2"], "use linear or yarn"),
         (["--rope-scaling", "ntk"], "ntk"),
         (["--yarn-orig-ctx", "-1"], "yarn_orig_ctx is -1"),

@@ -14,7 +14,12 @@ from support.tool_templates import HERMES, LLAMA3, MISTRAL
 
 from specrun.runtime.engine import Engine
 
-anthropic = pytest.importorskip("anthropic")
+
+@pytest.fixture(autouse=True, scope="module")
+def anthropic() -> Any:
+    """The package, imported when a test needs it: this takes two seconds."""
+    return pytest.importorskip("anthropic")
+
 
 ASK: list[Any] = [{"role": "user", "content": "Rain in Paris?"}]
 WEATHER: Any = {
@@ -101,7 +106,7 @@ def test_tool_use(tool_vocabulary, stream):
 
 
 @pytest.mark.parametrize("template", [HERMES, MISTRAL, LLAMA3], ids=["hermes", "mistral", "llama3"])
-def test_results_go_back_to_the_template(tool_vocabulary, template):
+def test_results_go_back_to_the_template(anthropic, tool_vocabulary, template):
     engine = ScriptedEngine(tool_vocabulary, template, ["Dry."])
     said = [
         {"type": "thinking", "thinking": "Hm.", "signature": ""},
@@ -180,7 +185,7 @@ def test_an_empty_answer_is_an_empty_block(tool_vocabulary):
         assert blocks(streamed(address)[1]) == empty
 
 
-def test_a_key_is_asked_for_as_anthropic_sends_it(tool_vocabulary):
+def test_a_key_is_asked_for_as_anthropic_sends_it(anthropic, tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, HERMES)
     ask = {"model": "tiny", "max_tokens": 5, "messages": ASK}
     with serving(engine, api_keys=("secret",)) as address:
@@ -221,7 +226,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("options", "field"), WRONG.values(), ids=WRONG)
-def test_errors_have_anthropics_form(silent, options, field):
+def test_errors_have_anthropics_form(anthropic, silent, options, field):
     engine, address = silent
     with pytest.raises(anthropic.BadRequestError) as caught:
         created(address, **options)
@@ -232,7 +237,7 @@ def test_errors_have_anthropics_form(silent, options, field):
     assert engine.asked == []
 
 
-def test_a_path_that_is_none(tool_vocabulary):
+def test_a_path_that_is_none(anthropic, tool_vocabulary):
     with serving(ScriptedEngine(tool_vocabulary, TEMPLATE)) as address:
         with pytest.raises(anthropic.NotFoundError) as caught:
             anthropic_client(address).post("/v1/messages/nothing", body={}, cast_to=object)

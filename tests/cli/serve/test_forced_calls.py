@@ -26,6 +26,8 @@ from specrun.runtime.engine import Engine
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.grammar.compiled import compiled
 
+pytestmark = pytest.mark.long
+
 MISTRAL_V11 = MISTRAL + "{# name[ARGS]{} #}"
 FAMILIES = {
     # A random model would think for ever.

@@ -13,7 +13,7 @@ from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve import offers
+from specrun.cli.serve import tools
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.settings import ServeSettings
 
@@ -353,7 +353,7 @@ OWN: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("api", HOSTED)
 def test_tools_that_servers_run_are_passed_over(tool_vocabulary, caplog, api):
-    offers._said.cache_clear()
+    tools._said.cache_clear()
     with caplog.at_level(logging.WARNING):
         reply, prompt = posted(tool_vocabulary, api, [ASK], tools=[*HOSTED[api], OWN[api]])
         again, _ = posted(tool_vocabulary, api, [ASK], tools=HOSTED[api])
@@ -445,7 +445,7 @@ def test_a_custom_tool_is_called_with_a_text_in_chat_completions(tool_vocabulary
     ],
 )
 def test_the_text_of_a_custom_tool(arguments, text):
-    assert offers._input_in(arguments).rstrip("\n") == text
+    assert tools._input_in(arguments).rstrip("\n") == text
 
 
 def test_functions_of_a_namespace_are_called_by_their_names(tool_vocabulary):

@@ -90,13 +90,13 @@ def test_metrics_count_answers(client: TestClient) -> None:
     reply = client.get("/metrics")
     assert reply.headers["content-type"].startswith("text/plain")
     rows = dict(line.rsplit(" ", 1) for line in reply.text.splitlines() if not line.startswith("#"))
-    assert float(rows['specrun_tokens_total{kind="generated"}']) == 15
-    assert float(rows['specrun_answers_total{finish_reason="length"}']) == 3
+    assert float(rows['specrun_tokens_total{kind="generated",model="demo"}']) == 15
+    assert float(rows['specrun_answers_total{finish_reason="length",model="demo"}']) == 3
     assert float(rows['specrun_requests_total{path="/v1/completions",status="200"}']) == 3
     assert float(rows['specrun_requests_total{path="/v1/completions",status="400"}']) == 1
     assert float(rows['specrun_requests_total{path="other",status="404"}']) == 1
-    assert float(rows["specrun_slots"]) == 2
-    assert float(rows["specrun_rounds_total"]) > 0
+    assert float(rows['specrun_slots{model="demo"}']) == 2
+    assert float(rows['specrun_rounds_total{model="demo"}']) > 0
 
 
 def test_texts_and_tokens_in_the_form_of_vllm(client: TestClient, demo_engine: Engine) -> None:

@@ -356,7 +356,7 @@ def test_pages_read_that_the_server_failed(
     demo_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = create_app(demo_engine, ServeSettings(model="demo", cors=("*",)))
-    monkeypatch.setattr(app.state.service, "begin", None)
+    monkeypatch.setattr(app.state.models.find().service, "begin", None)
     client = TestClient(app, base_url="http://127.0.0.1:8080", raise_server_exceptions=False)
     with client:
         reply = client.post("/v1/completions", json={"prompt": "a"}, headers=PAGE)

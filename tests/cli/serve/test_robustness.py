@@ -122,7 +122,9 @@ def test_a_slow_reader_gets_it_all_and_holds_up_nobody(demo_engine: Engine) -> N
 def test_a_reader_that_takes_nothing_for_long_is_given_up(demo_engine: Engine) -> None:
     app = create_app(demo_engine, ServeSettings(model="demo", send_seconds=0.05))
     ended: list[str] = []
-    app.state.service.observers.append(lambda result: ended.append(result.finish_reason))
+    app.state.models.find().service.observers.append(
+        lambda result: ended.append(result.finish_reason)
+    )
 
     async def main() -> None:
         body = json.dumps(ENDLESS).encode()
@@ -144,7 +146,7 @@ def test_a_reader_that_takes_nothing_for_long_is_given_up(demo_engine: Engine) -
 
     asyncio.run(asyncio.wait_for(main(), 20))
     wait_until(lambda: n_busy(demo_engine) == 0)
-    assert app.state.service.n_choices == 0
+    assert app.state.models.find().service.n_choices == 0
 
 
 def in_process(app: Any) -> httpx2.AsyncClient:
@@ -165,7 +167,7 @@ def test_200_clients_wait_their_turn_and_all_are_answered(demo_engine: Engine) -
     replies = asyncio.run(main())
     assert {reply.status_code for reply in replies} == {200}
     assert all(reply.json()["usage"]["completion_tokens"] for reply in replies)
-    assert app.state.service.n_choices == 0
+    assert app.state.models.find().service.n_choices == 0
 
 
 def test_more_clients_than_the_queue_holds_are_told_so(demo_engine: Engine) -> None:

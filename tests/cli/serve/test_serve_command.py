@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,26 +13,31 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import httpx2
+import openai
 import pytest
 from support.commands import run
 from support.ctrl_c import hearing_ctrl_c
 
 posix = pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
-SERVE = ("serve", "--demo", "--trust", "--port", "0", "-np", "1")
+SERVE = ("serve", "--trust", "--port", "0", "-np", "1")
+DEMO = ("--demo",)
 ENDLESS = {"prompt": "os.", "ignore_eos": True, "max_tokens": 3000, "stream": True}
 
 
 @contextmanager
-def served(*options: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def served(
+    *options: str, models: tuple[str, ...] = DEMO, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server process, and the address that it printed."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("SPECRUN_")}
     with hearing_ctrl_c():
         process = subprocess.Popen(
-            [*PROGRAM, *SERVE, *options],
+            [*PROGRAM, *SERVE, *models, *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**own, "SPECRUN_THREADS": "1", **environment},
@@ -91,6 +97,57 @@ def test_the_second_ctrl_c_ends_it_at_once() -> None:
     assert "GET" not in messages
 
 
+@posix
+def test_a_folder_is_served_model_by_model(
+    tmp_path: Path, tiny_model: Path, tiny_deep_model: Path
+) -> None:
+    folder, config = tmp_path / "all", tmp_path / "config.toml"
+    (folder / "deep").mkdir(parents=True)
+    shutil.copy(tiny_model, folder / "one-Q8_0.gguf")
+    shutil.copy(tiny_deep_model, folder / "deep" / "two.gguf")
+    (folder / "bad.gguf").write_bytes(b"GGUF, or so it says")
+    config.write_text('[models.TWO]\nalias = "second"\nctx-size = 256\npredict = 3\n')
+    models = (str(folder), "-m", str(folder / "one-Q8_0.gguf"))  # which is one of the folder's
+    environment = {"SPECRUN_CONFIG": str(config), "SPECRUN_LOGIT_BIAS": "317-inf 318-inf 319-inf"}
+    with served("--drafter", "none", models=models, **environment) as (process, address):
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        assert [model.id for model in client.models.list()] == ["one-Q8_0", "bad", "second"]
+        for name, n_tokens in (("two.gguf", 3), ("one-Q8_0", 5)):
+            more = {"max_tokens": 5} if n_tokens == 5 else {}
+            done = client.completions.create(model=name, prompt="a", **more)
+            assert done.model == {"two.gguf": "second"}.get(name, name)
+            assert done.usage is not None
+            assert done.usage.completion_tokens == n_tokens
+        for name, kind in (("bad", openai.InternalServerError), ("on-Q8_0", openai.NotFoundError)):
+            with pytest.raises(kind, match=r"bad was not loaded|did you mean 'one-Q8_0'"):
+                client.completions.create(model=name, prompt="a")
+        second = httpx2.get(f"{address}/props?model=second").json()
+        assert second["default_generation_settings"]["n_ctx"] == 256
+        process.send_signal(signal.SIGINT)
+        _, messages = process.communicate(timeout=30)
+    assert process.returncode == 0, messages
+    for words in ("3 models, loaded when", "bad (cannot be read)", "second (llama", "ended"):
+        assert words in messages
+    assert str(folder) not in messages.replace(f"{folder / 'bad.gguf'} ", "")
+
+
+@posix
+def test_the_only_model_sleeps_and_wakes(tiny_model: Path) -> None:
+    models = ("-m", str(tiny_model))
+    with served("--drafter", "none", models=models) as (process, address):
+        post = partial(httpx2.post, timeout=60)
+        body = {"prompt": "a", "max_tokens": 2, "seed": 1}
+        first = post(f"{address}/v1/completions", json={**body, "model": "any"}).json()
+        post(f"{address}/models/unload", json={})
+        assert httpx2.get(f"{address}/props").json()["is_sleeping"] is True
+        assert httpx2.get(f"{address}/api/ps").json() == {"models": []}
+        again = post(f"{address}/v1/completions", json=body).json()
+        assert again["choices"] == first["choices"]
+        process.send_signal(signal.SIGINT)
+        _, messages = process.communicate(timeout=30)
+    assert process.returncode == 0, messages
+
+
 def test_other_machines_reach_nothing_without_a_key() -> None:
     for host in ("0.0.0.0", "::", "192.0.2.1"):
         done = run("serve --demo --host", host)
@@ -118,15 +175,28 @@ def test_a_port_in_use_is_said_before_a_model_is_loaded() -> None:
         ("--offer medusaa", "medusaa"),
         ("--accept cascade", "cascade"),
         ("--shape fixed", "shape"),
+        ("nowhere", "nowhere"),
+        ("{folder}", "--demo and -m exclude each other"),
     ],
 )
 def test_what_cannot_be_served_is_a_sentence(tmp_path: Path, options: str, words: str) -> None:
     empty = tmp_path / "empty"
     empty.write_text("\n")
-    done = run(f"serve --demo --port 0 -t 1 {options.format(empty=empty)}")
-    assert done.exit_code == 2, done.stderr
+    given = options.format(empty=empty, folder=tmp_path)
+    done = run(f"serve --demo --port 0 -t 1 {given}")
+    assert done.exit_code == (3 if options == "nowhere" else 2), done.stderr
     assert words in done.stderr
     assert "Traceback" not in done.output
+
+
+def test_models_need_names_of_their_own(tmp_path: Path, tiny_model: Path) -> None:
+    done = run("serve --port 0", tmp_path)
+    assert (done.exit_code, "there is no model in" in done.stderr) == (3, True)
+    for name in ("a", "b"):
+        shutil.copy(tiny_model, tmp_path / f"{name}.gguf")
+    done = run("serve --port 0 -a mine", tmp_path)
+    assert done.exit_code == 2
+    assert "-a mine is the name of one model, and 2 are served: put alias into" in done.stderr
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,6 +79,30 @@ def test_reasoning_is_shown_before_the_answer(
     assert capsys.readouterr().out == "Hm.\n\nYes.\n"
 
 
+def test_folded_reasoning_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it comes its end is on a passing line, which the fold takes away."""
+    terminal, now, lines = Terminal(), [100.0], []
+    monkeypatch.setattr(terminal, "passing", lines.append)
+    writer = ReplyWriter(terminal, PlainWriter(terminal), fold=True, clock=lambda: now[0])
+    thought = "\x1b[2JThe user\nasks for a greeting. " * 20
+    for index in range(0, len(thought), 10):
+        event = TokenEvent(thought[index : index + 10], 300, "target", index, None)
+        event.tell((), "", thought[index : index + 10])
+        writer.write(event)
+        now[0] += 0.25
+    n_tokens = -(-len(thought) // 10)
+    writer.write(TokenEvent("Yes.", 300, "target", 99, None))
+    writer.finish(result("Yes.", thought))
+    told = f"thought for {0.25 * n_tokens:.0f} s ({n_tokens + 1:,} tokens)"
+    assert capsys.readouterr().out == f"{told}\nYes.\n"
+    assert lines[0].startswith("thinking for 0 s (1 tokens): ")
+    assert lines[-2].rstrip().endswith("a greeting.")
+    assert all("\x1b" not in line and "\n" not in line and len(line) < 80 for line in lines)
+    assert lines[-1] == ""
+
+
 def test_an_answer_without_reasoning_is_shown_alone(capsys: pytest.CaptureFixture[str]) -> None:
     writer = ReplyWriter(Terminal(), PlainWriter(Terminal()))
     writer.write(TokenEvent("Ye", 300, "target", 0, None))

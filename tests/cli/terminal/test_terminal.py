@@ -16,12 +16,15 @@ from pathlib import Path
 import pytest
 from support.ctrl_c import hearing_ctrl_c
 
+from specrun.cli.terminal.screen import Pace
 from specrun.cli.terminal.terminal import Terminal, one_line, printable
 
 from ..conftest import READABLE, Models
 
 pty = pytest.importorskip("pty", reason="pseudo-terminals are POSIX only")
 fcntl, termios = map(pytest.importorskip, ("fcntl", "termios"))
+
+pytestmark = pytest.mark.long
 PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
 
 
@@ -123,9 +126,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(chat: Screen, tmp_pa
     asked = chat.wait_for("\n", after=ready)
     chat.wait_for_more(than=asked + 200)  # so that some of the answer is there
     chat.type("\x03")
-    stopped = chat.wait_for(
-        "stopped; what was said so far is part of the conversation", after=asked
-    )
+    stopped = chat.wait_for("stopped; the text so far is part of the conversation", after=asked)
     chat.wait_for(">>>", after=stopped)
     chat.type("/show\r")
     shown = chat.wait_for("max_tokens", after=stopped)
@@ -267,3 +268,39 @@ def test_colour_choice(
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert Terminal(choice).color_answers is expected  # type: ignore[arg-type]
+
+
+def test_the_bar_runs_with_the_clock_and_never_back() -> None:
+    """Between reports, and behind a report of less; only the last one fills it."""
+    now = 0.0
+    pace, seen = Pace(lambda: now), []
+    for now, told in ((0.0, (0.0, 100.0)), (30.0, (0.3, 70.0)), (50.0, (0.4, 60.0))):
+        pace.tell(*told)
+        for _ in range(10):
+            seen.append((pace.share, pace.left))
+            now += 2.0
+    shares = [share for share, _ in seen]
+    assert shares == sorted(shares)
+    assert seen[5] == pytest.approx((0.1, 90.0))
+    now = 1000.0
+    assert (pace.share, pace.left) == (pytest.approx(0.99), 0.0)
+    pace.tell(1.0, 0.0)
+    assert pace.share == 1.0
+
+
+@pytest.mark.parametrize("columns", [40, 60, 200])
+def test_notes_and_errors_break_at_words_at_any_width(
+    models: Models, environment: dict[str, str], columns: int
+) -> None:
+    """Those of click, too."""
+    wrong = ["generate", "-m", models.long, "--spec-draft-n-max", 3, "--drafter", "lookahead"]
+    screen = Screen([*wrong, "-p", "x"], environment)
+    screen.resize(columns)
+    sentence = "Error: --spec-draft-n-max and --drafter have the same meaning: put it into the"
+    try:
+        assert screen.finish() == 2
+    finally:
+        screen.close()
+    shown = screen.seen[screen.seen.index("Error:") :].replace("\r", "")
+    assert shown.replace("\n", " ").startswith(sentence)
+    assert all(len(line) < columns for line in shown.splitlines())

@@ -23,6 +23,8 @@ from ..conftest import Run
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+pytestmark = pytest.mark.long
+
 COMMON = ("--max-length", "64", "-t", "1", "--device", "cpu", "--precision", "float32")
 
 

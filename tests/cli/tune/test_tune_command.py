@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,8 @@ from specrun.runtime.planning import CostCurve, load_curve, profile_file, tuned_
 from specrun.runtime.tuning import WeightType
 
 from ..conftest import Models
+
+pytestmark = pytest.mark.long
 
 FAST = ("-t", "1", "-c", "256", "-n", "16", "--seconds", "0.05")
 
@@ -41,8 +44,10 @@ def pair(models: Models) -> tuple[str | Path, ...]:
 
 
 def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> None:
-    result = tune(*pair(models), *FAST, "--temp", "0,0.8")
+    result = tune(*pair(models), *FAST, "--temp", "0,0.8", "-v")
     assert result.exit_code == 0, result.output
+    first, *_ = result.stdout.splitlines()
+    assert re.match(r"Drafting with .*plain.* answers at temperature 0 ", first), first
     for title in (
         "What an evaluation costs:",
         "Accepted by rank, temperature 0:",
@@ -51,7 +56,7 @@ def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> No
     ):
         assert title in result.stdout
     assert "no drafting" in result.stdout
-    assert result.stdout.count("\ntemperature ") == 2
+    assert result.stdout.count("Drafting with ") == 2
     path = profile_file(models.target)
     assert str(path) in result.stderr
     (kept,) = json.loads(path.read_text())["plans"]
@@ -219,7 +224,7 @@ def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(
 
 def test_alpha_is_said_of_every_law_and_not_of_ranks(models: Models) -> None:
     """Drawn drafts have an alpha, ranks have shares; operations and bytes stand beside them."""
-    shown = tune(*pair(models), *FAST, "--temp", "1", "--no-save")
+    shown = tune(*pair(models), *FAST, "--temp", "1", "--no-save", "-v")
     assert shown.exit_code == 0, shown.output
     title = "Drawn drafts, alpha = mean sum min(p, q) (Leviathan et al. 2023), temperature 1:"
     table = shown.stdout.split(title, 1)[1].split("\nPlans", 1)[0]

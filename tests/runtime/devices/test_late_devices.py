@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.slow_link import slow_link
 from support.tiny_models import F32
 
@@ -18,11 +18,6 @@ from specrun.bindings.models.model import Model
 from specrun.runtime import Runtime, SamplingParams
 
 PROMPT = list(b"to be, or not to be")
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("late"))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

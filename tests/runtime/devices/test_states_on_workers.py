@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.every_drafter import write_all
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.batch import Batch
@@ -32,11 +31,6 @@ VOCABULARY, HIDDEN = 320, 32
 TEXT = [5, 6, 7, 8, 9, 10, 11, 12]
 STATES = np.random.default_rng(0).normal(size=(6, HIDDEN)).astype(np.float32)
 Models = tuple[Model, Model]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("states"))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.every_drafter import DRAFTERS, named, write_all
+from support.every_drafter import DRAFTERS, named
 from support.tiny_models import CHAT, F32
 
 from specrun.bindings.machine.devices import devices
@@ -49,11 +49,6 @@ POINT_MASSES = [
     ("two blocks", "mtp(n=2)"),
     ("hybrid", "mtp(n=3)"),
 ]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("devices"))
 
 
 def text(

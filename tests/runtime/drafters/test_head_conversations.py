@@ -34,7 +34,7 @@ from specrun.runtime.round.drafter import DrafterWeights, RoundOutcome
 from specrun.runtime.trees import ROOT
 
 torch = pytest.importorskip("torch")
-from support.every_drafter import HEADS, named, write_all  # noqa: E402
+from support.every_drafter import HEADS, named  # noqa: E402
 
 BUILDERS: dict[str, Callable[..., DrafterWeights]] = {
     "dflash": build_dflash,
@@ -48,11 +48,6 @@ PARAMS = SamplingParams(temperature=1.0, seed=1)
 
 Draft = tuple[tuple[int, ...], tuple[int, ...]]
 """A tree's tokens and parents."""
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("conversations"))
 
 
 def no_parts(expression: Expression, environment: DraftEnvironment) -> Drafter:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.enumeration import TOLERANCE, drafter_bias, top_k_points
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableTarget, conversation_of
 from support.tiny_models import F32
 
@@ -132,11 +132,6 @@ def test_who_never_drafts_is_never_asked() -> None:
 
 
 # -- drafters with a model, which observe the rounds that they sleep in ---------------------------
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("pausing"))
 
 
 def proposals(

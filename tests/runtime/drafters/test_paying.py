@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from support.enumeration import TOLERANCE, drafter_bias, top_k_points
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableRows
+from support.tiny_heads import random_medusa
+from support.tiny_lookahead import random_embeddings, write_lookahead
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -23,6 +25,7 @@ from specrun.runtime.drafters.batching import DraftMeeting
 from specrun.runtime.drafters.break_even import TimedDrafter
 from specrun.runtime.drafters.build import build_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.lookahead_positions import Below, LookaheadFile, ParallelDrafter
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.engine import Session
 from specrun.runtime.laws import SeededNoise
@@ -461,6 +464,45 @@ def test_several_conversations_stop_what_does_not_pay_together(
             assert pace_of(drafter) == "compared"
 
 
+@pytest.mark.parametrize("kind", ["pass", "space"])
+def test_look_ahead_positions_are_stopped_unless_their_number_is_given(
+    model: Model, tmp_path: Path, kind: str
+) -> None:
+    embeddings = random_embeddings(model.n_embd, 2)
+    file = write_lookahead(tmp_path / "ahead.gguf", embeddings, model.vocabulary.size, kind=kind)
+    environment = DraftEnvironment(model, ContextOptions(n_ctx=64))
+    paces: dict[str, Pace | None] = {
+        "": "compared",
+        ", topk=2": "compared",
+        ", sampling=with": "greedy",
+        ", n=2": None,
+        ", always=yes": None,
+    }
+    for options, pace in paces.items():
+        with closing(build_drafter(f'{kind}("{file}"{options})', environment)) as weights:
+            with closing(weights.start()) as drafter:
+                assert pace_of(drafter) == pace
+
+
+@pytest.mark.parametrize("below", ["every", "last"])
+def test_look_ahead_positions_that_are_never_right_cost_little(
+    model: Model, tmp_path: Path, below: Below
+) -> None:
+    """Positions count as nodes, though nobody may accept them."""
+    embeddings = random_embeddings(model.n_embd, 2)
+    path = write_lookahead(tmp_path / "ahead.gguf", embeddings, model.vocabulary.size)
+    taken = {}
+    paces: tuple[Pace, ...] = ("compared", "timed")  # the second is never stopped: the control
+    with closing(LookaheadFile(path, "pass", model)) as file:
+        for pace in paces:
+            clock, curve = Clock(), CURVES["cpu"]
+            inner = ParallelDrafter(file, 2, below=below)
+            drafter = TimedDrafter(inner, LiveCurve(curve), clock, pace)
+            taken[pace] = play(drafter, clock, curve, lambda _: 0.0, heeds=False).per_token
+    assert taken["compared"] / curve.seconds(1) <= 1.03
+    assert taken["timed"] / curve.seconds(1) > 1.5
+
+
 class Waits(Chains):
     """Is evaluated with others', in a step more."""
 
@@ -500,7 +542,11 @@ def test_a_draft_that_waits_is_stopped_and_its_waiting_is_booked() -> None:
 
 
 def drafts_by_clock(
-    model: Model, drafter: str, temperature: float, drift: float
+    model: Model,
+    drafter: str,
+    temperature: float,
+    drift: float,
+    measured: CostCurve | None = None,
 ) -> tuple[list[int], list[int]]:
     """Return the tokens of two answers and what each drafted.
 
@@ -516,7 +562,7 @@ def drafts_by_clock(
 
     params = SamplingParams(temperature=temperature, top_k=0, seed=3)
     options, tokens, drafted = ContextOptions(**F32), list[int](), list[int]()
-    environment = DraftEnvironment(model, options, n_gpu_layers=0, clock=clock)
+    environment = DraftEnvironment(model, options, n_gpu_layers=0, clock=clock, measured=measured)
     with closing(build_drafter(drafter, environment)) as weights:
         with Session.open(model, weights.start(), options, ExactRule()) as session:
             for _ in range(2):
@@ -536,6 +582,24 @@ def test_the_clock_decides_nothing_of_what_is_drawn(model: Model, tiny_drafter: 
     assert drafted[0] == drafted[1] > 0
     for drift in (0.9, 1.1):
         assert drafts_by_clock(model, draft, 0.8, drift) == (tokens, drafted)
+
+
+def test_the_clock_decides_nothing_beside_what_is_drawn(
+    model: Model, tiny_drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do earlier answers: favourites of a head beside drawn tokens decide which text comes."""
+    size = model.vocabulary.size
+    heads = random_medusa(model.n_embd, size).write(tmp_path / "heads.gguf", size)
+    times = (1.0, 1.0, 1.2, 1.5)
+    flat = CostCurve((1, 8, 16, 64), times, times, (0.01,) * 4)  # measured: believed at once
+    draft = f'ensemble(draft("{tiny_drafter}", n=2), medusa("{heads}", nodes=auto))'
+    tokens, drafted = drafts_by_clock(model, draft, 0.8, 1.0, flat)
+    assert tokens[:60] == tokens[60:]
+    assert drafted[0] == drafted[1] > 0
+    for drift in (0.9, 1.1):
+        assert drafts_by_clock(model, draft, 0.8, drift, flat) == (tokens, drafted)
+    monkeypatch.setattr(LiveCurve, "is_timed", LiveCurve.is_told)  # the control
+    assert drafts_by_clock(model, draft, 0.8, 1.1, flat) != (tokens, drafted)
 
 
 def test_at_temperature_0_the_clock_decides_what_is_drafted_and_not_what_is_said(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.every_drafter import DRAFTERS, named, write_all
+from support.every_drafter import DRAFTERS, named
 from support.tiny_models import F32
 
 from specrun.bindings.errors import OptionError
@@ -38,6 +38,7 @@ DEEPER = [
     ("shallow", "early-exit(layers=1, n={})", 2),
 ]
 TREES = [
+    ("nextn", "mtp(tree={})", "2x1", "2x1x1"),
     ("shallow", "eagle(FILE:eagle, tree={})", "2x1", "2x1x1"),
     ("deep", "eagle3(FILE:eagle3, tree={})", "2x1", "2x1x1"),
     ("shallow", "hydra(FILE:hydra++, tree={})", "2x1", "2x1x1"),
@@ -50,11 +51,6 @@ TELLING = (
     *("pass(", "space(", "cascade(", "relay("),
     *("ensemble(draft(FILE:twin), ngram", "ensemble(pass("),
 )
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("told rows"))
 
 
 def opened(files: dict[str, Path], target: str, drafter: str, accept: str = RULE) -> Runtime:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -22,11 +22,6 @@ LENGTH = 24
 OWN, TREE = "draft(FILE:twin, n=4)", "draft(FILE:twin, tree=2x2)"
 OTHERS = [TREE, "prompt-lookup(min_ngram=1)", "medusa(FILE:medusa, tree=3x2x1)", "lookahead"]
 LOSSY = "cascade-opt(alpha=0.3)"
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("choices"))
 
 
 @pytest.fixture(scope="module")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from support.every_drafter import named, write_all
+from support.every_drafter import named
+from support.held_engine import answered_together
 from support.simulated_machine import end_chain
 from support.tiny_models import F32
 
@@ -15,7 +17,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError
 from specrun.runtime import SamplingParams
-from specrun.runtime.drafters import batching
+from specrun.runtime.drafters import batching, environment
 from specrun.runtime.drafters.batching import MemoryPart
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.engine import Engine
@@ -31,11 +33,6 @@ BRANCHING = SimpleNamespace(can_branch=True)
 """All that a plan reads of a target."""
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("together"))
-
-
 def answers(
     files: dict[str, Path], drafter: str, params: SamplingParams, slots: int, accept: str = "exact"
 ) -> tuple[list[Sequence[int]], float]:
@@ -45,7 +42,7 @@ def answers(
     with Engine(
         files["shallow"], named(drafter, files), slots=slots, accept=accept, context=options
     ) as engine:
-        results = engine.generate_many(PROMPTS, params, max_tokens=LENGTH)
+        results = answered_together(engine, PROMPTS, params, max_tokens=LENGTH)
         load = engine.statistics().load
     texts = [each.token_ids for each in results]
     return texts, load.drafting_texts / max(1, load.draft_evaluations)
@@ -177,21 +174,21 @@ STEEPER = CostCurve((1, 8, 16, 64), _TIMES, _TIMES)
 """Tokens are cheap until there are eight of them."""
 
 
-def drafted_at(load: int, *, by_clock: bool = True) -> int:
+def drafted_at(load: int, *, by_clock: bool = True, points: bool = True) -> int:
     """How many tokens are drafted in a round where two are usually kept, after many of them."""
     together = batching.DraftMeeting(8)
-    environment = DraftEnvironment(
+    place = DraftEnvironment(
         target=BRANCHING,  # type: ignore[arg-type]
         context=ContextOptions(),
         costs=STEEPER,
         meeting=together,
         by_clock=by_clock,
     )
-    length = environment.draft_plan(0.05)
+    length = place.draft_plan(0.05)
     together.n_drafting = load
     count = 0
     for _ in range(200):
-        length.start(points=True)
+        length.start(points=points)
         count = 0
         while length.goes_on() and length.takes(0.7):
             count += 1
@@ -209,15 +206,39 @@ def test_under_a_lossy_rule_they_do_not() -> None:
     assert drafted_at(8, by_clock=False) == drafted_at(1, by_clock=False) == drafted_at(1)
 
 
+def test_drawn_drafts_do_not() -> None:
+    """Their number decides which text a seed gives, which must not depend on other texts."""
+    assert drafted_at(8, points=False) == drafted_at(1, points=False) > 0
+
+
+def test_a_text_of_drawn_drafts_of_any_length_is_that_of_it_alone(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a curve on which drafts pay, fewer the more conversations share an evaluation."""
+    monkeypatch.setattr(environment, "known_curve", lambda *_: STEEPER)
+    drafter = "draft(FILE:small)"
+    wanted, _ = answers(files, drafter, DRAWN, 1)
+    together, served = answers(files, drafter, DRAWN, 3)
+    assert together == wanted
+    assert served > 1.5, "drafts were not evaluated together"
+    planned = DraftEnvironment._seconds
+
+    def shared(own: DraftEnvironment, curve: CostCurve, text: Any, _: object) -> Any:
+        return planned(own, curve, text, own.meeting)
+
+    monkeypatch.setattr(DraftEnvironment, "_seconds", shared)
+    assert answers(files, drafter, DRAWN, 3)[0] != wanted  # the control
+
+
 def test_a_change_of_the_load_is_seen_at_once() -> None:
     together = batching.DraftMeeting(8)
-    environment = DraftEnvironment(
+    place = DraftEnvironment(
         target=BRANCHING,  # type: ignore[arg-type]
         context=ContextOptions(),
         costs=STEEPER,
         meeting=together,
     )
-    length = environment.draft_plan(0.05)
+    length = place.draft_plan(0.05)
 
     def most() -> int:
         length.start(points=True)

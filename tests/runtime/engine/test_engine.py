@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import threading
 import time
@@ -10,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from support.every_drafter import DRAFTERS, named, write_all
+from support.every_drafter import DRAFTERS, named
+from support.held_engine import answered_together
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -35,11 +37,6 @@ PROMPTS: list[list[int]] = [
 LENGTH = 24
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("engine"))
-
-
 def sized(n_ctx: int) -> ContextOptions:
     return ContextOptions(**{**F32, "n_ctx": n_ctx})
 
@@ -50,6 +47,13 @@ def alone(
     """The answers of a runtime, one after the other."""
     with Runtime(target, drafter, context=sized(512)) as runtime:
         return [runtime.generate(prompt, params, max_tokens=LENGTH).token_ids for prompt in prompts]
+
+
+@functools.cache
+def plain(target: Path, temperature: float) -> list[list[int]]:
+    """The answers without drafts, each alone."""
+    params = GREEDY if temperature == 0.0 else WHOLE.replace(seed=5)
+    return alone(target, "none", params)
 
 
 def is_drawn(drafter: str) -> bool:
@@ -73,8 +77,9 @@ def test_texts_are_those_of_each_alone(files: dict[str, Path], target: str, draf
         for params in (GREEDY, WHOLE.replace(seed=5)):
             if params is not GREEDY and is_drawn(drafter):
                 continue
-            results = engine.generate_many(PROMPTS, params, max_tokens=LENGTH)
-            assert [each.token_ids for each in results] == alone(files[target], "none", params)
+            results = answered_together(engine, PROMPTS, params, max_tokens=LENGTH)
+            wanted = plain(files[target], params.temperature)
+            assert [each.token_ids for each in results] == wanted
         load = engine.statistics().load
     assert load.texts_per_evaluation is not None
     assert load.texts_per_evaluation > 1.5, "conversations were not evaluated together"
@@ -93,7 +98,7 @@ def test_rows_of_another_conversation_would_be_seen(
     monkeypatch.setattr(slots, "PlacedRows", first_rows)
     with Engine(files["shallow"], "none", slots=3, context=sized(512)) as engine:
         results = engine.generate_many(PROMPTS, GREEDY, max_tokens=LENGTH)
-    assert [each.token_ids for each in results] != alone(files["shallow"], "none", GREEDY)
+    assert [each.token_ids for each in results] != plain(files["shallow"], 0.0)
 
 
 def test_log_probabilities_and_statistics_are_each_ones_own(files: dict[str, Path]) -> None:
@@ -190,7 +195,7 @@ def test_an_answer_that_is_cancelled_frees_its_slot(files: dict[str, Path]) -> N
         gc.collect()
         waiting = engine.submit(PROMPTS[2], GREEDY, max_tokens=LENGTH)
         endless.cancel()
-        assert waiting.result.token_ids == alone(files["shallow"], "none", GREEDY)[2]
+        assert waiting.result.token_ids == plain(files["shallow"], 0.0)[2]
         assert endless.result.finish_reason == "cancelled"
 
 
@@ -204,11 +209,11 @@ def test_what_one_asks_wrongly_is_no_matter_for_the_others(files: dict[str, Path
             engine.submit([1, 99999])
         with pytest.raises(OptionError, match=r"max_tokens is 1\.5"):
             engine.submit([1], max_tokens=1.5)  # type: ignore[arg-type]
-        assert good.result.token_ids == alone(files["shallow"], "none", GREEDY)[0]
+        assert good.result.token_ids == plain(files["shallow"], 0.0)[0]
 
 
 def test_streams_of_an_event_loop_and_of_threads(files: dict[str, Path]) -> None:
-    wanted = alone(files["shallow"], "none", GREEDY)
+    wanted = plain(files["shallow"], 0.0)
 
     async def read(engine: Engine, prompt: Sequence[int]) -> list[int]:
         stream = engine.submit(prompt, GREEDY, max_tokens=LENGTH)

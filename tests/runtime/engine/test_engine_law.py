@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.enumeration import TOLERANCE, proposals
+from support.held_engine import held
 from support.joint_law import (
     ALPHA,
     REJECTED,
@@ -41,6 +42,8 @@ from specrun.runtime.language import quoted
 from specrun.runtime.round import CachedText, Conversation, NoDrafter
 from specrun.runtime.round.loop import DecodeSettings, RoundLimits, decode_rounds
 from specrun.runtime.trees import DraftTree
+
+pytestmark = pytest.mark.long
 
 PROMPTS = ((0, 1), (2, 0))
 LENGTH = 2
@@ -121,7 +124,7 @@ def test_rows_of_the_other_conversation_are_caught() -> None:
 # -- three, sampled --------------------------------------------------------------------------------
 
 TALKS = ([3, 1, 4], [1, 5], [9, 2, 6, 5])
-SAMPLES = 1500
+SAMPLES = 1000
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +146,13 @@ def counted(engine: Engine) -> list[Counter[Text]]:
     The first two draft together, with one model, the third drafts trees.
     """
     counts: list[Counter[Text]] = [Counter() for _ in TALKS]
-    streams = [
-        (place, engine.submit(prompt, WHOLE.replace(seed=seed), max_tokens=2, **CHOICES[place]))
-        for seed in range(SAMPLES)
-        for place, prompt in enumerate(TALKS)
-    ]
+    seeds = [WHOLE.replace(seed=seed) for seed in range(SAMPLES)]
+    with held(engine):
+        streams = [
+            (place, engine.submit(prompt, params, max_tokens=2, **CHOICES[place]))
+            for params in seeds
+            for place, prompt in enumerate(TALKS)
+        ]
     for place, stream in streams:
         counts[place][tuple(stream.result.token_ids)] += 1
     return counts
@@ -188,8 +193,11 @@ def test_two_conversations_of_a_hybrid_each_follow_the_targets_joint_law(
     laws = [model_joint_law(hybrid, list(talk), 2, least_entropy=1.8) for talk in TALKS[:2]]
 
     def found(engine: Engine) -> list[float]:
-        seeds = [WHOLE.replace(seed=seed) for seed in range(SAMPLES * 2 // 3)]
-        streams = [engine.submit(talk, each, max_tokens=2) for each in seeds for talk in TALKS[:2]]
+        seeds = [WHOLE.replace(seed=seed) for seed in range(700)]
+        with held(engine):
+            streams = [
+                engine.submit(talk, params, max_tokens=2) for params in seeds for talk in TALKS[:2]
+            ]
         texts = [tuple(stream.result.token_ids) for stream in streams]
         return [p_value(Counter(texts[at::2]), law) for at, law in enumerate(laws)]
 

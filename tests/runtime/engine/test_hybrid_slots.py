@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.held_engine import answered_together
 from support.tiny_hybrids import HYBRIDS
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_models import F32, fresh_logits
@@ -93,6 +94,20 @@ def test_the_logits_of_every_conversation_are_fresh_ones(shared: SharedEvaluatio
     assert max(departures(shared)) < 1e-4
 
 
+def test_filled_up_to_a_cheaper_width_they_still_are(shared: SharedEvaluation) -> None:
+    """Every evaluation has as many tokens as the states can take back, and one for each text."""
+    seen = set()
+
+    def widest(n: int, most: int, step: int) -> int:
+        seen.add((n // step, most // step))
+        return most
+
+    shared._wider = widest
+    assert max(departures(shared, 16)) < 1e-4
+    assert {wide for _, wide in seen} == {1 + N_DRAFTED}
+    assert len(seen) > 2
+
+
 def departure_of_moved(shared: SharedEvaluation) -> float:
     """The difference after a round in which the state of a slot lies between those of two others.
 
@@ -157,7 +172,7 @@ def test_texts_are_those_of_each_alone(files: dict[str, Path], family: str, draf
     ):
         for params in (GREEDY, WARM):
             alone = [runtime.generate(each, params, max_tokens=12).token_ids for each in prompts]
-            found = engine.generate_many(prompts, params, max_tokens=12)
+            found = answered_together(engine, prompts, params, max_tokens=12)
             assert [each.token_ids for each in found] == alone
         load = engine.statistics().load
     assert load.texts_per_evaluation is not None

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.interrupts import Interrupted, sampled_points
 from support.tiny_models import F32
 
@@ -33,11 +33,6 @@ ALONE: dict[str, tuple[str, dict[str, Any]]] = {
     "padding": (TREE, {}),
 }
 """What only one conversation can have: a drafter, and options."""
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("single slot"))
 
 
 def engine_of(files: dict[str, Path], drafter: str, slots: int = 1, **options: Any) -> Engine:

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.tiny_models import F32
 
 from specrun.bindings.errors import ClosedError, FileMissingError, OptionError
@@ -18,11 +18,6 @@ GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8], [9, 9, 8, 9, 9], [7], [5, 5, 6]]
 LENGTH = 24
 SMALL, TWIN = "draft(FILE:small, n=3)", "draft(FILE:twin, n=3)"
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("swaps"))
 
 
 def opened(files: dict[str, Path], drafter: str = SMALL, **options: object) -> Engine:

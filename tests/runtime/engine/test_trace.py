@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.every_drafter import DRAFTERS, named, write_all
+from support.every_drafter import DRAFTERS, named
+from support.held_engine import held
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -25,11 +26,6 @@ LENGTH = 24
 TREE = "draft(FILE:twin, tree=2x2)"
 CHAIN = "draft(FILE:twin, n=4)"
 LOOKUP = "prompt-lookup(min_ngram=1)"
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("traces"))
 
 
 def open_engine(
@@ -223,10 +219,11 @@ def test_rules_that_weigh_the_drafters_laws_are_traced(files: dict[str, Path]) -
 
 def test_seconds_add_up_and_evaluations_are_counted(files: dict[str, Path]) -> None:
     with open_engine(files, CHAIN) as engine:
-        streams = [
-            engine.submit([seed, *PROMPT], WHOLE, max_tokens=LENGTH, trace=True)
-            for seed in (1, 2, 3)
-        ]
+        with held(engine):
+            streams = [
+                engine.submit([seed, *PROMPT], WHOLE, max_tokens=LENGTH, trace=True)
+                for seed in (1, 2, 3)
+            ]
         results = [stream.result for stream in streams]
     texts = set()
     for stream, result in zip(streams, results, strict=True):

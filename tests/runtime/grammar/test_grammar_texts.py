@@ -7,15 +7,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
-from support.every_drafter import DRAFTERS, named, write_all
+from support.every_drafter import DRAFTERS, named
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.runtime import GenerationResult, Grammar, Runtime, SamplingParams
-from specrun.runtime.drafters.combinators.guided import ForcedLength
+from specrun.runtime.drafters.combinators.guided import USUAL, ForcedLength, ForcedSpelling
 from specrun.runtime.engine import Engine
+from specrun.runtime.grammar.state import Lexicon
+from specrun.runtime.planning import CostCurve
 
 SCHEMA = {
     "type": "object",
@@ -33,11 +38,6 @@ GREEDY = SamplingParams(temperature=0.0, grammar=JSON)
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5, grammar=JSON)
 PROMPTS: list[list[int]] = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], [2, 7, 1, 8, 2, 8]]
 LENGTH = 96  # more than any answer has
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("grammars"))
 
 
 @pytest.fixture(scope="module")
@@ -209,24 +209,67 @@ def answered(
         return [runtime.generate(prompt, params, max_tokens=LENGTH) for prompt in PROMPTS]
 
 
-def rounds_of(length: ForcedLength, offered: int, right: int, count: int) -> list[int]:
-    """Return what is forced in each round if so many are offered, of which so many are right."""
-    forced = []
-    for _ in range(count):
-        forced.append(min(offered, length.limit()))
-        length.learn(forced[-1], min(right, forced[-1]))
-    return forced
+STEEP_COSTS = CostCurve.flat([1.0, 1.8, 2.6, 3.4, 4.2, 5.0])
+FLAT_COSTS = CostCurve.flat([1.0 + 0.02 * n for n in range(65)])
 
 
-def test_tokens_that_are_never_right_are_forced_ever_less() -> None:
-    forced = rounds_of(ForcedLength(), 20, 0, 200)
-    assert forced[:7] == [20, 0, 1, 0, 0, 1, 0]
-    assert sum(forced) <= 28  # of 200 rounds; the first one had all of them
+@pytest.mark.parametrize("costs", [None, STEEP_COSTS, FLAT_COSTS], ids=["usual", "steep", "flat"])
+def test_forced_tokens_that_are_never_right_cost_3_percent(costs: CostCurve | None) -> None:
+    """Also if it seems that they would be: their share alone does not decide."""
+    length, lost = ForcedLength(costs), 0.0
+    curve = costs or USUAL
+    for _ in range(200):
+        n = length.limit(0.9)
+        lost += curve.seconds(1 + n) / curve.seconds(1) - 1.0
+        length.learn(n, 0)
+    assert 0.0 < lost <= 0.03 * 200
 
 
-def test_tokens_that_are_right_are_forced_whole() -> None:
-    assert rounds_of(ForcedLength(), 20, 20, 50) == [20] * 50
-    assert rounds_of(ForcedLength(), 20, 3, 50)[1:] == [6] * 49
-    turned = ForcedLength()
-    rounds_of(turned, 20, 0, 30)
-    assert max(rounds_of(turned, 20, 20, 60)) == 20
+def test_forced_tokens_that_are_right_are_drafted_whole() -> None:
+    length, forced = ForcedLength(FLAT_COSTS), []
+    for _ in range(20):
+        forced.append(length.limit(1.0))
+        length.learn(forced[-1], forced[-1], forced[-1] + 1)
+    assert forced == [64] * 20
+    # By a steep curve half of them right are no gain, and by a flat one some are.
+    assert ForcedLength(STEEP_COSTS).limit(0.5) == 0
+    assert 2 <= ForcedLength(FLAT_COSTS).limit(0.5) <= 8
+
+
+class _ForcedPlace:
+    """A place where a text is forced, over tokens that are single bytes or whole words."""
+
+    def __init__(self, text: bytes) -> None:
+        words = {300: b"hello", 301: b" world", 302: b"wor"}
+        spelled = [bytes([n]) if n < 256 else words.get(n, b"") for n in range(320)]
+        self._words = _Words()
+        self.lexicon = Lexicon(self._words, spelled)  # type: ignore[arg-type]
+        self.text = text
+
+    def forced(self, most: int, preference: npt.NDArray[np.float32] | None = None) -> list[int]:
+        return self.lexicon.unambiguous_tokens_of(self.text, preference)[:most]
+
+
+class _Words:
+    size, end_of_generation = 320, frozenset[int]()
+
+    def tokenize_within(self, text: bytes) -> list[int]:
+        return [{b"hello": 300, b" world": 301}[word] for word in (b"hello", b" world")]
+
+
+def test_forced_text_is_spelled_as_the_target_spells_it() -> None:
+    """The tokenizer's spelling at first, then the tokens that rows prefer; and back again."""
+    place: Any = _ForcedPlace(b"hello world")
+    spelling, words, letters = ForcedSpelling(), np.zeros(320, "f"), np.zeros(320, "f")
+    words[256:], letters[:256] = 1.0, 1.0
+    assert spelling.tokens(place, 9) == [300, 301]
+    for _ in range(9):
+        spelling.tokens(place, 9)
+        spelling.learn(ord("h"), letters)
+    drafted = spelling.tokens(place, 9)
+    assert bytes(drafted) == b"hello wor"  # nine
+    assert spelling.share > 0.7
+    for _ in range(9):
+        spelling.tokens(place, 9)
+        spelling.learn(300, words)
+    assert spelling.tokens(place, 9) == [300, 301]

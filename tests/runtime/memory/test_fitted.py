@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.tiny_models import F32
 from support.workers import running_worker
 
+from specrun.bindings.contexts import ContextOptions
 from specrun.bindings.errors import OutOfMemoryError
-from specrun.bindings.machine import available_memory
+from specrun.bindings.machine import Placement, available_memory, placing
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.memory import MemoryDevice, fit
@@ -24,13 +25,11 @@ PROMPT = list(b"to be, or not to be")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("fitted")
-    found = write_all(folder)
-    found["wide"] = folder / "wide.gguf"
+def files(files: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    wide = tmp_path_factory.mktemp("fitted") / "wide.gguf"
     spec = RandomLlama(320, 256, 6, 4, 2, 1024, context=8192, file_type="F16")
-    write_random_llama(found["wide"], spec)
-    return found
+    write_random_llama(wide, spec)
+    return {**files, "wide": wide}
 
 
 @pytest.fixture
@@ -166,11 +165,63 @@ def test_out_of_memory_comes_with_the_plan(models: dict[str, Path]) -> None:
         assert option in note
 
 
+# -- room beside other runtimes --------------------------------------------------------------------
+
+
+def loading_of(path: Path, n_ctx: int = 8192, **options: Any) -> fit.Loading:
+    context = ContextOptions(n_ctx=n_ctx)
+    return fit.Loading(path, "none", fit.LoadOptions(context, **options))
+
+
+def test_a_runtime_fits_beside_others_or_instead_of_them(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others' weights are mapped files, which this machine reports as free memory."""
+    monkeypatch.setattr(fit, "this_machine", lambda: MemoryDevice("CPU", 100 * MIB))
+    with placing(Placement(devices=("none",))):
+        own = fit.room_here(loading_of(files["wide"]), {}, 100 * MIB)
+        assert own is not None
+        assert (own.fits, own.refusal) == (True, "")
+        assert 20 * MIB < own.held["CPU"] < 60 * MIB
+        beside = fit.room_here(loading_of(files["wide"]), {"CPU": 50 * MIB}, 100 * MIB)
+        assert beside == fit.Room(own.held, fits=own.held["CPU"] <= 50 * MIB * 7 // 8)
+        full = fit.room_here(loading_of(files["wide"]), {"CPU": 80 * MIB}, 100 * MIB)
+        assert full == fit.Room(own.held, fits=False)
+        never = fit.room_here(loading_of(files["wide"]), {"CPU": 4 * MIB}, 24 * MIB)
+        assert never is not None
+        assert "8,192 tokens of context and the weights need" in never.refusal
+        assert "of this machine's memory, and 24 MiB are free" in never.refusal
+        assert "What fits: -c " in never.refusal
+
+
+def test_layers_have_the_device_that_others_would_leave(
+    files: dict[str, Path], workers: tuple[str, str], small_devices: Any
+) -> None:
+    small_devices(15 * MIB)
+    with placing(Placement(rpc=workers[:1])):
+        alone = fit.room_here(loading_of(files["wide"], 512), {}, available_memory())
+        assert alone is not None
+        (name,) = set(alone.held) - {"CPU"}
+        assert 0 < alone.held[name] <= 15 * MIB
+        assert alone.fits
+        # With 45 MiB more all layers would be there, so they are what it needs.
+        others = {name: 45 * MIB}
+        whole = fit.room_here(loading_of(files["wide"], 512), others, available_memory())
+        assert whole is not None
+        assert whole.held[name] > 15 * MIB
+        assert (whole.fits, whole.refusal) == (False, "")
+        all_layers = loading_of(files["wide"], n_gpu_layers="all")
+        refused = fit.room_here(all_layers, {}, available_memory())
+        assert refused is not None
+        assert "7 of 7 layers with 8,192 tokens of context need" in refused.refusal
+
+
 def test_files_that_cannot_be_read_are_left_to_who_opens_them(tmp_path: Path) -> None:
     path = tmp_path / "no.gguf"
     path.write_bytes(b"GGUF, or so it says")
     loading = fit.Loading(path, "none", fit.LoadOptions())
     assert fit.fit_here(loading) is None
+    assert fit.room_here(loading, {}, MIB) is None
 
 
 # -- this machine's memory -------------------------------------------------------------------------

@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.every_drafter import write_all
 
 from specrun.bindings.contexts import Context, ContextOptions
 from specrun.bindings.machine import Placement, placing
@@ -238,8 +237,7 @@ def test_there_is_no_way_out_of_a_card_that_is_far_too_small(
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def test_parts_are_found_below_combinators(models: dict[str, Path], tmp_path: Path) -> None:
-    files = write_all(tmp_path)
+def test_parts_are_found_below_combinators(models: dict[str, Path], files: dict[str, Path]) -> None:
     drafter = (
         f"ensemble(cascade(draft('{files['small']}'), prompt-lookup), "
         f"eagle('{files['eagle']}'), medusa('{files['medusa']}'))"
@@ -272,8 +270,7 @@ def test_own_blocks_are_counted_with_the_target(
     assert 3 * sizes[1]["keys and values"] == 4 * sizes[0]["keys and values"]
 
 
-def test_blocks_of_a_file_of_their_own(tmp_path: Path, counts: MemoryCounts) -> None:
-    files = write_all(tmp_path)
+def test_blocks_of_a_file_of_their_own(files: dict[str, Path], counts: MemoryCounts) -> None:
     request = request_for(files["nextn"], f"mtp('{files['blocks']}')", card(1 << 30))
     plan = count_plan(request, PlanSettings(256, -1), counts)
     sizes = {(row.part, row.kind): row.by_place.get(0, 0) for row in plan.rows}

@@ -16,7 +16,14 @@ from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import stored_fingerprint
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime
-from specrun.runtime.models import catalogue, locate_model, stored_models
+from specrun.runtime.models import (
+    answers_alone,
+    catalogue,
+    folder_models,
+    locate_model,
+    stored_models,
+)
+from specrun.runtime.models.model_set import SET_FILE
 
 OPTIONS = {"n_ctx": 256, "n_threads": 1, "trust": True}
 MODEL_LAYER = "application/vnd.ollama.image.model"
@@ -59,6 +66,36 @@ def test_every_store_is_read(home: Path, tiny_model: Path, tiny_drafter: Path) -
         "ann_old": flat,
     }.items():
         assert locate_model(name) == path
+
+
+def test_a_folder_holds_models_parts_and_sets(tmp_path: Path, tiny_model: Path) -> None:
+    for name in ("a.gguf", "mmproj-a.gguf", "deep/b-Q8_0.gguf", "c-00001-of-00002.gguf"):
+        place = tmp_path / name
+        place.parent.mkdir(exist_ok=True)
+        shutil.copy(tiny_model, place)
+    shutil.copy(tiny_model, tmp_path / "d-00002-of-00002.gguf")
+    shutil.copy(tiny_model, tmp_path / "d-00001-of-00002.gguf")
+    own = tmp_path / "own set"
+    own.mkdir()
+    shutil.copy(tiny_model, own / "target.gguf")
+    (own / SET_FILE).write_text("{}")
+    found = {item if isinstance(item, str) else item.name: item for item in folder_models(tmp_path)}
+    problem = f"{tmp_path / 'c-00001-of-00002.gguf'} has only 1 of its 2 parts"
+    assert set(found) == {"own set", "a", "b-Q8_0", "d", problem}
+    deep = found["b-Q8_0"]
+    assert not isinstance(deep, str)
+    assert deep.aliases == ("deep/b-Q8_0.gguf", "deep/b-Q8_0", "b-Q8_0.gguf")
+    assert found["d"].files == tuple(tmp_path / f"d-0000{n}-of-00002.gguf" for n in (1, 2))  # type: ignore[union-attr]
+    assert found["own set"].path == own  # type: ignore[union-attr]
+
+
+def test_heads_and_adapters_answer_nothing_alone(tmp_path: Path, tiny_model: Path) -> None:
+    head = tmp_path / "head.gguf"
+    random_medusa(32, 320).write(head, 320)
+    assert [answers_alone(path) for path in (tiny_model, head)] == [True, False]
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF, or so it says")
+    assert answers_alone(broken)  # whoever opens it is told why not
 
 
 def test_names_that_several_have_are_listed(home: Path, tiny_model: Path, tiny_drafter: Path):

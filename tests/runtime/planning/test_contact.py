@@ -162,13 +162,14 @@ def test_a_longer_measurement_replaces_it(
 def test_a_recurrent_model_is_measured_as_its_text_goes_on(
     tmp_path: Path, device: type[Device]
 ) -> None:
-    """Its state drops nothing: each evaluation follows the one before. It is not padded, so its
-    plans see every step, and a longer draft that costs less than a shorter one."""
+    """Its state drops nothing: each evaluation follows the one before. It is padded to no more
+    tokens than there are states for, 6 here, so its plans see a step behind them."""
     path = tmp_path / "hybrid.gguf"
     write_tiny_qwen35(path, seed=99)
     with Runtime(path, "prompt-lookup(branches=1)", **F32) as runtime:
         assert "measured once" in runtime.contact_line
         assert type(runtime.session.target) is TargetModel
+        assert runtime.environment.n_kept == 5
         known = runtime.environment.known
         assert [known.seconds(n) for n in (8, 9)] == pytest.approx([5.1e-3, 2.1e-3])
 

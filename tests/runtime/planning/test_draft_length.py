@@ -17,6 +17,7 @@ from specrun.runtime.acceptance import build_rule
 from specrun.runtime.laws import Law
 from specrun.runtime.planning import CostCurve, DraftPlan, LiveCurve
 from specrun.runtime.planning.acceptance import AcceptanceOdds, log_odds
+from specrun.runtime.planning.curves import DraftCost
 from specrun.runtime.round import Drafter, DraftRequest
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import DraftTree
@@ -290,3 +291,36 @@ def test_what_the_clock_teaches_of_chosen_tokens_changes_nothing_of_drawn_ones()
                 pass
             lengths.append(len(length._certainties))
         assert (lengths[0] != lengths[1]) is differs
+
+
+def drafted_after(many: int, takes: float, *, points: bool) -> list[int]:
+    """The lengths of rounds whose tokens are computed one after the other and take so long each.
+
+    A plan that reckons with .05 of a plain round for each reads the clock.
+    """
+    curve, now, found = CostCurve.flat([1.0 + 0.1 * n for n in range(16)]), 0.0, list[int]()
+
+    def clock() -> float:
+        return now
+
+    costs = [DraftCost(lambda n: 0.05 * n, lambda: 1.0, given) for given in (clock, None)]
+    plan = DraftPlan(curve.seconds, costs[0], drawn=(curve.seconds, costs[1]))
+    for _ in range(many):
+        plan.start(points=points)
+        count = 0
+        while plan.goes_on():
+            now += takes
+            if not plan.takes(0.8):
+                break
+            count += 1
+        found.append(count)
+        end_chain(plan, count, min(count, 2))
+    return found
+
+
+def test_the_clock_says_what_tokens_take_that_come_one_after_the_other() -> None:
+    """Whatever computes them: a model a token, or a block for all. Drawn ones follow no clock."""
+    as_reckoned, longer = (drafted_after(40, takes, points=True)[-9:] for takes in (0.05, 0.6))
+    assert max(longer) < min(as_reckoned)
+    drawn = [drafted_after(40, takes, points=False) for takes in (0.05, 0.6)]
+    assert drawn[0] == drawn[1]

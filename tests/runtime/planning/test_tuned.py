@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,15 @@ from specrun.bindings.files import cache_folder
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.memory import LoadOptions
 from specrun.runtime.planning import measured_acceptance, profile, profile_file, tuned_plan
-from specrun.runtime.tuning import Candidate, ShapeTrial, TuneOptions, TuneResult, keep_plans, tune
+from specrun.runtime.tuning import (
+    Candidate,
+    ShapeTrial,
+    TuneOptions,
+    TuneResult,
+    WorkLeft,
+    keep_plans,
+    tune,
+)
 
 GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
 Outcome = tuple[TuneOptions, TuneResult, list[tuple[str, float]]]
@@ -33,7 +42,7 @@ def outcome(tiny_model: Path, tiny_flat_twin: Path) -> Outcome:
     told: list[tuple[str, float]] = []
     options = options_for(tiny_model, tiny_flat_twin)
     result = tune(
-        options, lambda _: [[5, 6, 7], [8, 9]], lambda what, share: told.append((what, share))
+        options, lambda _: [[5, 6, 7], [8, 9]], lambda what, share, _: told.append((what, share))
     )
     return options, result, told
 
@@ -93,6 +102,23 @@ def test_tuning_measures_costs_acceptance_and_plain_decoding(
     assert all(0.0 <= share <= 1.0 for share in shares)
     assert told[-1] == ("done", 1.0)
     json.dumps(result.to_dict())
+
+
+def test_the_time_left_follows_the_rate_of_the_work() -> None:
+    """Work of 100 seconds, twice as slow as expected: no estimate jumps, later ones are right."""
+    clock = 0.0
+    work, told = WorkLeft(100.0, lambda: clock), []
+    for done in range(101):
+        clock = 2.0 * done
+        told.append((clock, *work.progress(float(done))))
+    ends = [clock + left for clock, _, left in told]
+    assert ends[0] == 100.0
+    assert ends == sorted(ends)
+    assert max(b - a for a, b in itertools.pairwise(ends)) <= 10.0 + 1e-9
+    assert all(end == pytest.approx(200.0, rel=0.2) for end in ends[25:])
+    shares = [share for _, share, _ in told]
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
 
 
 def test_plans_are_made_and_run_with_the_padding_that_answers_will_have(

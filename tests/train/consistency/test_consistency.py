@@ -34,6 +34,8 @@ from specrun.train.data.tokens import TargetTokenizer, TokenSequence
 from specrun.train.target.hf_model import load_hf_model
 from specrun.train.trainer.learner import RunListener
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 BLOCK, LONGEST = 4, 24
 TEXT = [3, 9, 27, 81, 243, 5, 15, 45, 135]

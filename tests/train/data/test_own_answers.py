@@ -23,6 +23,8 @@ from specrun.train.data.tokens import TargetTokenizer
 from specrun.train.heads import HeadRun, MedusaRecipe
 from specrun.train.trainer import train
 
+pytestmark = pytest.mark.long
+
 PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
 
 

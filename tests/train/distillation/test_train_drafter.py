@@ -31,6 +31,8 @@ from specrun.train.distillation.learner import DistillationLearner, forward_kl
 from specrun.train.target.hf_model import load_hf_model
 from specrun.train.trainer.learner import RunListener
 
+pytestmark = pytest.mark.long
+
 SETTINGS = {
     "steps": 30, "learning_rate": 1e-2, "tokens_per_batch": 400, "measures": 2, "held_out": 0.3,
     "max_length": 64,

@@ -198,6 +198,25 @@ def test_anchors_are_drawn_anew_and_a_share_of_those_possible(taught) -> None:
     assert seen == set(range(3, 11))  # the prompt's last token, too
 
 
+@pytest.mark.parametrize("draft_tokens", [0, 90])
+def test_a_target_in_bfloat16_is_measured(taught, draft_tokens: int) -> None:
+    """As on machines that multiply so faster: its matrices are, and states are not."""
+    batch = batch_of(12)
+    states = torch.randn(2, 12, 128, generator=torch.Generator().manual_seed(1))
+    given = Given(states[..., :64], states[..., 64:])
+    recipe = DFlashRecipe(block_size=4, layers=(1,), markov_rank=8, draft_tokens=draft_tokens)
+    learner = learner_of(recipe, taught, given, corpus(batch))
+    wanted = learner.measure([batch])
+    half = {name: getattr(learner._target, name).bfloat16() for name in ("embedding", "output")}
+    learner._target = dataclasses.replace(learner._target, **half)
+    learner.output = learner._target.output
+    assert learner.measure([batch]).keys() == wanted.keys()
+    with torch.autocast("cpu", torch.bfloat16):
+        [part] = learner.losses(batch, torch.Generator().manual_seed(2), 0)
+    part.value.backward()
+    assert torch.isfinite(part.value)
+
+
 def test_the_mask_is_the_token_said_least_often_that_has_an_embedding() -> None:
     texts = [TokenSequence(np.array([0, 1, 2, 2, 5], np.int32), np.ones(5, np.bool_))]
     embedding = torch.ones(7, 3)

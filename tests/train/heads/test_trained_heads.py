@@ -47,6 +47,8 @@ from specrun.train.trainer import (
 from specrun.train.trainer.learner import SilentListener
 from specrun.train.trainer.trainer import earlier_run
 
+pytestmark = pytest.mark.long
+
 MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
 
 

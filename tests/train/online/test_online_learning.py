@@ -46,6 +46,8 @@ from specrun.train.online.learner import (
 )
 from specrun.train.trainer.learner import RunListener
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 QUICK = OnlineSettings(
     learning_rate=1e-2, epochs=12, steps=60, tokens_per_batch=200, least_places=8

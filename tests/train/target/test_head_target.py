@@ -49,6 +49,8 @@ from specrun.train.target.file_target import LogitProbe, file_shape, teacher_mat
 from specrun.train.target.shape import target_shape
 from specrun.train.trainer import train
 
+pytestmark = pytest.mark.long
+
 DOCUMENTS: list[Document] = [
     *(Answered(question, answer) for question, answer in ANSWERS.items()),
     Answered("first?", None),

@@ -60,6 +60,11 @@ from specrun.train.trainer.settings import trial_size
 CPU = torch.device("cpu")
 
 
+@pytest.fixture
+def bfloat16_gain() -> None:
+    """Leave the trial as it is: it is tried here."""
+
+
 @pytest.fixture(scope="module")
 def corpus(taught) -> TokenCorpus:
     return encode_corpus(

@@ -41,6 +41,8 @@ from specrun.train.target.states import (
 )
 from specrun.train.trainer import train
 
+pytestmark = pytest.mark.long
+
 CPU = torch.device("cpu")
 PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
 

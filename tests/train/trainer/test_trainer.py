@@ -36,6 +36,8 @@ from specrun.train.trainer.trainer import (
     train_learner,
 )
 
+pytestmark = pytest.mark.long
+
 VOCAB = 11
 SETTINGS = TrainerSettings(
     steps=24,

@@ -182,6 +182,65 @@ def heads(
     )
 
 
+_MIXTURE_EPILOG = """\b
+A random mixture in F16 is written into a temporary folder. Rounds of each width are timed in turn with plain decoding and
+bare auto: on this machine, and with everything but the experts on a device, a worker on the loopback.
+"""  # noqa: E501 - as it is shown
+
+
+@click.command(cls=SectionedCommand, epilog=_MIXTURE_EPILOG)
+@_MEASUREMENT.option(
+    "--size BYTES", "Bytes of the mixture: 20M, 4G, ...", PARAMETERS, default="1.2G"
+)
+@_MEASUREMENT.option("--experts", "Experts of a layer.", click.IntRange(1, 512), default=32)
+@_MEASUREMENT.option(
+    "--experts-used", "Experts that a token uses.", click.IntRange(1, 512), default=4
+)
+@_sizes_option("--width", "Tokens of a round: a,b or repeated.", "1,2,4,8")
+@_MEASUREMENT.option("-n, --predict", "Tokens of an answer.", click.IntRange(2, 1000), default=32)
+@_MEASUREMENT.option(
+    "-r, --repetitions", "How often everything is measured.", click.IntRange(1, 1000), default=3
+)
+@_MEASUREMENT.flag("--no-worker", "Leave out the arm with a worker.")
+@_MEASUREMENT.option(
+    "--folder", "Write there.", PATH, show_default="the system's for temporary files"
+)
+@_MEASUREMENT.threads("Threads of native work.", usage="-t, --threads")
+@format_options
+@terminal_options
+def mixture(
+    size: int,
+    experts: int,
+    experts_used: int,
+    width: Lists,
+    predict: int,
+    repetitions: int,
+    no_worker: bool,
+    folder: Path | None,
+    threads: int,
+    form: OutputForm,
+    terminal: Terminal,
+) -> None:
+    """Compare what is predicted of a mixture of experts with the clock."""
+    from measure.mixture.measurement import MixtureOptions, measure_mixture
+    from measure.tables import mixture_table
+
+    options = MixtureOptions(
+        n_bytes=size,
+        experts=experts,
+        experts_used=experts_used,
+        widths=_flat(width),
+        predict=predict,
+        repetitions=repetitions,
+        n_threads=threads,
+        worker=not no_worker,
+        folder=folder,
+    )
+    measure_and_print(
+        "mixture", lambda say: measure_mixture(options, progress=say), mixture_table, form, terminal
+    )
+
+
 _CONVERT_EPILOG = """\b
 A checkpoint is made up in a temporary folder, three times as much space is needed, and everything
 is removed afterwards. The budgets are those of specrun's design: converting to F16 reaches half of

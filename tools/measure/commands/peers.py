@@ -1,17 +1,19 @@
-"""`python tools/measure peers`: llama.cpp's server and specrun's side by side."""
+"""`python tools/measure peers`: llama.cpp's server, llama-cpp-python and specrun side by side."""
 
 from __future__ import annotations
 
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from specrun.bindings.gguf import read_any_header, read_header
+from specrun.bindings.models.nextn import read_nextn
 from specrun.bindings.threads import available_cores
 from specrun.cli.bench.command import (
     OutputForm,
@@ -31,31 +33,32 @@ from specrun.cli.options.sampling import SamplingGrid, grid_options
 from specrun.cli.options.types import FILE, MAX_COUNT
 from specrun.cli.terminal.terminal import Terminal
 from specrun.runtime.engine import RuntimeOptions
+from specrun.runtime.language import METHODS
 
 if TYPE_CHECKING:
     from measure.peers.comparison import PeerResult
     from measure.peers.servers import Peer
 
 _PEERS = Section("Peers")
-_SPEC_TYPES = ("ngram-simple", "ngram-map-k", "ngram-mod")
-_FILE_TYPES = {
-    "draft": "draft-simple",
-    "eagle3": "draft-eagle3",
-    "dflash": "draft-dflash",
-    "mtp": "draft-mtp",
-}
-"""llama-server's --spec-type for a file, by the method that specrun drafts with."""
+LLAMA_SERVER, PYTHON, SPECRUN = "llama-server", "llama-cpp-python", "specrun"
+_SPEC_TYPES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache")
+_TEMPLATE = "tokenizer.chat_template"
+_LOOKUP_LENGTHS = (10, 2)
+"""llama-cpp-python's own length of a draft, and the one that its documentation names for CPUs."""
 
 _EPILOG = """\b
 Examples:
   make peers                                   # builds llama-server of the version that specrun has
-  python tools/measure peers -m target.gguf -md small.gguf --suite own --questions 2 -r 3
+  python tools/measure peers -m target.gguf -md small.gguf -md eagle3.gguf --suite own --questions 2 -r 3
   python tools/measure peers -m target.gguf --server /usr/local/bin/llama-server --spec-type ngram-mod -p "Once"
-  python tools/measure peers -m target.gguf --drafter prompt-lookup --all "-ngl 99 -fa on" -o json
+  python tools/measure peers -m target.gguf --program specrun --program llama-server --all "-ngl 99 -fa on" -o json
 
 \b
 Every arm is a server of its own with one slot; all are open at once (their weights are mapped). llama-server
-runs plain, with each --spec-type, and with -md; specrun plain, with each --drafter, and with -md. The first arm, llama-server's plain decoding, is the baseline. Do not use the machine meanwhile.
+runs plain, with each --spec-type, with each -md that it can open, and with the target's own NextN blocks (MTP);
+llama-cpp-python plain and with its prompt lookup; specrun plain, with each --drafter, each -md and those blocks.
+The first arm, plain decoding, is the baseline. An arm that does not start is left out, with its reason.
+Do not use the machine meanwhile.
 """  # noqa: E501 - as it is shown
 
 
@@ -67,7 +70,8 @@ class _Comparing:
     server: Path | None
     ctx_size: int
     threads: int | None
-    model_draft: Path | None
+    program: tuple[str, ...]
+    model_draft: tuple[Path, ...]
     spec_draft_n_max: int | None
     llama_types: tuple[str, ...]
     drafter: tuple[str, ...]
@@ -87,7 +91,19 @@ _comparing_options = option_group(
         FILE,
         show_default="that of `make peers`, or the one on the path",
     ),
-    _PEERS.option("-md, --model-draft FILE", "A draft model or head for both programs.", FILE),
+    _PEERS.option(
+        "--program NAME",
+        "A program to compare; repeatable, the first is the baseline.",
+        click.Choice([LLAMA_SERVER, PYTHON, SPECRUN]),
+        multiple=True,
+        show_default="all",
+    ),
+    _PEERS.option(
+        "-md, --model-draft FILE",
+        "A draft model, head or file of NextN blocks for both servers; repeatable.",
+        FILE,
+        multiple=True,
+    ),
     _PEERS.option(
         "--spec-draft-n-max N", "Tokens that -md drafts a round.", click.IntRange(1, 1024)
     ),
@@ -135,7 +151,7 @@ def peers(
     form: OutputForm,
     terminal: Terminal,
 ) -> None:
-    """Compare llama-server and `specrun serve`: speed, tokens a round, text."""
+    """Compare llama-server, llama-cpp-python and `specrun serve`: speed, tokens a round, text."""
     from measure.peers.comparison import PeerBench, measure_peers, peers_table
 
     # The prompts alone need these: the servers open the models.
@@ -149,10 +165,11 @@ def peers(
         max_tokens=comparing.predict,
         repetitions=comparing.repetitions,
         wait_s=comparing.wait,
+        as_chat=_TEMPLATE in read_header(target).metadata and not source.no_chat_template,
     )
 
     def measure(say: Callable[[str], None]) -> list[PeerResult]:
-        return measure_peers(bench, say)
+        return measure_peers(bench, say, terminal.warn)
 
     measure_and_print("peers", measure, peers_table, form, terminal)
 
@@ -163,7 +180,26 @@ def _peers(target: Path, comparing: _Comparing) -> tuple[Peer, ...]:
     threads = comparing.threads or available_cores()
     shared = ["-m", str(target), "-np", "1", "-c", str(comparing.ctx_size), "-t", str(threads)]
     shared += shlex.split(comparing.all)
-    draft = comparing.model_draft
+    programs = comparing.program or (LLAMA_SERVER, PYTHON, SPECRUN)
+    theirs, ours = _arms(target, comparing)
+    lookups = {f"prompt-lookup, {n}": ["--prompt-lookup", str(n)] for n in _LOOKUP_LENGTHS}
+    python = str(Path(__file__).resolve().parents[1] / "peers" / "python_server.py")
+    serve = [sys.executable, "-c", "from specrun.cli.entry import main; main()", "serve"]
+    server = [str(_server(comparing.server))] if LLAMA_SERVER in programs else []
+    arms = {
+        LLAMA_SERVER: (server, theirs),
+        PYTHON: ([sys.executable, python], {"plain": [], **lookups}),
+        SPECRUN: (serve, ours),
+    }
+    return tuple(
+        Peer(program, name, (*arms[program][0], *shared, *own))
+        for program in programs
+        for name, own in arms[program][1].items()
+    )
+
+
+def _arms(target: Path, comparing: _Comparing) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """Return the arguments of llama-server's ways of drafting, and of specrun's, by name."""
     length = comparing.spec_draft_n_max
     n_max = [] if length is None else ["--spec-draft-n-max", str(length)]
     theirs = {"plain": ["--spec-type", "none"]}
@@ -171,18 +207,28 @@ def _peers(target: Path, comparing: _Comparing) -> tuple[Peer, ...]:
     ours = {"plain": ["--drafter", "none"]}
     ours |= {} if comparing.drafter else {"as it chooses": []}
     ours |= {text: ["--drafter", text] for text in comparing.drafter or ("prompt-lookup",)}
-    if draft is not None:
-        kind = draft_kind(draft)
-        ours[kind] = ["-md", str(draft), *n_max]
-        name = _FILE_TYPES.get(kind)
+    for draft in comparing.model_draft:
+        kind, name = draft_kind(draft), _spec_type(draft)
+        file = ["-md", str(draft), *n_max]
+        ours[_unused(kind, draft, ours)] = file
         if name is not None:  # llama-server cannot open the other kinds
-            theirs[name] = ["--spec-type", name, "-md", str(draft), *n_max]
-    server = str(_server(comparing.server))
-    serve = [sys.executable, "-c", "from specrun.cli.entry import main; main()", "serve"]
-    return (
-        *(Peer("llama-server", name, (server, *shared, *own)) for name, own in theirs.items()),
-        *(Peer("specrun", name, (*serve, *shared, *own)) for name, own in ours.items()),
-    )
+            theirs[_unused(name, draft, theirs)] = ["--spec-type", name, *file]
+    if read_nextn(target, read_header(target)).count:
+        theirs["draft-mtp"] = ["--spec-type", "draft-mtp", *n_max]
+        ours["mtp"] = ["--drafter", "mtp"]
+    return theirs, ours
+
+
+def _spec_type(draft: Path) -> str | None:
+    """Return llama-server's --spec-type for a file; None if it has none."""
+    names = [name for name in METHODS[draft_kind(draft)].spec_types if name.startswith("draft-")]
+    markov = any(tensor.name == "markov_w1.weight" for tensor in read_any_header(draft).tensors)
+    return names[-1 if markov else 0] if names else None
+
+
+def _unused(name: str, draft: Path, arms: Collection[str]) -> str:
+    """Return the name of an arm, with the file's if there is one of that name."""
+    return f"{name} {draft.stem}" if name in arms else name
 
 
 def _server(given: Path | None) -> Path:
@@ -192,5 +238,8 @@ def _server(given: Path | None) -> Path:
     built = Path(__file__).resolve().parents[3] / ".peers" / "llama-server"
     found = built if built.exists() else shutil.which("llama-server")
     if found is None:
-        raise click.UsageError("no llama-server is there: make peers builds it, or give --server")
+        raise click.UsageError(
+            "no llama-server is there: make peers builds it, or give --server, or leave it out "
+            f"with --program {PYTHON} --program {SPECRUN}"
+        )
     return Path(found)

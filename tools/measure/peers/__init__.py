@@ -1,1 +1,1 @@
-"""Servers side by side: llama.cpp's and specrun's, asked by one client."""
+"""Servers side by side: llama.cpp's, llama-cpp-python and specrun's, asked by one client."""

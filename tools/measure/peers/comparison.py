@@ -6,7 +6,7 @@ import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from measure.peers.servers import Peer, Reply, ask, started
 from specrun.bench.drafters.prompts import Prompt, Question
 from specrun.bench.report import Table
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.laws import SamplingParams
 
 _WARM_UP_TOKENS = 16
@@ -24,7 +24,8 @@ _WARM_UP_TOKENS = 16
 class PeerBench:
     """What is asked: `prompts` of each of the `peers`, for all `params`; the first is the baseline.
 
-    Every repetition asks all prompts with the seed of `params` plus its number.
+    Every repetition asks all prompts with the seed of `params` plus its number. Without `as_chat`
+    prompts are continued as text, for models without a chat template.
     """
 
     peers: tuple[Peer, ...]
@@ -33,6 +34,7 @@ class PeerBench:
     max_tokens: int = 128
     repetitions: int = 5
     wait_s: float = 600.0
+    as_chat: bool = True
 
     def __post_init__(self) -> None:
         for name in ("peers", "prompts", "params"):
@@ -71,18 +73,33 @@ _Run = dict[int, list[Reply]]
 
 
 def measure_peers(
-    bench: PeerBench, progress: Callable[[str], None] = lambda _: None
+    bench: PeerBench,
+    progress: Callable[[str], None] = lambda _: None,
+    warn: Callable[[str], None] = lambda _: None,
 ) -> list[PeerResult]:
-    """Start all servers, ask them in turn, prompt by prompt, and end them."""
+    """Start all servers, ask them in turn, prompt by prompt, and end them.
+
+    A server that does not start, or refuses the first prompt, is left out with a warning; the
+    first one must start.
+    """
     results: list[PeerResult] = []
     with ExitStack() as stack:
         logs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="specrun-peers-")))
-        ports = []
+        ports: list[int] = []
+        there: list[Peer] = []
         for number, peer in enumerate(bench.peers):
             progress(f"starting {peer.label}")
-            ports.append(stack.enter_context(started(peer, logs / f"{number}.log", bench.wait_s)))
-        for port in ports:
-            _answer(port, bench.prompts[0], bench.params[0], _WARM_UP_TOKENS, 0)
+            try:
+                port = stack.enter_context(started(peer, logs / f"{number}.log", bench.wait_s))
+                _answer(port, bench, 0, bench.params[0], 0, _WARM_UP_TOKENS)
+            except SpecrunError as error:
+                if not there:
+                    raise
+                warn(f"{peer.label} is left out: {error}")
+                continue
+            ports.append(port)
+            there.append(peer)
+        bench = replace(bench, peers=tuple(there))
         for params in bench.params:
             results += _results(bench, params, _measure(bench, params, ports, progress))
     return results
@@ -103,14 +120,13 @@ def _measure(
             f"question {turn + 1} of {bench.repetitions * n_prompts}: {bench.peers[index].label}"
         )
         seed = (params.seed or 0) + repetition
-        prompt = bench.prompts[number]
-        said = _answer(ports[index], prompt, params, bench.max_tokens, seed)
+        said = _answer(ports[index], bench, number, params, seed, bench.max_tokens)
         runs[index][repetition][number] = said
     return runs
 
 
 def _answer(
-    port: int, prompt: Prompt, params: SamplingParams, max_tokens: int, seed: int
+    port: int, bench: PeerBench, number: int, params: SamplingParams, seed: int, max_tokens: int
 ) -> list[Reply]:
     """Have all turns of a prompt answered, each after this server's answers to those before."""
     settings: dict[str, Any] = {
@@ -121,14 +137,19 @@ def _answer(
         "seed": seed,
         "max_tokens": max_tokens,
     }
+    prompt = bench.prompts[number]
     turns = prompt.turns if isinstance(prompt, Question) else (prompt,)
+    if isinstance(prompt, Question) and prompt.continued and not bench.as_chat:
+        turns = (prompt.continued, *turns[1:])
     messages: list[Mapping[str, str]] = []
     replies: list[Reply] = []
     for turn in turns:
         if replies:
             messages.append({"role": "assistant", "content": replies[-1].text})
         messages += [{"role": "user", "content": turn}] if isinstance(turn, str) else turn
-        replies.append(ask(port, messages, settings))
+        text = "\n".join(message["content"] for message in messages)
+        asked: Mapping[str, Any] = {"messages": messages} if bench.as_chat else {"prompt": text}
+        replies.append(ask(port, {**asked, **settings}))
     return replies
 
 

@@ -13,7 +13,7 @@ import json
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,25 +98,19 @@ def _wait(
     raise SpecrunError(f"the server of {peer.label} was not ready after {wait_s:g} seconds")
 
 
-def ask(
-    port: int,
-    messages: Sequence[Mapping[str, str]],
-    settings: Mapping[str, Any],
-    timeout_s: float = 3600.0,
-) -> Reply:
-    """Have messages answered as a stream; raises SpecrunError for anything but a whole answer."""
-    body = {
-        "model": "default",
-        "messages": list(messages),
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **settings,
-    }
+def ask(port: int, request: Mapping[str, Any], timeout_s: float = 3600.0) -> Reply:
+    """Have messages answered, or a "prompt" continued, as a stream.
+
+    Raises SpecrunError for anything but a whole answer.
+    """
+    options = {"model": "default", "stream": True, "stream_options": {"include_usage": True}}
+    body = {**options, **request}
+    path = "/v1/completions" if "prompt" in request else "/v1/chat/completions"
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout_s)
     try:
         started_at = time.perf_counter()
         headers = {"Content-Type": "application/json"}
-        connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+        connection.request("POST", path, json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
             said = response.read(500).decode(errors="replace")
@@ -142,6 +136,7 @@ def _read(response: http.client.HTTPResponse, started_at: float) -> Reply:
         for choice in chunk.get("choices") or ():
             delta = choice.get("delta") or {}
             said = (delta.get("reasoning_content") or "") + (delta.get("content") or "")
+            said = said or choice.get("text") or ""  # of a text that is continued
             if said:
                 first_s = first_s or time.perf_counter() - started_at
                 pieces.append(said)

@@ -26,6 +26,8 @@ const store = new Store();
 const answers = new Map(); // those of this tab, with their rounds, by the ids of their messages
 let conversation = store.opened();
 let offered = null; // what the server says of drafting
+let model = ""; // the name of the one that is asked
+let isAsleep = false; // whether the model is loaded when it is asked
 let running = null; // { abort, answer, keep }: the answer that is being made
 let isStale = false; // whether another tab has changed what is shown, and it could not be redrawn
 
@@ -117,6 +119,7 @@ function requestBody(talk) {
   if (store.settings.n_max) speculative.n_max = store.settings.n_max;
   const body = { messages, stream: true, stream_options: { include_usage: true }, speculative };
   if (byId("rule").value) body.accept = byId("rule").value;
+  if (byId("which").value) body.model = byId("which").value;
   return { ...body, ...samplingOf(store.settings) };
 }
 
@@ -139,6 +142,10 @@ async function answerNow(question, undo) {
     save(talk);
   };
   setRunning({ abort, answer, keep });
+  if (isAsleep) {
+    byId("model").textContent = "is being loaded …";
+    byId("status").textContent = `${model} is being loaded.`;
+  }
   let problem = null;
   let kept = performance.now();
   try {
@@ -162,6 +169,7 @@ async function answerNow(question, undo) {
   else if (isStale) turnTo(talk);
   if (problem) explain(problem);
   rounds.update();
+  if (isAsleep) readProps();
   listConversations();
   byId("status").textContent = `The answer has ended: ${answer.rounds.at(-1)?.tokens ?? 0} tokens.`;
 }
@@ -273,7 +281,7 @@ const EXPORTS = {
 for (const [name, [ending, type, write]] of Object.entries(EXPORTS)) {
   byId(`export-${name}`).addEventListener("click", () => {
     byId("export").open = false;
-    download(`${fileName()}.${ending}`, type, write(conversation, byId("model").textContent));
+    download(`${fileName()}.${ending}`, type, write(conversation, model));
   });
 }
 
@@ -362,12 +370,34 @@ const offer = (select, choices, own) => {
   select.disabled = others.length === 0;
 };
 
+// The models of a server that has several: the one that was chosen last, else one that is loaded.
+async function readModels() {
+  const { data } = await getJson("v1/models", store.key);
+  const known = data.map(({ id }) => id);
+  const loaded = data.find(({ status }) => status?.value === "loaded");
+  const last = known.includes(store.settings.model) ? store.settings.model : null;
+  const options = known.map((id) => html("option", { value: id }, id));
+  byId("which").replaceChildren(...options);
+  byId("which").value = last ?? loaded?.id ?? known[0];
+}
+
 async function readProps() {
   try {
-    const props = await getJson("props", store.key);
+    let props = await getJson("props", store.key);
+    const hasSeveral = props.role === "router";
+    if (hasSeveral) {
+      await readModels();
+      const name = byId("which").value;
+      props = await getJson(`props?model=${encodeURIComponent(name)}`, store.key);
+      if (name !== byId("which").value) return; // another one was chosen meanwhile
+    }
+    byId("models").hidden = !hasSeveral;
+    isAsleep = Boolean(props.is_sleeping);
     const told = props.speculative ?? {};
     offered = told;
-    byId("model").textContent = props.model_alias || props.model_path || "";
+    model = props.model_alias || props.model_path || "";
+    const own = hasSeveral ? "" : model;
+    byId("model").textContent = isAsleep ? `${own} loads with the first question`.trim() : own;
     offer(byId("drafter"), told.drafters ?? [], told.drafter);
     offer(byId("rule"), told.rules ?? [], told.accept);
   } catch (problem) {
@@ -377,6 +407,10 @@ async function readProps() {
   }
   rounds.update();
 }
+byId("which").addEventListener("change", () => {
+  store.set("model", byId("which").value);
+  readProps();
+});
 byId("drafter").addEventListener("change", () => rounds.update());
 
 prepareSettings(store, {

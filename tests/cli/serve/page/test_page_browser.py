@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +12,10 @@ from support.browser import CONTRAST, ask, ended
 from support.page_replay import STORY, Replay, round_of, serving, text_of
 
 from specrun.cli.serve.app import create_app
+from specrun.cli.serve.models import Models, ServedModel
+from specrun.cli.serve.service import AnswerService
 from specrun.cli.serve.settings import ServeSettings
+from specrun.runtime.demo import demo_target
 from specrun.runtime.engine import Engine
 
 if TYPE_CHECKING:
@@ -398,3 +404,36 @@ def test_the_page_of_a_real_server(visit: Visit, demo_engine: Engine) -> None:
             note = page.locator("#round-note", has_text=f"· {drafter or 'draft'}")
             note.wait_for()
             assert page.locator(".token[data-round]").count() > 5
+
+
+@contextmanager
+def opened(engine: Engine, name: str, _is_busy: bool) -> Iterator[AnswerService]:
+    yield AnswerService(engine, ServeSettings(model=name))
+
+
+@pytest.mark.parametrize("width", [1280, 320])
+def test_one_of_several_models_is_chosen(visit: Visit, demo_engine: Engine, width: int) -> None:
+    listed = [
+        ServedModel(name, demo_target(), open=partial(opened, demo_engine, name))
+        for name in ("one", "two")
+    ]
+    models = Models(lambda: listed, ServeSettings(model=""))
+    with serving(create_app(models, models.settings)) as address:
+        page = visit(address, width=width)
+        page.locator("#which option[value='two']").wait_for(state="attached")
+        assert page.locator("#which").input_value() == "one"
+        page.locator("#which").select_option("two")
+        page.locator("#model", has_text="loads with the first question").wait_for()
+        ask(page, "What does os.tcgetpgrp do?")
+        ended(page)
+        page.locator("#drafter option[value='prompt-lookup']").wait_for(state="attached")
+        assert page.locator("#model").text_content() == ""
+        assert [(model.id, model.state) for model in models.models] == [
+            ("one", "unloaded"),
+            ("two", "loaded"),
+        ]
+        page.reload()
+        page.locator("#drafter option[value='prompt-lookup']").wait_for(state="attached")
+        assert page.locator("#which").input_value() == "two"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    models.unload_all()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,12 @@ from support.enumeration import (
     top_k_points,
     wandering_chain,
 )
-from support.every_drafter import named, write_all
+from support.every_drafter import named
 from support.scripted import PLAIN, LawTable, ScriptedDrafter
 from support.tiny_models import F32, fresh_logits
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime import Engine, Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule, build_rule
 from specrun.runtime.drafters.combinators import FilledDrafter, filled
 from specrun.runtime.drafters.retrieval import ContextIndex, PromptLookupDrafter
@@ -33,6 +34,8 @@ from specrun.runtime.planning import CostCurve, save_curve
 from specrun.runtime.round import Drafter, DraftRequest, NoDrafter
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import ROOT, DraftTree
+
+pytestmark = pytest.mark.long
 
 SIZE = 3
 FREE = CostCurve((1, 64), (1.0, 1.0), (1.0, 1.0), (0.0, 0.0))
@@ -284,11 +287,6 @@ POINTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_all(tmp_path_factory.mktemp("filled"))
-
-
 @pytest.mark.parametrize(("target", "drafter"), POINTS)
 def test_bare_drafters_are_filled_and_the_text_is_plain_decodings(
     files: dict[str, Path], target: str, drafter: str
@@ -311,6 +309,36 @@ def test_bare_drafters_are_filled_and_the_text_is_plain_decodings(
         tokens = session.conversation.tokens
         row = session.target.evaluate(session.conversation, DraftTree()).logits(0)
         np.testing.assert_allclose(row, fresh_logits(runtime.model, tokens)[-1], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("target", "drafter"),
+    [
+        ("shallow", "draft(FILE:twin, sampling=argmax, p_min=0.5)"),
+        ("nextn", "mtp(p_min=0.5)"),
+        ("hybrid", "mtp(p_min=0.1)"),
+    ],
+)
+def test_drafts_of_several_conversations_are_filled(
+    files: dict[str, Path], target: str, drafter: str
+) -> None:
+    """Also where the drafter evaluates with others, which its part of a request is known by."""
+    free = CostCurve((1, 64), (1e-3, 1.01e-3), (1e-3, 1.01e-3), (0.0, 0.0))
+    save_curve(free, files[target], ContextOptions(**F32), 0)
+    params = SamplingParams(temperature=0.0)
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4] * 2, [2, 7, 1, 8, 2, 8] * 3]
+    with Runtime(files[target], "none", **F32) as plain:
+        for place, prompt in enumerate(prompts):
+            said = plain.generate(prompt, params, max_tokens=20).token_ids
+            prompts[place] = [*prompt, *said, *prompt]  # it goes on much as it did
+        wanted = [plain.generate(prompt, params, max_tokens=30).token_ids for prompt in prompts]
+    with Engine(files[target], named(drafter, files), slots=2, **F32) as engine:
+        streams = [engine.stream(prompt, params, max_tokens=30) for prompt in prompts]
+        for stream in streams:
+            deque(stream, maxlen=0)
+        results = [stream.result for stream in streams]
+    assert [result.token_ids for result in results] == wanted
+    assert sum(result.stats.drafting.get("filled", 0) for result in results) > 0
 
 
 def test_only_bare_drafters_are_filled_where_costs_are_known(files: dict[str, Path]) -> None:

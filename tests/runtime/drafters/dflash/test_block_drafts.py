@@ -51,6 +51,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_random_llama(folder / "target.gguf", RandomLlama(**CHAT))
     for generation in GENERATIONS:
         TinyDFlash(generation, spread=0.2).write(folder / f"{generation}.gguf", target(folder))
+    for head in ("gated", "rnn"):
+        tiny = TinyDFlash("dspark", spread=0.2, head=head)
+        tiny.write(folder / f"{head}.gguf", target(folder))
     return folder
 
 
@@ -105,7 +108,7 @@ def test_a_block_is_no_longer_than_its_file_has_it(folder: Path) -> None:
 
 
 def test_conversations_share_one_drafter(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their blocks are one evaluation, and the texts those of each alone."""
+    """Their blocks are one evaluation; texts and accepted drafts are those of each alone."""
     together, answers = list[int](), SharedBlocks.answers
 
     def counted(self: SharedBlocks, taken: Any) -> Any:
@@ -114,14 +117,17 @@ def test_conversations_share_one_drafter(folder: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(SharedBlocks, "answers", counted)
     prompts = [PROMPT, [*PROMPT[:9], *b"lazy dog"], list(b"to be or not")]
-    for name, shape in itertools.product(GENERATIONS, ("n=3", "depth=3, topk=2, nodes=5")):
+    names = (*GENERATIONS, "gated", "rnn")
+    for name, shape in itertools.product(names, ("n=3", "depth=3, topk=2, nodes=5")):
         expression = drafted(folder, f"{name}.gguf", f", {shape}")
         with Runtime(target(folder), expression, **F32) as runtime:
-            alone = [runtime.generate(prompt, WARM, max_tokens=16).token_ids for prompt in prompts]
+            alone = [runtime.generate(prompt, WARM, max_tokens=16) for prompt in prompts]
         options = ContextOptions(**{**F32, "n_ctx": 768})
         with Engine(target(folder), expression, slots=3, context=options) as engine:
             results = engine.generate_many(prompts, WARM, max_tokens=16)
-        assert [result.token_ids for result in results] == alone
+        for found, wanted in zip(results, alone, strict=True):
+            assert found.token_ids == wanted.token_ids
+            assert found.stats.accepted == wanted.stats.accepted
     assert sum(n > 1 for n in together) > len(together) / 2
 
 

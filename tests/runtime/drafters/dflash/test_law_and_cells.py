@@ -34,7 +34,9 @@ from specrun.runtime.round.drafter import DrafterWeights, RoundOutcome
 from specrun.runtime.round.results import SpecStats
 from specrun.runtime.trees import ROOT, DraftTree
 
-VOCABULARY, PROMPT, LENGTH, SAMPLES = 12, [3, 1, 4], 3, 2500
+pytestmark = pytest.mark.long
+
+VOCABULARY, PROMPT, LENGTH, SAMPLES = 12, [3, 1, 4], 3, 1500
 
 
 @pytest.mark.parametrize(

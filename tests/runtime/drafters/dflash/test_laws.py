@@ -18,10 +18,11 @@ from support.scripted import PLAIN, LawTable, TableTarget, conversation_of
 
 from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import build_rule, rule_names
-from specrun.runtime.drafters.dflash.drafter import BlockCells
+from specrun.runtime.drafters.dflash.drafter import BlockCells, LatentMarkovHead
 from specrun.runtime.drafters.dflash.file import Blocks
 from specrun.runtime.drafters.dflash.rows import (
     BlockRows,
+    LatentRows,
     LatticeRows,
     MarginalRows,
     MarkovRows,
@@ -41,8 +42,49 @@ from specrun.runtime.trees.topology import parse_topology
 from specrun.runtime.trees.tree import Draw
 
 EXACT_RULES = [name for name in rule_names() if build_rule(name).exact]
-GENERATIONS = ("DFlash", "DFlash2", "DSpark")
-SLOTS, SIZE, BEST = 3, 3, 2
+LATENT = {"DSpark, gated": "gated", "DSpark, rnn": "rnn"}
+GENERATIONS = ("DFlash", "DFlash2", "DSpark", *LATENT)
+SLOTS, SIZE, BEST, RANK, WIDTH = 3, 3, 2, 2, 2
+
+
+class TableHead(LatentMarkovHead):
+    """The shipped gate or state over tables; ggml's products of two matrices are numpy's."""
+
+    def __init__(self, kind: str, size: int, seed: int) -> None:
+        random = np.random.default_rng([seed, 2])
+        parts, own = (1, 1) if kind == "gated" else (3, 2)
+        shape = parts * RANK, own * RANK + WIDTH
+        self._kind, self._rank, self.drafted = kind, RANK, None
+        self._weight = (1.5 * random.normal(size=shape)).astype(np.float32)
+        self._bias = random.normal(size=shape[0]).astype(np.float32)
+        self.first, self.second = (1.5 * random.normal(size=(2, size, RANK))).astype(np.float32)
+
+    def _embedded(self, token: int) -> FloatRows:
+        return self.first[token]
+
+    def shifts(self, tokens: Sequence[int], before: int, numbers: Any) -> FloatRows:
+        return self.biases(self.first[list(tokens)], before, numbers)
+
+    def biases(self, latents: FloatRows, before: int, numbers: Any) -> FloatRows:
+        found = (latents - self.first[before]) @ self.second.T
+        return found if numbers is None else found[:, numbers]
+
+    def along(self, hidden: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+        """The bias after the last of a block's tokens, worked out apart from the rows.
+
+        By its states [slots, width]: one slot before those that predict is of the first token.
+        """
+        state = np.zeros(RANK)
+        for read, token in zip(hidden, [tokens[0], *tokens], strict=False):
+            own = self.first[token]
+            if self._kind == "gated":
+                latent = own / (1 + np.exp(-self._weight @ [*read, *own] - self._bias))
+            else:
+                made = self._weight @ [*state, *own, *read] + self._bias
+                kept = 1 / (1 + np.exp(-made[:RANK]))
+                state = kept * state + (1 - kept) * np.tanh(made[RANK : 2 * RANK])
+                latent = np.tanh(made[2 * RANK :])
+        return self.second @ latent
 
 
 class Table:
@@ -51,18 +93,26 @@ class Table:
     def __init__(self, generation: str, seed: int, size: int = SIZE) -> None:
         self.generation, self.seed, self.size = generation, seed, size
         self.bias = np.random.default_rng([seed, 1]).normal(size=(size, size)).astype(np.float32)
+        self.head: TableHead | None = None
+        if generation in LATENT:
+            self.head = TableHead(LATENT[generation], size, seed)
+            self.bias = self.head.first @ self.head.second.T
 
     def rows(self, text: Sequence[int]) -> BlockRows:
         logits, named, scores = self._numbers(text)
         if self.generation == "DFlash":
             return MarginalRows(logits)
-        if self.generation == "DSpark":
+        if "DSpark" in self.generation:
             # As llama.cpp's graph has it: the biases of its own best chain are in the rows.
-            before = text[-1]
+            before = last = text[-1]
             for row in logits:
                 row += self.bias[before]
                 before = int(row.argmax())
-            return MarkovRows(logits, text[-1], self._shifts)
+            if self.head is None:
+                return MarkovRows(logits, last, self._shifts)
+            hidden = self._hidden(text)
+            state = self.head.started(last, hidden[:1])
+            return LatentRows(logits, last, self.head, hidden[1:], state=state)
         return LatticeRows(named, scores, self.size)
 
     def _shifts(self, tokens: Sequence[int], before: int, numbers: Any) -> np.ndarray:
@@ -77,6 +127,10 @@ class Table:
         scores[0] = scores[0, 0]  # all after the text's last token
         return logits, named, scores
 
+    def _hidden(self, text: Sequence[int]) -> FloatRows:
+        random = np.random.default_rng([self.seed, 3, *text])
+        return random.normal(size=(1 + SLOTS, WIDTH)).astype(np.float32)
+
     def law(self, text: Sequence[int], path: Sequence[int]) -> np.ndarray:
         """The distribution after a path of drafted tokens, worked out apart from the rows."""
         rows, named, scores = self._numbers(text)
@@ -87,7 +141,9 @@ class Table:
             logits[named[slot]] = scores[slot, above]
         else:
             logits = rows[slot]
-            if self.generation == "DSpark":
+            if self.head is not None:
+                logits = logits + self.head.along(self._hidden(text)[: slot + 2], [text[-1], *path])
+            elif self.generation == "DSpark":
                 logits = logits + self.bias[[*text, *path][-1]]
         weights = np.exp(logits.astype(np.float64) - logits.max())
         return weights / weights.sum()
@@ -163,9 +219,14 @@ def maker(
     )
 
 
-@pytest.mark.parametrize("rule", EXACT_RULES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize(
+    ("generation", "shape", "rule"),
+    [
+        pytest.param(generation, shape, rule, id=f"{generation}-{shape}-{rule}")
+        for generation, shape in itertools.product(GENERATIONS, SHAPES)
+        for rule in (["exact"] if generation in LATENT else EXACT_RULES)
+    ],
+)
 def test_every_law_and_tree_gives_the_targets_law(generation: str, shape: str, rule: str) -> None:
     length = 2 if "tree, drawn" in shape else 3
     for seed in range(2):
@@ -216,8 +277,9 @@ def test_a_chain_is_drawn_from_the_product_of_its_laws(generation: str) -> None:
             assert found[path] == pytest.approx(probability, abs=1e-6)
 
 
-@pytest.mark.parametrize("generation", GENERATIONS)
-def test_draws_carry_the_law_that_they_came_from(generation: str) -> None:
+def stated_laws(generation: str) -> Callable[[DraftTree], Any]:
+    """A check that draws state the distributions after their paths."""
+
     def laws(tree: DraftTree) -> tuple[Any, ...]:
         table, noted = Table(generation, 100), []
         for parent, draws in tree.draws.items():
@@ -225,12 +287,31 @@ def test_draws_carry_the_law_that_they_came_from(generation: str) -> None:
             for draw in draws:
                 assert draw.law is not None
                 stated = [draw.law.probability(token) for token in range(SIZE)]
-                assert stated == pytest.approx(table.law(PROMPT, path), abs=1e-6)
+                assert np.abs(stated - table.law(PROMPT, path)).max() < 1e-6
                 noted.append((parent, draw.node))
         assert len(noted) >= SLOTS - 1
         return tuple(noted)
 
-    assert drafted(maker(generation, 0, "tree, drawn with replacement"), laws)
+    return laws
+
+
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_draws_carry_the_law_that_they_came_from(generation: str) -> None:
+    assert drafted(maker(generation, 0, "tree, drawn with replacement"), stated_laws(generation))
+
+
+def test_a_state_of_another_parent_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the third depth on, nodes have states of their own above them."""
+    monkeypatch.setitem(SHAPES, "deep", (parse_topology("2x1x1"), "with"))
+    make, after = maker("DSpark, rnn", 0, "deep"), LatentRows.after
+    assert drafted(make, stated_laws("DSpark, rnn"))
+
+    def newest(self: LatentRows, slot: int, tokens: Sequence[int], **given: Any) -> Any:
+        return after(self, slot, tokens, points=given["points"])
+
+    monkeypatch.setattr(LatentRows, "after", newest)
+    with pytest.raises(AssertionError):
+        drafted(make, stated_laws("DSpark, rnn"))
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

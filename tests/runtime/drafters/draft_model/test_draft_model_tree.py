@@ -35,6 +35,8 @@ from specrun.runtime.language import quoted
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import ROOT, DraftTree, DynamicShape, Topology, parse_topology
 
+pytestmark = pytest.mark.long
+
 _EMPTY, _NO_ROWS = DraftTree(), TableRows([])
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4]
 LENGTH = 40
@@ -165,7 +167,7 @@ def test_tokens_that_only_one_model_knows(pair: tuple[Path, Path]) -> None:
 # -- the joint law ---------------------------------------------------------------------------------
 
 LAW_PROMPT = [3, 1, 4]
-SAMPLES = 2000
+SAMPLES = 1250
 
 
 @pytest.fixture(scope="module")

@@ -133,10 +133,10 @@ def tree_drafter(context: Context, tree: str, known: int = VOCAB) -> GrowingDraf
 
 def check_memory(context: Context, cache: state.DraftModelState) -> None:
     """Assert that `main` holds the text, and every other sequence the beginning that is noted."""
-    for sequence, held in enumerate(cache._synced):
+    for sequence, held in enumerate(cache.nodes.synced):
         end = len(cache.cached) if sequence == cache.main else held
         assert context.memory.last_position(sequence) == end - 1
-    assert cache._synced[cache.main] <= len(cache.cached)
+    assert cache.nodes.synced[cache.main] <= len(cache.cached)
 
 
 @pytest.mark.parametrize("known", [VOCAB, 200])
@@ -165,7 +165,8 @@ def test_trees_are_those_of_other_drafts(context, shape, params, known):
             cache.keep(text[start:])
             assert cache.cached == text[: len(cache.cached)]
             check_memory(context, cache)
-            rounds.append((drafted_bits(tree), list(cache.cached), cache.main, list(cache._synced)))
+            held = list(cache.cached), cache.main, list(cache.nodes.synced)
+            rounds.append((drafted_bits(tree), *held))
     assert drafted["plain"] == drafted["in steps"]
     assert len({str(made[0][0]) for made in drafted["plain"]}) > 10
 

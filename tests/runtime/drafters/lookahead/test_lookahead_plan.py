@@ -98,10 +98,12 @@ def test_acceptance_is_the_share_of_hits_by_match_and_rank() -> None:
         acceptance.learn([kind_of(2), kind_of(1)], 0 if number % 4 else 1)
     assert acceptance.chance(kind_of(2), 0) == pytest.approx(0.75, abs=0.05) != first
     assert acceptance.chance(kind_of(1), 1) == pytest.approx(0.25, abs=0.05)
-    # Of other classes only what all share is learnt.
-    assert acceptance.chance(kind_of(3), 0) == pytest.approx(
-        MatchAcceptance(GUESS_PRIORS).chance(kind_of(3), 0), abs=0.1
-    )
+    # Of kinds that were not seen what all share is learnt, until they are.
+    assert acceptance.chance(kind_of(3), 0) == pytest.approx(0.75, abs=0.05)
+    for _ in range(20):
+        acceptance.learn([kind_of(3)], None)
+    assert acceptance.chance(kind_of(3), 0) < 0.1
+    assert acceptance.chance(kind_of(2), 0) > 0.6
     assert acceptance.chance(kind_of(9), 0) == acceptance.chance(kind_of(7), 0)
 
 
@@ -110,10 +112,13 @@ def test_a_text_on_which_nothing_holds_is_noticed_within_some_tokens() -> None:
     for _ in range(300):
         acceptance.learn([kind_of(4)], 0)
     assert acceptance.chance(kind_of(4), 0) > 0.9
-    for number in range(30):
-        acceptance.learn([kind_of(1 + number % 7)], None)
-    assert acceptance.chance(kind_of(4), 0) < 0.85
-    assert acceptance.chance(kind_of(2), 0) < 0.1
+    # What held of matches of 4 speaks for those of 2, too, until these fail.
+    assert acceptance.chance(kind_of(2), 0) > 0.9
+    for most in (0.3, 0.1):
+        for number in range(30):
+            acceptance.learn([kind_of(1 + number % 7)], None)
+        assert acceptance.chance(kind_of(4), 0) < 0.85
+        assert acceptance.chance(kind_of(2), 0) < most
 
 
 def test_acceptance_forgets_old_texts() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,13 @@ from support.tiny_gemma4 import TinyAssistant, TinyGemma4, variant
 from support.tiny_models import F32, fresh_logits
 
 from specrun.bindings.contexts import AssistantContext, Context, ContextOptions
-from specrun.bindings.errors import OptionError, PairError, SpecrunError, UnsupportedModelError
+from specrun.bindings.errors import (
+    NoCacheSlotError,
+    OptionError,
+    PairError,
+    SpecrunError,
+    UnsupportedModelError,
+)
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.bindings.memory_breakdown import memory_breakdown
 from specrun.bindings.models import Model
@@ -151,19 +158,59 @@ def test_draws_come_from_the_assistants_law(folder: Path, options: str) -> None:
     assert len(firsts) > 3
 
 
-def test_conversations_share_one_assistant(folder: Path, plain: Runtime) -> None:
+@pytest.mark.parametrize("options", ["n=3", "depth=3, topk=2, nodes=5"])
+def test_depths_of_several_conversations_are_one_evaluation(
+    folder: Path, plain: Runtime, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their texts are their own, and each evaluation has the rows of conversations alone."""
+    evaluate, together, all_begun = AssistantContext.evaluate, list[int](), Event()
+
+    def compared(self: AssistantContext, tokens: Any, states: Any, sequences: Any) -> Any:
+        all_begun.wait(60)
+        together.append(len(set(sequences)))
+        alone = list[Any]()
+        if len(together) < 20:
+            for each in dict.fromkeys(sequences):
+                own = [place for place, sequence in enumerate(sequences) if sequence == each]
+                rows = evaluate(
+                    self, [tokens[place] for place in own], states[own], [each] * len(own)
+                )
+                alone += [np.array(rows.logits(row)) for row in range(len(own))]
+        rows = evaluate(self, tokens, states, sequences)
+        for row, logits in enumerate(alone):
+            np.testing.assert_allclose(rows.logits(row), logits, atol=1e-4)
+        return rows
+
+    monkeypatch.setattr(AssistantContext, "evaluate", compared)
     prompts = [TEXT, TEXT[3:12], [9, *TEXT]]
     file = quoted(str(folder / "assistant.gguf"))
     params = SamplingParams(temperature=0.8, seed=1, **WARM)
-    with Engine(folder / "target.gguf", f"mtp({file}, n=3)", slots=3, **F32) as engine:
+    with Engine(folder / "target.gguf", f"mtp({file}, {options})", slots=3, **F32) as engine:
         streams = [engine.stream(prompt, params, max_tokens=30) for prompt in prompts]
-        for stream in streams:
-            for _ in stream:
-                pass
-        results = [stream.result for stream in streams]
+        all_begun.set()
+        results = [[*stream] and stream.result for stream in streams]
     for prompt, result in zip(prompts, results, strict=True):
         assert result.token_ids == plain.generate(prompt, params, max_tokens=30).token_ids
         assert result.stats.accepted > 0
+    assert together.count(3) > 3
+
+
+def test_a_full_cache_ends_the_drafts_of_all_that_wait(
+    folder: Path, plain: Runtime, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As llama.cpp finds no cells for their tokens; the texts go on."""
+
+    def full(*_: Any) -> None:
+        raise NoCacheSlotError("no cells", 1)
+
+    monkeypatch.setattr(AssistantContext, "evaluate", full)
+    file = quoted(str(folder / "assistant.gguf"))
+    with Engine(folder / "target.gguf", f"mtp({file}, n=3)", slots=2, **F32) as engine:
+        streams = [engine.stream(prompt, GREEDY, max_tokens=8) for prompt in (TEXT, TEXT[3:])]
+        results = [[*stream] and stream.result for stream in streams]
+    for prompt, result in zip((TEXT, TEXT[3:]), results, strict=True):
+        assert result.token_ids == plain.generate(prompt, GREEDY, max_tokens=8).token_ids
+        assert result.stats.drafted == 0
 
 
 def test_combinators_lend_their_members_the_target(folder: Path, plain: Runtime) -> None:
@@ -244,7 +291,6 @@ OTHERS = {
         ("other heads", PairError, r"its layer 1 has 24 as attention.key_length, .* layer 2 16"),
         ("llama", PairError, "an assistant of Gemma 4, and the target is a llama model"),
         ("other layers", UnsupportedModelError, "the target's last two are others"),
-        ("trees of blocks", OptionError, "NextN blocks draft chains"),
         ("alone", UnsupportedModelError, "it can only draft for a target, as mtp"),
     ],
 )

@@ -29,8 +29,10 @@ from specrun.runtime.drafters.growing import GrowingDrafter
 from specrun.runtime.drafters.mtp import MtpSource
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import SeededNoise
-from specrun.runtime.planning import account
+from specrun.runtime.planning import MOST_DRAFTED, account
 from specrun.runtime.round import DraftRequest, GenerationResult
+
+pytestmark = pytest.mark.long
 
 PROMPT = [5, 200, 7, 7, 31, 90, 2, 5]
 GREEDY = SamplingParams(temperature=0.0)
@@ -106,6 +108,9 @@ def pairs_of(spec: TinyNextN, tokens: list[int]) -> np.ndarray:
         ("two", "mtp"),
         ("windowed", "mtp"),
         ("alike", "mtp(n=5, p_min=0.2)"),
+        ("alike", "mtp(depth=4, topk=3, nodes=7)"),
+        ("two", "mtp(tree=3x2)"),
+        ("windowed", "mtp(topk=2, nodes=auto)"),
     ],
 )
 def test_the_text_is_plain_decodings_own(
@@ -147,8 +152,11 @@ def test_penalties_see_the_drafted_path(
 # -- drafts ----------------------------------------------------------------------------------------
 
 
-def proposed(runtime: Runtime, tokens: list[int], params: SamplingParams, depth: int = 8) -> Any:
-    request = DraftRequest(tokens, params, SeededNoise(0).for_drafting(len(tokens)), depth, 8)
+def proposed(
+    runtime: Runtime, tokens: list[int], params: SamplingParams, depth: int = 8, nodes: int = 8
+) -> Any:
+    noise = SeededNoise(0).for_drafting(len(tokens))
+    request = DraftRequest(tokens, params, noise, depth, nodes)
     return runtime.session.drafter.propose(request)
 
 
@@ -166,6 +174,58 @@ def test_a_chain_is_what_the_reference_drafts(files: dict[str, Path], name: str,
         tokens.append(drafted[step])
         states = np.concatenate([states, found[-1:]])
     assert len(drafted) == n
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("one", "tree=2x2x1, sampling=with"),
+        ("one", "tree=3x2x2, sampling=without"),
+        ("one", "depth=4, topk=3, nodes=12"),
+        ("two", "tree=3x2, sampling=without"),
+        ("windowed", "tree=2x3"),
+    ],
+)
+def test_a_tree_has_the_references_law_at_every_node(
+    files: dict[str, Path], name: str, options: str
+) -> None:
+    """What a node's children come from depends on its own path, and on no node beside it.
+
+    Of two drafts in a row the second lies where the first did. It holds behind a text that grew.
+    """
+    spec, params = MODELS[name], SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    with Runtime(files[name], drafter=f"mtp({options})", **F32) as runtime:
+        for prompt in (PROMPT, PROMPT, [*PROMPT, 9, 40]):
+            runtime.session.conversation.begin(runtime.session.target, prompt)
+            tree = proposed(runtime, prompt, params, nodes=16)
+            for node, draws in tree.draws.items():
+                wanted = law_after(spec, prompt, [tree.tokens[n] for n in tree.path_to(node)])
+                if draws[0].law is None:  # point masses: the most likely tokens
+                    found = [tree.tokens[draw.node] for draw in draws]
+                    assert found == wanted.argsort()[::-1][: len(found)].tolist()
+                    continue
+                law = np.array([draws[0].law.probability(token) for token in range(len(wanted))])
+                np.testing.assert_allclose(law, wanted, atol=1e-4)
+            assert len(tree.draws) > 2
+            assert max(map(len, tree.draws.values())) > 1
+
+
+def law_after(spec: TinyNextN, prompt: list[int], path: list[int]) -> np.ndarray:
+    """The blocks' law at temperature 1 below drafted tokens, by the reference."""
+    tokens, states = list(prompt), pairs_of(spec, prompt)
+    for depth in range(len(path) + 1):
+        logits, found = spec.block(depth if spec.blocks > 1 else 0, tokens, states)
+        tokens, states = [*tokens, *path[depth : depth + 1]], np.append(states, found[-1:], axis=0)
+    return softmax(logits[-1])
+
+
+def test_bare_it_drafts_what_pays_of_a_tree(files: dict[str, Path]) -> None:
+    for name, most in (("one", MOST_DRAFTED), ("two", 2 + 4)):  # two blocks are two depths
+        with Runtime(files[name], drafter="mtp", **F32) as runtime:
+            drafter = runtime.session.drafter
+            assert (drafter.max_leaves > 1, drafter.max_nodes) == (True, most)
+    with Runtime(files["one"], drafter="mtp(sampling=with)", **F32) as runtime:
+        assert runtime.session.drafter.max_leaves == 1
 
 
 def test_draws_come_from_the_law_that_they_store(files: dict[str, Path]) -> None:
@@ -194,19 +254,18 @@ def test_draws_come_from_the_law_that_they_store(files: dict[str, Path]) -> None
     assert len(firsts) > 3  # point masses would be one token
 
 
-def test_texts_of_drawn_drafts_follow_the_targets_joint_law(tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", ["n=2, sampling=with", "tree=2x2, sampling=without"])
+def test_texts_of_drawn_drafts_follow_the_targets_joint_law(tmp_path: Path, options: str) -> None:
     """The law of two tokens is the reference's; hypothesis, test and its chance of a false alarm
     are `joint_law`'s."""
     spec = TinyNextN(vocab_size=12, scale=0.6, agreement=0.5, seed=4)
-    prompt, length, samples = [3, 1, 4], 2, 1000
+    prompt, length, samples = [3, 1, 4], 2, 700
     head = spec.tensors()["output.weight"].T
     law = joint_law(
         lambda text: softmax(spec.trunk([*prompt, *text])[-1] @ head), length, frozenset({11})
     )
     assert scipy.stats.entropy(list(law.values())) > 4.0
-    with Runtime(
-        spec.write(tmp_path / "small.gguf"), drafter="mtp(n=2, sampling=with)", **F32
-    ) as runtime:
+    with Runtime(spec.write(tmp_path / "small.gguf"), drafter=f"mtp({options})", **F32) as runtime:
         assert p_value(sampled_texts(runtime, prompt, length, samples), law) > ALPHA
         runtime.session.rule = KeepsTooMuch()
         assert p_value(sampled_texts(runtime, prompt, length, samples), law) < REJECTED
@@ -249,16 +308,26 @@ def test_an_answer_may_fill_the_context(
 # -- KV truth --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["one", "two", "windowed", "alike"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("one", "n=3"),
+        ("two", "n=2"),
+        ("windowed", "n=2"),
+        ("alike", "n=3"),
+        ("alike", "tree=2x2x1, sampling=without"),
+        ("alike", "depth=4, topk=3, nodes=7"),
+        ("two", "tree=3x2"),
+        ("windowed", "tree=2x2, sampling=with"),
+    ],
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_after_any_rounds_the_cache_is_what_a_fresh_evaluation_makes(
-    files: dict[str, Path], name: str, temperature: float
+    files: dict[str, Path], name: str, options: str, temperature: float
 ) -> None:
     spec = MODELS[name]
     params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=7)
-    with Runtime(
-        files[name], drafter=f"mtp(n={2 if name in ('two', 'windowed') else 3})", **F32
-    ) as runtime:
+    with Runtime(files[name], drafter=f"mtp({options})", **F32) as runtime:
         accepted = drafted = 0
         for prompt in (
             PROMPT,
@@ -363,11 +432,14 @@ def test_blocks_in_a_file_of_their_own_draft_the_same(files: dict[str, Path]) ->
             OptionError,
             "has 2 NextN blocks, one for each token, so n is at most 2",
         ),
+        ("two", "mtp(tree=2x1x1)", OptionError, "so a tree has a depth of at most 2"),
+        ("two", "mtp(depth=3, topk=2)", OptionError, "so a tree has a depth of at most 2"),
+        ("one", "mtp(tree=2x2, n=2)", OptionError, "give one of them"),
+        ("one", "mtp(topk=2, sampling=with)", OptionError, "biases the text"),
         ("one", "mtp(n=0)", OptionError, "n is 0: give 1 to 511 tokens"),
         ("one", "mtp(n=600)", OptionError, "n is 600: give 1 to 511 tokens"),
         ("one", "mtp(sampling=without)", OptionError, "without"),
         ("one", "mtp(p_min=2)", OptionError, "p_min is 2.0: it is a probability"),
-        ("one", "mtp(tree=2x2)", OptionError, "tree"),
     ],
 )
 def test_what_cannot_draft_is_refused(

@@ -48,6 +48,8 @@ from specrun.runtime.planning import CostCurve
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import ROOT, DraftTree
 
+pytestmark = pytest.mark.long
+
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4, 1, 5, 9, 2, 6, 8, 7]
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 DRAWN = ["partial(sink=2, window=6, n=4)", "partial(sink=0, window=9, tree=2x2)"]
@@ -243,7 +245,7 @@ def joint(models: Path) -> dict[Text, float]:
 
 PROMPT_OF_TWELVE = [number * 5 % 11 for number in range(23)]
 """The first token that is drawn makes it 24 long, where a window of 6 moves."""
-SAMPLES = 2500
+SAMPLES = 1700
 
 
 @pytest.mark.parametrize("drafter", ["partial(sink=2, window=6, n=3)", TRIFORCE])

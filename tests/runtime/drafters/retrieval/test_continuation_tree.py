@@ -3,9 +3,6 @@ learns."""
 
 from __future__ import annotations
 
-from itertools import accumulate
-from operator import mul
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,8 +14,8 @@ from specrun.runtime.drafters.retrieval import (
     Evidence,
     Standing,
     TreeLimits,
+    chances_along,
     continuation_tree,
-    means_along,
     teach,
 )
 from specrun.runtime.planning import TYPICAL_CPU, CostCurve, MatchAcceptance
@@ -269,7 +266,4 @@ def test_a_chains_probabilities_are_those_of_its_tokens_one_by_one():
         for length in (0, 1, 5, LONGEST_MATCH, 40):
             for count in (0, 1, 30):
                 alone = [trust.chance(Standing(evidence, length + i).kind) for i in range(count)]
-                paths = [*accumulate(alone, mul)]
-                means = means_along(trust, Standing(evidence, length), count)
-                assert trust.along(means, 0.0) == paths
-                assert trust.along(means, 0.3) == [path for path in paths if path >= 0.3]
+                assert chances_along(trust, Standing(evidence, length), count) == alone

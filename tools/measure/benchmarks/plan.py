@@ -1,0 +1,549 @@
+"""What there is to measure: records, and the pieces that fill them, each one command.
+
+A piece is short enough for a session of half an hour. Its estimate is a count of tokens over a
+guessed speed; pieces that are there correct the guess for those that are not.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from measure.benchmarks import models
+from measure.benchmarks.records import ROOT
+from specrun.bench.drafters.suites import OWN_SUITE
+from specrun.bindings.errors import OptionError
+from specrun.cli.options.types import read_parameters
+from specrun.convert.cut.pad import pad_ffn
+from specrun.runtime.demo import demo_questions, demo_target
+from specrun.runtime.models.packaged import SMOLLM2
+
+Set = Literal["real", "counted", "missing", "gpu"]
+SETS: tuple[Set, ...] = ("real", "counted", "missing", "gpu")
+GPU_SHAPE = "8b"
+CATEGORIES = ("questions", "code", "edits", "summaries", "chats")
+PROGRAMS: Mapping[str, str] = {
+    "specrun": "specrun",
+    "measure": "python tools/measure",
+    "offloaded": "python tools/measure/benchmarks/offloaded.py",
+    "pytest": "python tools/measure/benchmarks/device_tests.py",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One command of `specrun` or tools/measure that prints JSON; `labels` go into its results.
+
+    `files` makes the files that arguments such as "{target}" name, in this order.
+    """
+
+    name: str
+    program: str
+    arguments: tuple[str, ...]
+    seconds: float
+    labels: Mapping[str, str | int | float] = field(default_factory=dict)
+    files: Mapping[str, Callable[[], Path]] = field(default_factory=dict)
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> str:
+        """The command as records show it, with the names of files alone."""
+        shown = (argument.format(**self.names) for argument in self.arguments)
+        words = (f'"{word}"' if " " in word or "(" in word else word for word in shown)
+        return " ".join((PROGRAMS[self.program], *words))
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A record of a set: its title and conditions, and its pieces in the order of their worth.
+
+    Of a `counted` record no time is kept, so that it can be made on a busy machine.
+    """
+
+    name: str
+    set: Set
+    kind: str
+    title: str
+    conditions: str
+    pieces: tuple[Piece, ...]
+    counted: bool = False
+
+
+def planned(name: str, gpu_shape: str = GPU_SHAPE) -> Planned:
+    """Return a record's plan; raises OptionError for a name that is not planned."""
+    found = {record.name: record for record in plans(gpu_shape)}
+    if name not in found:
+        raise OptionError(f"there is no record {name} to measure: there is {', '.join(found)}")
+    return found[name]
+
+
+def command_of(name: str) -> str:
+    """Return the command that measures a record."""
+    target = {"real": "benchmarks-real", "gpu": "benchmarks-gpu"}
+    record = planned(name)
+    return f"make {target.get(record.set, f'benchmarks-{record.set}')} ONLY={name}"
+
+
+@functools.cache
+def plans(gpu_shape: str = GPU_SHAPE) -> tuple[Planned, ...]:
+    """Return all records that can be measured, those first that tell most."""
+    return (*_peers(), *_curves(), *_cascades(), *_counted(), *_missing(), *_gpu(gpu_shape))
+
+
+# == Files =========================================================================================
+
+
+def _file(model: str, weights: str, padded: str = "") -> tuple[Callable[[], Path], str]:
+    made = functools.partial(models.model_file, model, weights, padded)
+    return made, models.file_name(model, weights, padded)
+
+
+def _piece(
+    name: str,
+    program: str,
+    line: str,
+    seconds: float,
+    files: Mapping[str, tuple[Callable[[], Path], str]],
+    /,
+    **labels: str | int | float,
+) -> Piece:
+    made = {key: function for key, (function, _) in files.items()}
+    names = {key: shown for key, (_, shown) in files.items()}
+    return Piece(name, program, tuple(line.split()), seconds, labels, made, names)
+
+
+_HEAD = (lambda: SMOLLM2.shipped_head, SMOLLM2.shipped)
+_DOCS = (lambda: ROOT / "docs" / "quickstart.md", "docs/quickstart.md")
+_WEIGHTS = {models.SMOLLM: ("F16", "Q8_0", "Q4_1"), models.GEMMA: ("F16", "Q8_0", "Q4_K_M")}
+_BYTES = {"F16": 2.0, "Q8_0": 1.06, "Q4_1": 0.63, "Q4_K_M": 0.6}
+_PARAMETERS = {models.SMOLLM: 0.135, models.GEMMA: 0.27}  # billions
+_GB_PER_SECOND = {1: 12.0, 2: 20.0}
+
+
+def _token_seconds(model: str, weights: str, padded: str, threads: int) -> float:
+    size = {"": _PARAMETERS[model], "400M": 0.4, "1B": 1.0}[padded]
+    return size * _BYTES[weights] / _GB_PER_SECOND[threads] + 0.001
+
+
+# == Real models, beside their peers ===============================================================
+
+
+def _peers() -> Iterable[Planned]:
+    for padded, model in itertools.product(models.PADDED, _WEIGHTS):
+        name = "-".join(filter(None, ("peers", model.split("-")[0], padded.lower())))
+        size = f"padded to {padded}, which costs time and changes no text" if padded else "as it is"
+        yield Planned(
+            name,
+            "real",
+            "peers",
+            f"{model}, {size}",
+            "Our suite of five categories, the same client for all programs, one slot each; "
+            "repetitions interleaved within each piece (a category at a temperature).",
+            tuple(_peer_pieces(model, padded)),
+        )
+
+
+def _peer_pieces(model: str, padded: str) -> Iterable[Piece]:
+    """Order pieces so that one type and two threads are whole before the others begin."""
+    questions, tokens, repetitions = (1, 64, 3) if padded else (2, 96, 3)
+    files = {"target": (lambda: Path(), "")}
+    head = model == models.SMOLLM
+    arms = 12 + 2 * head
+    settings = itertools.product((2, 1), _WEIGHTS[model], ("0", "0.8"), CATEGORIES)
+    for threads, weights, temperature, category in settings:
+        files["target"] = _file(model, weights, padded)
+        files["suite"] = (functools.partial(_category, category), f"own-{category}.jsonl")
+        more = {"head": _HEAD} if head else {}
+        answers = questions * (2 if category == "chats" else 1)
+        each = tokens * _token_seconds(model, weights, padded, threads) + 0.5  # a prompt is read
+        line = (
+            f"peers -m {{target}}{' -md {head}' if head else ''} --suite {{suite}} "
+            f"--questions {questions} -n {tokens} -r {repetitions} -t {threads} "
+            f"--temp {temperature} -o json"
+        )
+        yield _piece(
+            f"{weights} {threads} {temperature} {category}",
+            "measure",
+            line,
+            arms * (8 + answers * repetitions * each),
+            {**files, **more},
+            weights=weights,
+            threads=threads,
+        )
+
+
+def _category(category: str) -> Path:
+    """Return a file of our suite's questions of one category."""
+    path = models.folder() / f"own-{category}.jsonl"
+    lines = OWN_SUITE.read_text(encoding="utf-8").splitlines(keepends=True)
+    chosen = [line for line in lines if json.loads(line)["category"] == category]
+    path.write_text("".join(chosen), encoding="utf-8")
+    return path
+
+
+def _curves() -> Iterable[Planned]:
+    pieces = []
+    for model, padded, threads in itertools.product(_WEIGHTS, models.PADDED, (2, 1)):
+        for weights in _WEIGHTS[model]:
+            label = f"{model}{f' padded to {padded}' if padded else ''}, {weights}"
+            line = f"tune -m {{target}} -t {threads} --seconds 8 --no-save --json"
+            labels = {"file": label, "threads": threads}
+            files = {"target": _file(model, weights, padded)}
+            pieces.append(_piece(f"{label}, {threads}", "specrun", line, 12, files, **labels))
+    yield Planned(
+        "curves",
+        "real",
+        "curves",
+        "T(n): the cost of n tokens in one evaluation, over that of one",
+        "Medians; all padded files are named so.",
+        tuple(pieces),
+    )
+
+
+def _cascades() -> Iterable[Planned]:
+    line = (
+        "bench cascade -m {target} -md {small} --texts {texts} --examples 8 -n 32 -r 3 -t 2 "
+        "--spec-draft-n-max 3 --temp {temperature} -o json"
+    )
+    files = {
+        "target": _file(models.SMOLLM, "F16", "1B"),
+        "small": (functools.partial(_cut, range(24)), "smollm2-135m.24-layers.gguf"),
+        "texts": _DOCS,
+    }
+    yield Planned(
+        "cascades-real",
+        "real",
+        "cascade",
+        "Rules that are not exact: quality against latency",
+        "SmolLM2-135M padded to 1B, drafted for by its own first 24 of 30 layers, on this "
+        "project's own pages as real text.",
+        tuple(
+            _piece(temperature, "specrun", line.replace("{temperature}", temperature), 1500, files)
+            for temperature in ("1", "0.5")
+        ),
+    )
+
+
+def _cut(layers: Iterable[int]) -> Path:
+    from specrun.convert.cut.cut import cut_layers
+
+    path = models.folder() / f"smollm2-135m.{len(tuple(layers))}-layers.gguf"
+    if not path.exists():
+        cut_layers(models.model_file(models.SMOLLM, "F16"), path, tuple(layers))
+    return path
+
+
+# == Counted: no clock, so that any machine will do ================================================
+
+
+def _counted() -> Iterable[Planned]:
+    nodes = (1, 2, 4, 8, 16, 24, 32, 48)
+    drafters = "".join(f' --drafter eagle3("{{head}}",depth={min(n, 5)},nodes={n})' for n in nodes)
+    chains = "".join(f' --drafter eagle3("{{head}}",n={n})' for n in (1, 2, 3, 4, 5, 7))
+    target = {"target": _file(models.SMOLLM, "F16"), "head": _HEAD}
+    base = "bench drafters -m {target} --suite own --questions 1 -n 64 -r 1 -o json"
+    yield Planned(
+        "nodes",
+        "counted",
+        "counted",
+        "Tokens a round against the nodes of a tree",
+        "SmolLM2-135M in F16 with the shipped EAGLE-3 head, one question of each category of our "
+        "suite (six answers of 64 tokens).",
+        tuple(
+            _piece(
+                f"{shape} {temperature}",
+                "specrun",
+                f"{base}{arms} --temp {temperature}",
+                900,
+                target,
+            )
+            for temperature, (shape, arms) in itertools.product(
+                ("0", "0.8"), {"trees": drafters, "chains": chains}.items()
+            )
+        ),
+        counted=True,
+    )
+    foreign = {"target": _file(models.GEMMA, "Q4_K_M"), "small": _file(models.SMOLLM, "Q4_1")}
+    arms = "".join(
+        f' --drafter draft("{{small}}",n=4,vocabulary={way})' for way in ("tokens", "text")
+    )
+    yield Planned(
+        "foreign",
+        "counted",
+        "counted",
+        "A draft model of another family's vocabulary",
+        "Gemma 3 270M (262,144 tokens) drafted for by SmolLM2-135M (49,152 tokens), one question "
+        "of each category of our suite (six answers of 64 tokens); models nearly as large as each "
+        "other, so this is counted and would gain no time.",
+        tuple(
+            _piece(temperature, "specrun", f"{base}{arms} --temp {temperature}", 600, foreign)
+            for temperature in ("0", "0.8")
+        ),
+        counted=True,
+    )
+    long_arms = (
+        " --drafter partial(sink=4,window=256,n=4) --drafter partial(sink=4,window=1024,n=4)"
+        ' --drafter cascade(partial(sink=4,window=256,n=6),eagle3("{head}",n=2))'
+        ' --drafter eagle3("{head}",n=4) --drafter eagle3("{head}",n=4,window=512)'
+        " --drafter prompt-lookup(n=4,always=yes)"
+    )
+    yield Planned(
+        "long",
+        "counted",
+        "counted",
+        "Long contexts: a bounded cache, heads, and the text itself",
+        "SmolLM2-135M (trained for 8,192 tokens) behind about 4,000 tokens of this project's own "
+        "pages, which it is to summarize: one answer of 64 tokens.",
+        (
+            _piece(
+                "4k",
+                "specrun",
+                "bench drafters -m {target} -f {texts} -c 8192 -n 64 -r 1 --temp 0 -o json"
+                + long_arms,
+                1500,
+                {**target, "texts": (_long_prompt, "pages.txt")},
+            ),
+        ),
+        counted=True,
+    )
+
+
+_LONG_CHARACTERS = 16_000
+
+
+def _long_prompt() -> Path:
+    path = models.folder() / "pages.txt"
+    pages = ("engine", "exactness", "draft-length", "choosing")
+    text = "\n".join((ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8") for page in pages)
+    asked = "\n\nSummarize the text above in five sentences."
+    path.write_text(text[:_LONG_CHARACTERS] + asked, encoding="utf-8")
+    return path
+
+
+# == Rows that are missing: each a command =========================================================
+
+
+def _missing() -> Iterable[Planned]:
+    target = {"target": _file(models.SMOLLM, "F16", "400M"), "head": _HEAD}
+    yield Planned(
+        "batches",
+        "missing",
+        "load",
+        "Heads for several conversations",
+        "SmolLM2-135M padded to 400M in F16, questions of our suite, with 1 to 8 conversations.",
+        (
+            _piece(
+                "heads",
+                "measure",
+                "load -m {target} --suite own --questions 1 -n 48 -r 3 --long 0 "
+                '--parallel 1,2,4,8 --drafter eagle3("{head}",n=2) '
+                '--drafter eagle3("{head}",nodes=auto) -o json',
+                1500,
+                target,
+            ),
+        ),
+    )
+    yield Planned(
+        "experts",
+        "missing",
+        "curves",
+        "T(n) of a mixture of experts",
+        "Random weights in the shape of eight experts of 1B, two of which are used.",
+        tuple(
+            _piece(
+                f"8x1b {weights}",
+                "specrun",
+                "tune -m {target} -t 2 --seconds 12 --no-save --json",
+                60,
+                {"target": _random("8x1b", weights)},
+                file=f"random 8x1b, {weights}",
+                threads=2,
+            )
+            for weights in ("Q4_K_M", "Q8_0")
+        ),
+    )
+
+    lines = {
+        "loopback": "",
+        "1 Gbit/s": "--delay-ms 0.25 --mbit 1000",
+        "100 Mbit/s": "--delay-ms 2.5 --mbit 100",
+    }
+    yield Planned(
+        "offloaded",
+        "missing",
+        "drafters",
+        "Half of the layers behind a slow line",
+        "SmolLM2-135M in F16, 15 of 30 layers on a worker (one thread), 0.5 and 5 ms a round trip.",
+        tuple(
+            _piece(
+                name,
+                "offloaded",
+                f"--ngl 15 {line} -m {{target}} --suite own --questions 1 -n 48 -r 2 --temp 0 "
+                '-t 1 --drafter eagle3("{head}",n=5) --drafter eagle3("{head}",nodes=16) '
+                '--drafter eagle3("{head}",nodes=32) --drafter prompt-lookup -o json',
+                300,
+                {"target": _file(models.SMOLLM, "F16"), "head": _HEAD},
+                line=name,
+            )
+            for name, line in lines.items()
+        ),
+    )
+    yield Planned(
+        "hydra",
+        "counted",
+        "counted",
+        "Hydra heads beside Medusa's, on the embedded target",
+        "Heads of 1,000 steps on the target's own answers to the demo's questions; 40 questions.",
+        tuple(
+            _piece(
+                temperature,
+                "specrun",
+                "bench drafters -m {target} --prompts {questions} --questions 40 -n 24 -r 1 "
+                f"--temp {temperature} -o json "
+                '--drafter hydra("{hydra}",n=4) --drafter hydra("{hydra}",nodes=16) '
+                '--drafter medusa("{medusa}",nodes=16)',
+                300,
+                {
+                    "target": (demo_target, "target.gguf"),
+                    "questions": _QUESTIONS,
+                    "hydra": (models.hydra_heads, "hydra.gguf"),
+                    "medusa": _demo_file("medusa"),
+                },
+            )
+            for temperature in ("0", "1")
+        ),
+        counted=True,
+    )
+
+
+def _random(shape: str, weights: str) -> tuple[Callable[[], Path], str]:
+    made = functools.partial(models.random_model, models.SHAPES[shape], weights)
+    return made, models.file_name(f"random-{shape}", weights)
+
+
+# == A GPU, in ten minutes =========================================================================
+
+
+def _gpu(shape: str) -> Iterable[Planned]:
+    """Plan the GPU's records; a small `shape` tries them on a CPU."""
+    tried = shape != GPU_SHAPE
+    where = f"a trial with the shape {shape}" if tried else "everything on the GPU"
+    pad_to = "30M" if tried else "1B"
+    target = {
+        "target": _padded_demo(pad_to),
+        "small": _demo_file("drafter"),
+        "head": _demo_file("eagle3"),
+    }
+    all_options = "" if tried else "-ngl=99"
+    yield _gpu_curves(shape, where)
+    yield Planned(
+        "gpu-overhead",
+        "gpu",
+        "overhead",
+        "A GPU: Python's share of a round, and whether graphs are kept",
+        f"Random models of almost no width; {where}.",
+        tuple(
+            _piece(
+                vocabulary,
+                "measure",
+                f"overhead {'' if tried else '--gpu'} --vocab {vocabulary} --rounds 60 -o json",
+                40,
+                {},
+            )
+            for vocabulary in ("32000", "128000")
+        ),
+    )
+    arms = (
+        ' --drafter draft("{small}") --drafter draft("{small}",depth=7,topk=2,nodes=15)'
+        ' --drafter eagle3("{head}") --drafter eagle3("{head}",n=5)'
+        ' --drafter eagle3("{head}",nodes=24)'
+        " --drafter prompt-lookup --drafter lookahead --drafter auto"
+    )
+    yield Planned(
+        "gpu-drafters",
+        "gpu",
+        "drafters",
+        f"A GPU: drafters of the embedded pair, padded to {pad_to}",
+        f"Four of the demo's questions, up to 96 tokens, three repetitions, F16; {where}.",
+        tuple(
+            _piece(
+                temperature,
+                "specrun",
+                "bench drafters -m {target} --prompts {questions} --questions 4 -n 96 -r 3 -ngl 99 "
+                f"--temp {temperature}{arms} -o json",
+                60,
+                {**target, "questions": _QUESTIONS},
+            )
+            for temperature in ("0", "0.8")
+        ),
+    )
+    yield Planned(
+        "gpu-peers",
+        "gpu",
+        "arms",
+        "A GPU: the same pair beside llama-server",
+        f"`make peers CUDA=1` builds llama-server before; {where}.",
+        tuple(
+            _piece(
+                temperature,
+                "measure",
+                "peers -m {target} -md {small} -md {head} --prompts {questions} --questions 4 "
+                f"-n 96 -r 3 -c 2048 --all={all_options} --temp {temperature} -o json",
+                80,
+                {**target, "questions": _QUESTIONS},
+            )
+            for temperature in ("0", "0.8")
+        ),
+    )
+    yield Planned(
+        "gpu-tests",
+        "gpu",
+        "tests",
+        "A GPU: the tests that hold on any device",
+        f"`pytest -m gpu`; {where}.",
+        (_piece("all", "pytest", "-x" if tried else "-n 8", 150, {}),),
+    )
+
+
+def _gpu_curves(shape: str, where: str) -> Planned:
+    return Planned(
+        "gpu-8b",
+        "gpu",
+        "curves",
+        "A GPU: T(n) of a model of 8 billion parameters",
+        f"Random weights in the shape of a Llama ({shape}), SmolLM2's vocabulary; {where}.",
+        tuple(
+            _piece(
+                weights,
+                "specrun",
+                "tune -m {target} -ngl 99 --seconds 8 --no-save --json",
+                45,
+                {"target": _random(shape, weights)},
+                file=f"random {shape}, {weights}",
+                threads=0,
+            )
+            for weights in ("Q4_K_M", "F16")
+        ),
+    )
+
+
+def _padded_demo(pad_to: str) -> tuple[Callable[[], Path], str]:
+    def made() -> Path:
+        path = models.folder() / f"embedded.{pad_to}.F16.gguf"
+        if not path.exists():
+            pad_ffn(demo_target(), path, read_parameters(pad_to))
+        return path
+
+    return made, f"embedded.{pad_to}.F16.gguf"
+
+
+def _demo_file(name: str) -> tuple[Callable[[], Path], str]:
+    return (lambda: demo_target().with_name(f"{name}.gguf")), f"{name}.gguf"
+
+
+_QUESTIONS = (demo_questions, "questions.jsonl")
