@@ -159,7 +159,8 @@ class GrowingDrafter(Drafter):
         self, params: SamplingParams
     ) -> tuple[SamplingParams | None, bool, RowLaws | None]:
         """Return how an answer with these settings is drafted for: see `_way`."""
-        is_greedy, laws = params.is_greedy, None
+        laws: RowLaws | None = None
+        is_greedy = params.is_greedy
         names = self._plans is not None and (is_greedy or self._sampling == "argmax")
         # A greedy chain of favourites ranks nothing.
         ranks = not self._is_chain or self.source.few_tokens
