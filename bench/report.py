@@ -263,7 +263,8 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
     if any(result.alpha is not None for result in results):
         notes.append(
             "alpha: the mean over positions of sum min(p, q), the chance that a draw from the "
-            "drafter's law is accepted (Leviathan et al. 2023, corollary 3.6); counted, not timed."
+            "drafter's distribution is accepted (Leviathan et al. 2023, corollary 3.6). "
+            "It is counted, not timed."
         )
     notes += [text for metric, text in _METRIC_NOTES.items() if metric in metrics]
     # EAGLE's n-alpha: how acceptance falls the more of the draft's own tokens it builds on.
@@ -305,7 +306,7 @@ def _departure(result: DrafterResult) -> str:
         return ""
     where = f"\n- {result.label} at temperature {result.temperature:g}"
     changed = f"{result.changed_share:.1%} of tokens changed"
-    return f"{where}: TV {result.total_variation:.3f} from the target's law, {changed}"
+    return f"{where}: TV {result.total_variation:.3f} from the target's distribution, {changed}"
 
 
 def _alphas(chain: DrafterResult) -> str:

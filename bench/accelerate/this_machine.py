@@ -95,7 +95,7 @@ class ThisMachine(Candidates):
         for left in reversed(range(1 if self._target.options.anyway else _MOST_TRIES)):
             self._others.since_last()
             tried = self._clock()
-            found = self._sweep(temperature, workload, drafters, seed)
+            found = self._sweep(temperature, workload, drafters, seed, began + seconds)
             disturbed = self._others.disturbance()
             if not disturbed:
                 return found
@@ -107,14 +107,21 @@ class ThisMachine(Candidates):
         return found
 
     def _sweep(
-        self, temperature: float, workload: str, drafters: Sequence[str], seed: int
+        self, temperature: float, workload: str, drafters: Sequence[str], seed: int, ends: float
     ) -> dict[str, Work | str]:
-        """Answer prompt by prompt with every drafter in turn."""
+        """Answer prompt by prompt with every drafter in turn.
+
+        Drafters that cannot be opened within half of the time are missing; another call goes on
+        with them. One prompt is answered in any case.
+        """
+        began = self._clock()
         self._close_others(drafters)
         n_tokens, share = self._length or (_SHORTEST, 1.0)
         found: dict[str, Work | str] = {}
         arms: dict[str, Arm] = {}
         for drafter in drafters:
+            if len(arms) > 1 and self._clock() > began + 0.5 * (ends - began):
+                break
             try:
                 arms[drafter] = self._arm(drafter, temperature, workload)
             except SpecrunError as error:
@@ -124,7 +131,11 @@ class ThisMachine(Candidates):
         results: dict[str, list[GenerationResult]] = {drafter: [] for drafter in arms}
         target, params = self._target, self._params[temperature]
         count = max(1, round(share * len(target.prompts.held_out[workload])))
+        first = self._clock()
         for number in range(count):
+            each = (self._clock() - first) / number if number else 0.0
+            if each and self._clock() + 0.5 * each > ends:
+                break
             # In turn forwards and backwards: a machine that grows busier slows all of them alike.
             order = list(arms) if (number + seed) % 2 == 0 else list(reversed(arms))
             answers = {

@@ -220,7 +220,7 @@ def _measure(
         progress(0, total, "warming up")
         arm.answer(0, bench.params[0], min(_WARM_UP_TOKENS, bench.max_tokens), seed=0)
     for params in bench.params:
-        progress(next(done), total, "weighing laws")
+        progress(next(done), total, "weighing distributions")
         forced = teacher.force([runner.law for runner in runners], params)
         answers: list[list[list[GenerationResult]]] = [[] for _ in runners]
         try:

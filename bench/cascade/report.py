@@ -34,18 +34,20 @@ def cascades_table(points: Sequence[CascadePoint]) -> Table:
     """Return the table of `specrun bench cascade`: a row for each rule and setting."""
     notes = [
         "latency: seconds a token with prompts, relative to the plain target's (least to most of a "
-        "repetition). reject: of the tested drafts. defer: of the places where both laws differ, "
+        "repetition). reject: of the tested drafts. defer: of the places where both distributions "
+        "differ, "
         "how many are left to the target, along the references. CE: cross-entropy of the "
-        "references under the rule's law, nats a token; accuracy: that law's mean probability of "
-        "their tokens; - where no law is stated for a place, or it gives a real token no chance. "
-        "TV, changed: how far the law of a token lay from the target's, and the share of tokens "
-        "that the target alone would not have drawn.",
+        "references under the rule's distribution, nats a token; accuracy: its mean probability of "
+        "their tokens; - if no distribution is stated for a place, or it gives a real token no "
+        "chance. "
+        "TV, changed: how far the distribution of a token lay from the target's, and the share of "
+        "tokens that the target alone would not have drawn.",
     ]
     if points:
         first = points[0]
         notes.append(
             f"Examples: {first.n_examples}; interleaved repetitions: {first.repetitions}. All "
-            "rules but exact give another law than the target's: NOT exact."
+            "rules but exact give another distribution than the target's: NOT exact."
         )
     return Table.of(map(_cascade_row, points), *notes)
 
@@ -131,7 +133,9 @@ _COLUMNS: Mapping[str, Callable[[CascadePoint], float | None]] = {
         None if point.latency is None else point.latency.value
     ),
     "rejected of the tested drafts": lambda point: point.rejection_rate,
-    "left to the target, of the places where both laws differ": lambda point: point.deferral_rate,
+    "left to the target, of the places where distributions differ": lambda point: (
+        point.deferral_rate
+    ),
 }
 
 

@@ -47,7 +47,7 @@ FLOOR = 1e-4  # total variation a token: texts part every 10,000 tokens
 _FAR = 8.0  # times the noise
 _FLATTER = 1.3  # the highest temperature of texts that are compared
 
-UNIT = "total variation a token (laws at temperature 1) beyond that of other rounds as wide"
+UNIT = "total variation a token (at temperature 1) beyond that of other rounds as wide"
 FALSE_ALARM = (
     f"{ALPHA:g} at most in noise (Hoeffding); no figure if the others have no noise, or if few "
     "texts make the bound half of what a wrong cell makes"

@@ -63,7 +63,7 @@ STEPS: tuple[tuple[str, Step], ...] = (
     ("cache", check_cache),
     ("conversations", check_conversations),
     ("same text", check_texts),
-    ("law of texts", check_law),
+    ("distribution of texts", check_law),
     ("faults", check_faults),
 )
 """In this order: the figures of the cache's check bound those of the later ones."""

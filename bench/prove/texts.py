@@ -416,8 +416,8 @@ def check_law(setting: Setting) -> Check:
     """Sample short texts with the pair, and test them against the law of plain evaluation."""
     rule, session = setting.rule, setting.runtime.session
     if not rule.exact:
-        why = f"{rule.name} is not exact: its texts do not have the target's law"
-        return Check("law of texts", "left out", note=why)
+        why = f"{rule.name} is not exact: its texts do not have the target's distribution"
+        return Check("distribution of texts", "left out", note=why)
     prompt, temperature = _open_question(setting)
     params = sampled(temperature)
     texts: list[Text] = []
@@ -436,14 +436,14 @@ def check_law(setting: Setting) -> Check:
         )
     found = fit(texts, laws)
     seen = next((tilt for tilt in _TILTS if fit(texts, tilted(laws, tilt)).p_value < ALPHA), None)
-    control = "no law that is wrong by its temperature is rejected: too few texts to tell"
+    control = "no distribution that is wrong by its temperature is rejected: too few texts to tell"
     if seen is not None:
-        control = f"a law of {seen:g} times the temperature is rejected with the same texts"
+        control = f"texts of {seen:g} times the temperature are rejected with the same test"
     sound = found.p_value >= ALPHA
     status = judged(sound, seen is not None)
     problem = f"chi-square {found.statistic:.1f} at {found.freedom} degrees of freedom"
     return Check(
-        "law of texts",
+        "distribution of texts",
         status,
         f"texts of {_DEPTH} tokens at temperature {temperature:g}; chi-square, "
         f"{found.freedom} degrees of freedom",

@@ -155,6 +155,8 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
 
 def verdict_of(result: AccelerateResult) -> list[str]:
     """Return the outcome in a sentence for each temperature."""
+    if not result.choices:
+        return ["Not enough was compared to choose a drafter: earlier choices stay."]
     lines = []
     several = len({choice.temperature for choice in result.choices}) > 1
     for choice in result.choices:

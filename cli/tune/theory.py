@@ -354,7 +354,7 @@ def theory(
     as_json: bool,
     terminal: Terminal,
 ) -> None:
-    """Show the theory of drafting for given figures: tokens a round, speed-up, costs."""
+    """Show the theory of drafting: tokens a round, speed-up, operations, bytes."""
     drafts = pair.model_draft is not None or bool(pair.drafter)
     is_given = not drafts and (not load.demo or numbers.alpha is not None)
     if drafts and load.model is None and not load.demo:

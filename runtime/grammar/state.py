@@ -105,7 +105,7 @@ class Lexicon:
             tokens = [known for piece in pieces if (known := self._token_of.get(piece)) is not None]
             if not tokens:
                 break
-            found.append(max(tokens, key=preference.__getitem__))
+            found.append(max(tokens, key=lambda token: float(preference[token])))
             start += len(self.spelling(found[-1]))
         return found
 

@@ -523,5 +523,5 @@ def _with_laws(environment: DraftEnvironment, drafter: str) -> Iterator[Drafter]
         own = weights.start()
         if not own.keeps_rows:
             own.close()
-            raise OptionError(f"{drafter} has no law of which alpha is the mean")
+            raise OptionError(f"{drafter} has no distribution of which alpha is the mean")
         yield own

@@ -92,7 +92,7 @@ def test_a_rule_that_states_its_law_is_held_to_that(tiny_model: Path, tiny_draft
             theirs = plain.stream([5, 6, 7], greedy, seed=0, max_tokens=24).drain().token_ids
         ours = runtime.generate([5, 6, 7], greedy, max_tokens=24).token_ids
     wanted = dict.fromkeys((name for name, _ in STEPS), "passed")
-    assert statuses(proof) == wanted | {"law of texts": "left out"}
+    assert statuses(proof) == wanted | {"distribution of texts": "left out"}
     assert ours != theirs  # or faults would prove nothing about such rules
 
 
@@ -103,7 +103,7 @@ def test_a_cascade_that_verifies_nothing_keeps_its_own_text_after_faults(
     with Runtime(tiny_model, drafter, accept="token-cascade(alpha=0.9)", **F32) as runtime:
         found = statuses(prove(runtime, ProofOptions(SECONDS)))
     assert (found["cache"], found["same text"], found["faults"]) == ("passed",) * 3
-    assert found["law of texts"] == found["conversations"] == "left out"
+    assert found["distribution of texts"] == found["conversations"] == "left out"
 
 
 def test_a_recurrent_target_is_given_chains(tmp_path: Path) -> None:

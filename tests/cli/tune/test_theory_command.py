@@ -94,7 +94,7 @@ def test_what_makes_no_sense_is_refused(arguments: tuple[str, ...], problem: str
 def test_drafters_without_a_law_and_numbers_beside_a_pair_are_refused(models: Models) -> None:
     result = theory("-m", models.target, "--drafter", "prompt-lookup", *FAST)
     assert result.exit_code != 0
-    assert "prompt-lookup has no law" in result.output + str(result.exception)
+    assert "prompt-lookup has no distribution" in result.output + str(result.exception)
     result = theory("-m", models.target, "-md", models.plain, *NUMBERS, *FAST)
     assert result.exit_code == 2
     assert "--alpha is measured of a drafter" in result.output

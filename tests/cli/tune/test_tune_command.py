@@ -85,7 +85,7 @@ def test_alpha_of_other_drafters_stands_beside_the_draft_models(models: Models) 
         assert row["bytes"] > 0.0
     refused = tune(*pair(models), *FAST, "--drafter", "prompt-lookup")
     assert refused.exit_code != 0
-    assert "prompt-lookup has no law" in refused.output + str(refused.exception)
+    assert "prompt-lookup has no distribution" in refused.output + str(refused.exception)
     alone = tune("-m", models.target, *FAST, "--drafter", "ngram")
     assert alone.exit_code == 2
     assert "give -md FILE too" in alone.output

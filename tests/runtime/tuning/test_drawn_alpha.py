@@ -173,7 +173,7 @@ def test_it_is_there_for_every_drafter_with_a_law(pair: tuple[Path, Path], draft
 
 @pytest.mark.parametrize("drafter", ["prompt-lookup", "lookahead", "draft(FILE, vocabulary=text)"])
 def test_a_drafter_of_point_masses_alone_has_none(pair: tuple[Path, Path], drafter: str) -> None:
-    with pytest.raises(OptionError, match="has no law of which alpha is the mean"):
+    with pytest.raises(OptionError, match="has no distribution of which alpha is the mean"):
         measured(pair, drafter)
 
 
