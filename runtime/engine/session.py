@@ -15,7 +15,6 @@ from specrun.runtime.engine.schedule import Schedule
 from specrun.runtime.engine.slots import EvaluationCost, SlotTarget
 from specrun.runtime.engine.streams import GenerationStream
 from specrun.runtime.laws.sampling import SamplingParams
-from specrun.runtime.planning import CostCurve
 from specrun.runtime.round.drafter import Drafter, Owned, close_all
 from specrun.runtime.round.loop import Conversation, require_laws, require_rule
 from specrun.runtime.round.target import TargetModel
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from specrun.runtime.drafters.retrieval import AnswerStore
     from specrun.runtime.engine.choices import SlotDrafters
     from specrun.runtime.online import RejectionNotes
+    from specrun.runtime.planning import CostCurve
     from specrun.runtime.round.padding import Shape, Wider
 
 
