@@ -111,8 +111,11 @@ def _states(
     Raises MalformedFileError for what cannot be some of a text of so many tokens.
     """
     sizes = facts.get(_STATES)
-    pairs = [*map(tuple, sizes)] if isinstance(sizes, list) else [()]
-    is_whole = all(len(pair) == 2 and all(type(each) is int for each in pair) for pair in pairs)
+    pairs = sizes if isinstance(sizes, list) else [None]
+    is_whole = all(
+        isinstance(pair, list) and len(pair) == 2 and all(type(each) is int for each in pair)
+        for pair in pairs
+    )
     if not is_whole or not all(0 < n <= n_tokens and size > 0 for n, size in pairs):
         raise MalformedFileError(_damaged(path))
     start = end - sum(size for _, size in pairs)

@@ -96,7 +96,9 @@ def is_control(runtime: Runtime, token: int) -> bool:
     return runtime.model.vocabulary.is_control(token)
 
 
-@pytest.mark.parametrize("states", ["x", [[1]], [[1, "2"]], [[0, 4]], [[1, -4]], [[1, 1 << 40]]])
+@pytest.mark.parametrize(
+    "states", ["x", [1], [[1]], [[1, "2"]], [[0, 4]], [[1, -4]], [[1, 1 << 40]]]
+)
 def test_checkpoints_of_junk_are_refused(tmp_path: Path, states: object) -> None:
     model = HYBRIDS["lfm2"](tmp_path / "model.gguf")
     with opened(model) as runtime:
