@@ -519,7 +519,7 @@ def check_rule(setting: Setting) -> Check:
         "rule",
         judged(error <= TOLERANCE, seen),
         f"random laws of 3 or 4 tokens, trees of depth 2, all outcomes of {rule.name}: "
-        + _walked(walks, rule, setting.params),
+        + _walked(walks, setting.params),
         times,
         error,
         TOLERANCE,
@@ -530,13 +530,14 @@ def check_rule(setting: Setting) -> Check:
     )
 
 
-def _walked(walks: Counter[str], rule: AcceptanceRule, settings: Sequence[SamplingParams]) -> str:
-    """Return which code walked how often, and by which settings."""
+def _walked(walks: Counter[str], settings: Sequence[SamplingParams]) -> str:
+    """Return how many walks there were, by which settings, and the build of the distributions."""
     named = " and ".join(
         f"temperature {params.temperature:g}, top-k {params.top_k}, top-p {params.top_p:g}, "
         f"min-p {params.min_p:g}"
         for params in settings
     )
-    is_compiled = not (sys.modules[type(rule).__module__].__file__ or "").endswith(".py")
+    is_compiled = not (sys.modules[Law.__module__].__file__ or "").endswith(".py")
     code = "compiled code" if is_compiled else "Python"
-    return f"walks in {code}, {walks['cut']:,} by {named}, {walks['open']:,} without cuts"
+    found = f"walks with distributions in {code}, {walks['cut']:,} by {named}"
+    return f"{found}, {walks['open']:,} without cuts"

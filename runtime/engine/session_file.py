@@ -111,7 +111,7 @@ def _states(
     Raises MalformedFileError for what cannot be some of a text of so many tokens.
     """
     sizes = facts.get(_STATES)
-    pairs = sizes if isinstance(sizes, list) else [None]
+    pairs: list[Any] = sizes if isinstance(sizes, list) else [None]
     is_whole = all(
         isinstance(pair, list) and len(pair) == 2 and all(type(each) is int for each in pair)
         for pair in pairs

@@ -193,8 +193,8 @@ WALKS = [
         Mutant(
             "block-share-not-divided",
             exact,
-            "law.probability(token) / draft_prob)",
-            "law.probability(token))",
+            "share * law.probability(token) / draft_prob",
+            "share * law.probability(token)",
         ),
         "exact",
         "chain",

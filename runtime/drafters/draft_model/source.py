@@ -33,7 +33,6 @@ class DraftModelSource(Source):
         self._shape, self._is_chain = shape, isinstance(shape, Topology) and shape.n_leaves == 1
         n_sequences = draft_size(shape)[0]
         self.keeps_rows = self._is_chain or self.context.options.n_sequences > n_sequences
-        self._last = NodeRows()  # of a chain: the next evaluation overwrites its row
 
     # -- the text ----------------------------------------------------------------------------------
 
@@ -90,8 +89,7 @@ class DraftModelSource(Source):
         """Evaluate a depth in one batch."""
         state = self.state
         if self._is_chain:  # a window moves before a draft, never within it
-            self._last.whole = (state.feed_one(tokens[0]),)
-            return self._last
+            return NodeRows((state.feed_one(tokens[0]),))  # kept, it would keep the memory open
         return NodeRows(state.first(state.evaluate(parents, tokens), len(tokens)))
 
     @property

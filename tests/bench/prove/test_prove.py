@@ -23,7 +23,7 @@ from specrun.bench.prove.prove import STEPS, Proof, ProofOptions, prove
 from specrun.bench.prove.rules import WithoutResidual, check_rule
 from specrun.bench.prove.setting import ALPHA, Check, Setting
 from specrun.bench.prove.texts import check_faults, check_law, check_texts
-from specrun.runtime.acceptance import KSeqRule, exact
+from specrun.runtime.acceptance import exact
 from specrun.runtime.engine import Runtime
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import Law, SamplingParams
@@ -36,7 +36,12 @@ from specrun.runtime.trees.layout import Move
 pytestmark = pytest.mark.long
 
 WRONG_CODE = [
-    Mutant("q-forgotten", exact, "law.probability(token) / draft_prob)", "law.probability(token))"),
+    Mutant(
+        "q-forgotten",
+        exact,
+        "share * law.probability(token) / draft_prob",
+        "share * law.probability(token)",
+    ),
     Mutant("residual-forgotten", exact, "else remaining.residual(draw.law)", "else remaining"),
 ]
 SECONDS = 1e-3  # each check does its least
@@ -161,7 +166,7 @@ def test_what_is_enumerated_is_the_code_that_decides_rounds(setting: Setting) ->
     """By the settings under test, the default ones here, and by settings that cut nothing."""
     found = check_rule(setting)
     code = "compiled code" if IS_COMPILED else "Python"
-    assert f"walks in {code}, " in found.tested
+    assert f"walks with distributions in {code}, " in found.tested
     assert "by temperature 0.8, top-k 40, top-p 0.95, min-p 0.05" in found.tested
     numbers = re.findall(r"([\d,]+) (?:by|without)", found.tested)
     assert min(int(number.replace(",", "")) for number in numbers) > 100
@@ -169,8 +174,6 @@ def test_what_is_enumerated_is_the_code_that_decides_rounds(setting: Setting) ->
     again = check_rule(setting)
     assert again.status == "passed"
     assert "temperature 0, top-k 40, top-p 0.95, min-p 0.05 and temperature 0.8" in again.tested
-    setting.runtime.session.rule = KSeqRule()
-    assert "walks in Python, " in check_rule(setting).tested
 
 
 @pytest.mark.parametrize("mutant", WRONG_CODE, ids=str)

@@ -371,7 +371,7 @@ class CountsTopKAsDraws(Drafter):
                 left = left.copy()
                 left[tree.tokens[point.node]] = 0.0
             draws[parent] = tuple(stated)
-        return dataclasses.replace(tree, draws=draws)
+        return dataclasses.replace(tree, draws=draws, is_of_points=False)
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)

@@ -218,7 +218,7 @@ def test_drafts_beside_a_moving_window_are_those_of_other_drafts(
     for is_plain in (True, False):
         with open_pair(models, drafter) as runtime, monkeypatch.context() as patch:
             if not is_plain:
-                patch.setattr(GrowingDrafter, "_plain_laws", lambda *_: None)
+                patch.setattr(GrowingDrafter, "_new_way", lambda _, params: (params, False, None))
             result = runtime.generate(PROMPT, SamplingParams(seed=3), max_tokens=80)
             stats = result.stats
             said.append((result.token_ids, stats.rounds, stats.drafted, stats.accepted))
