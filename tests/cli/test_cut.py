@@ -73,7 +73,7 @@ def test_json_says_what_was_written(models: Models, run: Run, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "code", "problem"),
     [
-        ((), 2, "say what to do"),
+        ((), 2, "give one of them"),
         (("--layers", "0", "--skip-layers", "1"), 2, "exclude each other"),
         (("--layers", "0-4"), 2, "no layer 4: the model has 4 layers, 0 to 3"),
         (("--skip-layers", "0-3"), 2, "leaves no model"),

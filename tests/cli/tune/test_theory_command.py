@@ -35,7 +35,7 @@ def test_numbers_give_a_table_with_the_papers_equations() -> None:
     lines = result.stdout.splitlines()
     assert lines[0].endswith("alpha 0.500, c 0.100, c-hat 0.100:")
     assert lines[3].split() == ["2", "1.750", "1.458", "0.897", "1.829", "-"]
-    assert "best n: 2 where more tokens cost nothing (section 3.5), 0 with T(n)" in result.stdout
+    assert "best n: 2 if more tokens cost nothing (section 3.5), 0 with T(n)" in result.stdout
     assert "at least 1.36 times (corollary 3.9)" in result.stdout
     for place in ("equation 1", "theorem 3.8", "theorem 3.11", "section 3.4"):
         assert place in result.stdout

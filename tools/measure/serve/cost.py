@@ -142,7 +142,7 @@ class PacedEngine:
     @property
     def model(self) -> Any:  # noqa: ANN401 - what the server reads of it
         """A model that there is not."""
-        return SimpleNamespace(chat_template=None, n_ctx_train=1024, n_params=1)
+        return SimpleNamespace(path="scripted", chat_template=None, n_ctx_train=1024, n_params=1)
 
     def statistics(self) -> EngineStatistics:
         """Return that there is room."""
