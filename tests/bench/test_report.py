@@ -132,7 +132,7 @@ def test_rules_that_are_not_exact_are_marked() -> None:
     assert any(note.startswith("not exact: typical(eps=0.09, delta=0.3)") for note in table.notes)
     assert not any("not exact" in note for note in drafters_table([PLAIN, DRAFTED]).notes)
     counted = dataclasses.replace(lossy, total_variation=0.0625, changed_share=0.125)
-    said = "at temperature 0: TV 0.062 from the target's law, 12.5% of tokens changed"
+    said = "at temperature 0: TV 0.062 from the target's distribution, 12.5% of tokens changed"
     assert any(said in note for note in drafters_table([PLAIN, counted]).notes)
 
 

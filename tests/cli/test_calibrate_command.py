@@ -49,7 +49,7 @@ def calibrate(models: Models, heads: Path, *more: str | Path) -> Result:
 def test_a_texts_accuracies_go_into_the_heads_file(models: Models, heads: Path, text: Path) -> None:
     result = calibrate(models, heads, "-f", text, "-n", "300")
     assert result.exit_code == 0, result.output
-    assert "Right, where the guesses before were right:" in result.stdout
+    assert "Right, if the guesses before were right:" in result.stdout
     assert "Right, at all positions:" in result.stdout
     assert "for the typical costs" in result.stdout
     assert f"kept in {heads}" in result.stderr

@@ -74,6 +74,6 @@ def test_why_says_how_many_experts_a_round_reads(mixture: Path) -> None:
     assert (found["n_experts"], found["n_used"]) == (3, 2)
     assert 2.0 <= found["read"] <= 3.0
     assert found["evaluations"] > 0
-    told = run(f"{line} --no-chat-template -p abcabcabc", "-m", mixture)
+    told = run(f"{line} --no-chat-template -p abcabcabc -v", "-m", mixture)
     assert re.search(r"a round of \d+ tokens reads [23]\.\d of 3 in a layer \(counted", told.stdout)
     assert re.search(r"of all weights, a token \d+ %", told.stdout)

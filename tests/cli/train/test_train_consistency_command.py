@@ -23,7 +23,7 @@ def test_a_new_target_from_prompts_to_decoding(family: Family, run: Run, tmp_pat
     assert result.exit_code == 0, result.output
     assert "tokens per iteration" in result.stdout
     assert "of 9 held-out answers are the same as before" in result.stdout
-    assert "Warning: this is a new model, not target: it says what it says itself" in result.stderr
+    assert "Warning: this is a new model, not target: its text is its own" in result.stderr
     asked = ["-p", "What does second do?", "-n", "12", "--temp", "0", "--json"]
     jacobi = ["--drafter", "jacobi(n=3, until=8, always=yes)"]
     found, plain = (

@@ -192,14 +192,18 @@ def test_why_nothing_is_drafted_is_said(files: dict[str, Path]) -> None:
 def test_a_prefix_of_another_conversation_is_not_read_again(files: dict[str, Path]) -> None:
     first = [319, *range(1, 60)]
     branches = [[*first, 319, *range(n, n + 20)] for n in (100, 200)]
+    long, short = 600, 40  # the first goes on for longer than the second takes
     with (
-        Engine(files["qwen35"], "none", slots=2, **{**F32, "n_ctx": 512}) as engine,
-        Runtime(files["qwen35"], "none", **F32) as runtime,
+        Engine(files["qwen35"], "none", slots=2, **{**F32, "n_ctx": 1024}) as engine,
+        Runtime(files["qwen35"], "none", **{**F32, "n_ctx": 1024}) as runtime,
     ):
-        wanted = [runtime.generate(each, GREEDY, max_tokens=40).token_ids for each in branches]
-        stream = engine.submit(branches[0], GREEDY, max_tokens=40)
+        wanted = [
+            runtime.generate(text, GREEDY, max_tokens=length).token_ids
+            for text, length in zip(branches, (long, short), strict=True)
+        ]
+        stream = engine.submit(branches[0], GREEDY, max_tokens=long)
         begun = [next(stream).token_id]
-        other = engine.generate(branches[1], GREEDY, max_tokens=40)
+        other = engine.generate(branches[1], GREEDY, max_tokens=short)
         assert [[*begun, *(event.token_id for event in stream)], other.token_ids] == wanted
         assert other.usage.cached_tokens == 60
         assert engine.statistics().load.shared_prompt_tokens == 60
