@@ -301,7 +301,7 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
 
 
 def _departure(result: DrafterResult) -> str:
-    """Return how far a rule that is not exact led from the target's distribution, as a note's line."""
+    """Return how far a lossy rule led from the target's distribution, as a line of a note."""
     if result.total_variation is None or result.changed_share is None:
         return ""
     where = f"\n- {result.label} at temperature {result.temperature:g}"
