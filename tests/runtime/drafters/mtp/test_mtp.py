@@ -3,6 +3,7 @@ own."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -473,7 +474,6 @@ def test_a_llama_is_refused_and_so_is_a_llama_file(
         "ensemble(mtp(n=2), prompt-lookup)",
         "relay(mtp@2, prompt-lookup)",
         "relay(prompt-lookup@1, mtp)",
-        "auto(mtp(n=2), prompt-lookup)",
     ],
 )
 def test_combinators_let_blocks_see_their_states(
@@ -482,12 +482,28 @@ def test_combinators_let_blocks_see_their_states(
     expression: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # A block of so small a model costs more than its trunk: `auto` would draft nothing.
+    # A block of so small a model costs more than its trunk.
     monkeypatch.setattr(account, "START", 100.0)
     params = SamplingParams(temperature=0.8, seed=5)
     result = answer(files["alike"], expression, params, 60)
     assert result.token_ids == plain("alike", params, 60)
     assert result.stats.drafted > 0
+
+
+def test_auto_lets_blocks_see_their_states(
+    files: dict[str, Path], plain: Callable[..., list[int]], tmp_path: Path
+) -> None:
+    """By given choices: its own depend on the clock."""
+    arms = "mtp(n=2), prompt-lookup"
+    params = SamplingParams(temperature=0.8, seed=5)
+    chosen = answer(files["alike"], f"auto({arms})", params, 60).stats.to_dict()
+    chosen["drafting"] |= {"choices": [[2, 2], [0, 9], [1, 9], [0, 40]], "depths": [], "asks": []}
+    log = tmp_path / "choices.json"
+    log.write_text(json.dumps(chosen))
+    result = answer(files["alike"], f"auto({arms}, replay={quoted(str(log))})", params, 60)
+    assert result.token_ids == plain("alike", params, 60)
+    assert result.stats.drafted > 50
+    assert result.stats.drafting["arms"][0]["rounds"] > 20
 
 
 def test_bare_auto_considers_the_targets_own_blocks(
