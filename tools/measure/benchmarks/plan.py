@@ -368,12 +368,17 @@ def _missing() -> Iterable[Planned]:
         ),
     )
 
+    yield _offloaded()
+    yield _hydra()
+
+
+def _offloaded() -> Planned:
     lines = {
         "loopback": "",
         "1 Gbit/s": "--delay-ms 0.25 --mbit 1000",
         "100 Mbit/s": "--delay-ms 2.5 --mbit 100",
     }
-    yield Planned(
+    return Planned(
         "offloaded",
         "missing",
         "drafters",
@@ -393,7 +398,10 @@ def _missing() -> Iterable[Planned]:
             for name, line in lines.items()
         ),
     )
-    yield Planned(
+
+
+def _hydra() -> Planned:
+    return Planned(
         "hydra",
         "counted",
         "counted",

@@ -27,7 +27,7 @@ Examples:
   python tools/measure benchmarks --measure real --minutes 30   # as much of it as fits
   python tools/measure benchmarks --measure counted --only nodes --again
   python tools/measure benchmarks --measure gpu --minutes 10
-  python tools/measure benchmarks --measure gpu --shape tiny --folder /tmp/trial --anyway
+  python tools/measure benchmarks --measure gpu --shape tiny --folder trial --anyway
 
 \b
 Each piece is stored when it is there, in docs/benchmarks, and the next call goes on behind it.
