@@ -87,7 +87,8 @@ def test_servers_are_asked_in_turn(fake: Callable[[], Path], tmp_path: Path) -> 
     assert {each.tokens_per_round for each in results[1::2]} == {2.0}
     assert (chats.n_same, chats.n_answers, code.n_same, code.n_answers) == (1, 2, 1, 1)
     assert results[0].speed_up is None
-    assert everything.tokens_per_second.n == 2
+    assert [each.tokens_per_second.n for each in (everything, chats, code)] == [4, 2, 2]
+    assert {each.repetitions for each in results} == {2}
     lines = (tmp_path / "asked").read_text(encoding="utf-8").splitlines()
     asked = [json.loads(line) for line in lines][4:]  # behind the warm-up of two turns each
     order = [drafts for drafts, body in asked if len(body["messages"]) == 1]

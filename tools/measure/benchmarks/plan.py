@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import Literal
 
 from measure.benchmarks import models
 from measure.benchmarks.records import ROOT
-from specrun.bench.drafters.suites import OWN_SUITE
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.types import read_parameters
 from specrun.convert.cut.cut import cut_layers
@@ -124,6 +122,7 @@ _WEIGHTS = {models.SMOLLM: ("F16", "Q8_0", "Q4_1"), models.GEMMA: ("F16", "Q8_0"
 _BYTES = {"F16": 2.0, "Q8_0": 1.06, "Q4_1": 0.63, "Q4_K_M": 0.6}
 _PARAMETERS = {models.SMOLLM: 0.135, models.GEMMA: 0.27}  # billions
 _GB_PER_SECOND = {1: 12.0, 2: 20.0}
+_LIKELY_TYPES = ("ngram-simple", "ngram-mod")
 
 
 def _token_seconds(model: str, weights: str, padded: str, threads: int) -> float:
@@ -143,49 +142,43 @@ def _peers() -> Iterable[Planned]:
             "real",
             "peers",
             f"{model}, {size}",
-            "Our suite of five categories, the same client for all programs, one slot each; "
-            "repetitions interleaved within each piece (a category at a temperature)."
+            "Our suite of five categories, each question once, the same client for all programs, "
+            "one slot each; all programs in turn, question by question."
             + (" A base model: texts are continued." if model == models.GEMMA else ""),
             tuple(_peer_pieces(model, padded)),
         )
 
 
 def _peer_pieces(model: str, padded: str) -> Iterable[Piece]:
-    """Order pieces so that one type and two threads are whole before the others begin."""
-    questions, tokens, repetitions = (1, 64, 3) if padded else (2, 96, 3)
-    files: dict[str, tuple[Callable[[], Path], str]] = {}
-    head = model == models.SMOLLM
-    arms = 12 + 2 * head
-    settings = itertools.product((2, 1), _WEIGHTS[model], ("0", "0.8"), CATEGORIES)
-    for threads, weights, temperature, category in settings:
-        files["target"] = _file(model, weights, padded)
-        files["suite"] = (functools.partial(_category, category), f"own-{category}.jsonl")
-        more = {"head": _HEAD} if head else {}
-        answers = questions * (2 if category == "chats" else 1)
+    """Order pieces so that one type and two threads are whole before the others begin.
+
+    Every question is asked once: a server that keeps earlier answers would copy a second one. Of
+    llama.cpp's n-gram drafters two are in all pieces, the rest in those of the first type.
+    """
+    questions, tokens = (2, 64) if padded else (3, 64)
+    files = {"head": _HEAD} if model == models.SMOLLM else {}
+    first = _WEIGHTS[model][0]
+    for threads, weights, temperature in itertools.product((2, 1), _WEIGHTS[model], ("0", "0.8")):
+        is_whole = (threads, weights, padded) == (2, first, "")
+        arms = (12 if is_whole else 6) + 2 * len(files)
+        target = _file(model, weights, padded)
+        line = f"peers -m {{target}}{' -md {head}' if files else ''} --suite own "
+        if not is_whole:
+            line += "--program llama-server --program specrun "
+            line += "".join(f"--spec-type {name} " for name in _LIKELY_TYPES)
+        line += f"--questions {questions} -n {tokens} -r 1 "
+        line += f"-t {threads} --temp {temperature} -o json"
+        answers = questions * (len(CATEGORIES) + 1)  # chats have two turns
         each = tokens * _token_seconds(model, weights, padded, threads) + 0.5  # a prompt is read
-        line = (
-            f"peers -m {{target}}{' -md {head}' if head else ''} --suite {{suite}} "
-            f"--questions {questions} -n {tokens} -r {repetitions} -t {threads} "
-            f"--temp {temperature} -o json"
-        )
         yield _piece(
-            f"{weights} {threads} {temperature} {category}",
+            f"{weights} {threads} {temperature}",
             "measure",
             line,
-            arms * (8 + answers * repetitions * each),
-            {**files, **more},
+            arms * (4 + answers * each),
+            {"target": target, **files},
             weights=weights,
             threads=threads,
         )
-
-
-def _category(category: str) -> Path:
-    """Return a file of our suite's questions of one category."""
-    path = models.folder() / f"own-{category}.jsonl"
-    lines = OWN_SUITE.read_text(encoding="utf-8").splitlines(keepends=True)
-    chosen = [line for line in lines if json.loads(line)["category"] == category]
-    path.write_text("".join(chosen), encoding="utf-8")
-    return path
 
 
 def _curves() -> Iterable[Planned]:

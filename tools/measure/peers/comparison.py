@@ -46,10 +46,10 @@ class PeerBench:
 class PeerResult:
     """One peer at one temperature, for all prompts (category "") or those of a category.
 
-    Spreads are over repetitions. `tokens_per_second` is by the client's clock, from the first piece
-    of text on; `speed_up` compares it with the baseline's. `tokens_per_round` counts a round for
-    every token that was no accepted draft. `n_same` of `n_answers` have the text of the baseline,
-    at temperature 0 only.
+    Spreads are over prompts and repetitions. `tokens_per_second` is by the client's clock, from
+    the first piece of text on; `speed_up` compares it with the baseline's. `tokens_per_round`
+    counts a round for every token that was no accepted draft. `n_same` of `n_answers` have the
+    text of the baseline, at temperature 0 only.
     """
 
     program: str
@@ -171,8 +171,8 @@ def _results(
 
 
 def _of(runs: Sequence[_Run], numbers: Sequence[int]) -> list[list[Reply]]:
-    """Return the replies of each repetition to some prompts."""
-    return [[reply for number in numbers for reply in run[number]] for run in runs]
+    """Return the replies to some prompts: those to the turns of a prompt, in each repetition."""
+    return [run[number] for run in runs for number in numbers]
 
 
 def _result(
@@ -187,23 +187,23 @@ def _result(
     replies = [reply for run in own for reply in run]
     tokens = sum(reply.tokens for reply in replies)
     rounds = tokens - sum(reply.accepted for reply in replies)
-    pairs = zip(own[0], base[0], strict=True)
-    n_same = sum(ours.text == theirs.text for ours, theirs in pairs)
+    first = [*zip(own[:n_prompts], base[:n_prompts], strict=True)]
+    same = [ours.text == theirs.text for pair in first for ours, theirs in zip(*pair, strict=True)]
     return PeerResult(
         program=peer.program,
         drafting=peer.drafting,
         category=category,
         temperature=params.temperature,
         n_prompts=n_prompts,
-        repetitions=len(own),
+        repetitions=len(own) // n_prompts,
         tokens=tokens,
         tokens_per_second=spread_of(speeds),
         speed_up=None if own is base else ratio_of(speeds, base_speeds),
         first_piece_s=spread_of([_mean(reply.first_s for reply in run) for run in own]),
         answer_s=spread_of([_mean(reply.whole_s for reply in run) for run in own]),
         tokens_per_round=tokens / max(1, rounds),
-        n_answers=len(own[0]),
-        n_same=n_same if params.is_greedy and own is not base else None,
+        n_answers=len(same),
+        n_same=sum(same) if params.is_greedy and own is not base else None,
     )
 
 
@@ -256,9 +256,9 @@ def _notes(results: Sequence[PeerResult]) -> list[str]:
     notes = [
         f"Baseline: {first.program} {first.drafting}. The same client asks all servers in turn, "
         f"prompt by prompt; interleaved repetitions: {first.repetitions}. tok/s: by the client's "
-        "clock, behind the first piece of text; median and quartiles over repetitions. speed-up: "
-        "ratio to the baseline (least to most within one repetition). tok/round: tokens over those "
-        "that were no accepted drafts."
+        "clock, behind the first piece of text; median and quartiles over prompts and repetitions. "
+        "speed-up: ratio to the baseline (median, least and most of a prompt). tok/round: tokens "
+        "over those that were no accepted drafts."
     ]
     if any(result.drafting in ("ngram-mod", "ngram-cache") for result in results):
         notes.append(
