@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import ModelLoadError, UnsupportedModelError
-from specrun.bindings.threads import FORK, yielding_threads
+from specrun.bindings.threads import FORK, patient_threads
 
 logger = logging.getLogger("specrun.llama")
 # Without a handler somewhere, Python's last-resort handler would write llama.cpp's warnings to
@@ -97,7 +97,7 @@ def quiet_log() -> Iterator[None]:
 def llama() -> Any:  # noqa: ANN401 - the ctypes module is untyped by nature
     """Return the `llama_cpp` module, loaded, with backends initialised and the log routed."""
     is_beside_another = _has_cpp_library()
-    with yielding_threads():
+    with patient_threads():
         import llama_cpp.llama_cpp as native
 
     copy = own_cpp_library(native._lib) if is_beside_another else None

@@ -17,9 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specrun.bindings.errors import ForkedError
+from specrun.bindings.machine.other_load import read_times
 
-SPIN_COUNT = 1000
-"""How often libgomp's threads look before they sleep; its default is about 300,000."""
+SPINS, SPINS_BUSY = 300_000, 1000
+"""How often libgomp's threads look before they sleep: 3 ms or, beside other programs, 10 us."""
 
 _CHOSEN_BY_USERS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 
@@ -138,20 +139,28 @@ def _fast_cores() -> int:
 
 
 @contextmanager
-def yielding_threads() -> Iterator[None]:
-    """Let a libgomp that is loaded meanwhile spin for SPIN_COUNT looks only.
+def patient_threads() -> Iterator[None]:
+    """Let a libgomp that is loaded meanwhile spin for SPINS looks, or SPINS_BUSY (`Patience`).
 
     It reads its environment once, while it is loaded. The user's choice stays, and so does
     the environment of other libraries and child processes.
     """
-    if any(name in os.environ for name in _CHOSEN_BY_USERS):
+    if not are_spins_ours():
         yield
         return
-    os.environ["GOMP_SPINCOUNT"] = str(SPIN_COUNT)
+    # That policy sets the count for more threads than processors to 1000.
+    chosen = {"GOMP_SPINCOUNT": str(SPINS), "OMP_WAIT_POLICY": "active"}
+    os.environ.update(chosen)
     try:
         yield
     finally:
-        del os.environ["GOMP_SPINCOUNT"]
+        for name in chosen:
+            del os.environ[name]
+
+
+def are_spins_ours() -> bool:
+    """Whether the user has left it to this program how threads wait, and it can see the load."""
+    return not any(name in os.environ for name in _CHOSEN_BY_USERS) and read_times() is not None
 
 
 def describe_waiting(*, has_libgomp: bool) -> str:
@@ -161,7 +170,9 @@ def describe_waiting(*, has_libgomp: bool) -> str:
     for name in _CHOSEN_BY_USERS:
         if name in os.environ:
             return f"spinning as {name}={os.environ[name]} says"
-    return f"spinning briefly, then yielding (GOMP_SPINCOUNT={SPIN_COUNT})"
+    if not are_spins_ours():
+        return "spinning as libgomp does (GOMP_SPINCOUNT changes it)"
+    return f"spinning, briefly beside other programs (GOMP_SPINCOUNT={SPINS} or {SPINS_BUSY})"
 
 
 # -- fork ------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from specrun.bindings.errors import (
     decode_error,
 )
 from specrun.bindings.library import NativeHandle, last_native_errors, llama
+from specrun.bindings.machine.patience import PATIENCE
 from specrun.bindings.machine.workers import freed_while_there
 from specrun.bindings.models.nextn import (
     NEXTN_ARCHITECTURES,
@@ -90,7 +91,8 @@ class Context:
         self.n_ctx = int(self._native.llama_n_ctx(self._handle))
         threads = self._native.llama_n_threads, self._native.llama_n_threads_batch
         # Whether its threads are at work is noted once, with the first evaluation.
-        self._has_threads_to_note = any(count(self._handle) > 1 for count in threads)
+        self._n_threads = max(count(self._handle) for count in threads)
+        self._has_threads_to_note = self._is_threaded = self._n_threads > 1
         self.n_batch = int(self._native.llama_n_batch(self._handle))
         self.n_outputs = self._n_outputs
         self.memory = Memory(
@@ -294,6 +296,8 @@ class Context:
         if self._has_threads_to_note:
             FORK.note_work()
             self._has_threads_to_note = False
+        if PATIENCE.is_unwatched and self._is_threaded:
+            PATIENCE.watch(self._n_threads)
         native, memory, struct = self._native, self.memory, batch.struct
         buffers, samplers, takes_back = self._buffers, self._samplers, memory.n_rollback
         buffers.generation += 1  # all rows are stale
@@ -350,12 +354,14 @@ class Context:
         if self._has_threads_to_note:
             FORK.note_work()
             self._has_threads_to_note = False
-        buffers = self._buffers
+        buffers, is_threaded = self._buffers, self._is_threaded
 
         def step(token: int, position: int) -> npt.NDArray[np.float32]:
             handle = self._handle or self.handle  # read once: another thread may close it
             if FORK.lost:
                 FORK.check()
+            if PATIENCE.is_unwatched and is_threaded:
+                PATIENCE.watch(self._n_threads)
             buffers.generation += 1
             code, seconds, address = call(handle, token, position)
             self.native_seconds += seconds

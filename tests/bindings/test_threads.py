@@ -7,19 +7,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from specrun.bindings.library import has_function
 from specrun.bindings.machine import supports_gpu_offload
+from specrun.bindings.machine.other_load import OtherLoad
+from specrun.bindings.machine.patience import Patience
 from specrun.bindings.threads import (
-    SPIN_COUNT,
+    SPINS,
+    SPINS_BUSY,
     Processors,
     available_cores,
     count_cores,
     cpu_quota,
     describe_waiting,
-    yielding_threads,
+    patient_threads,
 )
 from specrun.runtime.demo import demo_target
 
@@ -119,15 +124,51 @@ def test_no_more_threads_than_this_process_may_use() -> None:
 def test_the_setting_is_seen_by_the_library_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
         monkeypatch.delenv(name, raising=False)
-    with yielding_threads():
-        assert os.environ["GOMP_SPINCOUNT"] == str(SPIN_COUNT)
+    with patient_threads():
+        assert os.environ["GOMP_SPINCOUNT"] == str(SPINS)
     assert "GOMP_SPINCOUNT" not in os.environ
-    assert f"GOMP_SPINCOUNT={SPIN_COUNT}" in describe_waiting(has_libgomp=True)
-    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
-    with yielding_threads():
+    assert "OMP_WAIT_POLICY" not in os.environ
+    assert f"GOMP_SPINCOUNT={SPINS} or {SPINS_BUSY}" in describe_waiting(has_libgomp=True)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "passive")
+    with patient_threads():
         assert "GOMP_SPINCOUNT" not in os.environ
-    assert "OMP_WAIT_POLICY=active" in describe_waiting(has_libgomp=True)
+    assert "OMP_WAIT_POLICY=passive" in describe_waiting(has_libgomp=True)
     assert "without libgomp" in describe_waiting(has_libgomp=False)
+
+
+BUSY, QUIET = "other programs used 1.0 of 2 processors", ""
+WORK, IDLE = 0.5, 0.01  # seconds of this process's work in half a second
+
+
+@pytest.mark.parametrize(
+    ("looks", "added"),
+    [
+        ([(QUIET, WORK), (QUIET, WORK), (QUIET, IDLE)], []),
+        ([(QUIET, WORK), (BUSY, WORK), (BUSY, WORK), (QUIET, WORK)], [1]),
+        ([(BUSY, WORK), (BUSY, IDLE)], [0]),
+        ([(BUSY, IDLE)], []),
+    ],
+)
+def test_sleepers_are_there_while_others_work(
+    looks: list[tuple[str, float]], added: list[int]
+) -> None:
+    at, adds = 0, list[int]()
+
+    def disturbance() -> str:
+        nonlocal at
+        at += 1
+        return looks[at - 1][0]
+
+    load = SimpleNamespace(disturbance=disturbance)
+    patience = Patience(
+        load=lambda n_threads: cast("OtherLoad", load),
+        wait=lambda seconds: None,
+        work=lambda: sum(work for _, work in looks[:at]),
+        add=lambda n_threads: adds.append(at - 1),
+    )
+    patience.is_unwatched = False
+    patience.run(2)
+    assert (at, adds, patience.is_unwatched) == (len(looks), added, True)
 
 
 def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -146,9 +187,62 @@ def test_libgomp_reads_the_setting() -> None:
     if not has_function("GOMP_parallel"):
         pytest.skip("this llama.cpp is built without libgomp")
     code = "from specrun.bindings.library import llama; llama()"
-    assert f"GOMP_SPINCOUNT = '{SPIN_COUNT}'" in run(code, OMP_DISPLAY_ENV="verbose").stderr
+    read = run(code, OMP_DISPLAY_ENV="verbose").stderr
+    assert f"GOMP_SPINCOUNT = '{SPINS}'" in read
+    assert "OMP_WAIT_POLICY = 'ACTIVE'" in read
     chosen = run(code, OMP_DISPLAY_ENV="verbose", GOMP_SPINCOUNT="77").stderr
     assert "GOMP_SPINCOUNT = '77'" in chosen
+
+
+SPINNING = """
+import ctypes, os, threading, time
+from specrun.bindings.library import llama, native_function
+from specrun.bindings.machine.patience import add_sleepers
+llama()
+pointer = ctypes.c_void_p
+call = ctypes.CFUNCTYPE(None, pointer)
+parallel = native_function("GOMP_parallel", None, call, pointer, ctypes.c_uint, ctypes.c_uint)
+first = threading.get_ident()
+late = call(lambda _: time.sleep(0.05 if threading.get_ident() != first else 0.0))
+
+def waited():
+    \"""Return the processor's time that this thread takes to wait for the other.\"""
+    before = time.thread_time()
+    parallel(late, None, 2, 0)
+    return time.thread_time() - before
+
+def count():
+    return len(os.listdir("/proc/self/task"))
+
+def hold():
+    add_sleepers(2)
+    there.set()
+    end.wait()
+
+alone = min(waited() for _ in range(5))
+n_threads, there, end = count(), threading.Event(), threading.Event()
+holder = threading.Thread(target=hold)
+holder.start()
+there.wait()
+n_more = count() - n_threads
+beside = min(waited() for _ in range(5))
+end.set()
+holder.join()
+for _ in range(500):
+    if count() <= n_threads:
+        break
+    time.sleep(0.01)
+afterwards = min(waited() for _ in range(5))
+print(n_more > 1, alone > 10 * beside, count() <= n_threads, afterwards > 10 * beside)
+"""
+
+
+def test_threads_sleep_sooner_while_there_are_sleepers() -> None:
+    """300,000 looks take more than ten times as long as 1000; the teams end with their threads."""
+    if not has_function("GOMP_parallel") or not sys.platform.startswith("linux"):
+        pytest.skip("this llama.cpp is built without libgomp, or this system has no /proc")
+    done = run(SPINNING)
+    assert done.stdout.split() == ["True"] * 4, done.stderr
 
 
 FORK = """
