@@ -282,19 +282,26 @@ class Mailbox:
         with self._changed:
             self._traces.extend(traces)
             self._events.extend(events)
-            self._wake()
+            sleepers = self._woken()
+        for wake in sleepers:
+            wake()
 
     def end(self, result: GenerationResult | BaseException) -> None:
         """Take the whole answer, or the error that ended it; nothing comes after it."""
         with self._changed:
             self.ended = result
-            self._wake()
-
-    def _wake(self) -> None:
-        self._changed.notify_all()
-        sleepers, self._sleepers = self._sleepers, []
+            sleepers = self._woken()
         for wake in sleepers:
             wake()
+
+    def _woken(self) -> list[Callable[[], None]]:
+        """Wake the threads that wait; return the event loops to wake, without the lock.
+
+        A loop that is woken runs at once, and would wait for the lock.
+        """
+        self._changed.notify_all()
+        sleepers, self._sleepers = self._sleepers, []
+        return sleepers
 
     # -- the reader's side -------------------------------------------------------------------------
 
@@ -309,6 +316,8 @@ class Mailbox:
 
     def take_traces(self) -> list[RoundTrace]:
         """Return the traces since the last call."""
+        if not self._traces:
+            return []
         with self._changed:
             traces, self._traces = self._traces, []
         return traces
