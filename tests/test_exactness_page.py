@@ -1,7 +1,7 @@
-"""docs/exactness-proof.md shows the algorithm in our own code: each block is the source, word for
-word.
+"""docs/exactness-loop.md and docs/exactness-proof.md show the algorithm in our own code: each block
+is the source, word for word.
 
-`python tests/test_exactness_page.py` puts the sources into the page; read the sentences between
+`python tests/test_exactness_page.py` puts the sources into the pages; read the sentences between
 them again then.
 """
 
@@ -22,19 +22,14 @@ from specrun.runtime.laws import Law
 from specrun.runtime.round.loop import decode_rounds
 from specrun.runtime.trees import tree_steps
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "exactness-proof.md"
-HEADING = "## The whole algorithm on one page\n"
-MOST_LINES = 170
-QUOTED: tuple[Callable[..., object], ...] = (
-    decode_rounds,
-    tree_steps,
-    walk,
-    decide,
-    settle_point_masses,
-    Law.residual,
-    Law.without,
-)
-"""What the page quotes, in reading order."""
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+MOST_LINES = 100
+Functions = tuple[Callable[..., object], ...]
+QUOTED: dict[str, Functions] = {
+    "exactness-loop.md": (decode_rounds, tree_steps),
+    "exactness-proof.md": (walk, decide, settle_point_masses, Law.residual, Law.without),
+}
+"""The functions that each page quotes, in reading order."""
 
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -52,19 +47,13 @@ def source_of(function: Callable[..., object]) -> str:
     return textwrap.dedent("".join(lines))
 
 
-def section_of(page: str) -> str:
-    """The section's text, from below its heading to the next one."""
-    assert page.count(HEADING) == 1
-    return page.partition(HEADING)[2].partition("\n## ")[0]
-
-
-def differences(page: str) -> list[str]:
-    """What is wrong with the page: blocks that are missing, too many, in another order, or not the
+def differences(page: str, quoted: Functions) -> list[str]:
+    """The faults of the page: blocks that are missing, too many, in another order, or not the
     source."""
-    blocks = _BLOCK.findall(section_of(page))
-    if len(blocks) != len(QUOTED):
-        return [f"the page has {len(blocks)} blocks of code and should have {len(QUOTED)}"]
-    pairs = zip(QUOTED, blocks, strict=True)
+    blocks = _BLOCK.findall(page)
+    if len(blocks) != len(quoted):
+        return [f"the page has {len(blocks)} blocks of code and should have {len(quoted)}"]
+    pairs = zip(quoted, blocks, strict=True)
     return [
         f"{pair.__qualname__} is not what the page shows"
         for pair, block in pairs
@@ -72,54 +61,58 @@ def differences(page: str) -> list[str]:
     ]
 
 
-def renewed(page: str) -> str:
+def renewed(page: str, quoted: Functions) -> str:
     """The page with every block, in order, replaced by its source."""
-    section, sources = section_of(page), iter(map(source_of, QUOTED))
-    return page.replace(
-        section, _BLOCK.sub(lambda _block: f"```python\n{next(sources)}```", section)
-    )
+    sources = iter(map(source_of, quoted))
+    return _BLOCK.sub(lambda _block: f"```python\n{next(sources)}```", page)
 
 
-@pytest.fixture
-def page() -> str:
-    return PAGE.read_text()
-
-
-def test_the_page_is_our_own_code(page: str) -> None:
-    assert differences(page) == [], (
+@pytest.mark.parametrize("name", QUOTED)
+def test_the_page_is_our_own_code(name: str) -> None:
+    page = (DOCS / name).read_text()
+    assert differences(page, QUOTED[name]) == [], (
         "python tests/test_exactness_page.py renews the blocks; then read the page again"
     )
-    assert renewed(page) == page
+    assert renewed(page, QUOTED[name]) == page
 
 
-@pytest.mark.parametrize("number", range(len(QUOTED)))
-def test_a_block_that_is_missing_or_differs_is_seen(page: str, number: int) -> None:
-    block = _BLOCK.findall(section_of(page))[number]
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [(name, number) for name, quoted in QUOTED.items() for number in range(len(quoted))],
+)
+def test_a_block_that_is_missing_or_differs_is_seen(name: str, number: int) -> None:
+    page, quoted = (DOCS / name).read_text(), QUOTED[name]
+    block = _BLOCK.findall(page)[number]
     whole = f"```python\n{block}```\n"
     assert page.count(whole) == 1
-    assert differences(page.replace(whole, ""))
-    assert differences(page.replace(whole, whole.replace(" = ", " == ", 1)))
-    assert differences(page.replace(whole, whole.replace("    ", "        ", 1)))
-    assert differences(page.replace(whole, whole + whole))
+    assert differences(page.replace(whole, ""), quoted)
+    assert differences(page.replace(whole, whole.replace(" = ", " == ", 1)), quoted)
+    assert differences(page.replace(whole, whole.replace("    ", "        ", 1)), quoted)
+    assert differences(page.replace(whole, whole + whole), quoted)
 
 
-def test_blocks_in_another_order_are_seen(page: str) -> None:
-    first, second = (f"```python\n{source_of(one)}```" for one in QUOTED[:2])
-    assert (
-        len(differences(page.replace(first, "?").replace(second, first).replace("?", second))) >= 2
-    )
+@pytest.mark.parametrize("name", QUOTED)
+def test_blocks_in_another_order_are_seen(name: str) -> None:
+    page, quoted = (DOCS / name).read_text(), QUOTED[name]
+    first, second = (f"```python\n{source_of(one)}```" for one in quoted[:2])
+    swapped = page.replace(first, "?").replace(second, first).replace("?", second)
+    assert len(differences(swapped, quoted)) >= 2
 
 
-def test_sentences_lead_from_block_to_block(page: str) -> None:
-    prose = _BLOCK.sub("```", section_of(page)).split("```")
+@pytest.mark.parametrize("name", QUOTED)
+def test_sentences_lead_from_block_to_block(name: str) -> None:
+    prose = _BLOCK.sub("```", (DOCS / name).read_text()).split("```")
     assert all(len(text.split()) > 8 for text in prose[:-1])
 
 
-def test_it_is_one_page(page: str) -> None:
-    lines = [line for block in _BLOCK.findall(section_of(page)) for line in block.splitlines()]
+@pytest.mark.parametrize("name", QUOTED)
+def test_the_code_of_a_page_is_short(name: str) -> None:
+    blocks = _BLOCK.findall((DOCS / name).read_text())
+    lines = [line for block in blocks for line in block.splitlines()]
     assert len(lines) < MOST_LINES
     assert max(map(len, lines)) <= 100
 
 
 if __name__ == "__main__":
-    PAGE.write_text(renewed(PAGE.read_text()))
+    for name, quoted in QUOTED.items():
+        (DOCS / name).write_text(renewed((DOCS / name).read_text(), quoted))

@@ -50,7 +50,7 @@ def test_a_bounded_cache_pays_from_where_the_page_says(
         )
 
     assert best(pays_from) < 1.0 <= best(pays_from - 100)
-    page = (Path(__file__).parents[3] / "docs" / "self-drafts.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "bounded-cache.md").read_text()
     assert f"| {acceptance} | {pays_from:,} |" in page
     assert f"{1 / best(32_000):.2f} | {1 / best(128_000):.2f} |" in page
 
