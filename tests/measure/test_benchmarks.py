@@ -41,6 +41,7 @@ def arm(program: str, drafting: str, category: str, speed: float, **more: Any) -
         "category": category,
         "temperature": 0.0,
         "tokens_per_second": spread(speed),
+        "speed_up": None if speed == 10.0 else {"value": speed / 10.0, "low": 0.0, "high": 9.0},
         "n_answers": 2,
         "n_same": None,
         "weights": "F16",

@@ -26,7 +26,7 @@ def best_of(arms: Sequence[Result], program: str, plain: bool = True) -> Result 
     """Return a program's fastest arm, plain decoding among them or not."""
     own = [arm for arm in arms if arm["program"] == program]
     own = [arm for arm in own if plain or arm["drafting"] != "plain"]
-    return max(own, key=_speed, default=None)
+    return max(own, key=_gain, default=None)
 
 
 def arm_of(arms: Sequence[Result], program: str, drafting: str) -> Result | None:
@@ -45,7 +45,12 @@ def grouped(results: Sequence[Result], *names: str) -> dict[tuple[Any, ...], lis
 
 def over(arm: Result | None, base: Result | None) -> float | None:
     """Return how many times as fast an arm is as another; None if one is not there."""
-    return None if arm is None or base is None else _speed(arm) / _speed(base)
+    return None if arm is None or base is None else _gain(arm) / _gain(base)
+
+
+def _gain(arm: Result) -> float:
+    """Return the speed-up over the baseline: the median over questions, each asked of both."""
+    return 1.0 if arm["speed_up"] is None else float(arm["speed_up"]["value"])
 
 
 def _speed(arm: Result) -> float:
@@ -59,10 +64,11 @@ def _peers(results: Sequence[Result]) -> Table:
     return Table.of(
         rows,
         "plain: llama-server's plain decoding, tokens a second by the client's clock (over the "
-        "categories), and specrun's over it. Of each category: specrun as it chooses itself over "
-        "that plain decoding; in brackets specrun's best arm over the best of llama.cpp's. mean: "
-        "geometric. python: llama-cpp-python's best arm over llama-server's plain decoding. "
-        "differ: of specrun's texts at temperature 0, the ones that llama-server's plain has not.",
+        "categories), and specrun's over it. Speed-ups are medians over the questions. Of each "
+        "category: specrun as it chooses itself over that plain decoding; in brackets specrun's "
+        "best arm over the best of llama.cpp's. mean: geometric. python: llama-cpp-python's best "
+        "arm over llama-server's plain decoding. differ: of specrun's texts at temperature 0, the "
+        "ones that llama-server's plain has not.",
     )
 
 
