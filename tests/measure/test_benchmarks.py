@@ -20,6 +20,7 @@ from measure.benchmarks.records import FOLDER, Record, read_record, read_records
 from measure.benchmarks.summaries import summary
 from specrun.bench.report import Table
 from specrun.bindings.errors import MalformedFileError, SpecrunError
+from specrun.bindings.machine.other_load import OtherLoad, Times
 from specrun.runtime import Runtime
 from specrun.runtime.demo import demo_target
 
@@ -146,6 +147,36 @@ def test_pieces_that_fit_are_measured_once(tmp_path: Path, monkeypatch: pytest.M
     measured(10.0)
     assert measured(10.0) == []
     assert ran == ["first", "bad", "bad", "bad"]
+
+
+def test_a_disturbed_piece_is_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits while others are at work; what they disturbed is no result."""
+    ran: list[str] = []
+    monkeypatch.setattr(
+        measurement, "run", lambda piece: ran.append(piece.name) or [{"speed": len(ran)}]
+    )
+    plan = Planned("some", "real", "curves", "A title", "Conditions.", (PIECE,))
+    busy, seconds, steps = 1.9, 1.0, iter(range(100))
+    first_look, second_look, first_try = (0.0, busy), (0.0, 0.0), (0.0, busy)
+    others = iter((0.0, *first_look, *second_look, *first_try, *second_look, 0.0, 0.0))
+    worked = 0.0
+
+    def read() -> Times:
+        nonlocal worked
+        worked += seconds * next(others)
+        return Times(seconds * next(steps), worked, 0.0)
+
+    load = OtherLoad(2, n_processors=2, read=read, wait=lambda _: None)
+    failed = measure_planned(
+        [plan], 10.0, anyway=False, say=lambda _: None, folder=tmp_path, machine=load
+    )
+    assert failed == ["some, first: other programs used 1.9 of 2 processors meanwhile"]
+    assert ran == ["first", "first"]
+    record = record_of(plan, tmp_path)
+    assert [result["speed"] for result in record.results] == [2]
+    assert "busy" not in record.conditions
 
 
 def test_machines_are_not_mixed(tmp_path: Path) -> None:
