@@ -13,7 +13,7 @@ from specrun.cli.options.group import ENVIRONMENT_PREFIX, LazyCommand, LazyGroup
 _COMMANDS = (
     LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
     LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
-    LazyCommand("specrun.cli.serve.command", "serve", "Answer over HTTP, as OpenAI's API does."),
+    LazyCommand("specrun.cli.serve.command", "serve", "Serve models over HTTP, with OpenAI's API."),
     LazyCommand("specrun.cli.demo", "demo", "Chat with a published model, fetched once."),
     LazyCommand(
         "specrun.cli.accelerate.command", "accelerate", "Find what makes a model faster here."

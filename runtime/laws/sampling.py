@@ -270,7 +270,7 @@ class SamplingParams(_WorkedOut):
     top_p: float = _setting(
         0.95,
         "--top-p N",
-        "Keep the most likely tokens with this much probability together; 1: all.",
+        "Keep the most likely tokens with this total probability; 1: all.",
         least=0,
         most=1,
         sampler="top_p",
@@ -279,7 +279,7 @@ class SamplingParams(_WorkedOut):
     min_p: float = _setting(
         0.05,
         "--min-p N",
-        "Keep tokens with this share of the most likely one's probability; 0: all.",
+        "Keep tokens with at least this share of the highest probability; 0: all.",
         least=0,
         most=1,
         sampler="min_p",
@@ -313,7 +313,7 @@ class SamplingParams(_WorkedOut):
     repeat_last_n: int = _setting(
         64,
         "--repeat-last-n N",
-        "How many recent tokens penalties look at; 0: none, -1: all.",
+        "The number of recent tokens that penalties apply to; 0: none, -1: all.",
         least=-1,
         wanted="-1 (all), 0 (off) or a count",
     )
@@ -334,7 +334,7 @@ class SamplingParams(_WorkedOut):
     typical_p: float = _setting(
         1.0,
         "--typical, --typical-p N",
-        "Keep the tokens of the most typical surprise with this much probability; 1: all.",
+        "Keep the tokens of the most typical surprise with this total probability; 1: all.",
         least=0,
         most=1,
         sampler="typ_p",
@@ -352,7 +352,7 @@ class SamplingParams(_WorkedOut):
     xtc_probability: float = _setting(
         0.0,
         "--xtc-probability N",
-        "Chance to leave out all likely tokens but the least likely of them; 0: off.",
+        "The chance of removing all likely tokens except the least likely of them; 0: off.",
         least=0,
         most=1,
         sampler="xtc",
@@ -361,40 +361,40 @@ class SamplingParams(_WorkedOut):
     xtc_threshold: float = _setting(
         0.1,
         "--xtc-threshold N",
-        "The probability from which a token is likely, for XTC; over 0.5: off.",
+        "The least probability of a likely token, for XTC; over 0.5: off.",
         least=0,
         most=1,
     )
     dry_multiplier: float = _setting(
         0.0,
         "--dry-multiplier N",
-        "Penalise tokens that go on with a repetition, by N * base^(its length - the allowed one); "
-        "0: off.",
+        "Penalise tokens that continue a repetition, by N * base^(its length - the allowed "
+        "length); 0: off.",
         sampler="dry",
         off=0.0,
     )
     dry_base: float = _setting(1.75, "--dry-base N", "The base of DRY's penalty.", least=1)
     dry_allowed_length: int = _setting(
-        2, "--dry-allowed-length N", "How long a repetition costs nothing.", least=0
+        2, "--dry-allowed-length N", "The longest repetition without a penalty.", least=0
     )
     dry_penalty_last_n: int = _setting(
         64,
         "--dry-penalty-last-n N",
-        "How many recent tokens DRY looks at; 0: none, -1: all.",
+        "The number of recent tokens that DRY reads; 0: none, -1: all.",
         least=-1,
         wanted="-1 (all), 0 (off) or a count",
     )
     dry_sequence_breakers: tuple[str, ...] = _setting(
         ("\n", ":", '"', "*"),
         "--dry-sequence-breaker TEXT",
-        "A text that ends a repetition, in place of the usual ones; repeatable; none: no text.",
+        "A text that ends a repetition, instead of the usual texts; repeatable; none: no text.",
         variable="dry_sequence_breaker",
     )
     mirostat: int = _setting(
         0,
         "--mirostat N",
-        "Steer the surprise of the text, in place of all samplers but temperature: version 1 or 2; "
-        "0: off.",
+        "Control the surprise of the text, instead of all samplers except temperature: version 1 "
+        "or 2; 0: off.",
         least=0,
         most=2,
         wanted="0 (off), 1 or 2",
@@ -405,13 +405,13 @@ class SamplingParams(_WorkedOut):
     mirostat_ent: float = _setting(
         5.0,
         "--mirostat-ent N",
-        "The surprise that mirostat aims at, in bits a token.",
+        "Mirostat's target surprise, in bits a token.",
         fields=("mirostat_tau",),
     )
     dynatemp_range: float = _setting(
         0.0,
         "--dynatemp-range N",
-        "How far the temperature moves with the entropy of the distribution; 0: off.",
+        "The largest change of the temperature by the distribution's entropy; 0: off.",
         least=0,
         sampler="temperature",
         off=0.0,
@@ -419,7 +419,7 @@ class SamplingParams(_WorkedOut):
     dynatemp_exp: float = _setting(
         1.0,
         "--dynatemp-exp N",
-        "The power of the normalised entropy by which it moves.",
+        "The exponent of the normalised entropy, for --dynatemp-range.",
         least=0,
         fields=("dynatemp_exponent",),
     )

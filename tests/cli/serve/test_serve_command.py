@@ -75,7 +75,7 @@ def test_it_says_where_it_is_and_ends_when_it_is_told(tmp_path: Path) -> None:
         output, messages = process.communicate(timeout=30)
     assert process.returncode == 0, messages
     assert output == ""
-    for word in ("drafter", "slots", "key", "asked for (2)", f"{address}/v1", "ended"):
+    for word in ("drafter", "slots", "key", "required (2)", f"{address}/v1", "ended"):
         assert word in messages
     assert "GET /v1/models 401" in messages  # the access log, with -v
     assert "second" not in messages.replace("seconds", "")  # keys are never shown
