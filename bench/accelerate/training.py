@@ -180,7 +180,7 @@ _AT_ONCE = 16  # conversations: three times the tokens a second of four, of a sm
 _TOKENS_PER_BATCH = 1024  # small batches learn more in the same time
 _FIRST_STEPS = 1_000_000  # until it is known how many fit
 _NARROW = 2048
-"""The width below which laws of all tokens are most of a step's work, and of a draft's."""
+"""The width below which distributions of all tokens are most of a step's work, and of a draft's."""
 _DRAFT_TOKENS = 12288
 _WIDE_DRAFT_TOKENS = 32000  # EAGLE-3's own
 _LAW_TOKENS = 8192  # of EAGLE-3's, in a step: the head's output matrix is half of one's work

@@ -1,4 +1,4 @@
-"""Cells of the cache: laws of texts in trees and of several conversations against plain ones."""
+"""Cells of the cache: distributions in trees and in several conversations against plain ones."""
 
 from __future__ import annotations
 

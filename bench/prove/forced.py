@@ -1,10 +1,10 @@
-"""Forced texts: one text through rounds of any drafts, and how far its laws are from plain ones.
+"""Forced texts: one text through rounds of any drafts, its distributions against plain ones.
 
 Plain decoding writes a text, greedily, after a real prompt. The same text is then evaluated in
 rounds whose drafts hold some of it, as a target does while it generates. The rows that decide its
 tokens are compared with those of plain decoding by their total variation, that of the target's own
-laws (softmax of the logits, temperature 1): about how often a sampled text parts there. A row whose
-most likely token is another one is a flip: a greedy text parts there.
+distributions (softmax of the logits, temperature 1): about how often a sampled text parts there. A
+row whose most likely token is another one is a flip: a greedy text parts there.
 """
 
 from __future__ import annotations

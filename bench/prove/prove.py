@@ -1,9 +1,9 @@
 """Proof: checks that a pair's text is the target's own, on the machine and with the options in use.
 
 Tests show it of tiny models, this of the user's: the rule by enumeration, rows after trees and
-of several conversations against those of chains, texts against plain decoding's, their law, and
-answers after faults. Every check has a control: an error that it would have seen. Without one it
-proves nothing and is left out.
+of several conversations against those of chains, texts against plain decoding's, their
+distribution, and answers after faults. Every check has a control: an error that it would have seen.
+Without one it proves nothing and is left out.
 """
 
 from __future__ import annotations

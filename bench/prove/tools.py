@@ -371,7 +371,7 @@ class ServedTools:
             found.problems += [f"{case.name}, plain: {each}" for each in broken_calls(plain)]
             for name, choice in self._arms.items():
                 if case.temperature and choice is None:
-                    continue  # drafts that are drawn have other texts, with the same law
+                    continue  # drafts that are drawn have other texts, with the same distribution
                 reply = self._post(PATHS[api], _drafted_by(plain.body, choice))
                 self._count(name, reply)
                 self._compare(setting, found, plain, reply, name)
@@ -438,7 +438,7 @@ class ServedTools:
 
     @contextmanager
     def _judge(self, setting: Setting, plain: _Asked, *, parted: bool) -> Iterator[Session]:
-        """Yield a session that has the laws of a text; texts that do not part need none."""
+        """Yield a session with the distributions of a text; texts that do not part need none."""
         if not parted:
             yield self._engine.session
             return

@@ -320,7 +320,7 @@ def _plan_memory(
 def _measure_noise(
     file: Path, settings: EvaluationSettings, terminal: Terminal, *, as_json: bool
 ) -> None:
-    """Show how far laws move with the width of an evaluation (bench/batch_noise.py)."""
+    """Show how far distributions move with the width of an evaluation (bench/batch_noise.py)."""
     from specrun.bench.batch_noise import NoiseOptions, measure_batch_noise
 
     facts = summarise(file, read_header(file))

@@ -1,7 +1,7 @@
 """SpecTr's k-SEQ: k i.i.d. draws tested against one scaled-down ratio, near the best possible.
 
 Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport" (NeurIPS 2023), k-sequential
-selection. For k draws from Q below a node with law P and a scale rho in [1, k]:
+selection. For k draws from Q below a node with distribution P and a scale rho in [1, k]:
 
     b = sum_x min(Q(x), P(x) / rho)                     the probability that one draw passes
     accept each draw in turn with min(1, P(x) / (rho Q(x)))
@@ -69,7 +69,7 @@ class KSeq:
         return _expected_tries(min(1.0, float(self.passed.sum())), self._k)
 
     def residual(self) -> Law:
-        """Return the law after k rejections; the target's own where these are impossible."""
+        """Return the distribution after k rejections; the target's own if these are impossible."""
         left = self._target.probs - self.passed * self._tries
         np.maximum(left, 0.0, out=left)
         total = float(left.sum())
@@ -77,12 +77,12 @@ class KSeq:
 
 
 class KSeqRule:
-    """k-SEQ for every run of draws from one law; the exact formula, its case k = 1, for all others.
+    """k-SEQ for every run of draws from one distribution; the exact formula (k = 1) for all others.
 
-    Draws belong to a run if they follow each other with the same law. That says they are i.i.d.
-    only if their number and their laws were settled before the first of them was drawn: a drafter
-    that draws again *because* of what it drew ("until two differ") is within the exact rule's
-    terms, but not within this one's.
+    Draws belong to a run if they follow each other with the same distribution. That says they are
+    i.i.d. only if their number and their distributions were settled before the first of them was
+    drawn: a drafter that draws again *because* of what it drew ("until two differ") is within the
+    exact rule's terms, but not within this one's.
     """
 
     name = "kseq"
@@ -109,7 +109,7 @@ def _decide(
             token = tree.tokens[draw.node]
             draft_prob = draft.probability(token)
             if draft_prob <= 0.0:
-                problem = "was drafted from a law that gives it probability 0"
+                problem = "was drafted from a distribution that lacks it"
                 raise OptionError(f"token {token} {problem}")
             target_prob = remaining.probability(token)
             if target_prob > 0.0 and noise.accept(target_prob / (plan.scale * draft_prob)):
@@ -120,10 +120,11 @@ def _decide(
 
 
 def _runs(draws: Sequence[Draw]) -> Iterator[list[Draw]]:
-    """Yield the draws in order: neighbours of one law together, point masses one by one."""
+    """Yield the draws in order: neighbours of one distribution together, point masses alone."""
     run: list[Draw] = []
     for draw in draws:
-        # Siblings without replacement have a law each: runs of one, with rho = 1 the exact rule.
+        # Siblings without replacement have a distribution each: runs of one, with rho = 1 the exact
+        # rule.
         if run and not _same_law(run[0].law, draw.law):
             yield run
             run = []

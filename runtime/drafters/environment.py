@@ -44,12 +44,12 @@ class DraftEnvironment:
     (`measured`, or else what is stored), or else a typical curve, which rounds then correct
     (`learnt`). `clock` is what drafters that
     measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
-    rules whose law is the drafter's too; `keeps_rows` says that such a rule reads the drafter's own
-    rows. `shape` says whether all evaluations have one width. At a `meeting` draft models of
-    several conversations are evaluated together. Drafts of a recurrent target have at most `n_kept`
-    tokens if no number is given, because each keeps a state; None: as many as pay and fit. What
-    drafters leave empty of a block may be filled up (`may_fill`, `fills`). `answers` are those that
-    are kept, for prompt lookups.
+    rules whose distribution is the drafter's too; `keeps_rows` says that such a rule reads the
+    drafter's own rows. `shape` says whether all evaluations have one width. At a `meeting` draft
+    models of several conversations are evaluated together. Drafts of a recurrent target have at
+    most `n_kept` tokens if no number is given, because each keeps a state; None: as many as pay and
+    fit. What drafters leave empty of a block may be filled up (`may_fill`, `fills`). `answers` are
+    those that are kept, for prompt lookups.
     """
 
     target: Model

@@ -363,7 +363,8 @@ class GrowingDrafter(Drafter):
                 return params if params.is_greedy else params.favourites(), True
             if not params.is_greedy:
                 return params, False
-        # A fixed shape needs the order of tokens alone; path probabilities and p_min the law.
+        # A fixed shape needs the order of tokens alone; path probabilities and p_min the
+        # distribution.
         only_order = isinstance(shape, Topology) and not reads
         ranked = shape.max_width if only_order else max(RANKED_TOKENS, shape.max_width)
         return ranking_params(params, ranked), False

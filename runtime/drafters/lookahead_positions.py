@@ -94,7 +94,8 @@ class LookaheadFile:
 # nodes in a chain, but after a rejection the next round has nothing to verify and only looks ahead.
 #
 # The positions are nodes that are no candidates: nothing attends to them but their own group, and
-# `commit` drops them. Drafts are point masses, or each is drawn from its row's law, which it keeps.
+# `commit` drops them. Drafts are point masses, or each is drawn from its row's distribution, which
+# it keeps.
 
 
 ParallelSampling = Literal["argmax", "with"]

@@ -1,4 +1,4 @@
-"""N-gram laws: smoothed counts that are drawn from (Leviathan et al. 2023, bigram drafters)."""
+"""N-gram distributions: smoothed counts to draw from (Leviathan et al. 2023, bigram drafters)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class GrowingCounts:
         self.order = order
         self.tokens: list[int] = []
         self._followers: dict[tuple[int, ...], dict[int, int]] = {}
-        # All tokens of the text, sorted: every law asks for them, and a round changes few.
+        # All tokens of the text, sorted: every distribution asks for them, and a round changes few.
         self._all: Followers | None = None
         # Set while tokens and counts change: an interrupt leaves it set, and all is counted anew.
         self._changing = False
@@ -185,8 +185,8 @@ def _sorted(found: Mapping[int, int]) -> Followers:
 # of Jelinek and Mercer): a context in which many things followed leaves more to the shorter one.
 # The text's own counts are interpolated with those of files in the same way, as if files were a
 # still shorter context: P(w | nothing) of the text is smoothed by the file's P(w | h), a cache
-# model. At the bottom are relative frequencies; the law has mass on tokens that were counted, which
-# is enough to be drawn from.
+# model. At the bottom are relative frequencies; the distribution has mass on tokens that were
+# counted, which is enough to be drawn from.
 
 
 _NO_IDS = np.zeros(0, np.intp)
@@ -205,7 +205,7 @@ class Counts(Protocol):
 
 
 class NgramLaw:
-    """The smoothed law of several counts: `sources` from what says least of the text to most."""
+    """The smoothed distribution of several counts: `sources` by rising length of context."""
 
     def __init__(self, sources: Sequence[Counts]) -> None:
         self._sources = sources
@@ -216,7 +216,7 @@ class NgramLaw:
         self._places: list[IdArray] = []
 
     def after(self, tokens: Sequence[int]) -> Law | None:
-        """Return the law of the next token, on the tokens that were counted; None without any."""
+        """Return the distribution of the next token over counted tokens; None if there are none."""
         self._align()
         if not len(self._ids):
             return None
@@ -336,7 +336,7 @@ class _WholeRow(Sequence[Logits]):
 
 
 def allowed(law: Law, place: GrammarState) -> Law:
-    """Return a law on few tokens given that a grammar allows them; itself, if it allows none."""
+    """Return a distribution of few tokens given a grammar; itself if the grammar allows none."""
     ids = np.arange(len(law.probs)) if law.ids is None else law.ids
     weights = np.where(place.allowed(ids), law.probs, 0.0)
     kept = weights.nonzero()[0]

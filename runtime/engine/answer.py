@@ -418,7 +418,8 @@ class Answer(Mailbox):
     def _verifier(self) -> Target:
         """Return the target that verifies drafts: whole rows, or only the best logits of them."""
         session, params, rule = self.session, self._params, self.rule
-        # Rules that weigh raw laws read whole rows; at temperature 0 any other one is exact.
+        # Rules that weigh raw distributions read whole rows; at temperature 0 any other one is
+        # exact.
         by_law = not isinstance(rule, PairRule) and (rule.exact or params.is_greedy)
         reads_rows = self.drafter.reads_logits or session.rejections is not None
         sampled = session.backend_sampling and by_law and not reads_rows

@@ -328,8 +328,8 @@ class EngineCore(ABC):
     def _swap(self, drafter: str, files: Mapping[str, Path] | None) -> None:
         from specrun.runtime.engine.opening import loading_with
 
-        # Liu et al. 2023: the drafter changes between answers. Each draw is tested with the law
-        # that it was drawn from, so never in the middle of one.
+        # Liu et al. 2023: the drafter changes between answers. Each draw is tested with the
+        # distribution that it was drawn from, so never in the middle of one.
         with loading_with(self.options):
             self._choices.swap(drafter, files)
             try:

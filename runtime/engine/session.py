@@ -159,7 +159,7 @@ class Session:
         """Raise the error of a request that cannot be answered here.
 
         That is `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
-        rule that needs laws which the drafter does not have, or one that is not exact with
+        rule that needs distributions which the drafter does not have, or one that is not exact with
         mirostat.
         """
         rule, prompt = request.rule or self.rule, request.prompt
@@ -211,7 +211,8 @@ class Session:
         """Draft with another drafter by default, from the next answer on; neither is closed.
 
         The context has room for its trees. Never in the middle of an answer: each draw is tested
-        with the law that it was drawn from. Raises BusyError while an answer is being streamed.
+        with the distribution that it was drawn from. Raises BusyError while an answer is being
+        streamed.
         """
         self.require_idle()
         if self.drafters is not None:

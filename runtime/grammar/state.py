@@ -156,8 +156,8 @@ class Cursor:
     """One matcher, which stands at one place; it is moved to another to see what may follow there.
 
     With `patience`, whoever has other conversations to go on with waits no longer than that for a
-    draft's places (`hurries`) and for the end of a text; without, and for what the law needs, until
-    it is known. A place that takes longer than `PLACE_SECONDS` ends the answer.
+    draft's places (`hurries`) and for the end of a text; without, and for what the distribution
+    needs, until it is known. A place that takes longer than `PLACE_SECONDS` ends the answer.
     """
 
     def __init__(

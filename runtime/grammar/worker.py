@@ -286,8 +286,8 @@ def _unforced(source: str) -> str:
     """Return a Lark source whose options, its `%llguidance {...}`, have `no_forcing`.
 
     That leaves free how a forced text is spelled. Otherwise masks would allow the tokenizer's own
-    spelling alone where the text is forced, and the law would not be the target's given that the
-    text follows the grammar.
+    spelling alone where the text is forced, and the distribution would not be the target's given
+    that the text follows the grammar.
     """
     found = _OPTIONS.match(source)
     if found is None:

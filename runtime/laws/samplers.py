@@ -29,7 +29,7 @@ IdArray = npt.NDArray[np.intp]
 _Number = TypeVar("_Number", np.float32, np.float64)
 _GROUPS = 1024
 _TINY = 1e-300  # in place of 0 under a logarithm: what it is multiplied with is 0
-_COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point mass anyway
+_COLDEST = 1e-30  # below it, dividing would overflow, and the distribution is a point mass anyway
 
 
 @dataclass(slots=True)
@@ -360,8 +360,8 @@ def _tails(spelled: bytes, text: bytes, vocabulary: Vocabulary) -> list[tuple[in
 #
 # A number mu, twice tau at first, bounds the surprise of the next token; after each token it moves
 # against the error of that token's surprise. Version 2 (algorithm 2) cuts at mu itself, version 1
-# (algorithm 1) at the k that Zipf's law expects for it. mu depends on tokens and laws alone, so a
-# node of a draft tree has one of its own: that of the text down to it.
+# (algorithm 1) at the k that Zipf's law expects for it. mu depends on tokens and distributions
+# alone, so a node of a draft tree has one of its own: that of the text down to it.
 
 
 _RANKS = 100  # from which version 1 estimates the exponent of Zipf's law; llama.cpp's m
@@ -409,7 +409,7 @@ def _zipf_k(exponent: float, mu: float, n_vocab: int) -> int:
 
 
 def mu_after(mu: float, probability: float, tau: float, eta: float) -> float:
-    """Return mu after a token that the truncated law gave this probability."""
+    """Return mu after a token that the truncated distribution gave this probability."""
     if probability <= 0.0:  # a node that no text reaches: any mu will do
         return mu
     return mu - eta * (-math.log2(probability) - tau)
@@ -420,7 +420,7 @@ def mu_after(mu: float, probability: float, tau: float, eta: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """What the laws of an answer depend on beside rows, settings and tokens.
+    """What the distributions of an answer depend on beside rows, settings and tokens.
 
     `breakers` are those of `Breakers`. `mu` is mirostat's, in bits, after the tokens that were
     accepted; None at the beginning of an answer. `grammar` is the place after those tokens, or an

@@ -139,7 +139,7 @@ def random_if_unset(seed: object) -> int:
 
 
 COLDEST = 1e-30
-"""Below this temperature dividing would overflow, and the law is a point mass anyway."""
+"""Below this temperature dividing would overflow, and the distribution is a point mass anyway."""
 
 _PLAIN = ("penalties", "top_k", "top_p", "min_p", "temperature")
 _CUTS = ("top_n_sigma", "top_k", "top_p", "min_p")
@@ -204,15 +204,15 @@ class _WorkedOut:
     """What settings of sampling come to.
 
     `chain`: the samplers that do something, in their order; at last "mirostat", where it is on.
-    `is_greedy`: the law is always a point mass, on one token of the highest logit after what
-    precedes the temperature, the grammar included. `is_plain`: the chain is no more than penalties,
-    top-k, top-p, min-p and temperature, in this order, and each setting says what it does; at
-    temperature 0, that token is the one of the highest logit after grammar, bias and penalties.
-    `is_adaptive`: the law also depends on how surprising the tokens before it were.
-    `has_penalties`: it depends on the tokens
+    `is_greedy`: the distribution is always a point mass, on one token of the highest logit after
+    what precedes the temperature, the grammar included. `is_plain`: the chain is no more than
+    penalties, top-k, top-p, min-p and temperature, in this order, and each setting says what it
+    does; at temperature 0, that token is the one of the highest logit after grammar, bias and
+    penalties. `is_adaptive`: the distribution also depends on how surprising the tokens before it
+    were. `has_penalties`: it depends on the tokens
     before it other than through the model: by samplers, which look at the last `window_size` of
     them (-1: all), or by a grammar. `cuts`: top-k, top-p, the logarithm of min-p, and temperature.
-    `is_cut`: the law is what these make of a row, top-k not being off, and nothing else.
+    `is_cut`: the distribution is what these make of a row, top-k not being off, and nothing else.
     """
 
     def __new__(cls, *_: object, **given: object) -> Self:
@@ -518,9 +518,10 @@ class SamplingParams(_WorkedOut):
         return any(getattr(self, own) != value for own, value in _OFF[name].items())
 
     def effective(self) -> SamplingParams:
-        """Return settings of the same laws, in the default order if that changes none.
+        """Return settings of the same distributions, in the default order if that changes none.
 
-        What `samplers` leaves out is switched off in them: these have quick ways to their laws.
+        What `samplers` leaves out is switched off in them: these have quick ways to their
+        distributions.
         """
         if self.samplers == DEFAULT_ORDER or self.mirostat:
             return self

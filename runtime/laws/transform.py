@@ -1,9 +1,9 @@
-"""Logits to law: a grammar's mask, logit bias, then llama.cpp's samplers in the settings' order.
+"""Logits to a distribution: a grammar's mask, logit bias, then llama.cpp's samplers in order.
 
-The same function serves the target and a draft model, so that both laws are cut the same way. What
-most settings come to (penalties, top-k, top-p, min-p, temperature) has quick ways of its own; all
-else runs down the chain of samplers. Where one draws (XTC cuts with a chance), the law is the
-mixture of both outcomes.
+The same function serves the target and a draft model, so that both distributions are cut the same
+way. What most settings come to (penalties, top-k, top-p, min-p, temperature) has quick ways of its
+own; all else runs down the chain of samplers. Where one draws (XTC cuts with a chance), the
+distribution is the mixture of both outcomes.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def transformed_law(
     window: Sequence[int] = (),
     state: SamplerState = FRESH,
 ) -> Law:
-    """Return the law that `params` make of one row of logits, float32 [n_vocab].
+    """Return the distribution that `params` make of one row of logits, float32 [n_vocab].
 
     `window` are the tokens that penalties look at, oldest first (see `penalty_window`), `state`
     what DRY, mirostat and a grammar know of the answer. Raises `OptionError` for settings that
     leave no token, `DecodeFailedError` for a broken row.
     """
     cuts = row_cuts(params)
-    if cuts is not None and state.grammar is None:  # as most laws are
+    if cuts is not None and state.grammar is None:  # as most distributions are
         return _ranked(logits, logits, params, cuts)
     if params.is_greedy:
         return Law.point(greedy_token(logits, params, window, state))
@@ -69,7 +69,7 @@ def transformed_law(
     if not params.is_plain:
         return _law_of_chain(logits, params, window, state)
     row, logits = logits, _adjusted(logits, params, window)
-    # llama.cpp's order has the temperature last: the cuts are made on the untempered law.
+    # llama.cpp's order has the temperature last: the cuts are made on the untempered distribution.
     if 0 < params.top_k <= MOST_RANKED:
         return _ranked(logits, row, params, params.cuts)
     if 0 < params.top_k < len(logits):
@@ -82,7 +82,7 @@ def transformed_law(
 
 
 def row_cuts(params: SamplingParams) -> Cuts | None:
-    """Return the cuts of `Truncation`, if it alone makes the law of a row; else None."""
+    """Return the cuts of `Truncation`, if it alone makes the distribution of a row; else None."""
     if params.is_cut:
         return params.cuts if params.top_k <= MOST_RANKED else None
     is_alone = params.is_greedy and params.is_plain
@@ -94,7 +94,7 @@ def transformed_laws(
     params: SamplingParams,
     state: SamplerState = FRESH,
 ) -> list[Law]:
-    """Return the laws of several rows, without penalties, as `transformed_law`."""
+    """Return the distributions of several rows, without penalties, as `transformed_law`."""
     cuts = row_cuts(params)
     if cuts is not None and state.grammar is None:
         return [*map(RowLaws(cuts).law, rows)]
@@ -107,7 +107,7 @@ def greedy_token(
     window: Sequence[int] = (),
     state: SamplerState = FRESH,
 ) -> int:
-    """Return the token of which the law at temperature 0 is sure, without making the law."""
+    """Return the only token of the distribution at temperature 0, without making that."""
     if state.grammar is not None:
         logits, window = _under_grammar(state.grammar, logits, params, window)
     if not params.is_plain:
@@ -307,7 +307,7 @@ def _without_last_ties(kept: IdArray, values: FloatArray, count: int) -> IdArray
 
 
 def _untruncated(logits: Logits, row: Logits, params: SamplingParams) -> Law:
-    """Return the law of all tokens that min-p leaves."""
+    """Return the distribution of all tokens that min-p leaves."""
     values = logits.astype(np.float64)
     highest = float(values.max())
     _require_finite(highest, row, params)
@@ -332,7 +332,7 @@ def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> La
 def _law_of_chain(
     logits: Logits, params: SamplingParams, window: Sequence[int], state: SamplerState
 ) -> Law:
-    """Return the law that the samplers of `params.chain` make of a row, one after the other."""
+    """Return the distribution that the samplers of `params.chain`, in turn, make of a row."""
     row = logits
     if params.logit_bias:
         logits = logits.copy()
@@ -376,7 +376,7 @@ class _Chain:
                 continue
             cut = steps.without_top_choices(candidates, params.xtc_threshold)
             if cut is not None and params.xtc_probability < 1.0:
-                # A number is drawn for every token: the law is that of both outcomes.
+                # A number is drawn for every token: the distribution is that of both outcomes.
                 uncut = self.law(candidates, number)
                 return _mixture(params.xtc_probability, self.law(cut, number), uncut)
             candidates = candidates if cut is None else cut

@@ -26,11 +26,11 @@ from specrun.runtime.planning.curves import CostCurve, RoundCosts
 
 # == Formulas ======================================================================================
 #
-# Notation of the formulas: P the target's law, Q the drafter's, a (alpha) the probability that a
-# drafted token is accepted, g (gamma) the drafted tokens of a round, c the cost of one drafter step
-# over one plain target step, T(n) the measured time of a target evaluation of n tokens. "Leviathan"
-# is Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
-# `chain_theory` puts together what they say about chains of a tuned pair.
+# Notation of the formulas: P the target's distribution, Q the drafter's, a (alpha) the probability
+# that a drafted token is accepted, g (gamma) the drafted tokens of a round, c the cost of one
+# drafter step over one plain target step, T(n) the measured time of a target evaluation of n
+# tokens. "Leviathan" is Leviathan et al., "Fast Inference from Transformers via Speculative
+# Decoding" (2023). `chain_theory` puts together what they say about chains of a tuned pair.
 
 
 SecondsOf = Callable[[int], float]
@@ -43,8 +43,8 @@ SecondsOf = Callable[[int], float]
 def expected_tokens(acceptance: float, n_draft: int) -> float:
     """Return the expected tokens of a round, the target's own included: (1 - a^(g+1)) / (1 - a).
 
-    Leviathan, equation 1: a geometric law capped at g + 1. Computed as 1 + a + ... + a^g, so that a
-    = 1 gives g + 1.
+    Leviathan, equation 1: a geometric distribution capped at g + 1. Computed as 1 + a + ... + a^g,
+    so that a = 1 gives g + 1.
     """
     _require_probability("acceptance", acceptance)
     _require_count("n_draft", n_draft)

@@ -1,12 +1,12 @@
-"""Laws from backend sampling: the k best logits of a row are all that the device has to send.
+"""Distributions from backend sampling: the device sends only the k best logits of a row.
 
-Where the law is cut to the top k anyway, and nothing before that cut changes the order of logits,
-the k best and a few more say everything: `transformed_law` of them is that of the whole row, to the
-bit. The few more are for ties, of which the lower ids stay: if those that are equal may go on
-beyond what was sent, the rows are evaluated again and given whole.
+Where the distribution is cut to the top k anyway, and nothing before that cut changes the order of
+logits, the k best and a few more say everything: `transformed_law` of them is that of the whole
+row, to the bit. The few more are for ties, of which the lower ids stay: if those that are equal may
+go on beyond what was sent, the rows are evaluated again and given whole.
 
 Nobody can read a whole row then, so it is not for answers whose log-probabilities were asked for,
-nor for drafters and rules that read more than laws.
+nor for drafters and rules that read more than distributions.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def is_wanted(choice: BackendSampling, model: Model) -> bool:
 
 
 def candidates_needed(params: SamplingParams, vocab_size: int) -> int | None:
-    """Return how many of a row's best logits make its law; None if it takes the whole row."""
+    """Return the number of best logits that a row's distribution needs; None for the whole row."""
     k = 1 if params.is_greedy else params.top_k
     if params.logit_bias or params.has_penalties or not params.is_plain:
         return None
@@ -58,7 +58,7 @@ def candidates_needed(params: SamplingParams, vocab_size: int) -> int | None:
 
 
 def law_of_candidates(candidates: Candidates, params: SamplingParams) -> Law | None:
-    """Return the law of a whole row, made of its best logits; None if a tie needs the others.
+    """Return the distribution of a row from its best logits; None if a tie needs the others.
 
     `params` are plain, have neither bias nor penalties, and keep fewer tokens than there are
     candidates.
@@ -77,7 +77,7 @@ def law_of_candidates(candidates: Candidates, params: SamplingParams) -> Law | N
 
 
 def _greedy_law(candidates: Candidates) -> Law | None:
-    """Return the law at temperature 0: of equals the lowest id, if all of them were sent."""
+    """Return the distribution at temperature 0: the lowest id of equals, if all were sent."""
     tokens, logits = candidates
     highest = logits[logits.argmax()]  # a NaN, if there is one
     if not math.isfinite(highest):
@@ -109,8 +109,8 @@ class SampledRows(EvaluatedRows, Protocol):
 class CutRows:
     """Rows of which the best logits reached the host; `evaluate_again` gives them whole.
 
-    That happens where a law needs it, or somebody reads logits. The same kernels compute the same
-    numbers, so the laws that were made before stay true.
+    That happens where a distribution needs it, or somebody reads logits. The same kernels compute
+    the same numbers, so the distributions that were made before stay true.
     """
 
     __slots__ = ("_evaluate_again", "_rows")
@@ -120,7 +120,7 @@ class CutRows:
         self._evaluate_again: Callable[[], EvaluatedRows] | None = evaluate_again
 
     def law(self, row: int, params: SamplingParams) -> Law:
-        """Return the law that `params` make of one row."""
+        """Return the distribution that `params` make of one row."""
         if self._evaluate_again is not None:
             candidates = cast("SampledRows", self._rows).candidates(row)
             law = None if candidates is None else law_of_candidates(candidates, params)

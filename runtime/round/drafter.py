@@ -18,9 +18,10 @@ if TYPE_CHECKING:
     from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 
 Keep = Literal["nothing", "points", "laws", "rows"]
-"""nothing: the draws say all; points: at temperature 0 the drafted tokens do, and who has laws at
-hand keeps them as for laws: the drafter's law at every place, also where nothing was drawn
-from it and after the whole draft; rows: its whole rows of logits too."""
+"""nothing: the draws say all; points: at temperature 0 the drafted tokens do, drafters with
+distributions at hand keep these, as for laws; laws: the drafter's distribution at every place,
+also where nothing was drawn from it and after the whole draft; rows: its whole rows of logits
+too."""
 
 
 # Neither requests nor outcomes are frozen: that costs a call for every field, in every round.

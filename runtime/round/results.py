@@ -196,12 +196,12 @@ class SpecStats:
     of `cascade`, the parts of combinators. `non_candidates` are nodes that were evaluated beside
     the drafted ones and could not be kept (lookahead's window). `width` is how many tokens every
     evaluation of the target had (`--shape`), None where that was free. Under rules that are not
-    exact, `total_variation` is the mean distance of the law that decided a token from the target's,
-    and `changed_share` the share of tokens that the target alone would not have drawn from the same
-    noise. `rebuilt` rounds had another shape than the evaluation before, so that llama.cpp built
-    its graph anew; None where other conversations are evaluated with this one. Of the drafted
-    tokens `forced` are those that a grammar left no choice, `forced_accepted` of which were kept:
-    the target may spell the same text by other tokens.
+    exact, `total_variation` is the mean distance of the distribution that decided a token from the
+    target's, and `changed_share` the share of tokens that the target alone would not have drawn
+    from the same noise. `rebuilt` rounds had another shape than the evaluation before, so that
+    llama.cpp built its graph anew; None where other conversations are evaluated with this one. Of
+    the drafted tokens `forced` are those that a grammar left no choice, `forced_accepted` of which
+    were kept: the target may spell the same text by other tokens.
     """
 
     drafter: str
@@ -359,8 +359,8 @@ class Departures:
     ) -> None:
         """Count a round's tokens, the first at position `start`.
 
-        `laws` are, for each of them, the law that decided it and the target's. The target alone
-        would have chosen by the first choice at the token's position: plain decoding's own.
+        `laws` are, for each of them, the distribution that decided it and the target's. The target
+        alone would have chosen by the first choice at the token's position: plain decoding's own.
         """
         count, distance, changed = self._counted
         for position, (token, (law, target)) in enumerate(zip(tokens, laws, strict=False), start):
@@ -372,7 +372,7 @@ class Departures:
 
     @property
     def total_variation(self) -> float | None:
-        """The mean total variation between the law that decided a token and the target's."""
+        """The mean total variation between the distribution of a token and the target's."""
         count, distance, _ = self._counted
         return distance / count if count else None
 

@@ -109,7 +109,7 @@ class Topology:
     def inner_widths(self) -> tuple[int, ...]:
         """How many nodes with children each depth has, from the root's 1 on.
 
-        So many a drafter evaluates at once: leaves need no law.
+        So many a drafter evaluates at once: leaves need no distribution.
         """
         widths = [0] * self.max_depth
         for parent in self.children:

@@ -19,7 +19,7 @@ ROOT = -1
 
 
 class DraftRows(Protocol):
-    """What a drafter itself said at the places of its tree, for rules that weigh its laws."""
+    """A drafter's own rows at the places of its tree, for rules that weigh its distributions."""
 
     def logits(self, node: int) -> npt.NDArray[np.float32] | None:
         """Return its row after a node (or ROOT), [n_vocab or fewer]; None if there is none.
@@ -29,9 +29,9 @@ class DraftRows(Protocol):
 
 
 class Draw(NamedTuple):
-    """One drafted child: its node and the law it was drawn from, None for a point mass.
+    """One drafted child: its node and the distribution it was drawn from, None for a point mass.
 
-    The law is that of the draw given everything before it, including its earlier siblings.
+    The distribution is that of the draw given everything before it, including its earlier siblings.
     """
 
     node: int
@@ -166,8 +166,8 @@ def _chain_structure(n: int) -> tuple[tuple[int, ...], *_Structure]:
 class Siblings(Sequence[Draw]):
     """Draws without replacement below one parent: different tokens of consecutive nodes.
 
-    The first was drawn from `law`, each other from what the earlier ones left of it. These laws are
-    made in turn, as draws are read: acceptance reads few of them.
+    The first was drawn from `law`, each other from what the earlier ones left of it. These
+    distributions are made in turn, as draws are read: acceptance reads few of them.
     """
 
     __slots__ = ("first", "law", "tokens")

@@ -102,7 +102,7 @@ class ShapeTrial:
 
 @dataclass(frozen=True, slots=True)
 class DrafterAlpha:
-    """A drafter's law beside the target's, and what Leviathan et al. (2023) say of its chains.
+    """A drafter's distribution beside the target's, with the theory of Leviathan et al. (2023).
 
     `theory` has alpha, the mean of sum min(p, q) (`acceptance`), and c (`cost_ratio`), both
     measured. `operation_ratio` is c-hat, the drafter's operations for a token over the target's;
@@ -127,7 +127,7 @@ class TunedSetting:
     `acceptance` holds for each proposal scheme the share of positions at which the child of each
     rank is accepted, `theory` what the formulas say about chains whose acceptance is that of the
     best scheme's first rank, `shape` what a fixed shape costs the fastest. `alphas` are those of
-    drafters that have a law, the draft model first.
+    drafters that have a distribution, the draft model first.
     """
 
     params: SamplingParams

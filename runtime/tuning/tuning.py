@@ -1,9 +1,9 @@
 """`specrun tune`: measures a pair of models on this machine and plans what to draft.
 
 Costs are measured once for each model. For each sampling setting the target then writes texts, on
-which both models' laws give the acceptance by rank of every proposal scheme; each scheme gets its
-fastest tree and its fastest chain, and the best of them are run, so that what was predicted stands
-beside what was measured.
+which both models' distributions give the acceptance by rank of every proposal scheme; each scheme
+gets its fastest tree and its fastest chain, and the best of them are run, so that what was
+predicted stands beside what was measured.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from specrun.runtime.tuning.tree_plan import TreePlan, plan_dynamic_tree, plan_t
 
 _RANKS = 8
 _TOLERANCE = 0.01
-# Python's own time beside turning logits into laws, in seconds: of any round, of one that drafts,
-# of each evaluated draft node and of each drafted one (`tools/measure overhead`).
+# Python's own time beside turning logits into distributions, in seconds: of any round, of one that
+# drafts, of each evaluated draft node and of each drafted one (`tools/measure overhead`).
 _PER_ROUND, _PER_TREE, _PER_LAW, _PER_NODE = 40e-6, 80e-6, 20e-6, 9e-6
 _CURVES = 0.2  # of the bar, for cost curves
 _TARGETS_SHARE = 0.75  # of the time for cost curves
@@ -210,8 +210,8 @@ class _Bench:
             for text in texts:
                 more, per_law = law_pairs(ours, theirs, text, params)
                 pairs += more
-        # Turning logits into a law is paid once a round for the target, and for each evaluated
-        # draft node.
+        # Turning logits into a distribution is paid once a round for the target, and for each
+        # evaluated draft node.
         costs = RoundCosts(
             curves[0].as_padded(),
             curves[1],
@@ -270,7 +270,8 @@ class _Bench:
     ) -> tuple[dict[str, tuple[float, ...]], list[Candidate]]:
         acceptance: dict[str, tuple[float, ...]] = {}
         candidates: list[Candidate] = []
-        # Greedy laws are point masses, which leave nothing to draw: the schemes do not differ then.
+        # Greedy distributions are point masses, which leave nothing to draw: the schemes do not
+        # differ then.
         for sampling in _SCHEMES[:1] if params.is_greedy else _SCHEMES:
             vector = acceptance_by_rank(pairs, sampling, _RANKS).tolist()
             acceptance[sampling] = tuple(vector)

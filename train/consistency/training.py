@@ -116,11 +116,12 @@ def packed_states(model: HFModel, packed: PackedTexts) -> Tensor:
 
 # == The learner ===================================================================================
 #
-# A row behind guesses learns the law of the row behind the right tokens. With y* the fixed point
-# (the text) and y a state of the trajectory, the global form is E sum_i D(Q(. | x, y*_<i) || Q(. |
-# x, y_<i)), equation 5; the local form has the next state of the trajectory in the place of y*,
-# equation 6. No gradient flows into what is learnt from. To it is added L_AR, the cross-entropy of
-# the text's own tokens, without which the text would be lost: the loss is L_AR + w L_consistency.
+# A row behind guesses learns the distribution of the row behind the right tokens. With y* the fixed
+# point (the text) and y a state of the trajectory, the global form is E sum_i D(Q(. | x, y*_<i) ||
+# Q(. | x, y_<i)), equation 5; the local form has the next state of the trajectory in the place of
+# y*, equation 6. No gradient flows into what is learnt from. To it is added L_AR, the cross-entropy
+# of the text's own tokens, without which the text would be lost: the loss is L_AR + w
+# L_consistency.
 
 
 ConsistencyForm = Literal["global", "local"]

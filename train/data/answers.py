@@ -156,7 +156,7 @@ class AnswerSettings:
 
     @property
     def params(self) -> SamplingParams:
-        """Plain sampling from the target's own law; answers differ by their index."""
+        """Plain sampling from the target's own distribution; answers differ by their index."""
         return SamplingParams(
             temperature=self.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed
         )

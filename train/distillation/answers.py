@@ -1,8 +1,8 @@
 """Answers that a drafter learns on: written by the data, the target, or the drafter itself.
 
-DistillSpec (Zhou et al. 2023, section 3) takes the target's laws along any text. Texts of the data
-are free; acceptance is measured on texts that the target samples; texts that the drafter samples
-are cheap, contain its own mistakes, and bound the loss (their theorem 3.2). Mixed data,
+DistillSpec (Zhou et al. 2023, section 3) takes the target's distributions along any text. Texts of
+the data are free; acceptance is measured on texts that the target samples; texts that the drafter
+samples are cheap, contain its own mistakes, and bound the loss (their theorem 3.2). Mixed data,
 a share lambda of on-policy answers, are those of generalised knowledge distillation (Agarwal et al.
 2023, algorithm 1), here drawn for each text anew.
 

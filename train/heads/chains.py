@@ -1,4 +1,4 @@
-"""EAGLE's and EAGLE-3's heads unrolled: chains below every position, and the laws they learn."""
+"""EAGLE's and EAGLE-3's heads unrolled: chains below every position, and their distributions."""
 
 from __future__ import annotations
 
@@ -90,10 +90,10 @@ class ChainRecipe(HeadRecipe):
     def chain_numbers(
         self, shape: ModelShape, n_laws: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return the numbers that chains keep for each token; a law has `n_laws` of them.
+        """Return the numbers that chains keep for each token; a distribution has `n_laws` of them.
 
-        A step keeps logits and their derived laws, a layer's states, and from the second step on
-        its scores for the text.
+        A step keeps logits and their derived distributions, a layer's states, and from the second
+        step on its scores for the text.
         """
         most = max(self.steps, self.late_steps)
         attention = 3 * shape.n_heads * longest if most > 1 else 0
@@ -211,9 +211,10 @@ def chain_loss(
     `chains` are states [B, T-1, h], `learnt` [B, T] marks the tokens that count. `loss` takes the
     states [n, h] that chains predict and the numbers [n] of the positions they stand for, among
     those `choosing` a token that counts, in reading order. With `recompute` its insides are
-    computed again for gradients: laws of all depths would fill the memory.
+    computed again for gradients: distributions of all depths would fill the memory.
     """
-    # The number of each position among those that choose a learnt token: its row in the laws.
+    # The number of each position among those that choose a learnt token: its row in the
+    # distributions.
     order = (choosing(learnt).flatten().long().cumsum(0) - 1).view(learnt.shape)
     total, first = torch.zeros((), device=learnt.device), 0.0
     for depth, predicted in enumerate(chains):

@@ -240,9 +240,9 @@ class DFlashRecipe(HeadRecipe):
     """Blocks of `block_size` tokens, the anchor included, through `n_layers` layers.
 
     In each text one anchor is drawn for every `anchor_every` places. `draft_tokens` (0: all) are
-    those said most often; laws are compared among `law_tokens` (0: all). `layers` are those whose
-    inputs are read, None for EAGLE-3's choice; `mask` is the token that masks are, None for the
-    one said least often. `markov_rank` and `confidence` are those of DSpark's heads.
+    those said most often; distributions are compared among `law_tokens` (0: all). `layers` are
+    those whose inputs are read, None for EAGLE-3's choice; `mask` is the token that masks are, None
+    for the one said least often. `markov_rank` and `confidence` are those of DSpark's heads.
     """
 
     block_size: int = 8
@@ -294,7 +294,7 @@ class DFlashRecipe(HeadRecipe):
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return the bytes of blocks, their attention to the text, and of laws."""
+        """Return the bytes of blocks, their attention to the text, and of distributions."""
         drafted = min(self.draft_tokens or shape.vocab_size, shape.vocab_size)
         compared = min(self.law_tokens or drafted, drafted)
         rows = tokens * self.block_size / self.anchor_every
@@ -402,7 +402,8 @@ class Blocks:
 class DFlashLearner(HeadLearner):
     """Trains a block drafter on given taps; `mask` is the token of its masks.
 
-    `often` are the places in the draft vocabulary whose laws are always compared, None: all.
+    `often` are the places in the draft vocabulary whose distributions are always compared, None:
+    all.
     """
 
     label = "slot"
@@ -446,7 +447,8 @@ class DFlashLearner(HeadLearner):
     def start(self, corpus: TokenCorpus) -> None:
         """Begin with states like those that the output matrix reads, number by number.
 
-        States of a random network are smaller by a factor: laws are to be nearly even at first.
+        States of a random network are smaller by a factor: distributions are to be nearly even at
+        first.
         """
         squares, count = torch.zeros_like(self.head.norm.weight), 0
         for number in corpus.training[:_START_TEXTS]:
@@ -465,7 +467,8 @@ class DFlashLearner(HeadLearner):
         laws = self._laws.of(batch, found.final, noise)
         blocks = self._drawn(batch.learnt, noise)
         states = self._states(batch, found, blocks)
-        # The number of each position among those that choose a learnt token: its row in the laws.
+        # The number of each position among those that choose a learnt token: its row in the
+        # distributions.
         order = (choosing(batch.learnt).flatten().long().cumsum(0) - 1).view(batch.ids.shape)
         numbers = _at(order, blocks.labels - 1)
         counted = blocks.learnt & laws.counted[numbers.clamp(min=0)]

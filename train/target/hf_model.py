@@ -65,7 +65,7 @@ class TargetMatrices:
         return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
 
     def law(self, states: Tensor) -> Tensor:
-        """Return the law [..., vocab] after final states, at temperature 1."""
+        """Return the distribution [..., vocab] after final states, at temperature 1."""
         return self.logits(states).softmax(-1)
 
 

@@ -45,24 +45,24 @@ from specrun.runtime.trees.tree import DraftTree
 #
 # The draft model decodes speculatively itself, in the same loop and by the same exact rule as the
 # target. So every token that it emits, whether accepted, recovered or bonus, is a draw from its own
-# transformed law given the text before it (Leviathan et al. 2023, theorem 3.5), and that law is
-# what the target's acceptance has to divide by: never the residual that a recovered token happened
-# to come from, and with no emitted token left out. To pass on accepted tokens only, or those under
-# the inner drafter's law, would bias the text.
+# transformed distribution given the text before it (Leviathan et al. 2023, theorem 3.5), and that
+# distribution is what the target's acceptance has to divide by: never the residual that a recovered
+# token happened to come from, and with no emitted token left out. To pass on accepted tokens only,
+# or those under the inner drafter's distribution, would bias the text.
 #
 # How far a chain goes may be decided by what was drawn above its end, by how the inner rounds went,
-# and by laws that are read before anything is drawn from them. `DraftModelTarget` is the draft
-# model in the target's place: it evaluates and verifies inside the cascade.
+# and by distributions that are read before anything is drawn from them. `DraftModelTarget` is the
+# draft model in the target's place: it evaluates and verifies inside the cascade.
 
 
 class CascadeDrafter(Drafter):
     """Drafts chains of `num_draft_tokens` tokens with a model that `inner` drafts for.
 
-    `sampling` "with" draws from the model's own law, transformed like the target's; "argmax" takes
-    its most likely tokens as point masses, so that the text stays plain decoding's own.
-    `max_rounds` ends a chain after so many evaluations of the model (0: no limit): it is then long
-    where `inner` guesses well, and cheap where it does not. A chain ends where the model's most
-    likely token has probability below `p_min`. Owns the inner drafter and the model's context.
+    `sampling` "with" draws from the model's own distribution, transformed like the target's;
+    "argmax" takes its most likely tokens as point masses, so that the text stays plain decoding's
+    own. `max_rounds` ends a chain after so many evaluations of the model (0: no limit): it is then
+    long where `inner` guesses well, and cheap where it does not. A chain ends where the model's
+    most likely token has probability below `p_min`. Owns the inner drafter and the model's context.
     """
 
     keeps_rows = True
@@ -168,7 +168,7 @@ class CascadeDrafter(Drafter):
         return row
 
     def _draft(self, request: DraftRequest, count: int, rows: KeptRows | None) -> list[Law]:
-        """Let the model decode up to `count` tokens; return the laws of those that are drafted."""
+        """Let the model decode up to `count` tokens; return the drafted ones' distributions."""
         params = request.params
         # At temperature 0 the inner loop verifies against the model's argmax: it emits that,
         # whatever the inner drafter says.
@@ -183,8 +183,8 @@ class CascadeDrafter(Drafter):
         for number, this_round in enumerate(rounds, 1):
             tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.new)
             self._counter.count(tree.n_candidates, tree.candidate_depth, n_accepted, n_new)
-            # A law is stored for every emitted token, also the recovered and bonus ones: the law at
-            # the node before it, never the residual that it came from.
+            # A distribution is stored for every emitted token, also the recovered and bonus ones:
+            # the distribution at the node before it, never the residual that it came from.
             for index in range(len(this_round.new)):
                 if rows is not None:
                     rows.take(len(laws) - 1, [this_round.logits_of(index)])
@@ -198,13 +198,13 @@ class CascadeDrafter(Drafter):
     def _is_unsure(
         self, this_round: Round, index: int, laws: Mapping[int, Law], request: DraftRequest
     ) -> bool:
-        """Whether the law of a round's token, read without looking at the token, ends the chain."""
+        """Whether the distribution of a round's token ends the chain, whatever the token is."""
         if self._p_min == 0.0:
             return False
-        # The law does not depend on the token drawn from it, so the stop may read it: a stop by the
-        # token's own probability would bias the text.
+        # The distribution does not depend on the token drawn from it, so the stop may read it: a
+        # stop by the token's own probability would bias the text.
         law = laws[this_round.node_before(index)]
-        if len(law.probs) == 1:  # a greedy law is always certain: what would it be otherwise?
+        if len(law.probs) == 1:  # greedy: how certain is the distribution otherwise?
             tokens = self._text.tokens[: len(self._text.tokens) - len(this_round.new) + index]
             params = request.params
             params = ranking_params(params, RANKED_TOKENS) if params.is_greedy else params
@@ -277,7 +277,7 @@ class _ChainNodes:
 
 
 class _RemembersLaws:
-    """The exact rule, which keeps the laws of the nodes that it visited in the last round."""
+    """The exact rule, which keeps the distributions of the nodes visited in the last round."""
 
     name = "exact"
     exact = True

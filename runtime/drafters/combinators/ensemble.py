@@ -3,7 +3,7 @@
 Section 3 of the paper merges trees of tokens; here their draws are merged, too. A node that several
 members drafted keeps every draw that produced it: the first member's draws in their order, then the
 second's, and so on. Each draw stays independent of the other members', given the path above it, so
-its law is the one it was drawn from; laws and point masses may mix.
+its distribution is the one it was drawn from; distributions and point masses may mix.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class EnsembleDrafter(MembersDrafter):
     def _with_rows(self, tree: DraftTree) -> DraftTree:
         """Return the tree with its members' rows: at each node those of whose draft comes first.
 
-        That is the member whose law stands for S(q), too: of the first draw that was drawn. Where
-        none was, it is the first member that drafted there, and of leaves the first that has it.
+        That is the member whose distribution stands for S(q), too: of the first draw that was
+        drawn. Where none was, it is the first member that drafted there, and of leaves the first
+        that has it.
         """
         said: dict[int, tuple[DraftRows, int]] = {}
         ranks: dict[int, int] = {}

@@ -176,7 +176,8 @@ class GuidedDrafter(Drafter):
             below = request
             if place.is_slow:  # each place of a draft would take as long
                 below = dataclasses.replace(request, max_depth=0, max_nodes=0)
-            # A rule that weighs the drafter's laws would take a forced token for all of its law.
+            # A rule that weighs the drafter's distributions would take a forced token for all of
+            # its distribution.
             most = min(below.max_depth, below.max_nodes) if request.keep == "nothing" else 0
             length = min(most, self._length.limit(self._spelling.share))
             forced = self._spelling.tokens(place, length) if most else self._spelling.nothing()
@@ -230,7 +231,7 @@ def allowed_part(tree: DraftTree, place: GrammarState) -> tuple[DraftTree, dict[
     """Return what a grammar allows of a tree below a place, and where its nodes went.
 
     Point masses that it forbids are left out, and those behind which it does not say in time what
-    may follow. A token that was drawn from a law stays, because
+    may follow. A token that was drawn from a distribution stays, because
     acceptance has to test each draw; nothing below it does. Nodes that are no candidates are not
     tested, and stay where what they hang from does.
     """

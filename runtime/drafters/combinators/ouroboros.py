@@ -9,9 +9,9 @@
    phrases too (sections 3.3 and 3.4). Both flow back, with the text's own.
 4. The pool outlives the answer, and with a file the process: warm start (section 3.5).
 
-The paper decodes greedily. Here drawn tokens keep their laws, and phrases are point masses, so
-every temperature is exact; which phrases there are depends on earlier rounds only. A phrase is an
-n-gram of the pool: what goes on after its first token.
+The paper decodes greedily. Here drawn tokens keep their distributions, and phrases are point
+masses, so every temperature is exact; which phrases there are depends on earlier rounds only. A
+phrase is an n-gram of the pool: what goes on after its first token.
 """
 
 from __future__ import annotations

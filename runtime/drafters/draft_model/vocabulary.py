@@ -26,12 +26,12 @@ from specrun.runtime.trees.tree import DraftTree
 # == Token-level intersection: tokens of two vocabularies with the same bytes ======================
 #
 # Timor et al. 2025 (arXiv 2502.05202, algorithm 4): a drafter of another vocabulary drafts from its
-# law restricted to the tokens that both have, renormalised. Whatever law is drawn from, acceptance
-# keeps the target's, so this is exact; what it costs is the drafter's mass on tokens that the
-# target lacks. Tokens of the target that the drafter lacks, which the target itself may say, are
-# spelled for it with tokens of its own: a committed token may be several of the drafter's, so that
-# its cells are counted apart from the tokens. What it drafts are shared tokens, one cell each, and
-# trees grow as those of any draft model.
+# distribution restricted to the tokens that both have, renormalised. Whatever distribution is drawn
+# from, acceptance keeps the target's, so this is exact; what it costs is the drafter's mass on
+# tokens that the target lacks. Tokens of the target that the drafter lacks, which the target itself
+# may say, are spelled for it with tokens of its own: a committed token may be several of the
+# drafter's, so that its cells are counted apart from the tokens. What it drafts are shared tokens,
+# one cell each, and trees grow as those of any draft model.
 
 
 _FREQUENT = 100.0  # tokens stand about in the order of their frequency: weights are 1 / (100 + id)
@@ -255,9 +255,9 @@ class DraftPair:
 #
 # Timor et al. 2025 (arXiv 2502.05202, algorithm 2, string-level exact match). The text so far is
 # tokenized for the drafter, it goes on greedily, and what it says is tokenized for the target.
-# These tokens are point masses: nothing is drawn, so no law has to be carried from one vocabulary
-# to the other, and the text stays plain decoding's own at every temperature. It asks nothing of the
-# two vocabularies but that they spell the same text.
+# These tokens are point masses: nothing is drawn, so no distribution has to be carried from one
+# vocabulary to the other, and the text stays plain decoding's own at every temperature. It asks
+# nothing of the two vocabularies but that they spell the same text.
 
 
 _GREEDY = SamplingParams(temperature=0.0)

@@ -367,9 +367,9 @@ class PairCells:
 # its own (`PairHead.cells`).
 #
 # The pair (f_j, t_(j+1)) joins a state of the target at position j with the token after it, and
-# stands at position j. The head predicts the next state, and with an output matrix the draft law of
-# t_(j+2). Below the last real pair it feeds itself its own predictions, one pair for each node of
-# the draft tree.
+# stands at position j. The head predicts the next state, and with an output matrix the draft
+# distribution of t_(j+2). Below the last real pair it feeds itself its own predictions, one pair
+# for each node of the draft tree.
 
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
@@ -495,7 +495,7 @@ class PairHead(ABC):
         """
         if self._target_ids is None:
             return logits
-        # Zero mass in the draft law: exact, the target itself says what the head cannot.
+        # Zero mass in the draft distribution: exact, the target itself says what the head cannot.
         rows = np.full((len(logits), self._target_vocab_size), -np.inf, np.float32)
         rows[:, self._target_ids] = logits
         return rows

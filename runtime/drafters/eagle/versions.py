@@ -115,7 +115,7 @@ def _named(file: HeadFile, target: Model) -> Ids:
 # It predicts the target's next final hidden state from the one at position j, f_j, and the token
 # after it, t_(j+1): x = fc [embed(t_(j+1)); f_j] + b, then one Llama layer without an input norm
 # (attention over the pairs before, x + attn; then x + mlp(norm(x))). The target's own output matrix
-# turns the predicted state into the draft law of t_(j+2). Reference: SafeAILab/EAGLE,
+# turns the predicted state into the draft distribution of t_(j+2). Reference: SafeAILab/EAGLE,
 # `eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
 #
 # Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after
@@ -185,8 +185,8 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
 # other (three, low, middle and high). fc makes a state g_j of them. With the token after it,
 # t_(j+1), one Llama layer computes y = r + attn([norm_1(embed(t_(j+1))); norm_2(g_j)]), z = y +
 # mlp(norm_3(y)), where r is g_j, or norm_2(g_j) if `norm_before_residual`. output(norm(z)) is the
-# draft law of t_(j+2), over a draft vocabulary of which `d2t` names the target's tokens. Below the
-# last real pair z stands in the place of g.
+# draft distribution of t_(j+2), over a draft vocabulary of which `d2t` names the target's tokens.
+# Below the last real pair z stands in the place of g.
 #
 # EAGLE-3.1 norms what goes in and comes back: `norm_before_fc`, all features together by
 # `enc.output_norm` (the only one that llama.cpp computes too); `fc_norm`, each layer's by a norm of

@@ -533,7 +533,7 @@ class HydraCells:
         return self._head.n_prepared
 
     def rows(self, state: FloatRows, paths: Paths) -> tuple[RankedTokens, list[FloatRows]]:
-        """Return laws and whole rows; see `HydraHead.rows`."""
+        """Return distributions and whole rows; see `HydraHead.rows`."""
         with self._native:
             return self._head.rows(state, paths)
 

@@ -72,7 +72,7 @@ def test_a_small_vocabulary_is_kept_whole_and_certainty_is_finite() -> None:
     assert ids.tolist() == [0, 1, 2]
     assert np.isfinite(logs).all()
     assert np.exp(logs.astype(float)).sum() == pytest.approx(1.0, abs=1e-3)
-    with pytest.raises(OptionError, match="no law"):
+    with pytest.raises(OptionError, match="no distribution"):
         likeliest(np.full(4, -np.inf, np.float32), 2)
 
 
