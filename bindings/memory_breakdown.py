@@ -101,7 +101,7 @@ def _layout() -> tuple[Any, Any]:
     as many as there are kinds of memory, are left to the process.
     """
     if sys.platform == "win32":
-        problem = "on Windows llama.cpp does not export what it allocates"
+        problem = "on Windows llama.cpp does not export the sizes of its memory"
         raise UnsupportedModelError(problem)
     return _LIBCXX if sys.platform == "darwin" else _LIBSTDCXX
 

@@ -105,8 +105,7 @@ conversion_options = option_group(
     ),
     _RESULT.option(
         "--outtype TYPE",
-        "f32, f16, bf16, auto (what the checkpoint has), or a type of specrun quantize: q8_0, "
-        "q4_k_m, ...",
+        "f32, f16, bf16, auto (the checkpoint's), or a type of specrun quantize: q8_0, q4_k_m, ...",
         default=None,
         show_default="f16, heads q8_0",
     ),
@@ -363,7 +362,7 @@ def _job(
     if kind == MODEL:
         if drafts_for is not None:
             raise OptionError(
-                f"a target is what heads draft for: leave it out to convert the model in {folder}"
+                f"a target is only for heads: leave it out to convert the model in {folder}"
             )
         options |= {"outtype": settings.outtype or "f16", "pre": settings.pre}
         options["imatrix"] = settings.imatrix

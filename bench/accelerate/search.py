@@ -201,7 +201,7 @@ class Search:
 
     def run(self) -> CostCurve:
         """Do every step that the record lacks; return the cost curve, as it was meanwhile."""
-        self._say("measuring what evaluations cost")
+        self._say("measuring the cost of evaluations")
         curve = self._machine.curve(_CURVE * self._options.seconds)
         self._record.discount = max(1.0, curve.seconds(1) / min(curve.reused))
         self._record.add(Contender(name, _NEEDS_NOTHING) for name in WITHOUT_FILE)

@@ -146,7 +146,7 @@ class PairOptions:
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} is {getattr(self, name)}: give at least 1")
         if parse_expression(self.drafter).atom == PLAIN:
-            problem = "plain decoding is what drafting is compared with"
+            problem = "drafting is compared with plain decoding"
             raise OptionError(f"{problem}: name a drafter with --drafter or -md")
 
 
@@ -159,7 +159,7 @@ def diagnose_pair(
     """
     opening = parse_options(dict(options.options))
     budget = Budget(options.seconds)
-    progress("measuring what evaluations cost", *budget.progress())
+    progress("measuring the cost of evaluations", *budget.progress())
     with placing(opening.placement):
         curve = target_curve(
             options.target,

@@ -50,7 +50,7 @@ _FLATTER = 1.3  # the highest temperature of texts that are compared
 UNIT = "total variation a token (at temperature 1) beyond that of other rounds as wide"
 FALSE_ALARM = (
     f"{ALPHA:g} at most in noise (Hoeffding); no figure if the others have no noise, or if few "
-    "texts make the bound half of what a wrong cell makes"
+    "texts make the bound half of a wrong cell's effect"
 )
 
 

@@ -188,10 +188,10 @@ class Partings:
     def false_alarm(self) -> str:
         """How probable a failure of a sound pair is, in words."""
         if self._setting.width is not None:
-            return "none: the same bits are asked for"
+            return "none: the bits must be the same"
         return (
-            "no figure of how far tokens are apart: twice what chains move them, or what a step of "
-            f"the cache's type does; {ALPHA:g} of more than {self._most} partings in "
+            "no figure of how far tokens are apart: twice that of chains, or that of one step of "
+            f"the cache's type; {ALPHA:g} of more than {self._most} partings in "
             f"{self.n_tokens} tokens, at {_TIMES_RATE:g} times the rate of chains"
         )
 

@@ -211,7 +211,7 @@ class Context:
         if params.n_rs_seq and part < least:
             problem = f"{params.n_rs_seq} tokens of {self.model.path} are to be taken back at once"
             advice = (
-                f"raise what is computed at once (-ub, -b, -c), now {part}, to at least {least}"
+                f"raise the tokens of one computation (-ub, -b, -c) from {part} to {least} or more"
             )
             raise OptionError(f"{problem}: {advice}")
         last_native_errors()

@@ -220,7 +220,9 @@ class OutputBuffers:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
         if generation != self.generation:
             self._open()
-            problem = "these rows were overwritten by a later evaluation: copy what must be kept"
+            problem = (
+                "these rows were overwritten by a later evaluation: copy rows that must be kept"
+            )
             raise StaleViewError(problem)
 
     def _open(self) -> NativeHandle:

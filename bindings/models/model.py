@@ -251,7 +251,7 @@ class Model:
         if _UNKNOWN in reason:
             kind = f"{self.path} holds '{self.header.architecture}', no model that llama.cpp knows"
             head = "a head drafts for a target: give it with -md, beside -m"
-            newer = "what is newer than this llama.cpp needs a newer specrun"
+            newer = "a model that is newer than this llama.cpp needs a newer specrun"
             raise ModelLoadError(f"{kind}; {head}; {newer}")
         raise ModelLoadError(f"llama.cpp cannot load {self.path}: {reason}")
 

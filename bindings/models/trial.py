@@ -190,7 +190,9 @@ def _remember(key: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / key).touch()
     except (OSError, RuntimeError) as error:
-        logger.info("what was tried cannot be stored (%s): it is tried again next time", error)
+        logger.info(
+            "the result of a trial cannot be stored (%s): the file is tried again next time", error
+        )
 
 
 def _size(files: Sequence[Path]) -> int:

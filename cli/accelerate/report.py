@@ -93,7 +93,7 @@ def verdict_lines(diagnosis: Diagnosis) -> list[str]:
         busy = "the machine is busy, or was when that was measured (specrun tune -m measures again)"
         lines.insert(0, f"The cost curve does not fit: {took}, {curve}: {busy}.")
     if diagnosis.reasons:
-        lines.append("What keeps it from more:" if diagnosis.pays else "Why:")
+        lines.append("Causes that keep the gain small:" if diagnosis.pays else "Why:")
     elif not diagnosis.pays:
         lines.append("No single cause was found.")
     for reason in diagnosis.reasons:
@@ -238,7 +238,7 @@ def _choice_line(choice: Choice) -> str:
 def _say_what_follows(result: AccelerateResult, terminal: Terminal) -> None:
     spent = duration_text(result.seconds)
     if result.interrupted:
-        terminal.warn(f"interrupted after {spent}: what is known is kept, and another call goes on")
+        terminal.warn(f"interrupted after {spent}: results are kept, and another call continues")
     elif not result.complete:
         terminal.warn(
             "the time was over before everything was compared twice: another call goes on, or "

@@ -199,7 +199,7 @@ measuring_options = option_group(
     _MEASURING.flag(
         "--run-code",
         "Run the programs in answers to HumanEval and MBPP, to report pass@1. A model wrote them: "
-        "time and memory are limited, but they may read and change what you may.",
+        "time and memory are limited, but they have all your rights to files.",
     ),
     plot_option("speed-ups and acceptance by position"),
 )
@@ -366,7 +366,7 @@ def drafters(
             workload = "; ".join(filter(None, (bench.workload, about_store)))
             bench = dataclasses.replace(bench, target=path, workload=workload)
             if has_programs(bench.prompts) and not bench.run_code:
-                terminal.note("pass@1 is left out: give --run-code to run what the model writes")
+                terminal.note("pass@1 is left out: give --run-code to run the model's programs")
             return measure_drafters(bench, progress=AnswerCount(terminal))
 
     results = measure_and_print("drafters", measure, drafters_table, form, terminal)

@@ -226,9 +226,11 @@ _COMMANDS = {
     "/model": _Command(
         "/model NAME", "answer with another model: a file, a name, hf:OWNER/REPO", _model
     ),
-    "/drafter": _Command("/drafter EXPR", "draft otherwise, as --drafter or -md says", _drafter),
+    "/drafter": _Command(
+        "/drafter EXPR", "draft with another drafter, as --drafter or -md", _drafter
+    ),
     "/accept": _Command("/accept RULE", "accept drafts by another rule", _accept),
-    "/stats": _Command("/stats", "what the last answer and the chat took", _stats),
+    "/stats": _Command("/stats", "the time and the tokens of the last answer and the chat", _stats),
     "/thinking": _Command(
         "/thinking [on|off]", "show the last answer's thinking; show or fold all", _thinking
     ),

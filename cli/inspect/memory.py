@@ -128,7 +128,7 @@ def memory_facts(cards: Sequence[FittedCard]) -> list[dict[str, Any]]:
 def print_memory(terminal: Terminal, cards: Sequence[FittedCard]) -> None:
     """Print a column for each card, and below it the ways out for cards that are too small."""
     head = ("", *(fitted.name for fitted in cards))
-    print_table(terminal, "what fits, by the card's memory", head, _rows(cards))
+    print_table(terminal, "parts that fit, by the card's memory", head, _rows(cards))
     for fitted in cards:
         if not fitted.plan.fits and len(cards) > 1:
             terminal.answer(f"{fitted.name}: {fitted.refusal}\n")

@@ -519,7 +519,7 @@ draft_options = option_group(
     DRAFTING.option(
         "--drafter EXPR",
         f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "
-        "[default: what specrun accelerate found, else auto; with --demo: draft]",
+        "[default: the choice of specrun accelerate, else auto; with --demo: draft]",
     ),
     DRAFTING.option(
         "--spec-type TYPE",

@@ -167,7 +167,7 @@ def chat_turn(body: ChatBody, engine: Engine) -> ChatTurn:
         raise RequestError("messages is missing or empty: give at least one message", "messages")
     for old, value in (("functions", body.functions), ("function_call", body.function_call)):
         if value is not None:
-            raise RequestError(f"{old} is what OpenAI had before tools: give tools", old)
+            raise RequestError(f"{old} was replaced by tools in OpenAI's API: give tools", old)
     new = first_new([str(each.get("role")) for each in body.messages])
     messages = [
         _message(each, f"messages[{place}]", is_new=place >= new)

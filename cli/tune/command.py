@@ -231,14 +231,14 @@ def tune(
     output: TuneOutput,
     terminal: Terminal,
 ) -> None:
-    """Measure a target and a draft model, and plan what to draft."""
+    """Measure a target and a draft model, and plan the drafts."""
     if layer_skip.wanted:
         from specrun.cli.tune.layer_skip import run_layer_skip
 
         run_layer_skip(load, text, layer_skip, sampling, output, terminal)
         return
     if layer_skip.output is not None:
-        raise click.UsageError("--cut writes what --layer-skip finds: give both")
+        raise click.UsageError("--cut writes the result of --layer-skip: give both")
     if text.model_draft is None and load.model is not None and not load.demo:
         if text.drafter:
             raise click.UsageError(

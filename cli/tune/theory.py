@@ -66,7 +66,7 @@ numbers_options = option_group(
     ),
     _NUMBERS.option(
         "--cost-ratio C",
-        "c: what drafting a token takes, over plain decoding's time for one.",
+        "c: the time of a drafted token over that of a plain token.",
         _COST,
         show_default="measured",
     ),
@@ -80,7 +80,7 @@ numbers_options = option_group(
         "--length N",
         "Show chains of 1 to N drafts.",
         click.IntRange(1, 64),
-        show_default="what pays",
+        show_default="the lengths that pay",
     ),
     _NUMBERS.option(
         "--curve POINTS",
@@ -363,7 +363,7 @@ def theory(
         [_given(numbers, load)] if is_given else _measured(numbers, pair, load, sampling, terminal)
     )
     if numbers.bandwidth is not None and found[0].inputs.traffic is None:
-        raise click.UsageError("--bandwidth needs what evaluations read: give -m FILE, or --demo")
+        raise click.UsageError("--bandwidth needs the files of the models: give -m FILE, or --demo")
     if as_json:
         terminal.answer(json.dumps([_as_json(each, numbers) for each in found], indent=2) + "\n")
         return

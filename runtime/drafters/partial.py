@@ -81,7 +81,7 @@ class PartialCache:
         kept = f"sink={self.window.sink}, window={self.window.size}"
         return (
             f"partial({kept}) keeps up to {self.most_cells} tokens, all of a context of "
-            f"{self.n_ctx}: its drafts cost what the target's own tokens do"
+            f"{self.n_ctx}: its drafts cost as much as the target's own tokens"
         )
 
     def state(self, context: Context) -> DraftModelState:

@@ -360,5 +360,5 @@ def require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Sha
         return
     small_model(rule, drafter)
     if shape != "free":
-        why = "evaluates what the target missed at once, in batches of any width"
+        why = "evaluates the target's missing tokens at once, in batches of any width"
         raise OptionError(f"{rule.name} {why}, and the shape is {shape}: give --shape free")

@@ -220,7 +220,7 @@ class Cursor:
         except ProcessEnded as ended:
             why = "it takes more memory than it may"
             if not ended.in_time:
-                why = f"what may follow takes longer than {PLACE_SECONDS:g} s to find out"
+                why = f"finding the possible next tokens takes longer than {PLACE_SECONDS:g} s"
             raise self._problem(why) from None
 
     def _ask(self, name: str, place: GrammarState, *arguments: object) -> None:

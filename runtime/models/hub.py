@@ -440,11 +440,13 @@ def _fetch_file(
                 partial.unlink(missing_ok=True)  # it would keep the disk full
             raise
         except KeyboardInterrupt as error:
-            error.add_note("what was fetched is kept: the same command goes on behind it")
+            error.add_note("the fetched part is kept: the same command continues")
             raise
         if not file.matches(partial, lambda n: progress(f"checking {file.name}", n, file.size)):
             partial.unlink()
-            problem = f"what the hub sent as {name.repo_id}/{file.name} has not the hash it lists"
+            problem = (
+                f"{name.repo_id}/{file.name}, as the hub sent it, lacks the hash that the hub lists"
+            )
             raise MalformedFileError(f"{problem} ({file.etag}): it was removed, try again")
         partial.replace(repo.blob(file.etag))
 

@@ -291,11 +291,11 @@ def contact_curve(model: Model, context: ContextOptions, *, measures: bool = Tru
         if curve is None:
             return Contact()
         if statistics.median(curve.spread) > _CALM:
-            busy = "this machine is too busy to measure what evaluations cost"
+            busy = "this machine is too busy to measure the cost of evaluations"
             return Contact(None, f"{busy}: a later load tries again (--no-measure does not)")
         save_curve(curve, model.path, context, model.n_gpu_layers)
     except (SpecrunError, OSError) as problem:
-        return Contact(None, f"what evaluations cost here was not measured: {problem}")
+        return Contact(None, f"the cost of evaluations was not measured here: {problem}")
     return Contact(curve, _contact_line(curve, time.perf_counter() - started))
 
 

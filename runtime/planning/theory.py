@@ -521,7 +521,9 @@ def tokens_per_second_by_bandwidth(
     Leviathan et al. (2023), section 3.4: an evaluation reads the weights once for all its tokens.
     """
     if inputs.traffic is None:
-        raise OptionError("what evaluations read is not known: give the files of both models")
+        raise OptionError(
+            "the bytes that evaluations read are not known: give the files of both models"
+        )
     if not 0.0 < bytes_per_second < float("inf"):
         raise OptionError(f"a bandwidth of {bytes_per_second:g} bytes a second: give more than 0")
     read = bytes_per_token(*inputs.traffic, inputs.acceptance, n_draft, n_context=inputs.n_context)

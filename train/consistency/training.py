@@ -441,7 +441,7 @@ def _card(recipe: ConsistencyRecipe, run: TrainingRun, report: ConsistencyReport
         tags="jacobi, consistency-llm",
         base_model=target,
         made=f"**A new model, not {target}.** Made by `specrun train consistency` (CLLM, Kou et "
-        f"al. 2024): {report.n_trained:,} trained parameters. It says what it says itself: "
+        f"al. 2024): {report.n_trained:,} trained parameters. Its text is its own: "
         f"verification keeps the tokens of this model, not those of {target}.",
         sections={
             "Data": [

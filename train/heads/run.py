@@ -541,7 +541,7 @@ def _data_text(run: HeadRun) -> str:
     else:
         given = run.prompts.name if run.prompts else f"{run.n_prompts:,} of specrun's own prompts"
     if run.n_own_prompts:
-        given += f", and what the target asked in {run.n_own_prompts:,} tries of its own"
+        given += f", and prompts that the target wrote in {run.n_own_prompts:,} tries"
     return given if run.own_answers is None else f"{given}, answered by the target"
 
 
@@ -593,7 +593,7 @@ def head_card(
                 "sequences held out. The licences of the data and of the target apply."
             ],
             "Training": training,
-            "What it can do": [
+            "Accuracy": [
                 f"Agreement with the target's own first choice, on {texts}; `tokens a round` "
                 "counts those of a drafted chain and the target's own.",
                 "",

@@ -380,7 +380,7 @@ def _card(recipe: OnlineRecipe, run: TrainingRun, report: OnlineReport, key: Buf
     fell = f"{recipe.divergence} {losses[0]:.4f} at first, {losses[-1]:.4f} at last."
     rates = f"{report.before.rate:.4f} | {report.after.rate:.4f}"
     return model_card(
-        f"{draft}, which learnt from what {key.name} rejected",
+        f"{draft}, which learnt from the drafts that {key.name} rejected",
         tags="draft-model, online-speculative-decoding",
         base_model=draft,
         made="Made by `specrun train drafter --online` (online speculative decoding, Liu et al. "

@@ -368,7 +368,7 @@ def read_choice_logs(path: Path) -> list[ChoiceLog]:
         raise FileMissingError(f"{path} {problem}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} cannot be read as a log of choices: {error}") from None
-    advice = "give what generate --json printed with --drafter auto"
+    advice = "give the text that generate --json printed with --drafter auto"
     decoder, logs, position = json.JSONDecoder(), list[ChoiceLog](), 0
     while rest := text[position:].lstrip():
         try:

@@ -171,7 +171,7 @@ class GuidedDrafter(Drafter):
         if self._asked is None or self._asked[0] is not request:
             place = _place_of(request)
             if place.closed:
-                problem = "the answer left its grammar: a rule kept what the grammar forbids"
+                problem = "the answer left its grammar: a rule kept tokens that the grammar forbids"
                 raise GrammarError(problem)
             below = request
             if place.is_slow:  # each place of a draft would take as long

@@ -117,9 +117,7 @@ def _planner(
     """
     measured = sampling == "argmax"
     if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):
-        raise OptionError(
-            f"{expression}: accuracy= is what tree=sequoia is made from, with sampling=argmax"
-        )
+        raise OptionError(f"{expression}: accuracy= is only for tree=sequoia, with sampling=argmax")
 
     def plan(nodes: int, depth: int) -> Topology:
         file = HeadFile(path, expression.atom)

@@ -179,7 +179,7 @@ def _shape(
             typical=(TYPICAL_PATH_ACCURACY,) * head.n_heads,
         )
     if options.optional("accuracy") is not None:
-        problem = "accuracy= is what static trees are made from; leave it out, or depth= and topk="
+        problem = "accuracy= is for static trees only; leave it out, or depth= and topk="
         raise OptionError(f"{expression}: {problem}")
     if tree.depth is None:
         nodes = env.most_drafted if tree.nodes == "auto" else tree.nodes

@@ -113,7 +113,7 @@ def test_ctrl_c_keeps_what_was_fetched(home, served) -> None:
             fetch_model(NAME, progress=interrupt)
     finally:
         hub.time.monotonic = before
-    assert "goes on behind it" in caught.value.__notes__[0]
+    assert "the same command continues" in caught.value.__notes__[0]
     kept = next((home / ".cache").rglob("*.incomplete")).stat().st_size
     assert fetch_model(NAME).read_bytes() == Q4
     assert [span for _, span in served.transfers] == [None, f"bytes={kept}-"]
