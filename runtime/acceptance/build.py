@@ -46,7 +46,7 @@ from specrun.runtime.laws.sampling import unknown_name
 # of the best answer, which nobody can compute, and which shrinks with every token, where a mean
 # does not. The end token counts, because it was said as well.
 #
-# These are settings: what runs them is `specrun.runtime.engine.sequential`.
+# These are settings: `specrun.runtime.engine.sequential` runs them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ class SequenceCascade:
 
 
 SequentialCascade = TokenCascade | SequenceCascade
-"""What `--accept` may name beside acceptance rules: a way to decode that verifies nothing."""
+"""Names for `--accept` beside acceptance rules: a way to decode that verifies nothing."""
 
 
 def _require_share(kind: str, name: str, value: float) -> None:
@@ -122,7 +122,7 @@ def _require_share(kind: str, name: str, value: float) -> None:
 
 
 Rule = AcceptanceRule | PairRule
-"""What decides rounds: by the target's distribution alone, or by the drafter's too."""
+"""The rule of rounds: by the target's distribution alone, or by the drafter's too."""
 
 
 def rule_names() -> list[str]:
@@ -176,7 +176,7 @@ def register_rule(name: str, rule: LawFunction | PairRule) -> None:
 def _build_typical(expression: Expression) -> AcceptanceRule:
     """Build `typical(eps=0.09, delta=0.3)`."""
     options = ExpressionOptions(expression, ["eps", "delta"], 0)
-    # The defaults of Medusa's program: threshold 0.09, and 0.3 for what it calls alpha.
+    # The defaults of Medusa's program: threshold 0.09, and 0.3 for its alpha.
     return TypicalRule(options.number("eps", 0.09), options.number("delta", 0.3))
 
 

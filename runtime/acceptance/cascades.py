@@ -32,8 +32,8 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 #
 # Narasimhan et al. 2024 (arXiv 2405.19261, algorithm 5). A cascade lets the large model decide
 # where the small one is not good enough. With q and p the raw distributions of drafter and target,
-# S(q) and S(p) what tokens are drawn from, and a rule delta(q, p) in {0, 1} that defers (appendix
-# C.1),
+# S(q) and S(p) those of which tokens are drawn, and a rule delta(q, p) in {0, 1} that defers
+# (appendix C.1),
 #
 #     pi = (1 - delta) S(q) + delta S(p)
 #
@@ -74,7 +74,7 @@ DEFERRALS: dict[str, Defers] = {
 """The rules that decide for all tokens of a place, by the name they have in `--accept`."""
 
 Bars = Callable[[LawPair, float], Bar]
-"""From a pair and alpha to what the tokens with r(v) = 0 reach."""
+"""From a pair and alpha to the bar that the tokens with r(v) = 0 reach."""
 
 TOKEN_RULES: dict[str, Bars] = {
     "cascade-token-v1": lambda pair, alpha: _below_best(pair, pair.raw_draft, alpha),
@@ -145,7 +145,7 @@ class TopBetaRule(PairRule):
 
 
 def interleaved(pair: LawPair, bar: Bar) -> Law:
-    """Return pi(v) = S(q)(v) (1 - r(v)) + S(p)(v) sum_u r(u) S(q)(u); r = 0 of what reaches bar."""
+    """Return pi(v) = S(q)(v) (1 - r(v)) + S(p)(v) sum_u r(u) S(q)(u); r = 0 if v reaches bar."""
     draft, target = pair.draft, pair.target
     own = bar.reached_by(draft.ids)[: len(draft.probs)]
     if own.all():
@@ -169,8 +169,8 @@ def check_alpha(kind: str, alpha: float) -> None:
         raise OptionError(f"{kind}: alpha is {alpha:g}: give 0 to 1")
 
 
-# A sum of exponentials over the vocabulary is the most that these cost: where rough sums settle
-# what is asked, with bounds of their error, the others are not made. The answer is the same.
+# A sum of exponentials over the vocabulary is the most that these cost: if rough sums with bounds
+# of their error suffice, the others are not made. The answer is the same.
 
 
 def _is_unsure(pair: LawPair, least: float) -> bool:
@@ -204,7 +204,7 @@ def _is_vaguer(pair: LawPair, margin: float) -> bool:
 
 
 def _below_best(pair: LawPair, law: Law, alpha: float) -> Bar:
-    """Return what tokens of a probability of at least m(p) - alpha in `law` reach."""
+    """Return the bar of tokens with a probability of at least m(p) - alpha in `law`."""
     if largest_between(pair.raw_target)[1] <= alpha:
         return at_least(law, 0.0)
     return at_least(law, largest(pair.raw_target) - alpha)
@@ -224,7 +224,7 @@ def _distance(pair: LawPair) -> float:
 #     min(1, p(v) / ((1 - alpha) q(v)))
 #
 # and else replaced by a draw from norm(max(0, p / beta - q)), for a beta >= 1 - alpha. With a =
-# min(q, p / (1 - alpha)), what is kept of the drafts, the distribution of what comes out is
+# min(q, p / (1 - alpha)), the accepted part of the drafts, the output's distribution is
 #
 #     beta a number:  pi = a + c max(0, p / beta - q),   c such that it sums to 1
 #     beta = solve:   pi = max(a, p / beta), of the smallest beta for which that sums to 1
@@ -296,13 +296,14 @@ def solved_share(kept: FloatArray, target: FloatArray) -> float:
 # == The Big Little Decoder (BiLD, Kim et al. 2023) ================================================
 #
 # NOT exact. Narasimhan et al. 2024 (arXiv 2405.19261), appendix B and table 1, set it beside
-# speculative cascades; q and p are raw distributions, S(q) and S(p) what tokens are drawn from.
+# speculative cascades; q and p are raw distributions, S(q) and S(p) those of which tokens are
+# drawn.
 #
 # `bild`, the original: the small model goes on while max q >= fallback, for at most as many tokens
 # as its drafter is given. The large one then reads all of them at once and rolls back to the first
 # token v whose distance exceeds `rollback`; in its place, or after the last, comes a token of its
-# own. The distance of a token is D(v) = -log p(v) in nats: the cross-entropy of what the small
-# model said, as in the authors' program. So where the small model spoke the distribution is
+# own. The distance of a token is D(v) = -log p(v) in nats: the cross-entropy of the small model's
+# tokens, as in the authors' program. So where the small model spoke the distribution is
 #
 #     pi(v) = S(q)(v) [D(v) <= rollback] + S(p)(v) sum_u S(q)(u) [D(u) > rollback]
 #
@@ -429,7 +430,7 @@ class UserRule(PairRule):
 
 
 def _numbers(returned: object) -> FloatArray | None:
-    """Return what a function returned as an array, None where it is none."""
+    """Return the result of a function as an array, None if it is none."""
     try:
         probs = np.asarray(returned, dtype=np.float64)
     except (TypeError, ValueError):

@@ -79,8 +79,8 @@ def decide(
 # Sun et al., "Block Verification Accelerates Speculative Decoding" (2024), algorithm 2. With p_0 =
 # 1, draft distributions Q_i and target distributions P_i (P_{i+1} is the distribution after x_i):
 #
-#     p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))    the target's mass that x_1..x_i may claim
-#     S_i = sum_x (p_i P_{i+1}(x) - Q_{i+1}(x))+   what x_{i+1} cannot claim of it
+#     p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))    the target's mass for x_1..x_i
+#     S_i = sum_x (p_i P_{i+1}(x) - Q_{i+1}(x))+   its part that x_{i+1} cannot have
 #     h_i = S_i / (S_i + 1 - p_i) for i < L, h_L = p_L
 #
 # keep the last i with u_i <= h_i (none: i = 0); the next token is drawn from norm((p_i P_{i+1} -
@@ -100,7 +100,7 @@ def decide(
 
 
 class BlockRule:
-    """Block verification of the tree's leading chain, the token-wise rule for what branches below.
+    """Block verification of the tree's leading chain, the token-wise rule for branches below.
 
     A tree that branches at its root is therefore left to the token-wise rule. So is one whose
     leading chain holds only point masses: there both rules have one distribution, and the
@@ -130,8 +130,8 @@ class BlockRule:
         if share > 0.0 and noise.accept(share):
             return self._below(tree, chain, law_at, noise, position)
         kept = len(levels) - 1
-        # From the deepest up: h_i is the probability of i given that no more are kept. What passes
-        # no test keeps nothing.
+        # From the deepest up: h_i is the probability of i given that no more are kept. A draft that
+        # passes no test keeps nothing.
         while kept > 0 and not noise.accept(levels[kept].keep_probability):
             kept -= 1
         # The recovered token is drawn with the numbers of its own position.
@@ -142,7 +142,7 @@ class BlockRule:
     def _below(
         self, tree: DraftTree, chain: list[Draw], law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
-        """Return the fully accepted chain and what is kept of the tree below it, token by token."""
+        """Return the fully accepted chain and the accepted path below it, token by token."""
         last = chain[-1].node
         # The chain's end takes the root's place, so that the other rule sees an ordinary tree.
         below = replace(tree, draws={**tree.draws, ROOT: tree.draws.get(last, ())})

@@ -9,11 +9,11 @@ selection. For k draws from Q below a node with distribution P and a scale rho i
 
 The residual is not negative where (1 - (1 - b)^k) / b <= rho, and acceptance, 1 - (1 - b)^k, falls
 with rho; so rho is the root of 1 - (1 - b)^k = rho b, where the left side falls and the right side
-rises. That accepts at least (1 - (1 - 1/k)^k) times what the best transport of k draws does (their
-approximation theorem), and never less than the exact rule's recursive rejection, whose later draws
-pass less often than its first: for the same acceptance A it tests fewer draws on average, so A <=
-sum min(P, Q (1 - (1 - b)^k) / b) with A = 1 - (1 - b)^k, and A is largest where the two are equal,
-at k-SEQ's root.
+rises. That accepts at least (1 - (1 - 1/k)^k) times as often as the best transport of k draws
+(their approximation theorem), and never less than the exact rule's recursive rejection, whose later
+draws pass less often than its first: for the same acceptance A it tests fewer draws on average, so
+A <= sum min(P, Q (1 - (1 - b)^k) / b) with A = 1 - (1 - b)^k, and A is largest where the two are
+equal, at k-SEQ's root.
 
 (1 - (1 - b)^k) / b is computed as the sum of (1 - b)^j over j < k, which needs no case for b = 0
 (it is k: nothing can be accepted, rho is k and the residual P) nor for b = 1 (it is 1: P equals Q,
@@ -45,7 +45,7 @@ _PRECISION = 1e-14
 
 
 class KSeq:
-    """What the rule needs of k draws from `draft` against `target`: the scale, and the residual."""
+    """The rule's numbers for k draws from `draft` against `target`: the scale, and the residual."""
 
     def __init__(self, target: Law, draft: Law, k: int) -> None:
         self._target = target
@@ -81,7 +81,7 @@ class KSeqRule:
 
     Draws belong to a run if they follow each other with the same distribution. That says they are
     i.i.d. only if their number and their distributions were settled before the first of them was
-    drawn: a drafter that draws again *because* of what it drew ("until two differ") is within the
+    drawn: a drafter that draws again *because* of its draws ("until two differ") is within the
     exact rule's terms, but not within this one's.
     """
 
@@ -114,7 +114,7 @@ def _decide(
             target_prob = remaining.probability(token)
             if target_prob > 0.0 and noise.accept(target_prob / (plan.scale * draft_prob)):
                 return draw.node, token
-        # What a run leaves of P is what the next run faces, as in recursive rejection.
+        # The next run is tested against the rest of P, as in recursive rejection.
         remaining = plan.residual()
     return settle_point_masses(tree, draws[n_tested:], remaining, noise)
 

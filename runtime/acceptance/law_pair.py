@@ -1,7 +1,7 @@
-"""Pairs of distributions, drafter's and target's, raw and as tokens are drawn: what cascades weigh.
+"""Pairs of distributions, drafter's and target's, raw and as tokens are drawn, for cascades.
 
-q and p are softmax of the untransformed rows of logits, S(q) and S(p) what sampling settings make
-of them: the distributions that tokens come from. Deferral is decided by the raw distributions and
+q and p are softmax of the untransformed rows of logits, S(q) and S(p) those after sampling
+settings: the distributions that tokens come from. Deferral is decided by the raw distributions and
 mixes the transformed ones (Narasimhan et al. 2024, appendix C.1): at temperature 0, or behind a
 narrow top-p, the transformed distributions have nothing left to compare.
 """
@@ -134,23 +134,23 @@ class PairRule(ABC):
 
     Speculative sampling with a target distribution of one's own (Narasimhan et al. 2024, algorithm
     4): drafts face pi at every place, and the token after a whole draft comes from pi too, so that
-    what is emitted is exactly pi, however long drafts are. As pi depends on nothing that is drawn,
+    the output is exactly pi, however long drafts are. As pi depends on nothing that is drawn,
     this holds for trees, whatever scheme their siblings were drawn by.
     """
 
     exact = False
 
     name: str
-    """What `--accept` was given, with its parameters."""
+    """The rule of `--accept`, with its parameters."""
 
     reads_raw_draft: bool = True
     """Whether it reads q itself: then every drafted place needs the drafter's whole row."""
 
     reads_draft: bool = True
-    """Whether it reads more of the drafter than what was drawn, and from which distribution."""
+    """Whether it reads more of the drafter than the drawn tokens and their distributions."""
 
     chains_only: bool = False
-    """Whether what it states does not hold for siblings."""
+    """Whether its distribution does not hold for siblings."""
 
     fallback: float = 0.0
     """Drafts end before a token where the drafter's own largest raw probability is below this."""
@@ -180,7 +180,7 @@ class PairRule(ABC):
         return Acceptance(accepted.path, accepted.next_token, accepted.rejected, tuple(laws))
 
 
-# -- what distributions are compared by ------------------------------------------------------------
+# -- comparisons of distributions ------------------------------------------------------------------
 
 
 def largest(law: Law) -> float:
@@ -204,7 +204,7 @@ def _entropy(probs: FloatArray) -> float:
 Range = tuple[float, float]
 """Bounds that hold a number, also as it is computed: sums round."""
 
-_ROUGH = 0.0004  # what rough sums may be off, and rounding
+_ROUGH = 0.0004  # the error of rough sums, and rounding
 
 
 def largest_between(law: Law) -> Range:

@@ -40,7 +40,7 @@ class AcceptanceRule(Protocol):
     def accept(
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
-        """Return what is kept of `tree`.
+        """Return the accepted part of `tree`.
 
         `position` is where the first new token will stand; the token at `position + depth` is
         decided by draws keyed with that position.
@@ -81,7 +81,7 @@ def count_to_test(draws: Sequence[Draw]) -> int:
     if type(draws) is Siblings:
         return count
     # Point masses at the end are settled by one draw. One before a sampled draw has to be tested,
-    # because the sampled one faces what its rejection left.
+    # because the sampled one faces the residual of its rejection.
     while count and draws[count - 1].law is None:
         count -= 1
     return count
@@ -95,7 +95,7 @@ def settle_point_masses(
 ) -> tuple[int | None, int]:
     """Return the child that one draw from `law` names, if there is one, and the token.
 
-    Testing point masses one by one and then drawing from what remains is the same as drawing
+    Testing point masses one by one and then drawing from the rest is the same as drawing
     once and descending if the token was drafted. That single draw is plain decoding's own, so
     deterministic drafters repeat plain decoding's text at every temperature, given equal logits.
     """

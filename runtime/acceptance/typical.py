@@ -13,10 +13,10 @@ evaluate_posterior): P is the distribution that tokens are drawn from, with its 
 penalties, not the softmax alone; the token after the path is a draw, where their `fast` mode takes
 the likeliest; and the logarithm of H has no 1e-5 in it.
 
-What comes out is not the target's distribution: a typical draft is kept for certain, whatever its
-probability, so the text leans towards what is drafted, and how much of it is drafted changes the
-text. At temperature 0 P is sure of one token, only that one is typical, and the text is plain
-decoding's own.
+The output does not have the target's distribution: a typical draft is kept for certain, whatever
+its probability, so the text leans towards the drafts, and their length changes the text. At
+temperature 0 P is sure of one token, only that one is typical, and the text is plain decoding's
+own.
 """
 
 from __future__ import annotations

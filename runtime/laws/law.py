@@ -177,9 +177,9 @@ class Law:
         return self._token_in(best)
 
     def draw_distinct(self, count: int, word: int, first: int) -> list[int]:
-        """Return up to `count` tokens, each drawn from what the earlier ones left.
+        """Return up to `count` tokens, each drawn from the rest after the earlier ones.
 
-        Draw i takes number 2 (first + i) of the SplitMix64 sequence of `word`. What is left is not
+        Draw i takes number 2 (first + i) of the SplitMix64 sequence of `word`. The rest is not
         renormalised: each number is scaled by the new total instead. At most `SHORT` tokens.
         """
         self._fill()
@@ -469,7 +469,7 @@ class _Point(Law):
         return self._token, 1.0
 
 
-# == Truncation: what top-k, top-p and min-p leave of a row, and its probabilities by temperature ==
+# == Truncation: a row after top-k, top-p and min-p, and its probabilities by temperature ==========
 
 
 Cuts = tuple[int, float, float, float]
@@ -533,7 +533,7 @@ class Truncation:
         self._used, self._width = 0, k
 
     def _cut(self, start: int, names: npt.NDArray[np.int32] | None) -> int:
-        """Keep and normalise what the cuts leave of ranked entries; return how many these are."""
+        """Keep and normalise the ranked entries that the cuts leave; return how many these are."""
         ids, values, ordered = self._ids, self._values, self._ordered
         count = _count_left(ordered, self._width, self._share, self._lowest)
         last, n_last, kept = ordered[count - 1], 0, start

@@ -38,7 +38,7 @@ class NoiseSource(Protocol):
         """Return a token drawn from `law`."""
 
     def for_drafting(self, round_start: int) -> NoiseSource:
-        """Return an independent source for what is drafted in the round that starts at a position.
+        """Return an independent source for drafts of the round that starts at a position.
 
         A position may be drafted in several rounds, so its draws are keyed by the round as well.
         """
@@ -152,7 +152,7 @@ class DraftNoise(SeededNoise):
         return law.token_at(uniform_of(self._hash(2 * self._choices)))
 
     def choose_distinct(self, law: Law, count: int) -> list[int]:
-        """Return up to `count` tokens, each drawn from what the earlier ones left of `law`.
+        """Return up to `count` tokens, each drawn from the rest of `law` after the earlier ones.
 
         The same numbers give the same tokens as `choose` and `Law.without` in turn, and in less
         time.
@@ -166,7 +166,7 @@ class DraftNoise(SeededNoise):
 
 
 def choose_in_turn(noise: NoiseSource, law: Law, count: int) -> list[int]:
-    """Return up to `count` different tokens, each chosen from what the earlier ones left."""
+    """Return up to `count` different tokens, each chosen from the rest after the earlier ones."""
     tokens: list[int] = []
     while True:
         tokens.append(noise.choose(law))
@@ -206,7 +206,7 @@ _ORDER = bytes(
 
 
 def blake2b(count: int, first: int, second: int, third: int) -> int:
-    """Return what `digest` does, by the loops of the standard."""
+    """Return the same as `digest`, by the loops of the standard."""
     m = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     v = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     m[0], m[1], m[2] = first, second, third

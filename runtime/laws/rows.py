@@ -24,7 +24,7 @@ _LOWEST = -87.0  # exp of it is the least normal float32: nothing that counts in
 
 
 class RowLoops(Protocol):
-    """The functions in C; their docstrings and their equals below say what they return."""
+    """The functions in C; their docstrings and their equals below name their results."""
 
     def rank(
         self,

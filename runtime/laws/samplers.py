@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 # == Truncations and temperatures over candidates ==================================================
 #
 # Each function is one of llama.cpp's samplers. None but XTC draws anything: it cuts with a chance,
-# and what it leaves where it cuts is `without_top_choices`.
+# and its result is then `without_top_choices`.
 
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
 _Number = TypeVar("_Number", np.float32, np.float64)
 _GROUPS = 1024
-_TINY = 1e-300  # in place of 0 under a logarithm: what it is multiplied with is 0
+_TINY = 1e-300  # in place of 0 under a logarithm: its factor is 0
 _COLDEST = 1e-30  # below it, dividing would overflow, and the distribution is a point mass anyway
 
 
@@ -99,7 +99,7 @@ def not_below_highest(values: npt.NDArray[np.floating], k: int) -> IdArray | Non
     groups: the k-th highest group maximum is a bound that k entries reach and every one of the k
     highest entries too, so only the entries that reach it, few more than k, are ever sorted.
     """
-    # What the groups leave at the end has no part in the bound, but is compared with it too.
+    # The rest of the groups has no part in the bound, but is compared with it too.
     length = -(-len(values) // _GROUPS)
     groups = len(values) // length
     if groups < 2 * k or length < 2:
@@ -155,7 +155,7 @@ def keep_above_sigma(candidates: Candidates, n_sigma: float) -> Candidates:
 
 
 def without_top_choices(candidates: Candidates, threshold: float) -> Candidates | None:
-    """Return what XTC leaves where it cuts: of the likely tokens the least likely, and all others.
+    """Return XTC's tokens when it cuts: of the likely tokens the least likely, and all others.
 
     Likely are those of probability `threshold` and more. None where there are fewer than two of
     these: nothing is cut then.
@@ -267,7 +267,7 @@ _LARGEST_FLOAT, _LOG_LARGEST_FLOAT = 3.4e38, 88.7228391
 def repetition_penalties(
     tokens: Sequence[int], breakers: Breakers, *, multiplier: float, base: float, allowed: int
 ) -> dict[int, float]:
-    """Return what each token's logit loses after these: multiplier * base^(length - allowed).
+    """Return the loss of each token's logit after these: multiplier * base^(length - allowed).
 
     The length is that of the longest suffix of `tokens` which that token followed before; shorter
     ones than `allowed` cost nothing. Breakers of one token are never penalised.
@@ -348,7 +348,7 @@ def sequence_breakers(vocabulary: Vocabulary, texts: tuple[str, ...]) -> Breaker
 
 
 def _tails(spelled: bytes, text: bytes, vocabulary: Vocabulary) -> list[tuple[int, ...]]:
-    """Return what may follow a token so that the text stands in both together."""
+    """Return the possible continuations after a token whose text stands in both together."""
     if text in spelled:
         return [()]
     begun = [n for n in range(len(text) - 1, 0, -1) if spelled.endswith(text[:n])]
@@ -420,7 +420,7 @@ def mu_after(mu: float, probability: float, tau: float, eta: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """What the distributions of an answer depend on beside rows, settings and tokens.
+    """The state of an answer's samplers, on which its distributions depend beside rows and tokens.
 
     `breakers` are those of `Breakers`. `mu` is mirostat's, in bits, after the tokens that were
     accepted; None at the beginning of an answer. `grammar` is the place after those tokens, or an

@@ -121,7 +121,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def whole_number(value: object) -> int | None:
-    """Return what an integer of Python or numpy says, None for anything else and for booleans."""
+    """Return the value of an integer of Python or numpy, None for others and for booleans."""
     if isinstance(value, bool):
         return None
     try:
@@ -131,7 +131,7 @@ def whole_number(value: object) -> int | None:
 
 
 def random_if_unset(seed: object) -> int:
-    """Return a seed, or a random one for None and -1; raises `OptionError` for what is no seed."""
+    """Return a seed, or a random one for None and -1; raises `OptionError` for other values."""
     number = RANDOM_SEED if seed is None else whole_number(seed)
     if number is None:
         raise OptionError(f"seed is {seed!r}: it must be a whole number, or None (random)")
@@ -177,7 +177,7 @@ class Setting:
         return "number" if isinstance(self.default, float) else "other"
 
     def problem(self, value: Any) -> str:  # noqa: ANN401 - a value of any field
-        """Return what a number has to be instead of `value`, "" if it may be that."""
+        """Return the rule that `value` breaks, in words, "" if it is valid."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if self.kind == "count":
             if not is_number or isinstance(value, float):
@@ -201,18 +201,18 @@ def _setting(default: Any, flags: str, help: str, **more: Any) -> Any:  # noqa: 
 
 
 class _WorkedOut:
-    """What settings of sampling come to.
+    """The consequences of settings of sampling.
 
     `chain`: the samplers that do something, in their order; at last "mirostat", where it is on.
     `is_greedy`: the distribution is always a point mass, on one token of the highest logit after
-    what precedes the temperature, the grammar included. `is_plain`: the chain is no more than
-    penalties, top-k, top-p, min-p and temperature, in this order, and each setting says what it
-    does; at temperature 0, that token is the one of the highest logit after grammar, bias and
+    the grammar and the samplers before the temperature. `is_plain`: the chain is no more than
+    penalties, top-k, top-p, min-p and temperature, in this order, and each setting has its plain
+    meaning; at temperature 0, that token is the one of the highest logit after grammar, bias and
     penalties. `is_adaptive`: the distribution also depends on how surprising the tokens before it
     were. `has_penalties`: it depends on the tokens
     before it other than through the model: by samplers, which look at the last `window_size` of
     them (-1: all), or by a grammar. `cuts`: top-k, top-p, the logarithm of min-p, and temperature.
-    `is_cut`: the distribution is what these make of a row, top-k not being off, and nothing else.
+    `is_cut`: the distribution depends on these and a row alone, top-k not being off.
     """
 
     def __new__(cls, *_: object, **given: object) -> Self:
@@ -243,11 +243,11 @@ def _is_bias(value: object) -> bool:
 class SamplingParams(_WorkedOut):
     """Sampling settings: changes of a row's logits, by the `samplers` in their order.
 
-    The `grammar` goes first, then `logit_bias` (a mapping of token ids to what is added to their
-    logits; -inf forbids), then the samplers. Each field is declared with its help: which values
-    switch a sampler off, and what it does. `mirostat` takes the place of all samplers but a plain
-    temperature. `stop` strings end the answer and are not part of it; they may span tokens. `seed`
-    None takes the runtime's, -1 a random one. Out-of-range values raise `OptionError`.
+    The `grammar` goes first, then `logit_bias` (a mapping of token ids to numbers that are added to
+    their logits; -inf forbids), then the samplers. Each field is declared with its help: its
+    effect, and the values that switch a sampler off. `mirostat` takes the place of all samplers but
+    a plain temperature. `stop` strings end the answer and are not part of it; they may span tokens.
+    `seed` None takes the runtime's, -1 a random one. Out-of-range values raise `OptionError`.
     """
 
     temperature: float = _setting(
@@ -454,7 +454,7 @@ class SamplingParams(_WorkedOut):
         self._work_out()
 
     def _take_texts(self, name: str) -> None:
-        """Make a tuple of what may be a text or any iterable of texts."""
+        """Make a tuple of a text or of any iterable of texts."""
         texts = getattr(self, name)
         self._require(isinstance(texts, Iterable), name, "made of strings")
         self._set(name, (texts,) if isinstance(texts, str) else tuple(texts))
@@ -484,7 +484,7 @@ class SamplingParams(_WorkedOut):
         is_cold = "temperature" in chain and self.temperature == 0.0
         is_dynamic = self.dynatemp_range > 0.0 and not self.mirostat
         is_greedy = is_cold and not is_dynamic and "xtc" not in before
-        if is_greedy:  # what follows finds one token, and can take nothing from it
+        if is_greedy:  # the later samplers find one token, and can take nothing from it
             chain = (*before, "temperature")
         sizes = {"penalties": self.repeat_last_n, "dry": self.dry_penalty_last_n}
         looked_at = [sizes[name] for name in chain if name in sizes]
@@ -520,7 +520,7 @@ class SamplingParams(_WorkedOut):
     def effective(self) -> SamplingParams:
         """Return settings of the same distributions, in the default order if that changes none.
 
-        What `samplers` leaves out is switched off in them: these have quick ways to their
+        Samplers that `samplers` leaves out are switched off in them: these have quick ways to their
         distributions.
         """
         if self.samplers == DEFAULT_ORDER or self.mirostat:
@@ -537,7 +537,7 @@ class SamplingParams(_WorkedOut):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What is worked out is no field, and a copy is to have it.
+        # Computed facts are no fields, and a copy needs them.
         return SamplingParams.from_dict, (self.to_dict(),)
 
     @classmethod

@@ -1,9 +1,9 @@
 """Logits to a distribution: a grammar's mask, logit bias, then llama.cpp's samplers in order.
 
 The same function serves the target and a draft model, so that both distributions are cut the same
-way. What most settings come to (penalties, top-k, top-p, min-p, temperature) has quick ways of its
-own; all else runs down the chain of samplers. Where one draws (XTC cuts with a chance), the
-distribution is the mixture of both outcomes.
+way. The usual settings (penalties, top-k, top-p, min-p, temperature) have quick ways of their own;
+all else runs down the chain of samplers. Where one draws (XTC cuts with a chance), the distribution
+is the mixture of both outcomes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def transformed_law(
 ) -> Law:
     """Return the distribution that `params` make of one row of logits, float32 [n_vocab].
 
-    `window` are the tokens that penalties look at, oldest first (see `penalty_window`), `state`
-    what DRY, mirostat and a grammar know of the answer. Raises `OptionError` for settings that
+    `window` are the tokens that penalties look at, oldest first (see `penalty_window`), `state` is
+    that of DRY, mirostat and a grammar. Raises `OptionError` for settings that
     leave no token, `DecodeFailedError` for a broken row.
     """
     cuts = row_cuts(params)
@@ -126,7 +126,7 @@ def greedy_token(
 def _under_grammar(
     place: GrammarState, logits: Logits, params: SamplingParams, window: Sequence[int]
 ) -> tuple[Logits, Sequence[int]]:
-    """Return a row without what may not follow a text, and what penalties look at of that."""
+    """Return a row without the tokens that may not follow a text, and the window of penalties."""
     return place.masked(logits, window), _last(window, params.window_size)
 
 
@@ -168,7 +168,7 @@ class JoinedTokens(Sequence[int]):
 def penalty_window(
     tokens: Sequence[int], path: Sequence[int], params: SamplingParams
 ) -> Sequence[int]:
-    """Return what penalties look at: the last of `tokens` followed by a draft path.
+    """Return the tokens that penalties read: the last of `tokens` followed by a draft path.
 
     Under a grammar that is all of them: its place may be further back than penalties look.
     """
@@ -262,7 +262,7 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
 
 
 def _ranked(logits: Logits, row: Logits, params: SamplingParams, cuts: Cuts) -> Law:
-    """Return what top-k, top-p and min-p leave, as `_truncated` does, of a few ranked entries."""
+    """Return the rest of a few ranked entries after top-k, top-p and min-p: see `_truncated`."""
     law = Truncation(cuts).law(logits)
     if law is None:
         _require_finite(float(logits.max()), row, params)
@@ -271,12 +271,12 @@ def _ranked(logits: Logits, row: Logits, params: SamplingParams, cuts: Cuts) -> 
 
 
 def _truncated(logits: Logits, ids: IdArray | None, row: Logits, params: SamplingParams) -> Law:
-    """Return what top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all).
+    """Return the rest of `ids` after top-k, top-p and min-p; they hold the top k (None: of all).
 
     `row` are the logits before bias and penalties.
 
-    Where equal logits straddle a cut, the lower ids stay. Only values are sorted: what is kept is
-    then found by comparison with the lowest of them, and stands in token order as it is.
+    Where equal logits straddle a cut, the lower ids stay. Only values are sorted: the kept tokens
+    are then found by comparison with the lowest of them, and are in order.
     """
     values = (logits if ids is None else logits[ids]).astype(np.float64)
     ordered = values.copy()
@@ -348,7 +348,7 @@ def _in_reach_of_top_k(
 ) -> IdArray | None:
     """Return ids that hold all that top-k may keep; None stands for all ids.
 
-    What comes before it may raise or lower the tokens of the window, and no others.
+    The samplers before it may raise or lower the tokens of the window, and no others.
     """
     chain = params.chain
     if "top_k" not in chain or not {*chain[: chain.index("top_k")]} <= {"penalties", "dry"}:
@@ -360,7 +360,7 @@ def _in_reach_of_top_k(
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The samplers of `params.chain`, and what they read beside the candidates."""
+    """The samplers of `params.chain`, and their inputs beside the candidates."""
 
     row: Logits
     params: SamplingParams

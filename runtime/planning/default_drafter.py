@@ -1,7 +1,7 @@
 """The default drafter of a model file: its profile's choice, else `auto`, which limits its losses.
 
 Whatever opens a model for a user (chat, generate, a server) takes it from here. Under a rule that
-is not exact nothing is chosen: what a user did not ask for must not change a text's distribution.
+is not exact nothing is chosen: a default must not change a text's distribution.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from specrun.runtime.planning.theory import best_measured_draft_length
 
 _GOOD_ACCEPTANCE = 0.9  # of a passage that is easy to draft for
 _LEAST_STEP = 0.02  # of a plain round: a drafted token of a small drafter
-_SHARE_OF_MEMORY = 4  # a quarter of what is free beside the weights
+_SHARE_OF_MEMORY = 4  # a quarter of the free memory beside the weights
 
 
 def kept_states(

@@ -30,7 +30,7 @@ from specrun.runtime.planning.curves import CostCurve, RoundCosts
 # that a drafted token is accepted, g (gamma) the drafted tokens of a round, c the cost of one
 # drafter step over one plain target step, T(n) the measured time of a target evaluation of n
 # tokens. "Leviathan" is Leviathan et al., "Fast Inference from Transformers via Speculative
-# Decoding" (2023). `chain_theory` puts together what they say about chains of a tuned pair.
+# Decoding" (2023). `chain_theory` applies them to chains of a tuned pair.
 
 
 SecondsOf = Callable[[int], float]
@@ -120,7 +120,7 @@ def best_measured_draft_length(
     return _best(speed, max_draft)
 
 
-# -- what acceptance is made of --------------------------------------------------------------------
+# -- acceptance ------------------------------------------------------------------------------------
 
 
 def acceptance_probability(target_probs: FloatArray, draft_probs: FloatArray) -> float:
@@ -158,13 +158,13 @@ class ChainTheory:
 def chain_theory(
     acceptance: float, costs: RoundCosts, operation_cost_ratio: float, *, max_length: int = 16
 ) -> ChainTheory:
-    """Return what the formulas say; `operation_cost_ratio` is c-hat (`operation_ratio`)."""
+    """Return the results of the formulas; `operation_cost_ratio` is c-hat (`operation_ratio`)."""
 
     def target_seconds(n: int) -> float:
         # T(1) is plain decoding, which pays for no tree and no drafted node.
         return costs.plain_seconds if n == 1 else costs.verify_seconds(n - 1)
 
-    # c counts Python's share on both sides: it is the ratio of what the machine really takes.
+    # c counts Python's share on both sides: it is the ratio of measured times.
     step = costs.depth_seconds(1, None)
     ratio = step / costs.plain_seconds
     flat = best_draft_length(acceptance, ratio, max_length)
@@ -182,7 +182,7 @@ def chain_theory(
     )
 
 
-# -- what may be asked -----------------------------------------------------------------------------
+# -- questions -------------------------------------------------------------------------------------
 
 
 def _best(gain: Callable[[int], float], highest: int) -> int:
@@ -213,7 +213,7 @@ def _require_cost(name: str, value: float) -> None:
         raise OptionError(f"{name} is {value}: it must be a number of 0 or more")
 
 
-# == Memory bandwidth: bytes that evaluations read, and what drafting saves of them ================
+# == Memory bandwidth: bytes that evaluations read, and their savings by drafting ==================
 #
 # Where decoding waits for memory, an evaluation takes as long as its bytes: the weights, once for
 # all its tokens, and the keys and values of the text before them (Leviathan et al. 2023, section
@@ -230,7 +230,7 @@ _BLOCK = 256  # elements of which whole rows of every cache type consist
 
 @dataclass(frozen=True, slots=True)
 class MemoryTraffic:
-    """What a model's evaluations read.
+    """The bytes that a model's evaluations read.
 
     `dense` bytes of weights are read in every evaluation. `experts` bytes are those of all
     `n_experts`, of which each token uses `n_used`; 0 if there are none. `per_position` bytes are
@@ -259,7 +259,7 @@ def expected_experts(n_experts: int, n_used: int, n_tokens: int) -> float:
     """Return how many experts of a layer n tokens read: E (1 - (1 - k/E)^n).
 
     Each token uses k of E experts; taken as if each chose independently and all alike. Tokens of
-    one text choose more alike than that, so this is what to expect at most.
+    one text choose more alike than that, so this is the most to expect.
     """
     if n_experts < 1 or not 0 <= n_used <= n_experts or n_tokens < 0:
         given = f"{n_used} of {n_experts} experts for each of {n_tokens} tokens"
@@ -311,11 +311,11 @@ def bytes_ratio(
     return spent / target.evaluation(1, n_context)
 
 
-# -- what files say --------------------------------------------------------------------------------
+# -- facts of files --------------------------------------------------------------------------------
 
 
 def memory_traffic(model: Model, options: ContextOptions | None = None) -> MemoryTraffic:
-    """Return what a model's evaluations read, with keys and values as these options store them."""
+    """Return the bytes that a model's evaluations read, with the types of keys and values."""
     header = read_header(model.path)
     own = sum(tensor.n_bytes for tensor in header.tensors) or 1
     experts = sum(tensor.n_bytes for tensor in header.tensors if _EXPERTS.match(tensor.name))
@@ -428,7 +428,7 @@ LONGEST = 64
 
 @dataclass(frozen=True, slots=True)
 class ChainInputs:
-    """alpha, c and c-hat; T(n) as a curve, and what target and drafter read, where known.
+    """alpha, c and c-hat; T(n) as a curve, and the bytes that target and drafter read, if known.
 
     `n_context` tokens are cached in both. Raises `OptionError` for numbers that make no sense.
     """
@@ -464,7 +464,7 @@ class ChainRow:
 
 
 def chain_row(inputs: ChainInputs, n_draft: int) -> ChainRow:
-    """Return what the formulas say of chains of so many drafts; 0 is plain decoding."""
+    """Return the results of the formulas for chains of so many drafts; 0 is plain decoding."""
     alpha, curve, measured, read = inputs.acceptance, inputs.curve, None, None
     tokens = expected_tokens(alpha, n_draft)
     if curve is not None:
@@ -484,7 +484,7 @@ def chain_row(inputs: ChainInputs, n_draft: int) -> ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class BestLengths:
-    """The best chains: `flat` if more tokens cost nothing, by T(n), and by what is read."""
+    """The best chains: `flat` if more tokens cost nothing, by T(n), and by the bytes read."""
 
     flat: int
     measured: int | None

@@ -3,7 +3,7 @@
 Where the distribution is cut to the top k anyway, and nothing before that cut changes the order of
 logits, the k best and a few more say everything: `transformed_law` of them is that of the whole
 row, to the bit. The few more are for ties, of which the lower ids stay: if those that are equal may
-go on beyond what was sent, the rows are evaluated again and given whole.
+go on beyond the sent ones, the rows are evaluated again and given whole.
 
 Nobody can read a whole row then, so it is not for answers whose log-probabilities were asked for,
 nor for drafters and rules that read more than distributions.
@@ -100,7 +100,7 @@ def _are_best(candidates: Candidates | None, logits: npt.NDArray[np.float32]) ->
 
 
 class SampledRows(EvaluatedRows, Protocol):
-    """The rows of an evaluation, or what of them reached the host."""
+    """The rows of an evaluation, or the parts of them that reached the host."""
 
     def candidates(self, row: int) -> Candidates | None:
         """Return the best logits of one row; None where it is whole."""
@@ -190,7 +190,7 @@ class BackendSamplingTarget:
         return cut if self._is_trusted else cast("SampledRows", self._evaluate_again(text, tree))
 
     def _evaluate_again(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Drop what was evaluated and evaluate it again, for whole rows."""
+        """Repeat an evaluation, for whole rows."""
         self._times = 0
         self._target.context.memory.truncate(text.n_cached)
         self._target.context.cut_rows(None)
@@ -198,7 +198,7 @@ class BackendSamplingTarget:
 
 
 def sampled_on_device(target: TargetModel, k: int | None) -> Target:
-    """Return what gives an answer the `k` best logits of each row, or whole rows for None.
+    """Return the sampler that gives the `k` best logits of each row, or whole rows for None.
 
     Recurrent memories cannot take back an evaluation that has to be made again.
     """

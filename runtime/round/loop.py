@@ -279,7 +279,7 @@ def decode_rounds(
         is_last = whole or not limits.next_round(len(tokens))
         new, laws, refused = tokens[start:], accepted.laws, accepted.rejected
         this_round = Round(tokens, tree, path, next_token, rows, new, refused, is_last, laws, whole)
-        # Observe: let the drafter learn what became of its guesses.
+        # Observe: let the drafter receive the outcome of its guesses.
         if asked:
             drafter.observe(this_round)
         yield this_round
@@ -458,7 +458,7 @@ def law_pairs(
         row = None if kept is None else kept.logits(node)
         draws = all_draws.get(node, ())
         # Of several draws, the first is from S(q) itself: later siblings without replacement come
-        # from what it left.
+        # from its residual.
         draft = next((draw.law for draw in draws if draw.law is not None), None) if draws else None
         if draft is None:
             if row is not None:

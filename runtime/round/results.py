@@ -25,7 +25,7 @@ Origin = Literal["drafted", "target"]
 
 
 class DecidingRows(Protocol):
-    """What decided a round's tokens."""
+    """The source of a round's tokens."""
 
     def logits_of(self, index: int) -> Logits:
         """Return the logits that decided the token number `index`, valid until the next round."""
@@ -42,7 +42,7 @@ class TokenEvent:
     `finish_reason` is why the answer ends with this token, None if it goes on.
 
     Of an answer to a chat, `text` is of the answer alone. `reasoning` is the text of the model's
-    thoughts, `parts` are those two and pieces of tool calls, and `raw_text` is what it wrote.
+    thoughts, `parts` are those two and pieces of tool calls, and `raw_text` is its unchanged text.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class TokenEvent:
         return (self._top or [])[:count]
 
     def settle(self) -> None:
-        """Compute what may be asked for, now that the row is there."""
+        """Compute the values that may be read later, now that the row is there."""
         row, decided_by = self._row, self._decided_by
         if row is None:
             if decided_by is None:
@@ -140,7 +140,7 @@ class TokenEvent:
 
 
 class LogprobKeeper:
-    """Keeps `TokenEvent.logprob` readable when the rows are gone, at the price of what is used.
+    """Keeps `TokenEvent.logprob` readable when the rows are gone, at the price of the used ones.
 
     A softmax over the vocabulary for every token would be the largest part of a round's overhead.
     Only events that somebody still holds when the next round starts need anything: the last one,
@@ -157,7 +157,7 @@ class LogprobKeeper:
         self._room: Logits | None = None
 
     def before_evaluation(self) -> None:
-        """Save what is still held, because the rows are about to be overwritten."""
+        """Save the rows that are still held, because they are about to be overwritten."""
         current, copied = self.current, self._copied
         if copied is not None:
             if (earlier := copied()) is not None:
@@ -173,7 +173,7 @@ class LogprobKeeper:
         current.clear()
 
     def finish(self) -> None:
-        """Save what is still held as numbers: no reader of a copy is to come."""
+        """Save the values that are still held as numbers: no reader of a copy is to come."""
         for reference in (*self.current, self._copied):
             event = reference() if reference is not None else None
             if event is not None:
@@ -192,7 +192,7 @@ class SpecStats:
     share of the `tested_by_position[i]` rounds that kept i drafted tokens and had drafts below them
     that kept one more: for chains EAGLE's n-alpha. `overhead_s` is wall time outside native
     evaluation. `tokens_per_second` leaves out the time until the first token's round began (the
-    prompt). `drafting` is what the drafter itself reports: the choices of `auto`, the inner rounds
+    prompt). `drafting` is the drafter's own report: the choices of `auto`, the inner rounds
     of `cascade`, the parts of combinators. `non_candidates` are nodes that were evaluated beside
     the drafted ones and could not be kept (lookahead's window). `width` is how many tokens every
     evaluation of the target had (`--shape`), None where that was free. Under rules that are not
@@ -262,7 +262,7 @@ class RoundCounter:
         """Count a round that drafted `n_candidates` nodes down to `depth` and produced `n_tokens`.
 
         `n_others` are the nodes that were evaluated but could not be accepted. `n_tested` is at how
-        many depths there were drafts to accept below what was kept: those that were, and one more
+        many depths there were drafts to accept below the kept ones: those that were, and one more
         where all were rejected; as for a chain where it is left out.
         """
         # A chain tests one token more than it keeps, unless it is kept whole.
@@ -278,7 +278,7 @@ class RoundCounter:
         return sum(kind[index] * times for kind, times in [*self.kinds.items()])
 
     def _reached(self, *indices: int) -> list[int]:
-        """Return how many rounds came to each depth, by the least of what stands at `indices`."""
+        """Return how many rounds came to each depth, by the least of the counts at `indices`."""
         reached = [0] * max((kind[1] for kind in self.kinds), default=0)
         for kind, times in self.kinds.items():
             for position in range(min(kind[index] for index in indices)):
@@ -336,12 +336,12 @@ class RoundCounter:
     @property
     def tested_by_position(self) -> Sequence[int]:
         """In how many rounds each depth was tested: all depths above had kept a token."""
-        # A depth is tested only after those above it: what is 0 stands at the end.
+        # A depth is tested only after those above it: the zeros stand at the end.
         return tuple(tested for tested in self._reached(5) if tested)
 
 
 class Departures:
-    """Adds up how far a rule that is not exact leads from what the target would say.
+    """Adds up the distance of a rule that is not exact from the target's own choices.
 
     A round is counted in one assignment, as a whole or not at all, wherever Ctrl-C may come.
     """
@@ -428,7 +428,7 @@ class ChatResult(GenerationResult):
     """A finished answer to a chat: `text` is of the answer alone.
 
     `reasoning` is the text of the model's thoughts, `tool_calls` are calls of tools that were
-    offered, and `raw_text` is what the model wrote, without control tokens.
+    offered, and `raw_text` is the model's text, without control tokens.
     """
 
     reasoning: str

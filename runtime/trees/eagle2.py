@@ -8,7 +8,7 @@ child, so they are connected. A head's graph may expand all depths at once (`hea
 its nodes are reranked here as well. With nodes=auto a plan chooses N in every round.
 
 Choosing nodes by their values is exact for point masses only: pruning drawn tokens by their own
-probability would change what the remaining ones are draws of.
+probability would change the distribution of the remaining ones.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
 No model is evaluated here, so that the same functions serve every drafter and the tests. Whether a
 draw is made, from which distribution and at which rank, is decided before its value is known: the
 shape is fixed, the confidence stop reads a distribution before anything is drawn from it, and a
-round's limits cut the shape. What is drawn below a child may depend on the child.
+round's limits cut the shape. Draws below a child may depend on the child.
 
 The children of a node are proposed from its draft distribution by one of three schemes:
 
@@ -15,8 +15,8 @@ The children of a node are proposed from its draft distribution by one of three 
   more siblings.
 - most likely: the top k as point masses (Medusa, EAGLE-2, greedy trees).
 
-Every draw is stored with the distribution that it was really drawn from: that distribution is what
-acceptance divides by. This file is compiled by Cython where there is a compiler (`growth.pxd` has
+Every draw is stored with the distribution that it was really drawn from: acceptance divides by that
+distribution. This file is compiled by Cython where there is a compiler (`growth.pxd` has
 the types).
 """
 

@@ -31,7 +31,7 @@ _HINT = (
 )
 # One sign a rank, so that the length of a node's name is its depth.
 _RANKS = "0123456789abcdefghijklmnopqrstuv"
-# What may reach the JSON parser: digits, commas and brackets.
+# The texts that may reach the JSON parser: digits, commas and brackets.
 _LISTS = re.compile(r"[\d\s,\[\]()]*")
 _MAX_TEXT = 1 << 16
 
@@ -149,7 +149,7 @@ def _limited(topology: Topology, max_depth: int, max_nodes: int) -> Topology:
 def parse_topology(text: str) -> Topology:
     """Return the shape that `4x2x2`, `0 1 00 01 000` or `[[0], [1], [0, 0]]` describes.
 
-    Raises `OptionError` for what is neither, and for trees larger than any context can hold.
+    Raises `OptionError` for other texts, and for trees larger than any context can hold.
     """
     if _WIDTHS.fullmatch(text):
         return _from_widths(text)

@@ -42,10 +42,10 @@ as_draw: Callable[[tuple[int, Law | None]], Draw] = functools.partial(tuple.__ne
 """Return a draw of its fields: a named tuple's own constructor takes longer."""
 
 
-# Not frozen: that costs a call for every field, in every round. Trees share what they are made of.
+# Not frozen: that costs a call for every field, in every round. Trees share their parts.
 @dataclass(slots=True)
 class DraftTree:
-    """Nodes are what the target evaluates; draws are what acceptance tests. Nothing changes one.
+    """The target evaluates nodes; acceptance tests draws. Nothing changes one.
 
     `tokens[i]` hangs below `parents[i]` (ROOT or an earlier node) at `depths[i]` (1 below the
     root). `draws[parent]` lists the draws made at a parent in the order they were made: equal
@@ -95,7 +95,7 @@ class DraftTree:
         n = len(other)
         if self is other:
             return True
-        # Rows depend on tokens and parents alone: draws do not change what is evaluated.
+        # Rows depend on tokens and parents alone: draws do not change the evaluated nodes.
         return self.tokens[:n] == other.tokens and self.parents[:n] == other.parents
 
     @staticmethod
@@ -166,7 +166,7 @@ def _chain_structure(n: int) -> tuple[tuple[int, ...], *_Structure]:
 class Siblings(Sequence[Draw]):
     """Draws without replacement below one parent: different tokens of consecutive nodes.
 
-    The first was drawn from `law`, each other from what the earlier ones left of it. These
+    The first was drawn from `law`, each other from the rest after the earlier ones. These
     distributions are made in turn, as draws are read: acceptance reads few of them.
     """
 

@@ -129,7 +129,8 @@ def test_another_targets_buffer_is_refused_with_both_named(tmp_path: Path) -> No
     save_rejections(RejectionBuffer(), path, KEY)
     other = BufferKey("other.gguf", "ef" * 32, "cd" * 32, 300)
     with pytest.raises(
-        ModelError, match=r"rejected drafts for target\.gguf \(hash abab.* is other\.gguf \(hash efef"
+        ModelError,
+        match=r"rejected drafts for target\.gguf \(hash abab.* is other\.gguf \(hash efef",
     ):
         load_rejections(path, other, RejectionBuffer())
 
