@@ -27,7 +27,7 @@ RANKED_TOKENS = 40
 
 GrownT = TypeVar("GrownT")
 RowSteps = Generator[Asked, Any, GrownT]
-"""A draft that grows: yields what to evaluate, and receives rows or named children, or None."""
+"""A draft that grows: yields nodes to evaluate, and receives rows or named children, or None."""
 
 
 # == Settings of a draft's distributions ===========================================================

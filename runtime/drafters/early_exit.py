@@ -35,7 +35,7 @@ from specrun.runtime.round.text import common_prefix
 
 # == The first layers as a ggml graph over the target's own tensors ================================
 #
-# What comes out of layer K - 1, normed by the output norm and multiplied by the output matrix, is
+# The output of layer K - 1, normed by the output norm and multiplied by the output matrix, is
 # the early exit's distribution of the next token (the logit lens; LayerSkip, PPD). Layer l reads
 # the input of layer l alone, so the states of a text are the target's own, and so would be its keys
 # and values: they are kept here once more, for these layers, in F32.
@@ -257,8 +257,8 @@ def _sizes(target: Model) -> tuple[AttentionSizes, float]:
 
 # == The source of rows ============================================================================
 #
-# LayerSkip's self-speculative decoding (Elhoushi et al. 2024) without a file of its own, and what
-# predictive pipelined decoding (PPD, Yang et al. 2023) is on one device. PPD lets the exit's guess
+# LayerSkip's self-speculative decoding (Elhoushi et al. 2024) without a file of its own, and
+# predictive pipelined decoding (PPD, Yang et al. 2023) on one device. PPD lets the exit's guess
 # start on a second device while the deep layers of the first still run. On one device nothing runs
 # meanwhile: when an evaluation ends, the exit's distribution of its last position is of a token
 # that the target's own row has just decided. So the first layers go on by themselves, over tokens

@@ -128,7 +128,7 @@ class GrowingDrafter(Drafter):
             self._plans = ShapePlans(shape, has_values=plan is not None)
         self._plain_highest = self._highest = 0
         self._row_memory = RowMemory()
-        # An answer's settings, those of its draft's distributions, and what is read of these.
+        # An answer's settings, those of its draft's distributions, and the numbers read of these.
         self._known: tuple[SamplingParams, SamplingParams, bool] | None = None
         # A draft that is evaluated with others', for which request, and the finished tree.
         self._steps: RowSteps[DraftTree] | None = None
@@ -445,7 +445,7 @@ class GrowingDrafter(Drafter):
         self.source.take_target(target)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start an answer: keep the state of what the prompt shares with the last text."""
+        """Start an answer: keep the state of the prompt's common part with the last text."""
         self._steps = self._prepared = None
         self.source.begin(tokens)
         if self._plan is not None:
@@ -460,7 +460,7 @@ class GrowingDrafter(Drafter):
         self.source.read_along(tokens, end)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Let the source keep what was accepted, and the plan learn how much pays."""
+        """Let the source keep accepted tokens, and the plan learn how much pays."""
         self.source.observe(outcome)
         if self._plan is not None:
             self._plan.observe(outcome)

@@ -36,7 +36,7 @@ class GrowingNodes:
         self.depths: list[int] = []
         self._free: list[int] = []  # sequences without nodes
         # Whether sequences may hold nodes: an interrupted draft leaves it set. Last, because lists
-        # without nodes say nothing of what is in the memory.
+        # without nodes say nothing of the memory.
         self.grows = False
 
     def __len__(self) -> int:

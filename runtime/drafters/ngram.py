@@ -49,7 +49,7 @@ class TextCounts:
     """The n-grams of texts, of 1 to `order` tokens; none reaches from one text into the next.
 
     Level j of the trie has an entry for each different j-gram, sorted by the number of its first
-    j - 1 tokens on the level above and then by its last token: so what followed a context is a
+    j - 1 tokens on the level above and then by its last token: so the tokens after a context are a
     stretch of a level, and a context is found by a bisection a token.
     """
 
@@ -79,7 +79,7 @@ class TextCounts:
         return sum(map(len, self._keys))
 
     def followers(self, context: Sequence[int]) -> Followers:
-        """Return what followed a context of fewer than `order` tokens; the tokens for an empty."""
+        """Return the tokens after a context of fewer than `order` tokens; all for an empty one."""
         if not context:
             return self._all
         entry = 0
@@ -108,7 +108,7 @@ class GrowingCounts:
         self._changing = False
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Turn to another text; what it shares with the one before stays counted."""
+        """Turn to another text; the common part with the one before stays counted."""
         shared = common_prefix(self.tokens, tokens)
         if self._changing:
             self.tokens, self._followers, self._all, shared = [], {}, None, 0
@@ -148,7 +148,7 @@ class GrowingCounts:
         self._changing = False
 
     def followers(self, context: Sequence[int]) -> Followers:
-        """Return what followed a context of fewer than `order` tokens; the tokens for an empty."""
+        """Return the tokens after a context of fewer than `order` tokens; all for an empty one."""
         if not context:
             if self._all is None:
                 self._all = _sorted(self._followers.get((), {}))
@@ -252,7 +252,7 @@ class NgramSource(Source):
     """Counts of the text so far, and of `sources`, as rows of the tokens that were counted.
 
     Penalties and biases of the target are not applied: they would cost the whole vocabulary, and
-    what they change is tested all the same.
+    their changes are tested all the same.
     """
 
     few_tokens = True
@@ -266,7 +266,7 @@ class NgramSource(Source):
         self._paths: list[list[int]] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Count the prompt; what it shares with the text before stays counted."""
+        """Count the prompt; the common part with the text before stays counted."""
         self._text.begin(tokens)
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
@@ -294,7 +294,7 @@ class NgramSource(Source):
         return NodeRows(whole, highest=row_of(law))
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Count what was committed."""
+        """Count committed tokens."""
         self._text.extend(outcome.tokens[len(self._text.tokens) :])
 
     def rewind(self, length: int) -> None:
@@ -353,7 +353,7 @@ ORDER = 2
 def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `ngram(order=2, file=F, pool=F, n=auto, sampling=with, p_min=0)`.
 
-    Raises OptionError for an order that is not counted, and what reading the files raises.
+    Raises OptionError for an order that is not counted, and the errors of reading the files.
     """
     options = options_of(expression)
     order, chain = options.integer("order", ORDER), ChainOptions.of(expression, "with")

@@ -153,7 +153,7 @@ class TreeOptions:
             raise OptionError(f"n={self.n} drafts a chain and {shape} a tree: give one of them")
         if self.tree is None:
             return
-        # Sequoia's planner takes nodes and depth; its branching is what it finds out.
+        # Sequoia's planner takes nodes and depth; it finds its branching itself.
         extra: dict[str, int | str | None] = {"topk": self.topk}
         if self.tree != "sequoia":
             extra |= {"nodes": self.nodes, "depth": self.depth}
@@ -231,7 +231,7 @@ class ChainOptions:
             raise
 
     def pace(self, env: DraftEnvironment) -> Pace:
-        """Return what measured time may decide of the drafts."""
+        """Return the decisions about drafts that measured time may make."""
         return env.pace_of(chooses=self.n is None, draws=self.sampling != "argmax")
 
 
@@ -256,8 +256,8 @@ def head_tree(
 ) -> Topology:
     """Return the tree that the expression asks for, or the planned one.
 
-    `stored` are the accuracies of the head's file, `typical` what stands in for them where nothing
-    was measured, `n_depths` how deep its guesses reach, `depth_cost` what a depth of them costs in
+    `stored` are the accuracies of the head's file, `typical` stands in for them if nothing was
+    measured, `n_depths` is the depth of its guesses, `depth_cost` the cost of a depth of them in
     evaluations of the target with one token. Raises OptionError, and MalformedFileError for a bad
     CSV.
     """

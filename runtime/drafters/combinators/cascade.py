@@ -46,12 +46,12 @@ from specrun.runtime.trees.tree import DraftTree
 # The draft model decodes speculatively itself, in the same loop and by the same exact rule as the
 # target. So every token that it emits, whether accepted, recovered or bonus, is a draw from its own
 # transformed distribution given the text before it (Leviathan et al. 2023, theorem 3.5), and that
-# distribution is what the target's acceptance has to divide by: never the residual that a recovered
-# token happened to come from, and with no emitted token left out. To pass on accepted tokens only,
-# or those under the inner drafter's distribution, would bias the text.
+# distribution is the one that the target's acceptance has to divide by: never the residual that a
+# recovered token happened to come from, and with no emitted token left out. To pass on accepted
+# tokens only, or those under the inner drafter's distribution, would bias the text.
 #
-# How far a chain goes may be decided by what was drawn above its end, by how the inner rounds went,
-# and by distributions that are read before anything is drawn from them. `DraftModelTarget` is the
+# The length of a chain may depend on the draws above its end, on the inner rounds, and on
+# distributions that are read before anything is drawn from them. `DraftModelTarget` is the
 # draft model in the target's place: it evaluates and verifies inside the cascade.
 
 
@@ -116,7 +116,7 @@ class CascadeDrafter(Drafter):
         return self._model.depth_params + self._inner.depth_params
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the cache of what the prompt shares with the last one."""
+        """Keep the cache of the prompt's common part with the last one."""
         self._counter = RoundCounter()
         self._model.rewind(self._text, common_prefix(self._text.tokens, tokens))
         if self.layer_inputs:
@@ -217,7 +217,7 @@ class CascadeDrafter(Drafter):
         self._model.learn_prompt(start, rows, count)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Take back what was rejected, from model and inner drafter; the rest stays evaluated."""
+        """Take back rejected tokens, from model and inner drafter; the rest stays evaluated."""
         if self.layer_inputs:
             self._model.learn_round(outcome)
         start = outcome.start
@@ -357,7 +357,7 @@ class DraftModelTarget(TargetModel):
             super().prefill(text, end, learn)
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate what is missing of the text and `tree` below it in one llama_decode."""
+        """Evaluate the missing part of the text and `tree` below it in one llama_decode."""
         if len(text.tokens) - 1 - text.n_cached + len(tree) > self.max_nodes:
             super().prefill(text, len(text.tokens) - 1)
         # Missing tokens become the chain above the tree: one evaluation reads the weights once.
@@ -403,14 +403,14 @@ class _Rows(PlacedRows):
 
 # == TriForce's middle (Sun et al. 2024): the target verifies drafts in a bounded cache ============
 #
-# In `cascade(partial(...), b)` the target itself decodes speculatively with what its window keeps,
-# and what it emits is verified with the whole text. So b's cheap drafts are checked by all weights
-# without the keys and values of a long text, and only what passed reads those. A draft model that
+# In `cascade(partial(...), b)` the target itself decodes speculatively with its window, and its
+# text is verified with the whole text. So b's cheap drafts are checked by all weights
+# without the keys and values of a long text, and only accepted ones read those. A draft model that
 # was trained for shorter texts than the target's keeps a window in the same way.
 
 
 class BoundedTarget(DraftModelTarget):
-    """Evaluates trees below texts of any length, of which its cache holds what a window keeps.
+    """Evaluates trees below texts of any length, of which its cache holds a window.
 
     `text.n_cached` counts the tokens that were read, dropped ones included. The window moves where
     a draft begins, never within it.
@@ -428,15 +428,15 @@ class BoundedTarget(DraftModelTarget):
         return self._n_ctx
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Turn to another text of the whole target's: what is shared stays known."""
+        """Turn to another text of the whole target's: the common part stays cached."""
         if self._kept.chunks is not None:
             self._kept.chunks.begin(tokens)
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
-        """Evaluate what is kept of the text up to `end`, unless so little that it joins a tree."""
+        """Evaluate the kept part of the text up to `end`, unless it is short enough for a tree."""
         kept, sink = self._kept, self._kept.window.sink
         if kept.is_to_move(len(text.tokens), text.n_cached):
-            # Before the cache: what is said to be there must be there.
+            # Before the cache: the stated cells must be there.
             text.n_cached = min(text.n_cached, sink)
             self.context.memory.truncate(text.n_cached)
             kept.move(len(text.tokens))

@@ -24,7 +24,7 @@ from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree
 
 
 class EnsembleDrafter(MembersDrafter):
-    """Proposes what all its members propose. Owns them."""
+    """Proposes the proposals of all its members. Owns them."""
 
     def __init__(self, members: Sequence[Drafter], *, name: str = "ensemble") -> None:
         if len(members) < 2:
@@ -65,13 +65,13 @@ class EnsembleDrafter(MembersDrafter):
         return dataclasses.replace(tree, rows=MembersRows(said))
 
     def _share(self, member: Drafter, max_nodes: int) -> int:
-        # Fixed beforehand: what one member drew must not decide what another may draw.
+        # Fixed beforehand: one member's draws must not decide another's.
         if max_nodes >= self.max_nodes:
             return member.max_nodes
         return max_nodes * member.max_nodes // self.max_nodes
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Tell each member what became of its own tree, with the accepted nodes it lacked."""
+        """Tell each member the outcome of its own tree, with the accepted nodes it lacked."""
         for index, member in enumerate(self._members):
             if index >= len(self._trees):
                 member.observe(outcome)

@@ -51,7 +51,7 @@ _KNOWN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What a drafter's blocks are, by its file `title`.
+    """The kind of a drafter's blocks, by its file `title`.
 
     They predict `n_slots` tokens at most, and have `first` tokens more. They are made of inputs of
     the target's layers `taps`, in the drafter's own order. `few_tokens`: rows name a few tokens
@@ -69,7 +69,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class BlockFile:
-    """What a block drafter's file says, checked for a target.
+    """The facts of a block drafter's file, checked for a target.
 
     A block has `block_size` tokens, the last one of the text and masks (the token `mask`); `first`
     is the number of the first that predicts one. `taps` are the target's layers whose inputs it

@@ -49,7 +49,7 @@ from specrun.runtime.planning.theory import multiplied
 # best tokens of a depth and the states predicted with them are the next pairs inside the graph, and
 # only tokens come back: for chains, EAGLE-1's trees of a fixed shape and EAGLE-2's dynamic ones.
 # A row below another is the pair of its token with the state that was predicted at that other. It
-# sees what the row above it sees, and its own cell: its mask is a copy of that row's with one cell
+# sees the cells of the row above it, and its own: its mask is a copy of that row's with one cell
 # more, made inside the graph, because in a dynamic tree only the graph knows which row is above.
 
 
@@ -158,7 +158,7 @@ class PairTrees:
 
 @dataclass(slots=True)
 class EagleRows:
-    """What a head says after n pairs: predicted states [n, hidden] and its best tokens.
+    """A head's results after n pairs: predicted states [n, hidden] and its best tokens.
 
     `tokens` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits`
     [n, target vocab] where they were asked for: a view, which dies with the head's next evaluation.
@@ -199,7 +199,7 @@ class EagleRows:
 class PairCells:
     """One conversation's pairs of a head: their keys and values, and the graphs over them.
 
-    There is room for `n_cells` pairs: what was asked for, rounded up. Close it before the head.
+    There is room for `n_cells` pairs: the requested number, rounded up. Close it before the head.
     """
 
     def __init__(self, head: PairHead, n_cells: int) -> None:
@@ -314,7 +314,7 @@ class PairCells:
         return head.target_rows(graph.floats("logits")[:n]) if head.whole_rows else None
 
     def _check(self, tokens: Sequence[int], used: int) -> None:
-        """Refuse what would end the process in ggml."""
+        """Refuse inputs that would end the process in ggml."""
         if used > self.n_cells:
             raise OptionError(f"an EAGLE head with {self.n_cells} cells cannot hold {used} pairs")
         n_embeddings = self._head.n_embeddings
@@ -386,7 +386,7 @@ def multiplied_of_pair(file: HeadFile, target: Model, n_drafted: int | None) -> 
 
 
 class PairOptions(TypedDict, total=False):
-    """How a head is opened: what is said after each pair, and with how many threads.
+    """How a head is opened: the results after each pair, and the number of threads.
 
     `ranks` is how many tokens are named; `whole_rows` returns all logits, for draws.
     """
@@ -476,7 +476,7 @@ class PairHead(ABC):
         self._target.close()
         self.device.close()
 
-    # -- what a kind of head says ------------------------------------------------------------------
+    # -- the parts of a kind of head ---------------------------------------------------------------
 
     def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
         """Return the states (hidden, n) that the features (features, n) become."""
@@ -486,7 +486,7 @@ class PairHead(ABC):
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
     ) -> tuple[Tensor, Tensor]:
-        """Return the predicted states (hidden, n), and what the output matrix reads of them."""
+        """Return the predicted states (hidden, n), and the output matrix's inputs of them."""
 
     def target_rows(self, logits: FloatRows) -> FloatRows:
         """Return logits over the head's tokens, [n, vocab], as logits over the target's.
@@ -495,7 +495,8 @@ class PairHead(ABC):
         """
         if self._target_ids is None:
             return logits
-        # Zero mass in the draft distribution: exact, the target itself says what the head cannot.
+        # Zero mass in the draft distribution: exact, the target itself chooses tokens that the head
+        # cannot.
         rows = np.full((len(logits), self._target_vocab_size), -np.inf, np.float32)
         rows[:, self._target_ids] = logits
         return rows

@@ -67,7 +67,7 @@ class EagleState(TextRows[EagleRows]):
         return self._root
 
     def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
-        """Forget all nodes; return what a plan's tree names after the last token, in one graph.
+        """Forget all nodes; return the children in a plan's tree after the last token, in one graph.
 
         None where the last pair is not known, there is no room for all of it, or the head has no
         graph for it.
@@ -85,7 +85,7 @@ class EagleState(TextRows[EagleRows]):
         """Evaluate a depth of the tree: token i below node `parents[i]` (ROOT: the last token)."""
         assert self._root is not None
         if self._nodes is None:
-            # The root's predicted state is what the first depth is paired with.
+            # The first depth is paired with the root's predicted state.
             self._nodes = DraftNodes(self._root.states)
         nodes, n_nodes, n = self._nodes, len(self._nodes), len(tokens)
         base, count, *_ = self._held
@@ -147,7 +147,8 @@ class DraftNodes:
         self._states.append(states)
 
 
-# Rounds grow the same shapes again and again: what follows from parents alone is worked out once.
+# Rounds grow the same shapes again and again: the parts that depend on parents alone are worked out
+# once.
 @functools.lru_cache(maxsize=256)
 def _placed(before: tuple[int, ...], parents: tuple[int, ...], n_last: int) -> NodePlaces:
     """Return the places of nodes with these parents, of which the last call added `n_last`."""

@@ -40,7 +40,7 @@ from specrun.runtime.language import method_of_head
 # == The tokens that a head may draft: the most frequent (FR-Spec, Zhao et al. 2025) ===============
 #
 # A depth of a draft multiplies the head's state by the target's output matrix, which for a large
-# vocabulary and a small target is most of what drafting costs. With the rows of frequent tokens
+# vocabulary and a small target is most of the cost of drafting. With the rows of frequent tokens
 # alone it costs a fraction. Other tokens are never drafted, which is exact: their draft probability
 # is 0, and the target itself says them.
 #
@@ -188,7 +188,7 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
 # draft distribution of t_(j+2), over a draft vocabulary of which `d2t` names the target's tokens.
 # Below the last real pair z stands in the place of g.
 #
-# EAGLE-3.1 norms what goes in and comes back: `norm_before_fc`, all features together by
+# EAGLE-3.1 norms inputs and fed-back states: `norm_before_fc`, all features together by
 # `enc.output_norm` (the only one that llama.cpp computes too); `fc_norm`, each layer's by a norm of
 # its own; `norm_output`, norm(z) is fed back, not z. References: SafeAILab/EAGLE,
 # `eagle/model/cnets.py` at 148042c5; vLLM's `llama_eagle3.py`; llama.cpp's `src/models/eagle3.cpp`.
@@ -223,7 +223,7 @@ _USUAL_DRAFTED = 8  # speculators' own, of a file that names no number
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Layout:
-    """What a file says of its head: the layers it reads, in its order, its sizes, its tensors.
+    """A file's facts of its head: the layers it reads, in its order, its sizes, its tensors.
 
     `mask` is the token that stands for those to draft in a head that drafts in parallel (P-EAGLE),
     None in others; `n_drafted` are so many as it was trained for.
@@ -448,7 +448,7 @@ class Eagle3Head(PairHead):
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
     ) -> tuple[Tensor, Tensor]:
-        """Return what the layer makes of [norm(embedding); norm(state)]; see the module."""
+        """Return the layer's result for [norm(embedding); norm(state)]; see the module."""
         eps = self.sizes.norm_eps
         tokens = builder.rms_norm(tokens, self._weight("attn_norm.weight"), eps)
         normed = builder.rms_norm(states, self._weight("attn_norm_2.weight"), eps)
@@ -476,7 +476,7 @@ def is_head(path: str | os.PathLike[str]) -> bool:
 
 
 def check_head(path: str | os.PathLike[str], target: Model) -> None:
-    """Raise what opening a head for this target would, without loading its weights.
+    """Raise the errors of opening a head for this target, without loading its weights.
 
     That is PairError, UnsupportedModelError or MalformedFileError.
     """

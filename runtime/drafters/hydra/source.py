@@ -50,7 +50,7 @@ class HydraState(TextRows[FloatRows]):
         self._heads, self.reads_all = heads, heads.prefix is not None
 
     def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
-        """Return what a plan's tree names after the last token of a text, evaluated at once.
+        """Return the children in a plan's tree after the last token of a text, evaluated at once.
 
         None if the state before that is not known, or the heads have no graph for it.
         """
@@ -151,7 +151,7 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
 
 
 def _depth_cost(head: HydraHead, env: DraftEnvironment) -> float:
-    """Return what a depth reads of the heads' weights over the target's."""
+    """Return the bytes that a depth reads of the heads' weights over the target's."""
     return head.evaluated_params / head.n_heads / env.target.n_params
 
 

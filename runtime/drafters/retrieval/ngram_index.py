@@ -22,7 +22,7 @@ FOUND_AGAIN = 3
 """Tokens of a match from which a place is found by them alone."""
 
 _COPIED = 6  # tokens that must have been copied before an edit
-_NEAR = 8  # tokens by which the source may be shorter or longer than what replaced it
+_NEAR = 8  # tokens by which the source may be shorter or longer than its replacement
 _PATIENCE = 16  # tokens after which the source is given up
 
 _VISITED = 16  # places looked at for each size
