@@ -400,7 +400,7 @@ class Fitted:
 
 
 class Fitting:
-    """How conversations are put for one template; remembers what the template was tried with."""
+    """How conversations are put for one template; keeps the results of trials of the template."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -421,7 +421,7 @@ class Fitting:
         tried: list[Messages] = []
         for way in _WAYS:
             if _CALLS in way and any(each.keeps_calls for each in attempts):
-                break  # in a text they are not what the model learnt
+                break  # in a text they are other tokens than the model learnt
             changed = messages
             for name in way:
                 changed = self._changes[name](changed)

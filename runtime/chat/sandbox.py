@@ -139,7 +139,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}`, by which trainers find answers: what it encloses is rendered."""
+    """`{% generation %}`, by which trainers find answers: its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 

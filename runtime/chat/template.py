@@ -319,7 +319,7 @@ def _begun_text(message: Message) -> str:
 
 
 class _Ending:
-    """Renders messages with what follows them: the begin of an answer, or one that was begun."""
+    """Renders messages with their continuation: the begin of an answer, or one that was begun."""
 
     def __init__(
         self,

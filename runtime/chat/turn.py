@@ -122,7 +122,7 @@ def _fitting(call_id: str, length: int | None) -> str:
 
 
 _NAMES_OF_TOOLS = ("xml_tools", "functions", "available_tools", "custom_tools")
-"""What some templates call the tools."""
+"""The name of the tools in some templates."""
 _TOOLS_OF_MESSAGE = re.compile(r"""message(\.tools\b|\[['"]tools['"]\])""")
 """How templates read tools that are a field of the system's message, as Phi-4-mini's does."""
 

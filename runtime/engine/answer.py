@@ -320,7 +320,7 @@ class Answer(Mailbox):
             # Before anything is evaluated: the compiler's errors are raised at once.
             self._grammar = compiled(params.grammar, vocabulary)
         self._place: GrammarState | None = None  # where the text begins under it
-        self.guided: GuidedDrafter | None = None  # drafts what the grammar forces
+        self.guided: GuidedDrafter | None = None  # drafts the grammar's forced tokens
         self._tracer: Tracer | None = None
         if options.trace:
             from specrun.runtime.engine.trace import Tracer
@@ -583,7 +583,7 @@ class Answer(Mailbox):
         return event
 
     def take_round(self) -> None:
-        """Hand out what is left of the round, if anything, without events."""
+        """Hand out the rest of the round, if any, without events."""
         spoken, self.spoken = self.spoken, None
         if spoken is None or self._assembler.stopped_by is not None:
             return

@@ -314,7 +314,7 @@ class LargestDrafts:
 
     @staticmethod
     def of(drafters: Sequence[Drafter]) -> LargestDrafts:
-        """Return what these drafters need together; raises `OptionError` if that cannot be."""
+        """Return the needs of these drafters together; raises `OptionError` if that cannot be."""
         with_inputs = [each for each in drafters if each.embedding_inputs is not None]
         inputs = {id(each.embedding_inputs): each for each in with_inputs}
         if len(inputs) > 1:

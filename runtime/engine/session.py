@@ -68,13 +68,13 @@ class Session:
     memory_note: Callable[[], str] = staticmethod(lambda: "")
     """Describes the memory in use, for errors of memory."""
     answers: AnswerStore | None = None
-    """Takes what was answered, if that is kept."""
+    """Takes the answers, if they are kept."""
     rejections: RejectionNotes | None = None
     """Takes the target's rows at rejected drafts, if there is a buffer."""
     clock: Callable[[], float] | None = None
     """Seconds of its own work, if it is done between that of others."""
     costs: CostCurve | None = None
-    """What evaluations of the target are known to cost."""
+    """The known cost of the target's evaluations."""
     cost_of: Callable[[int], EvaluationCost] = staticmethod(
         lambda n: EvaluationCost(n, n, 1, 0.0, 0.0)
     )
@@ -288,7 +288,7 @@ class Session:
         """Free the drafter, then the target's context and the rest; an answer cannot go on.
 
         It never waits, and may be called in any thread or signal handler: a step of an answer that
-        is under way meets a closed context soon, raises `ClosedError`, and frees what it used.
+        is under way meets a closed context soon, raises `ClosedError`, and frees its memory.
         """
         step = self._step
         if step is None:

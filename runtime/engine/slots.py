@@ -407,7 +407,7 @@ class SharedEvaluation:
     one sequence more, `parking`, for cells that were dropped and are not free yet (`slot_options`);
     None: texts lie apart. No text is longer than `n_positions`. The slots' drafters draft together
     at `meeting`. Evaluations of the numbers of tokens in `widths` are filled up, in a second
-    sequence more; those of texts that lie apart to what is `wider` and cheaper. `n_cells_taken`
+    sequence more; those of texts that lie apart to `wider` and cheaper ones. `n_cells_taken`
     counts the cells before the first of those that no token has taken since the texts were last
     copied together.
     """
@@ -526,7 +526,7 @@ class SharedEvaluation:
     def _decode(self, texts: list[tuple[list[int], int, BatchShape]], n_tokens: int) -> Rows:
         """Evaluate texts side by side, in a batch that is filled up where that takes less time.
 
-        What fills it is a text of its own, behind all others, whose cells are free again at once.
+        The filling is a text of its own, behind all others, whose cells are free again at once.
         """
         width = self._widths.get(n_tokens, 0)
         room = self.context.n_ctx - self.n_cells_taken

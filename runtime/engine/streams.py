@@ -60,7 +60,7 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
     def __next__(self) -> TokenEvent:
         answer, making, go_on = self._answer, self._making, self._go_on
         while True:
-            ended = answer.ended  # read before: what came until the end is there then
+            ended = answer.ended  # read before: the events until the end are there then
             if (event := self._take()) is not None:
                 return event
             if ended is not None:
@@ -151,8 +151,8 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
 
         If a device computes (a GPU), tokens of a runtime's round are handed out while it evaluates
         the next one, so that the time of `consume`, such as printing, is no part of a round.
-        Answers with stop strings or log-probabilities are handed out before: those decide what
-        comes next, or read rows that the next evaluation overwrites. An error of `consume` ends the
+        Answers with stop strings or log-probabilities are handed out before: those decide the next
+        step, or read rows that the next evaluation overwrites. An error of `consume` ends the
         answer.
         """
         answer, read = self._answer, self._read

@@ -37,7 +37,7 @@ _LIMITS: dict[str, Any] = {
 _SHOWN = re.compile(r"\s*(\d+ \||\^\s*$)")
 _PLACE = re.compile(r"^at (\d+)\(\d+\): ")
 _KEPT_BYTES = 256 << 20  # of compiled grammars: clients repeat theirs
-_PROCESS_BYTES = 4 << 20  # what a process takes beside its grammar
+_PROCESS_BYTES = 4 << 20  # the memory of a process beside its grammar
 _WATCH_SECONDS = 0.1
 _TOO_SLOW = f"that takes longer than {COMPILE_SECONDS:g} s: give a smaller or simpler one"
 _TOO_DEEP = (
@@ -80,7 +80,7 @@ class GrammarCompiler:
         spelled = [vocabulary.named(token) for token in range(vocabulary.size)]
         self.lexicon = Lexicon(vocabulary, spelled)
         ends = sorted(vocabulary.end_of_generation)
-        # Control tokens are no text; nor is what ends an answer, however the file has it.
+        # Control tokens are no text; nor are end tokens, whatever their kind in the file.
         special = [each for each in range(len(spelled)) if vocabulary.is_control(each)]
         special = sorted({*special, *ends})
         if not ends:  # llguidance needs one: beyond the vocabulary, where no text has it
@@ -175,7 +175,7 @@ def compiled(
 
 
 def _source(grammar: Grammar) -> str:
-    """Return what the compiler reads: of a schema, the part that a mask can follow."""
+    """Return the compiler's input: of a schema, the part that a mask can follow."""
     if grammar.kind != "json-schema":
         return grammar.source
     try:

@@ -20,7 +20,7 @@ _BRANCHES = {"if", "then", "else"}
 _ABSENT = "absent"
 _MOST_WORK = 2000  # alternatives times properties, above which the compiler refuses a schema
 
-# The keyword that holds where a bound does not, and what is added to it.
+# The keyword that holds where a bound does not, and the number added to it.
 _BEYOND = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),

@@ -27,7 +27,7 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 
 class ProcessEnded(Exception):
-    """A process ended before it replied; `in_time`: by what it met, not because it took long."""
+    """A process ended before it replied; `in_time`: by an error, not because it took long."""
 
     def __init__(self, *, in_time: bool) -> None:
         super().__init__()

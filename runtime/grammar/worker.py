@@ -1,10 +1,10 @@
-"""The process in which grammars live: it compiles them, and says what may follow a text.
+"""The process in which grammars live: it compiles them, and finds the next tokens of a text.
 
-Whatever a client writes runs here, in llguidance: what needs too much stack, time or memory ends
-this process and no other. `process` starts it as a script, so it imports nothing of specrun. It
-reads a vocabulary once, and forks for every grammar, and from there for every answer: a fork has a
-matcher of its own. Where a request takes longer than it may, its process ends; the system sees to
-that, whatever llguidance does meanwhile.
+Whatever a client writes runs here, in llguidance: a grammar that needs too much stack, time or
+memory ends this process and no other. `process` starts it as a script, so it imports nothing of
+specrun. It reads a vocabulary once, and forks for every grammar, and from there for every answer: a
+fork has a matcher of its own. Where a request takes longer than it may, its process ends; the
+system sees to that, whatever llguidance does meanwhile.
 """
 
 from __future__ import annotations
@@ -128,13 +128,13 @@ def _serve(connection: Connection, words: _Words) -> None:
         connection.send(reply)
 
 
-# -- what it answers -------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def _compiled(
     words: _Words, stack: int, kind: str, text: str, limits: dict[str, Any]
 ) -> tuple[_Text | _CharacterText | None, tuple[str, int]]:
-    """Return an empty text under a grammar; what is wrong with that, or its bytes."""
+    """Return an empty text under a grammar; its error, or its bytes."""
     before, made = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, list[Any]()
     threading.stack_size(stack)
     thread = threading.Thread(target=lambda: made.append(_empty(words, kind, text, limits)))
@@ -151,7 +151,7 @@ def _compiled(
 def _empty(
     words: _Words, kind: str, text: str, limits: dict[str, Any]
 ) -> _Text | _CharacterText | str:
-    """Return an empty text under a grammar, or what is wrong with that."""
+    """Return an empty text under a grammar, or the error of that."""
     if kind != "gbnf":
         matcher = _matcher(words.tokenizer, kind, text, limits)
         return matcher if isinstance(matcher, str) else _Text(matcher)
@@ -170,7 +170,7 @@ def _matcher(
 
     try:
         source = _unforced(_source(kind, text))
-    except Exception as problem:  # the converter raises plain ones, and what its parser runs into
+    except Exception as problem:  # the converter raises plain ones, and its parser's errors
         return str(problem) or "no reason is given"
     bounds = LLParserLimits(**limits)
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=bounds)
@@ -178,14 +178,14 @@ def _matcher(
 
 
 class _Text:
-    """A text under a grammar, and what may follow it."""
+    """A text under a grammar, and its possible next tokens."""
 
     def __init__(self, empty: LLMatcher) -> None:
         self._empty, self._matcher = empty, empty.deep_copy()
         self._tokens: list[int] = []
 
     def look(self, back: int, tokens: list[int]) -> str | tuple[Any, ...]:
-        """Move, see `_move`; return the fields of `state.Seen`, or what is wrong there."""
+        """Move, see `_move`; return the fields of `state.Seen`, or the error there."""
         begun, matcher = time.perf_counter(), self._move(back, tokens)
         bits, is_over = matcher.compute_bitmask(), matcher.is_stopped()
         may_end = matcher.is_accepting()
@@ -225,7 +225,7 @@ class _Text:
 
 
 class _CharacterText:
-    """A text under rules of characters (GBNF), and what may follow it: as `_Text`."""
+    """A text under rules of characters (GBNF), and its possible next tokens: as `_Text`."""
 
     def __init__(self, words: _Words, rules: list[Rule]) -> None:
         from specrun.runtime.grammar.pushdown import Pushdown

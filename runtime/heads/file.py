@@ -154,7 +154,7 @@ class HeadFile:
         if not isinstance(ours, ArrayValue) or not isinstance(theirs, ArrayValue) or ours == theirs:
             return
         if ours.element_type != "string" or theirs.element_type != "string":
-            return  # what is no list of tokens llama.cpp has refused in the target
+            return  # llama.cpp refused other values than a list of tokens in the target
         n = min(len(ours), len(theirs))
         different = [token for token in range(n) if ours.bytes_at(token) != theirs.bytes_at(token)]
         if len(different) > _MAX_DIFFERENT_TOKENS:
@@ -235,7 +235,7 @@ def read_accuracy_csv(path: str | os.PathLike[str], n_depths: int | None = None)
 
 
 class _BadLine(Exception):
-    """What is wrong with the line that was read last."""
+    """The error of the last line read."""
 
 
 def _fault(name: str, line: int, problem: str) -> MalformedFileError:

@@ -118,7 +118,7 @@ Key = TypeVarTuple("Key")
 class LengthGraphs(Generic[*Key]):
     """Graphs over a cache that are kept to be run again: all read the same number of its cells.
 
-    `build` makes one when it is first asked for, from the length and what else tells them apart.
+    `build` makes one when it is first asked for, from the length and their other differences.
     """
 
     def __init__(self, build: Callable[[int, *Key], Graph]) -> None:
@@ -202,7 +202,7 @@ class KeyValueCache:
         parts = ("keys", "values")
         self._names = [f"{part}{layer}" for layer in range(n_layers) for part in parts]
         self._tensors = TensorStore(device, dict.fromkeys(self._names, shape))
-        # What `length` returned last, and the most cells that would have been too few for it.
+        # The last result of `length`, and the most cells that would have been too few for it.
         self._length = 0, -1
 
     def length(self, used: int) -> int:
@@ -218,7 +218,7 @@ class KeyValueCache:
         return self._length[0]
 
     def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
-        """Return inputs for where n rows stand and what they see; `fill_places` fills them."""
+        """Return inputs for the positions and cells of n rows; `fill_places` fills them."""
         return Places(
             self,
             builder.input("positions", I32, n),
@@ -313,7 +313,7 @@ class Places:
 def mask_below(
     builder: GraphBuilder, above: Tensor, parents: Tensor, own: Tensor, zeros: Tensor
 ) -> Tensor:
-    """Return the mask (length, n) of rows that see what a row above does, and one cell more.
+    """Return the mask (length, n) of rows that see the cells of a row above, and one more.
 
     `above` is the mask of the rows above, of which `parents`, I32 (n), names each row's. `own`, I64
     (n), are the places of the cells in the new mask, seen as one row; `zeros` is F32 (1, n).
@@ -337,7 +337,7 @@ def fill_places(
 
 def fill_chain(graph: Graph, given: FloatRows, position: int, count: int, spare: int) -> None:
     """Fill a graph's inputs with rows [n, width], a chain: see `write_chain`."""
-    seen, graph.filled = graph.filled, None  # an interrupt leaves what is not known
+    seen, graph.filled = graph.filled, None  # an interrupt leaves unknown cells
     cells = graph.cells
     four = cells["positions"], cells["cells"], cells["mask"], cells["rows"]
     write_chain(*four, given, position, count, -1 if seen is None else seen, spare)

@@ -90,7 +90,7 @@ class NamedChildren:
 
 
 class TreeGraphs(LengthGraphs[int]):
-    """The graphs of a head's trees of one plan, and the table in which they leave what they find.
+    """The graphs of a head's trees of one plan, and the table of their results.
 
     `build` takes length and width of the text's rows; it adds every depth with `add` and ends with
     `output`. Close it before the device.
@@ -227,7 +227,7 @@ class PlannedTrees(Generic[Trees]):
     ) -> NamedChildren | None:
         """Return the children that `run` names after `n_rows` rows of the text.
 
-        It is a method of the graphs, which get what is given. None if one graph cannot.
+        It is a method of the graphs, which get its arguments. None if one graph cannot.
         """
         if len(plan.ranks) > MOST_DEPTHS or n_rows > MOST_CHAIN_ROWS:
             return None
@@ -281,7 +281,7 @@ class NextRows:
 class ShapePlans:
     """A shape, the plans by which a head's graph grows it, and the draft trees that follow.
 
-    If a request allows less than the shape, the smaller tree is a part of what the graph names. A
+    If a request allows less than the shape, the smaller tree is a part of the graph's. A
     shape that is less deep has a plan of its own (`of`), whose children are numbered alike.
     """
 

@@ -227,7 +227,7 @@ def _blocks(path: Path, header: GGUFHeader, target: Path, context: ContextOption
 def _drafted(expression: Expression, n_kept: int) -> int:
     """Return how many tokens a drafter may have to take back of a recurrent target.
 
-    That is what it names, or else as many as there are states for.
+    It is the named number, or else as many as there are states for.
     """
     if expression.atom == "none":
         return 0
@@ -287,7 +287,7 @@ class MemoryCounts:
     """Bytes of weights, cells and compute buffers, each counted once by llama.cpp.
 
     A context manager: it keeps models open. Raises as `Model` does for files that cannot be loaded,
-    and `UnsupportedModelError` if this llama.cpp does not export what it allocates.
+    and `UnsupportedModelError` if this llama.cpp does not export its allocations.
     """
 
     def __init__(self) -> None:
@@ -315,7 +315,7 @@ class MemoryCounts:
         return self._count(part, n_ctx, nextn=nextn).compute
 
     def lent(self, part: ModelPart) -> Breakdown:
-        """Return what the context takes through which a block drafter reads its target."""
+        """Return the bytes of the context through which a block drafter reads its target."""
         if part.lender is None or not needs_lender(self._opened_of(part.model.path)):
             return Breakdown()
         key = part.lender, "lent"

@@ -404,7 +404,7 @@ _MOST_CORRECTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How models are loaded: what evaluations cost depends on it, and the memory that they take.
+    """How models are loaded: the cost of evaluations depends on it, and the memory that they take.
 
     `context` has the settings of contexts, the target's and the draft model's. Layers on the GPU
     are a count, "all" or "auto": as many as fit. `placement` holds where it is put in force

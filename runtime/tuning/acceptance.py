@@ -87,7 +87,7 @@ def acceptance_by_rank(
             continue
         trials = [_accepted(pair, sampling, ranks, noise) for _ in range(_REPEATS)]
         shares: FloatArray = np.mean(trials, axis=0)
-        # The first rank needs no draws: 1 - TV(P, Q). The others share what it leaves.
+        # The first rank needs no draws: 1 - TV(P, Q). The others share its rest.
         first = float(np.minimum(pair.target.probs, pair.draft.aligned_to(pair.target)).sum())
         if shares[0] < 1.0:
             shares[1:] *= (1.0 - first) / (1.0 - shares[0])
@@ -116,7 +116,7 @@ def _accepted(
         reached *= 1.0 - share
         if reached <= 0.0:
             break
-        # norm((R - Q)+), what the exact rule tests the next sibling against.
+        # norm((R - Q)+), against which the exact rule tests the next sibling.
         remaining = remaining.residual(draw.law)
     return accepted
 
@@ -243,7 +243,7 @@ def ngram_alpha(
 
 @dataclass(frozen=True, slots=True)
 class PairCosts:
-    """What decides what a chain of a drafter is worth, for one sampling setting."""
+    """The numbers that decide the worth of a drafter's chain, for one sampling setting."""
 
     costs: RoundCosts
     target: MemoryTraffic
@@ -252,7 +252,7 @@ class PairCosts:
     def row(
         self, drafter: str, alpha: float, costs: RoundCosts, operations: float, draft: MemoryTraffic
     ) -> DrafterAlpha:
-        """Return what follows from a drafter's alpha, costs, operations and reads."""
+        """Return the results of a drafter's alpha, costs, operations and reads."""
         theory = chain_theory(alpha, costs, operations)
         read = bytes_ratio(self.target, draft, alpha, theory.length, n_context=self.n_context)
         return DrafterAlpha(drafter, operations, read, theory)
@@ -270,7 +270,7 @@ def alpha_rows(
 ) -> tuple[DrafterAlpha, ...]:
     """Return alpha and its consequences, for the draft model `name` and n-gram distributions.
 
-    `traffic` is what evaluations of target and draft model read.
+    `traffic` are the bytes that evaluations of target and draft model read.
     """
     n_context = sum(len(text.tokens) for text in texts) / max(1, len(texts))
     measured = PairCosts(costs, traffic[0], n_context)
@@ -349,7 +349,7 @@ def measure_dynamic_acceptance(
     target_vocab_size: int,
     seconds: float,
 ) -> DynamicAcceptance:
-    """Grow trees along texts in about so many seconds, and return what they would have kept.
+    """Grow trees along texts in about so many seconds, and return their accepted tokens.
 
     The context is the draft model's, sized by `draft_size` for this depth and `topk`; it is left
     empty. Where time is short every second, third, ... position is taken.
@@ -403,13 +403,13 @@ def _path_along(grown: GrownTree, text: Sequence[int]) -> list[int]:
 # every position of the text once: an accepted token's parent in the round that drafted it, the last
 # one where it is rejected or the tree ends. So a rule that emits the target's distribution at all
 # of them, and reads the drafter's there, meets the positions of a text that the target itself
-# wrote. Of heads, q is the distribution at the depth where the position came up: what lay between
-# was predicted, not seen.
+# wrote. Of heads, q is the distribution at the depth where the position came up: the tokens between
+# were predicted, not seen.
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnAlpha:
-    """A drafter's alpha over `n_places` positions, and what drafting took.
+    """A drafter's alpha over `n_places` positions, and the time of drafting.
 
     `n_silent` more positions had no distribution of the drafter's (the first round of heads that
     have seen nothing, a context that ended). `step_seconds` is native time of the drafter for each
@@ -427,7 +427,7 @@ class DrawnAlpha:
 
 @dataclass(frozen=True, slots=True)
 class DraftingShares:
-    """c-hat, a drafter's operations for a token over the target's, and what it reads for one."""
+    """c-hat, a drafter's operations for a token over the target's, and its bytes for one."""
 
     operation_ratio: float
     traffic: MemoryTraffic
@@ -500,7 +500,7 @@ def measure_alpha(
 
 
 def drafting_shares(found: DrawnAlpha, target: MemoryTraffic, model: Model) -> DraftingShares:
-    """Return c-hat of a drafter, and what it reads for a token, by the parameters that it uses.
+    """Return c-hat of a drafter, and its bytes for a token, by the parameters that it uses.
 
     Each parameter is multiplied once, and has as many bytes as one that the target multiplies; keys
     and values of its own are left out. A drafter that the target's own evaluation drafts for uses

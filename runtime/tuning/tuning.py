@@ -1,9 +1,9 @@
-"""`specrun tune`: measures a pair of models on this machine and plans what to draft.
+"""`specrun tune`: measures a pair of models on this machine and plans the drafts.
 
 Costs are measured once for each model. For each sampling setting the target then writes texts, on
 which both models' distributions give the acceptance by rank of every proposal scheme; each scheme
-gets its fastest tree and its fastest chain, and the best of them are run, so that what was
-predicted stands beside what was measured.
+gets its fastest tree and its fastest chain, and the best of them are run, so that predictions stand
+beside measurements.
 """
 
 from __future__ import annotations
@@ -326,7 +326,7 @@ class _Bench:
         return [Candidate(text, "dynamic", "argmax", shape.nodes, shape.depth, *worth)]
 
     def try_out(self, planned: TunedSetting, prompts: list[list[int]], number: int) -> TunedSetting:
-        """Run the most promising candidates, and put the fastest of what was run first."""
+        """Run the most promising candidates, and put the fastest of them first."""
         params = planned.params
         drafting = [candidate for candidate in planned.candidates if candidate.options]
         known = [candidate for candidate in planned.candidates if not candidate.options]

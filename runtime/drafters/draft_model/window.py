@@ -167,7 +167,7 @@ class KeptTokens:
         return first != self.first or first > max(n_read, self.window.sink)
 
     def move(self, length: int) -> None:
-        """Move the window to its place in a text of so many tokens, and choose the tokens before."""
+        """Move the window to its place in a text of so many tokens; choose the tokens before."""
         window, chunks = self.window, self.chunks
         self.first = first = window.first_kept(length)
         # Of the shortest text that has the window there all but the last token was evaluated.

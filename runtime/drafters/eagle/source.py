@@ -67,7 +67,7 @@ class EagleState(TextRows[EagleRows]):
         return self._root
 
     def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
-        """Forget all nodes; return the children in a plan's tree after the last token, in one graph.
+        """Forget all nodes; return a plan's children after the last token, by one graph.
 
         None where the last pair is not known, there is no room for all of it, or the head has no
         graph for it.

@@ -373,7 +373,7 @@ class HydraHead:
         return RankedTokens(best.tokens.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
 
     def rows(self, state: FloatRows, paths: Paths) -> tuple[RankedTokens, list[FloatRows]]:
-        """Return the results of `best_laws`, and whole rows of logits: valid until the next ones."""
+        """Return the results of `best_laws`, and whole rows of logits, valid until the next."""
         laws = self.best_laws(state, paths)
         n = len(paths) if self._grounded or state.ndim > 1 else 1
         graph = self._graphs[len(paths[0]) - 1, filled_width(n)]
