@@ -295,7 +295,7 @@ def search_layers(
 ) -> LayerSearchResult:
     """Search. `prompts_of` makes the prompts, as tokens, once the target is loaded.
 
-    Ctrl-C ends the search and keeps what was found; before the first set it passes through. Raises
+    Ctrl-C ends the search and keeps its results; before the first set it passes through. Raises
     MissingPackageError without optuna, UnsupportedModelError for models that cannot be cut or that
     cannot draft.
     """

@@ -173,7 +173,7 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-# -- drafters ------------------------------------------------------------------------------------
+# -- drafters --------------------------------------------------------------------------------------
 
 
 def drafters_table(results: Sequence[DrafterResult]) -> Table:
@@ -196,7 +196,7 @@ def drafters_table(results: Sequence[DrafterResult]) -> Table:
 
 
 def _drafter_verdicts(results: Sequence[DrafterResult]) -> tuple[str, ...]:
-    """Return the speed of the fastest drafter at each temperature, and what became of the text."""
+    """Return the speed of the fastest drafter at each temperature, and the changes of the text."""
     lines = []
     whole = [result for result in results if not result.category]
     temperatures = dict.fromkeys(result.temperature for result in whole)

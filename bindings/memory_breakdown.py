@@ -65,7 +65,7 @@ class CountedModel(Model):
 
 
 def memory_breakdown(context: Context) -> dict[str, Breakdown]:
-    """Return what a context and its model hold, or would hold, by the names of devices.
+    """Return the bytes that a context and its model hold, or would hold, by the names of devices.
 
     Rows of logits are not among them. Raises `UnsupportedModelError` if this build of llama.cpp
     does not export them.

@@ -48,7 +48,7 @@ class CalibrationSource:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOutput:
-    """What becomes of the result."""
+    """The use of the result."""
 
     output: Path | None
     force: bool
@@ -244,7 +244,7 @@ def _limit(
     text: str | None,
     demo: bool,
 ) -> None:
-    """Write a head of few tokens; print what both guess along texts that were not counted."""
+    """Write a head of few tokens; print the guesses of both along texts that were not counted."""
     from specrun.bindings.models.model import Model
     from specrun.convert.heads.draft_vocabulary import DraftVocabulary, limit_vocabulary
     from specrun.runtime.tuning import calibrate_heads, written_texts

@@ -1,4 +1,4 @@
-"""`specrun clean`: lists what specrun keeps in caches and state, and removes what is named."""
+"""`specrun clean`: lists the files in specrun's caches and state, and removes named ones."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Kept:
 
     @property
     def contents(self) -> str:
-        """What it holds, in words."""
+        """Its contents, in words."""
         return _CONTENTS.get(self.name, "")
 
 
@@ -67,7 +67,7 @@ class Kept:
 def clean(
     names: tuple[str, ...], cache: bool, everything: bool, as_json: bool, terminal: Terminal
 ) -> None:
-    """List what specrun keeps on this disk, or remove it."""
+    """List the files that specrun keeps on this disk, or remove them."""
     found = list(_kept())
     chosen = _chosen(found, names, cache=cache, everything=everything)
     for each in chosen:

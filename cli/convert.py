@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SOURCE, _HEAD, _RESULT = map(Section, ("Checkpoint", "Heads", "Result"))
 
 MODEL = "model"
-"""The kind of what is no head."""
+"""The kind of checkpoints that are no heads."""
 
 KINDS = (MODEL, *head_kinds())
 """The values of --kind."""
@@ -44,7 +44,7 @@ KINDS = (MODEL, *head_kinds())
 
 @dataclass(frozen=True, slots=True)
 class ConversionSettings:
-    """How a checkpoint is read, what its heads draft for, and the file to write.
+    """How a checkpoint is read, the target of its heads, and the file to write.
 
     None: `kind`, `outtype` and whether to `verify` follow from the checkpoint.
     """

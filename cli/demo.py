@@ -24,7 +24,7 @@ _TRAINING = (
     "--n-prompts 500 --own-prompts 700 --parallel 16 --answer-length 192 --max-length 384 "
     "--unroll 3 --steps 700 --batch-tokens 1024 --learning-rate 3e-4 --outtype q8_0"
 )
-"""How its head learns on: what two cores do in about an hour."""
+"""How its head learns on: a training of about an hour on two cores."""
 
 _EPILOG = """\b
 Examples:

@@ -107,7 +107,7 @@ def _demo_check(engine: Check) -> Check:
     seconds = time.perf_counter() - started
     if check.state != "ok":
         return check
-    # The probe does what a trial does (`bindings.trial`).
+    # The probe is a trial (`bindings.trial`).
     cost = f"the first opening of a file adds {seconds:.1f} s here, more for a large one (--trust)"
     return dataclasses.replace(check, detail=cost)
 

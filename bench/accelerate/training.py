@@ -1,8 +1,8 @@
 """A head for a GGUF file, trained from the file alone on answers that the model itself gives.
 
 A head that is there already for the file, one of those that come with specrun or lie beside it, is
-learnt on from. What an interrupted training has done (answers, states, a checkpoint) lies in the
-user's cache, and another call goes on with it.
+learnt on from. The results of an interrupted training (answers, states, a checkpoint) lie in the
+user's cache, and another call continues with them.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # == The hours of a training: how long answers may take, and how many steps fit into the rest ======
 #
 # Answers take a third at most, or half where their states come with them. The states of the target
-# take what they take, and the training the rest, with as many steps as fit. Their number is known
+# take their time, and the training the rest, with as many steps as fit. Their number is known
 # once the first of them were timed.
 
 
@@ -62,12 +62,12 @@ _FEWEST_STEPS = 20
 _TRAINING = 0.9  # of the time that is left: measures and writing take the rest
 
 Stage = Callable[[str, float], None]
-"""Told what is done and which share of the hours is over."""
+"""Receives the present step and the share of the hours that is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What a training was begun with: another call with the same hours goes on with it.
+    """The inputs of a training: another call with the same hours goes on with it.
 
     `n_tries` are those at prompts of the target's own, `n_prompts` and `steps` 0: not known yet.
     `spent` are the seconds of earlier calls, `earlier` the head's file that is learnt on from, if
@@ -192,12 +192,12 @@ _UNROLLED = 2  # steps of chains that narrow targets' heads learn; more take lon
 _UNROLLED_LATE = 4  # late in the training, for EAGLE-3
 _LATE_COST = 1.25  # of an average step then, in early ones: late ones take 1.6 times as long
 _UNROLLED_ON = 3  # where EAGLE-3 learns on
-_RATE_ON = 0.3  # of a narrow target's rate: what was learnt is not to be shaken out again
+_RATE_ON = 0.3  # of a narrow target's rate: the learnt weights are not to be shaken again
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOrder:
-    """What to train a head for: a `target`, in so many `hours`, on prompts of the user's and ours.
+    """The target of a head: a `target`, in so many `hours`, on prompts of the user's and ours.
 
     `prompts` are those that may be learnt from, none of which is held out. Of the heads in
     `earlier`, if any fits, the first is learnt on from. By the target's cost `curve` it is decided
@@ -223,11 +223,11 @@ class TrainingOrder:
 
 
 def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -> Path:
-    """Return the GGUF file of a head; what was trained before is not trained again.
+    """Return the GGUF file of a head; earlier heads are not trained again.
 
-    Ctrl-C keeps what is done. Raises MissingPackageError without torch, TemplateError for a target
-    that is not asked and no prompts, UnsupportedModelError for one that no head can be trained for,
-    and what `specrun.train.trainer.train` raises.
+    Ctrl-C keeps the results so far. Raises MissingPackageError without torch, TemplateError for a
+    target that is not asked and no prompts, UnsupportedModelError for one that no head can be
+    trained for, and the errors of `specrun.train.trainer.train`.
     """
     plan = _begun(order)
     if plan is None:
@@ -348,7 +348,7 @@ def _width(order: TrainingOrder) -> int:
 
 
 def _beginning(order: TrainingOrder) -> tuple[str, str]:
-    """Return what is trained, and the head that is learnt on from, or "".
+    """Return the name of the training, and the head that it continues from, or "".
 
     If the target's layers can be tapped and EAGLE-3 learns in the time, a new head is EAGLE-3's or
     a block drafter, whichever should be faster.

@@ -24,7 +24,7 @@ _EVALUATIONS = 24  # of a width, at most
 
 @dataclass(frozen=True, slots=True)
 class ExpertReads:
-    """What a mixture's rounds of `width` tokens read, beside plain ones.
+    """The experts that a mixture's rounds of `width` tokens read, beside plain ones.
 
     Of the `n_experts` of a layer a token uses `n_used`; a round reads `read` of them, by chance it
     would be `by_chance`. `share` is that of all weights, `plain_share` the share for one token.

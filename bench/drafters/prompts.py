@@ -27,9 +27,9 @@ Conversation = tuple[Mapping[str, str], ...]
 class Question:
     """A question of a suite: the user's `turns`, each asked after the answer to the one before.
 
-    `references` are what is known of the answers, turn by turn. `continued` is the text that models
-    without a chat template continue, if it is not the first turn. Questions `by_length` are told
-    apart by their tokens, too.
+    `references` are the known facts of the answers, turn by turn. `continued` is the text that
+    models without a chat template continue, if it is not the first turn. Questions `by_length` are
+    told apart by their tokens, too.
     """
 
     category: str

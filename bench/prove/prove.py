@@ -113,7 +113,7 @@ def prove(
 
 
 def verdict(proof: Proof) -> tuple[str, str]:
-    """Return two lines: what the checks found, and of which pair."""
+    """Return two lines: the results of the checks, and their pair."""
     failed = [check for check in proof.checks if check.status == "failed"]
     passed = [check.name for check in proof.checks if check.status == "passed"]
     left = [check.name for check in proof.checks if check.status == "left out"]

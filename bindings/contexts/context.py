@@ -86,7 +86,7 @@ class Context:
             raise
 
     def _set_up(self, model: Model) -> None:
-        """Read the facts of the native context, and make what belongs to it."""
+        """Read the facts of the native context, and make its parts."""
         model.adopt(self)
         self.n_ctx = int(self._native.llama_n_ctx(self._handle))
         threads = self._native.llama_n_threads, self._native.llama_n_threads_batch

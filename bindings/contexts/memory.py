@@ -110,7 +110,7 @@ class Memory:
             return
         if not self._can_branch:
             self._forget_states(sequence, start)
-        if self.spare is not None:  # what it holds would keep cells in use
+        if self.spare is not None:  # its states would keep cells in use
             self._remove(self._handle, self.spare, 0, -1)
         if not self._remove(self._open_handle or self._handle, sequence, start, end):
             problem = f"llama.cpp cannot drop positions from {start} on of this memory"
@@ -170,7 +170,7 @@ class Memory:
         return 0
 
     def hold(self) -> None:
-        """Hold sequence 0 as it is now; what was held before is dropped.
+        """Hold sequence 0 as it is now; the state held before is dropped.
 
         The next evaluation of the sequence leaves its state and takes another cell.
         """
@@ -193,7 +193,7 @@ class Memory:
         self._share(self._open_handle or self._handle, source, target, start, end)
 
     def follow(self, source: int, first: int, end: int, moves: Moves) -> None:
-        """Let sequences share what they lack of the positions first <= p < end of `source`.
+        """Let sequences share missing cells of the positions first <= p < end of `source`.
 
         Other cells, to which they stray, are dropped. Moves are in the order of their sequences. A
         tree of a dozen leaves makes two dozen calls: they are checked once.

@@ -289,7 +289,7 @@ class Vocabulary:
                     tokens += [self._unknown_token(piece)] * len(piece)
         if not add_special:
             return tokens
-        # An empty text has only what is added.
+        # An empty text has only the added tokens.
         added = self._tokenize("", True, False)
         is_first = bool(added) and added[0] == self.bos and self.adds_bos
         return [*added[:is_first], *tokens, *added[is_first:]]

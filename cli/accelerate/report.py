@@ -1,4 +1,4 @@
-"""What `specrun accelerate` and `specrun why` print: comparisons, diagnoses and the choice."""
+"""The output of `specrun accelerate` and `specrun why`: comparisons, diagnoses and the choice."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from specrun.runtime.planning import Choice
 
 
-# == A diagnosis: expected against measured, where the time goes, what would help ==================
+# == A diagnosis: expected against measured, where the time goes, possible remedies ================
 
 
 def print_diagnosis(diagnosis: Diagnosis, terminal: Terminal) -> None:
-    """Print the verdict and its reasons, what costs most first; with -v, all figures."""
+    """Print the verdict and its reasons, the largest cost first; with -v, all figures."""
     for line in verdict_lines(diagnosis):
         terminal.answer_line(line)
     if terminal.verbosity:
@@ -128,7 +128,7 @@ _MOST_TYPES = 4
 
 
 def print_report(result: AccelerateResult, terminal: Terminal) -> None:
-    """Print the verdict, everything that led to it, and what follows."""
+    """Print the verdict, everything that led to it, and the consequences."""
     for line in verdict_of(result):
         terminal.answer_line(line)
     temperatures = list(dict.fromkeys(row.temperature for row in result.rows))

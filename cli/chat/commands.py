@@ -24,7 +24,7 @@ from specrun.runtime.round import ChatResult
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """One command: how it is written, and what it does; one without `run` leaves the chat."""
+    """One command: its form, and its effect; one without `run` leaves the chat."""
 
     usage: str
     help: str

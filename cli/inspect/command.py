@@ -280,7 +280,7 @@ def _pair_remark(target: Path, draft: Path) -> str:
             return DraftPair.of(first, other, Expression("draft")).remark
 
 
-# == Memory: what fits into cards of given sizes ===================================================
+# == Memory: parts that fit into cards of given sizes ==============================================
 
 
 def _plan_memory(

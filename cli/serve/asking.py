@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def asking(engine: Engine) -> Iterator[Post]:
-    """Serve an engine on a free port until the block ends; yield what asks it.
+    """Serve an engine on a free port until the block ends; yield a client of it.
 
     Nobody else can: the key is random.
     """

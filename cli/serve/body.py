@@ -1,7 +1,7 @@
 """Bodies of requests: JSON decoded into structs within bounds, with errors that name the field.
 
-The form of a body is its struct: types and their bounds say what a field may be, and `wanted` how
-an error asks for it. Objects that come in kinds (messages, parts, items, tools) are plain objects
+The form of a body is its struct: types and their bounds limit a field, and `wanted` is its form in
+words, for errors. Objects that come in kinds (messages, parts, items, tools) are plain objects
 in the body, and `checked` decodes one into the struct of its kind. Null is the same as a field
 that is not there; unknown fields are ignored.
 """
@@ -190,7 +190,7 @@ UNPACKERS = _unpackers()
 """The compressions of bodies that are read, by their names."""
 
 
-# -- Decoding -------------------------------------------------------------------------------------
+# -- Decoding --------------------------------------------------------------------------------------
 
 _DOTTED = "speculative."
 """The prefix of llama-server's names, as "speculative.n_max", for fields of `speculative`."""
@@ -267,11 +267,11 @@ def _depth_of(data: bytes) -> int:
     return int(steps.cumsum(dtype=np.int32).max(initial=0))
 
 
-# -- Errors that name the field and the value -----------------------------------------------------
+# -- Errors that name the field and the value ------------------------------------------------------
 
 
 def wanted(text: str, *, whole: bool = False) -> Meta:
-    """Return the annotation of a type that says what an error asks for.
+    """Return the annotation of a type with the words for an error.
 
     `whole`: errors within the value are errors of the value.
     """
@@ -367,7 +367,7 @@ _WORDS: dict[type[inspect.Type], str] = {
 
 
 def _asked(node: inspect.Type | None) -> str:
-    """Return what an error asks for: the words of the type, or those of its kind."""
+    """Return the expected form for an error: the words of the type, or those of its kind."""
     if "wanted" in _extra(node):
         return str(_extra(node)["wanted"])
     asked: list[str] = []

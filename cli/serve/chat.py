@@ -41,7 +41,7 @@ from specrun.runtime.chat import (
 from specrun.runtime.engine import Engine
 from specrun.runtime.round import TokenEvent
 
-# -- Requests -------------------------------------------------------------------------------------
+# -- Requests --------------------------------------------------------------------------------------
 
 _PARTS = 'a text, or parts as {"type": "text", "text": "..."}'
 _CALL = '{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
@@ -234,7 +234,7 @@ def _message(value: Message, where: str, *, is_new: bool) -> Message:
     return message
 
 
-# -- Replies --------------------------------------------------------------------------------------
+# -- Replies ---------------------------------------------------------------------------------------
 
 
 class OpenAIForm(ReplyForm):
@@ -324,7 +324,7 @@ class ChatForm(OpenAIForm):
 
 
 _FUNCTION, _CUSTOM = ("function", "arguments"), ("custom", "input")
-"""The fields of calls: their kind, and what they are given."""
+"""The fields of calls: their kind, and their arguments."""
 
 
 def fields_of(parts: Sequence[Part], plan: ReplyPlan) -> dict[str, Any]:

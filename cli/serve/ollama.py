@@ -1,4 +1,4 @@
-"""Ollama's API: /api/chat and /api/generate, and what its clients look up about models.
+"""Ollama's API: /api/chat and /api/generate, and its clients' look-ups about models.
 
 A body is put into OpenAI's fields, so everything means the same here as there. Ollama's `options`
 have llama.cpp's names. Answers are lines of JSON, streamed unless `stream` is false.
@@ -44,7 +44,7 @@ from specrun.runtime.round import GenerationResult
 
 _log = logging.getLogger(__name__)
 
-# -- Requests -------------------------------------------------------------------------------------
+# -- Requests --------------------------------------------------------------------------------------
 
 _Level = Literal["low", "medium", "high", "max"]
 _Think = Annotated[bool | _Level | None, wanted("true, false, low, medium or high")]
@@ -145,7 +145,7 @@ class _NothingAsked(Exception):
         self._service = service
 
     def reply(self, fields: dict[str, Any]) -> Response:
-        """Return what was done, with the fields of an empty answer."""
+        """Return the result, with the fields of an empty answer."""
         reason = "unload" if self._service.keep_seconds == 0 else "load"
         stamp = _stamp(self._service)
         return json_reply({**stamp, **fields, "done": True, "done_reason": reason})
@@ -208,7 +208,7 @@ def ollama_generate_request(body: OllamaGenerate, service: AnswerService) -> Ans
     return chat_request(checked(values, ChatBody), service)
 
 
-# -- Replies --------------------------------------------------------------------------------------
+# -- Replies ---------------------------------------------------------------------------------------
 
 
 class OllamaForm(LinesForm):
@@ -344,7 +344,7 @@ async def generate(request: Request) -> Response:
         return nothing.reply({"response": ""})
 
 
-# -- Models ---------------------------------------------------------------------------------------
+# -- Models ----------------------------------------------------------------------------------------
 
 
 class _ShowBody(ModelBody):

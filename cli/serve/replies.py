@@ -275,7 +275,7 @@ class EventStream(EventSourceResponse):
 
 @types.coroutine
 def _going_on(sending: Generator[Any, Any, None], waits_for: object) -> Generator[Any, Any, None]:
-    """Go on with what has begun to be sent, and waits."""
+    """Continue with a reply that has begun to be sent, and waits."""
     try:
         while True:
             try:
@@ -350,7 +350,7 @@ async def collected(answer: ServedAnswer) -> list[EndedChoice]:
     return [choices[index] for index in range(len(answer.streams))]
 
 
-# -- Clients that leave ---------------------------------------------------------------------------
+# -- Clients that leave ----------------------------------------------------------------------------
 
 
 async def _finished(
@@ -392,7 +392,7 @@ async def _still_there(
         gone.cancel()
 
 
-# -- Forms of items -------------------------------------------------------------------------------
+# -- Forms of items --------------------------------------------------------------------------------
 
 
 class ItemForm(ReplyForm):

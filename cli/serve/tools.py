@@ -41,13 +41,13 @@ Tool = dict[str, Any]
 MOST_MESSAGES = 4096
 MOST_TOOLS = 512
 
-# -- History --------------------------------------------------------------------------------------
+# -- History ---------------------------------------------------------------------------------------
 
 
 def text_of(content: object, field: str, asked: str, *, is_new: bool = False) -> str:
     """Return a content as a text: parts that a text model cannot read are told in words.
 
-    `is_new`: it is what the user asks now, and has to be read.
+    `is_new`: it is the user's present question, and has to be read.
     """
     if isinstance(content, str):
         return content
@@ -83,7 +83,7 @@ def call_of(call_id: object, name: str, arguments: object, field: str) -> Messag
     }
 
 
-# -- Tools ----------------------------------------------------------------------------------------
+# -- Tools -----------------------------------------------------------------------------------------
 
 
 Schema = Annotated[dict[str, Any] | None, wanted("a JSON schema")]
@@ -118,7 +118,7 @@ def tool_choice_of(given: object) -> ToolChoice:
         raise RequestError(str(error), "tool_choice") from None
 
 
-# -- Turns ----------------------------------------------------------------------------------------
+# -- Turns -----------------------------------------------------------------------------------------
 
 
 # Claude Code writes one before the system's text, for its maker's bills; its hash changes with
@@ -179,7 +179,7 @@ def plan_turn(
     )
 
 
-# -- Offers: functions, custom tools, and tools that other servers would run ----------------------
+# -- Offers: functions, custom tools, and tools that other servers would run -----------------------
 #
 # A custom tool takes a text. Models know functions only: it is offered as one with a single text,
 # and its calls are handed out in their own form. Tools that other servers run (web search, shells,
@@ -331,7 +331,7 @@ def _input_in(arguments: str) -> str:
     return arguments
 
 
-# -- How much a client wants the model to think, as each API says it ------------------------------
+# -- How much a client wants the model to think, as each API says it -------------------------------
 
 _Thinking = Literal["enabled", "disabled", "adaptive", "auto", "between_tools"]
 _Tokens = Annotated[int, Meta(ge=0), wanted("a number of tokens")]
@@ -396,8 +396,8 @@ def thoughts_of(
 ) -> Thoughts:
     """Return the place of the reasoning in a reply.
 
-    `form` is `reasoning_format`, `include` is `include_reasoning`. What leaves it out counts most:
-    OpenRouter's `exclude`, and Anthropic's `display: omitted`, too.
+    `form` is `reasoning_format`, `include` is `include_reasoning`. A setting that leaves it out
+    counts most: OpenRouter's `exclude`, and Anthropic's `display: omitted`, too.
     """
     is_left_out = include is False or (thinking or {}).get("display") == "omitted"
     if is_left_out or (reasoning or {}).get("exclude") is True:

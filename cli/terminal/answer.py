@@ -152,7 +152,7 @@ def context_full(answer: Answer, max_tokens: int | None, runtime: Runtime) -> st
 
 
 def gain_line(result: GenerationResult, curve: CostCurve | None) -> str:
-    """Return in a line what drafting gained: speed, times plain decoding's, and kept guesses.
+    """Return the gain of drafting in a line: speed, times plain decoding's, and kept guesses.
 
     `curve` is the measured cost of evaluations, by which plain decoding's speed is known. If it
     would allow no such gain with these tokens a round, the machine has changed: nothing is said.

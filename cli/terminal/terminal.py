@@ -256,7 +256,7 @@ def _forget_streams() -> None:
     os.close(nothing)
 
 
-# == Paths that users type: what is wrong with one, and what they may have meant ===================
+# == Paths that users type: their errors, and near names ===========================================
 
 
 MAX_TEXT_BYTES = 64 * 1024 * 1024

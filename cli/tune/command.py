@@ -1,4 +1,4 @@
-"""`specrun tune`: measures a pair of models on this machine, and plans and keeps what to draft.
+"""`specrun tune`: measures a pair of models on this machine, and plans and keeps the drafts.
 
 First how the result is printed (cost curves, acceptance by rank, plans), then the command.
 """
@@ -170,7 +170,7 @@ def _gain(candidate: Candidate, setting: TunedSetting) -> str:
 
 
 def _verdict(setting: TunedSetting, draft: Path, *, several: bool) -> list[str]:
-    """Return what drafting gains by the best plan, and by a fixed shape."""
+    """Return the gain of drafting by the best plan, and by a fixed shape."""
     texts = f"answers at temperature {setting.params.temperature:g}" if several else "answers"
     best = setting.best
     if not best.options:

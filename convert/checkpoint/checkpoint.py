@@ -81,7 +81,7 @@ def read_pickle(path: Path) -> dict[str, _PickledTensor]:
 
 
 def load_pickle(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
-    """Return what torch saved in a file: tensors and plain containers; raises as `read_pickle`."""
+    """Return the content of torch's file: tensors and plain containers; raises as `read_pickle`."""
     try:
         import torch
     except ModuleNotFoundError as error:

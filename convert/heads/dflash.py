@@ -46,7 +46,7 @@ _DFLASH = frozenset({"DFlashDraftModel", "DFlashSpeculator", "DFlash2DraftModel"
 _DSPARK = frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"})
 _GEMMA4 = "Gemma4DSparkModel"
 _DSPARK |= {"Lfm2DSparkDraftModel", "LingDSparkModel", _GEMMA4}
-# Those whose graph neither llama.cpp nor the runtime has, by what their checkpoints say or hold.
+# Those whose graph neither llama.cpp nor the runtime has, by facts or tensors of their checkpoints.
 _REFUSED_ARCHITECTURES = {
     "DeepseekV4DSparkModel": "DSpark of DeepSeek-V4, whose layers are that model's own",
     "DominoDraftModel": "a Domino drafter, whose GRU reads the tokens before in the block",
@@ -125,7 +125,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     return HeadPlan(metadata, rules, hidden, vocab_size, left_out, checkpoint)
 
 
-# == The checkpoint: its names, settings, and what is refused ======================================
+# == The checkpoint: its names, settings, and refused variants =====================================
 
 
 def _usual_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -533,7 +533,7 @@ def _layer(checkpoint: Checkpoint, config: JsonObject, layer: int) -> Iterator[T
 
 
 def _gemma4_layer(config: JsonObject, layer: int) -> Iterator[TensorRule]:
-    """Yield what a layer of Gemma 4 has in addition: norms behind its parts, and a factor."""
+    """Yield the additional tensors of a layer of Gemma 4: norms behind its parts, and a factor."""
     hidden, ours, theirs = (config.count("hidden_size"),), f"blk.{layer}.", f"layers.{layer}."
     for name, source in (
         ("post_attention_norm", "post_attention_layernorm"),

@@ -50,7 +50,7 @@ _BEGINNINGS = [(prefix, prefix + layer) for prefix in ("", "model.") for layer i
 _ARCHITECTURES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
 _ARCHITECTURES |= {"Eagle3Speculator", "Eagle3DraftModel", "Qwen3Eagle3Model"}
 _ARCHITECTURES |= {"PEagleSpeculator", "PEagleDraftModel"}
-# Those whose graph neither llama.cpp nor the runtime has, by what their checkpoints say or hold.
+# Those whose graph neither llama.cpp nor the runtime has, by facts or tensors of their checkpoints.
 _FOURTH = "EAGLE-4, which adds a candidate head and a window to EAGLE-3"
 _GEMMA4 = "EAGLE-3 with a layer of Gemma 4"
 _REFUSED_ARCHITECTURES = {"LlamaForCausalLMEagle4": _FOURTH, "Gemma4Eagle3Model": _GEMMA4}

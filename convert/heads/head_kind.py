@@ -74,7 +74,7 @@ def architectures(config: JsonObject) -> list[str]:
 def known_as(
     checkpoint: Checkpoint, by_architecture: Mapping[str, str], by_tensor: Mapping[str, str]
 ) -> str | None:
-    """Return what a checkpoint is, by its architecture or the beginning of a tensor's name."""
+    """Return the kind of a checkpoint, by its architecture or the beginning of a tensor's name."""
     named = [by_architecture[n] for n in architectures(checkpoint.config) if n in by_architecture]
     names = [name.removeprefix("model.") for name in checkpoint.tensors]
     named += [what for start, what in by_tensor.items() if any(n.startswith(start) for n in names)]

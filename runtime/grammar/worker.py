@@ -134,7 +134,7 @@ def _serve(connection: Connection, words: _Words) -> None:
 def _compiled(
     words: _Words, stack: int, kind: str, text: str, limits: dict[str, Any]
 ) -> tuple[_Text | _CharacterText | None, tuple[str, int]]:
-    """Return an empty text under a grammar; its error, or its bytes."""
+    """Return an empty text under a grammar, and its error or its bytes."""
     before, made = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, list[Any]()
     threading.stack_size(stack)
     thread = threading.Thread(target=lambda: made.append(_empty(words, kind, text, limits)))

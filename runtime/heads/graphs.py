@@ -118,7 +118,8 @@ Key = TypeVarTuple("Key")
 class LengthGraphs(Generic[*Key]):
     """Graphs over a cache that are kept to be run again: all read the same number of its cells.
 
-    `build` makes one when it is first asked for, from the length and their other differences.
+    `build` makes one when it is first asked for, from the length and the other differences of
+    graphs.
     """
 
     def __init__(self, build: Callable[[int, *Key], Graph]) -> None:

@@ -55,7 +55,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class PackedTexts:
-    """Rows [B, L] of texts and blocks, their positions, and what each token attends to [B, L, L].
+    """Rows [B, L] of texts and blocks, their positions, and their mask of attention [B, L, L].
 
     `places[b][k]` is the column of the first token of block k of row b.
     """
@@ -119,7 +119,7 @@ def packed_states(model: HFModel, packed: PackedTexts) -> Tensor:
 # A row behind guesses learns the distribution of the row behind the right tokens. With y* the fixed
 # point (the text) and y a state of the trajectory, the global form is E sum_i D(Q(. | x, y*_<i) ||
 # Q(. | x, y_<i)), equation 5; the local form has the next state of the trajectory in the place of
-# y*, equation 6. No gradient flows into what is learnt from. To it is added L_AR, the cross-entropy
+# y*, equation 6. No gradient flows into the labels. To it is added L_AR, the cross-entropy
 # of the text's own tokens, without which the text would be lost: the loss is L_AR + w
 # L_consistency.
 
@@ -286,7 +286,7 @@ def _teacher(position: int, length: int, later: tuple[Block, int] | None) -> int
     return position if position < length - 1 else None
 
 
-# == The run ======================================================================================
+# == The run =======================================================================================
 
 
 WEIGHTS_NAME = "model.safetensors"
@@ -346,7 +346,7 @@ class ConsistencyTraining(Training[ConsistencyReport]):
         return corpus
 
     def _need(self) -> MemoryNeed:
-        """Return the memory: 16 bytes for a trained number, and what a step keeps."""
+        """Return the memory: 16 bytes for a trained number, and the numbers kept by a step."""
         run, shape = self.run, self._shape
         tokens, longest = run.tokens_per_batch, run.max_length
         layers = shape.n_layers * shape.layer_numbers

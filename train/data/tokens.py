@@ -371,7 +371,7 @@ class FileTokens(TargetTokens):
 def _starts(pieces: Sequence[bytes], text: str) -> list[int] | None:
     """Return the character of `text` at which each piece begins; None if they are not its own.
 
-    Some vocabularies put a space before what they read, and leave out spaces behind control tokens.
+    Some vocabularies put a space before a text, and leave out spaces behind control tokens.
     """
     data = text.encode()
     starts, end = [], 0

@@ -98,8 +98,7 @@ class ChainRecipe(HeadRecipe):
         most = max(self.steps, self.late_steps)
         attention = 3 * shape.n_heads * longest if most > 1 else 0
         step = 4 * n_laws + shape.layer_numbers + attention
-        # Computed again, one step's insides are there at a time; of the others what goes in and
-        # out.
+        # Computed again, one step's insides are there at a time; of the others inputs and outputs.
         return step + most * 5 * shape.hidden if recompute else most * step
 
 

@@ -54,7 +54,7 @@ _FIRST_SPREAD = 1.0  # of a random network's logits, their standard deviation
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """What blocks see: `hidden` [B, 1, A, 1, T] marks the text from each anchor on.
+    """The mask of blocks: `hidden` [B, 1, A, 1, T] marks the text from each anchor on.
 
     `text` and `block` are cosines and sines of positions, [T, d] and [B, 1, A n, d].
     """

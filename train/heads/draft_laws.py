@@ -2,8 +2,8 @@
 
 If targets are narrow, distributions of the whole vocabulary are most of the work of a step. A
 distribution's restriction to any tokens, made to sum to one, is matched where the distribution
-itself is, so that the optimum stays as it is. What varies by step is which of the rare tokens a
-step sees: a token that no step looks at would be drafted where it should not be.
+itself is, so that the optimum stays as it is. The rare tokens vary by step: a token that no step
+looks at would be drafted where it should not be.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ class BatchLaws:
     """The target's distributions [N, compared] at N positions that choose a learnt token.
 
     `among` are the compared places in the draft vocabulary, None for all. `counted` [N] marks the
-    distributions whose most likely token is compared: others teach a head what it cannot draft.
+    distributions whose most likely token is compared: others teach a head tokens that it cannot
+    draft.
     """
 
     rows: Tensor

@@ -7,8 +7,8 @@ head bear its own errors. AdamW .9/.95, gradients clipped to 0.5. With `steps` a
 also trained on its own predictions, chains of that depth below every position, as HASS (Zhang et
 al. 2024) does.
 
-A head starts `fitted`: `fc` as the linear map of least squares from what it reads to the state
-that it has to predict, and a layer that adds nothing yet. docs/measurements.md has the gain.
+A head starts `fitted`: `fc` as the linear map of least squares from its inputs to the state that it
+has to predict, and a layer that adds nothing yet. docs/measurements.md has the gain.
 
 Tensors are named as in SafeAILab/EAGLE's `cnets`: `fc`, and one layer without an input norm. Token
 embedding and output matrix are the target's: neither is part of the head.
@@ -293,7 +293,7 @@ class EagleLearner(ChainLearner):
         """Yield the loss of states and tokens, of all steps if chains are trained."""
         states = self._source.features(batch).final
         uniform = 2 * torch.rand(states.shape, generator=noise, device=self.device) - 1
-        # Only what the head reads is shaken, not the states that it has to predict.
+        # Only the head's inputs are shaken, not the states that it has to predict.
         shaken = states + self.recipe.noise * uniform
         # Only states that choose a token to be learnt are compared; chains know them by number.
         wanted = states[choosing(batch.learnt)]

@@ -13,7 +13,7 @@ that can be drafted. The token embedding is the target's and no part of the head
 
 Layers' inputs may be of any size: a thousand in one model, a hundredth in another. Norms hide that
 from all but the sums, where a layer whose weights start small would add next to nothing to states
-of a thousand, or drown small ones. So what the layer adds is multiplied by `scale`, the size of the
+of a thousand, or drown small ones. So the layer's sums are multiplied by `scale`, the size of the
 inputs, and everything learns as it would at size one; `upstream_tensors` has the factor in the
 weights.
 """

@@ -164,7 +164,7 @@ class HeadLearner(Learner):
 class Agreement:
     """Counts agreement with the target's own first choice, for drafts of up to `depth` tokens.
 
-    Each call to `add` brings the chains of one batch: what the target chooses at every depth, and
+    Each call to `add` brings the chains of one batch: the target's choice at every depth, and
     how a draft ranks it.
     """
 

@@ -229,7 +229,7 @@ class Medusa2Recipe(ModelRecipe):
         return Medusa2Learner(self, shape, model, steps, former)
 
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
-        """Return the memory: 16 bytes for a trained number, and what a step keeps."""
+        """Return the memory: 16 bytes for a trained number, and the numbers kept by a step."""
         vocab_size, n_heads = shape.vocab_size, self.heads.heads
         head = shape.hidden * (vocab_size + self.heads.layers * (shape.hidden + 1))
         tokens = corpus.widest(run.tokens_per_batch)

@@ -124,8 +124,8 @@ class LogitProbe:
     def check(self, matrices: TargetMatrices, path: Path) -> None:
         """Raise UnsupportedModelError unless the matrices make these logits of these states.
 
-        Everything that heads learn rests on that. llama.cpp rounds what it multiplies with
-        quantized weights, by about one in a hundred.
+        Everything that heads learn rests on that. llama.cpp rounds the inputs of quantized weights,
+        by about one in a hundred.
         """
         ours = matrices.logits(self.states.to(matrices.output.device)).cpu()
         if ours.shape == self.logits.shape:

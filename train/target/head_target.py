@@ -261,8 +261,8 @@ def open_head_target(
 
     Torch computes a folder, and a Llama's file where it is faster on `device` than llama.cpp and
     twice the file's numbers fit there. Reads no weights. Raises OptionError, FileMissingError,
-    MalformedFileError, PairError for a teacher of another model, UnsupportedModelError for what no
-    head can be made for.
+    MalformedFileError, PairError for a teacher of another model, UnsupportedModelError for a model
+    that can have no head.
     """
     if is_file_target(target):
         if teacher is not None:

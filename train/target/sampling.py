@@ -45,7 +45,7 @@ def answers_as_they_end(
     distribution is cut to the likeliest tokens that make up so much of it (Holtzman et al. 2020),
     and the number is one of that distribution, the likeliest first. `vocab_size` bars the tokens
     from there on (rows of the embeddings that stand for no token, and tokens that another model
-    lacks). `states` notes what is computed of all tokens; those of an answer's last one come after
+    lacks). `states` takes the states of all tokens; those of an answer's last one come after
     it was yielded.
     """
     was_training = model.module.training
@@ -199,8 +199,8 @@ def _places(cumulative: Tensor, uniforms: Tensor) -> Tensor:
 
 # == Answers of a target that torch computes =======================================================
 #
-# A GPU takes much the same time for a token of one answer and of a thousand, so that what heads
-# learn from, millions of tokens, comes a hundred times as fast as from llama.cpp, which answers a
+# A GPU takes much the same time for a token of one answer and of a thousand, so that the texts of
+# heads, millions of tokens, come a hundred times as fast as from llama.cpp, which answers a
 # few conversations at once. A CPU with AVX-512 gains a factor of two, by torch's products of
 # matrices (docs/measurements.md has figures).
 

@@ -115,8 +115,8 @@ class AnswerStates:
 # folder of caches holds one folder for each manifest, named by its hash, so that heads which read
 # other states leave one another's alone. In it are `manifest.json` and `features-HASH.safetensors`,
 # each chunk written whole or not at all, so that an interrupted computation goes on where it was. A
-# chunk names its texts by the hash of their tokens: what one corpus has left, another reads. A
-# chunk that float16 cannot hold is kept in float32.
+# chunk names its texts by the hash of their tokens: states that one corpus has left, another reads.
+# A chunk that float16 cannot hold is kept in float32.
 
 
 _FORMAT = 3
