@@ -216,7 +216,7 @@ def _written(
     written = sum(len(text.tokens) - text.n_prompt for text in texts)
     if written < _FEWEST_TOKENS:
         raise OptionError(
-            f"the target answered with {written} tokens, which say too little about acceptance: "
+            f"the target answered with {written} tokens, too few to measure acceptance: "
             "give other prompts"
         )
     return texts

@@ -95,7 +95,7 @@ calibration_source_options = option_group(
     ),
     _TEXTS.option(
         "--draft-tokens N",
-        "Write a head (-o) that drafts the N tokens alone that are said most often in three of "
+        "Write a head (-o) that drafts only the N most frequent tokens of three of "
         "four texts, and measure both along the others.",
         click.IntRange(1),
     ),

@@ -158,7 +158,7 @@ class AccelerateOptions:
 
     def __post_init__(self) -> None:
         if self.n_tokens < _FEWEST_TOKENS:
-            problem = f"answers of {self.n_tokens} tokens say too little"
+            problem = f"answers of {self.n_tokens} tokens are too short to measure"
             raise OptionError(f"{problem}: give {_FEWEST_TOKENS} or more")
         if self.memory is not None and self.memory < 1:
             raise OptionError(f"{self.memory} bytes of memory hold nothing")

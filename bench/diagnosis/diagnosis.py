@@ -129,7 +129,7 @@ IN_SHORT: dict[ReasonKind, str] = {
     "drafting": "drafting takes too long",
     "python": "too much of a round is Python",
     "experts": "several tokens read more experts",
-    "rounds": "its rounds take longer than the cost curve says",
+    "rounds": "its rounds take longer than by the cost curve",
 }
 """Reasons in a few words."""
 
@@ -434,9 +434,9 @@ def _slower(found: _Round, plain: Work, drafted: Work, speed_up: float) -> Reaso
     times = drafted.target_s / drafted.rounds / found.target_s / machine
     if times < _WORTH or found.speed_up < _WORTH * speed_up:
         return None
-    text = f"the target's rounds take {times:.1f} times as long as the cost curve says"
+    text = f"the target's rounds take {times:.1f} times as long as by the cost curve"
     help = (
-        "a quiet machine, or the curve measured anew (specrun tune); where heads read states or "
+        "a quiet machine, or the curve measured anew (specrun tune); if heads read states or "
         "layers of the target, those cost it time, too"
     )
     return Reason("rounds", text, help, found.speed_up)
@@ -463,7 +463,7 @@ def _silent(found: _Round, acceptance: float | None) -> Reason | None:
     known = _GOOD if acceptance is None else acceptance
     without = max(_chain(found, known, n, coverage=1.0) for n in range(1, _LONGEST + 1))
     text = f"it drafts in {100 * found.coverage:.0f} % of the rounds only, as little repeats"
-    help = "a drafter that always has something to say: a small model of the same family, a head"
+    help = "a drafter that drafts in every round: a small model of the same family, a head"
     return Reason("silent", text, help, without)
 
 

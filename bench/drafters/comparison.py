@@ -161,7 +161,7 @@ class DrafterResult:
             f"({self.speed_up.value:.2f}x)"
         )
         if self.reason is not None:
-            return f"{slower}: {self.reason} (specrun why says more)"
+            return f"{slower}: {self.reason} (specrun why shows more)"
         return f"{slower}: draft fewer tokens (a lower n), or drop the drafter"
 
 

@@ -162,7 +162,7 @@ def proof_table(
 def _words(check: Check) -> str:
     note = check.note
     if not note and check.status == "left out":
-        note = "its control was not seen, so it says nothing of this model"
+        note = "its control was not detected, so it proves nothing about this model"
     parts = [f"{check.name}, {check.status}: {note}" if note else check.name]
     if check.tested:
         parts.append(f"{check.times:,} {check.tested}")

@@ -453,7 +453,7 @@ def check_law(setting: Setting) -> Check:
         found.p_value,
         ALPHA,
         "p-value (at least)",
-        f"about {ALPHA:g}, and more only where drafts move the logits by rounding",
+        f"about {ALPHA:g}, and more only if drafts move the logits by rounding",
         control,
         {"failed": problem, "left out": control}.get(status, ""),
     )

@@ -474,7 +474,7 @@ class MtpContext(Context):
             raise OptionError(f"NextN blocks read hidden states of {width} numbers beside tokens")
         asking = f"{batch.n_outputs} of {batch.n_tokens} tokens"
         if batch.n_outputs not in (0, batch.n_tokens):
-            raise OptionError(f"{asking} ask for rows: all must, or none")
+            raise OptionError(f"{asking} need rows: all must, or none")
         return super().decode(batch)
 
 

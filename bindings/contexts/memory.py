@@ -267,7 +267,7 @@ def save_sequence(context: Context, tokens: list[int], path: Path) -> None:
     save = native_function("llama_state_seq_save_file", _size, *kinds)
     last_native_errors()
     if not save(context.handle, bytes(path), 0, ids.ctypes.data, len(ids)):
-        reason = last_native_errors() or "llama.cpp does not say why"
+        reason = last_native_errors() or "llama.cpp gives no reason"
         raise SpecrunError(f"the cache of {len(ids):,} tokens cannot be saved: {reason}")
 
 
@@ -284,7 +284,7 @@ def load_sequence(context: Context, path: Path) -> list[int]:
     there = ctypes.byref(count)
     if not load(context.handle, bytes(path), 0, ids.ctypes.data, len(ids), there):
         context.memory.clear()
-        reason = last_native_errors() or "llama.cpp does not say why"
+        reason = last_native_errors() or "llama.cpp gives no reason"
         raise MalformedFileError(f"{path} does not fit this context: {reason}")
     for sequence in range(1, context.options.n_sequences):
         context.memory.branch(0, sequence)
@@ -308,7 +308,7 @@ def copy_sequence(
     copy = native_function("llama_state_seq_get_data_ext", _size, *kinds)
     last_native_errors()
     if copy(handle, data.ctypes.data, len(data), sequence, flags) != len(data):
-        reason = last_native_errors() or "llama.cpp does not say why"
+        reason = last_native_errors() or "llama.cpp gives no reason"
         raise SpecrunError(f"the cache of sequence {sequence} cannot be copied: {reason}")
     return data
 
@@ -326,7 +326,7 @@ def place_sequence(
     place = native_function("llama_state_seq_set_data_ext", _size, *kinds)
     last_native_errors()
     if place(handle, data.ctypes.data, len(data), sequence, flags) != len(data):
-        reason = last_native_errors() or "llama.cpp does not say why"
+        reason = last_native_errors() or "llama.cpp gives no reason"
         raise SpecrunError(f"the cache of sequence {sequence} cannot be placed: {reason}")
 
 

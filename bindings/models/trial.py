@@ -43,7 +43,7 @@ _NO_GPU["GGML_VK_VISIBLE_DEVICES"] = ""
 _AS_MODEL, _AS_VOCABULARY, _AS_HEAD = "-model", "-vocabulary", "-head"
 _AS_COUNTED = "-counted"
 _BUILT_IN = re.compile(r"\S*/vendor/llama\.cpp/")
-_TRUST = "if you know where it comes from, open it with --trust (Python: trust=True)"
+_TRUST = "if you trust its origin, open it with --trust (Python: trust=True)"
 
 _known_here: set[str] = set()  # if nothing can be stored
 _own_folders: set[Path] = set()

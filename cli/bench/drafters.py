@@ -155,7 +155,7 @@ prompt_choice_options = option_group(
     ),
     _PROMPTS.option(
         "--workload",
-        "Ask the demo's questions; repeated: answered before; edited: an answer nearly like an "
+        "questions: the demo's own; repeated: answered before; edited: an answer nearly like an "
         "earlier one; quoted: a text to repeat (too hard for the demo).",
         click.Choice(["questions", "repeated", "edited", "quoted"]),
         show_default="questions, with --demo",

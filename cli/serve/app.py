@@ -81,11 +81,11 @@ class Guard:
     def _problem(self, scope: Scope, headers: Headers) -> RequestError | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._on_loopback and not is_loopback(host_name(host)):
-            problem = f"the Host {host!r} is not this machine's: ask http://{self._settings.host}"
+            problem = f"the Host {host!r} is not this machine's: use http://{self._settings.host}"
             return RequestError(problem, status=HTTPStatus.FORBIDDEN)
         own = origin is None or origin.rpartition("//")[2] == host
         if not own and "*" not in self._settings.cors and origin not in self._settings.cors:
-            problem = f"pages of {origin!r} may not ask: start the server with --cors {origin}"
+            problem = f"pages of {origin!r} have no access: start the server with --cors {origin}"
             return RequestError(problem, status=HTTPStatus.FORBIDDEN)
         keys = self._settings.api_keys
         is_public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PREFIX)

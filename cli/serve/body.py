@@ -136,7 +136,7 @@ def unpacked(data: bytes, packed_by: str, bounds: Bounds) -> bytes:
         except OverflowError:
             raise _too_large(bounds) from None
         except Exception as error:  # each of them has its own
-            raise RequestError(f"the body is not {name}, as its header says: {error}") from None
+            raise RequestError(f"the body is not {name}, unlike its header: {error}") from None
     return data
 
 

@@ -63,7 +63,7 @@ def request_error(problem: BaseException) -> RequestError:
     if isinstance(problem, SpecrunError):
         return RequestError(message, status=status)
     name = type(problem).__name__
-    return RequestError(f"{name}: this is a mistake in specrun; its log says more", status=status)
+    return RequestError(f"{name}: this is a mistake in specrun; its log shows more", status=status)
 
 
 def field_named_in(message: str) -> str | None:

@@ -100,7 +100,7 @@ def load_pickle(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise UnsupportedModelError(
-            f"{path} asks for more than tensors, which could run code: nothing of it was run; "
+            f"{path} contains more than tensors, which could run code: nothing of it was run; "
             "get the checkpoint as safetensors"
         ) from error
     except _DAMAGED as error:
@@ -254,7 +254,7 @@ class Checkpoint(Named):
             raise self.malformed(f"has no tensor {name}: the checkpoint is incomplete")
         if stored.shape != shape:
             raise MalformedFileError(
-                f"{stored.path} has {name} of shape {stored.shape}, where {shape} is needed"
+                f"{stored.path} has {name} of shape {stored.shape}, and {shape} is needed"
             )
         return stored
 

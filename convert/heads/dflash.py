@@ -251,7 +251,7 @@ def _taps(checkpoint: Checkpoint, config: JsonObject, target: TargetFacts) -> Se
     elif not _DFLASH.isdisjoint(architectures(config)):
         taps = [output + 1 for output in _usual_outputs(config)]
     else:
-        raise config.malformed(f"does not say which layers are read ({outputs})")
+        raise config.malformed(f"does not name the layers that are read ({outputs})")
     n = _n_layers(target)
     outside = next((tap for tap in taps if not 0 <= tap <= n), None)
     if outside is not None:
@@ -283,7 +283,7 @@ def _describe_block(
         drafts = f"has a block of {block_size} tokens, the last one of the text included"
         raise config.malformed(f"{drafts}: one of 2 to {_LARGEST_BLOCK} drafts something")
     if mask is None:
-        raise config.malformed(f"does not say {_MASK!r}, the token that stands for those to draft")
+        raise config.malformed(f"lacks {_MASK!r}, the token that stands for those to draft")
     if mask >= target.vocab_size:
         size = f"the target has {target.vocab_size} tokens"
         pair = f"{config.shown} does not fit the target {target.path}"

@@ -240,7 +240,7 @@ def _parallel(
     mask = next((token for token in stated if token is not None), None)
     if mask is None:
         keys = ", ".join(_MASK_TOKENS)
-        raise config.malformed(f"does not say which token stands for those to draft ({keys})")
+        raise config.malformed(f"lacks the token that stands for those to draft ({keys})")
     if mask >= target.vocab_size:
         raise PairError(
             f"{config.shown} does not fit the target {target.path}: its mask is token {mask}, and "

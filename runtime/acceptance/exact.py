@@ -69,7 +69,7 @@ def decide(
             raise OptionError(f"token {token} was drafted from a distribution that lacks it")
         if target_prob > 0.0 and noise.accept(target_prob / draft_prob):
             return draw.node, token
-        # Rejected: the next draw is tested against what the target's distribution has left.
+        # Rejected: the next draw is tested against the residual.
         remaining = remaining.without(token) if draw.law is None else remaining.residual(draw.law)
     return settle_point_masses(tree, draws[n_tested:], remaining, noise)
 

@@ -55,7 +55,7 @@ class ToolChoice:
         Raises `OptionError` if none can be called, and a call is required.
         """
         if self.must_call and not tools:
-            raise OptionError("tool_choice asks for a call, and there are no tools")
+            raise OptionError("tool_choice requires a call, and there are no tools")
         if self.mode == "none":
             return ()
         known = {_name_of(tool) for tool in tools}

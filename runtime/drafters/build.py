@@ -37,7 +37,7 @@ def build_drafter(text: str, env: DraftEnvironment) -> DrafterWeights:
     expression = parse_expression(text)
     if expression.count is not None:
         raise OptionError(
-            f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts"
+            f"{expression}: @{expression.count} is the number of tokens of a part of relay(...)"
         )
     timed = env
     if env.by_clock and env.costs is None:

@@ -41,7 +41,7 @@ class DraftEnvironment:
     """The inputs of builders; `default_files` are the demo's, by the names of methods.
 
     `costs` are those of the target's evaluations, None: as it was measured on this machine
-    (`measured`, or else what is stored), or else a typical curve, which rounds then correct
+    (`measured`, or else the stored ones), or else a typical curve, which rounds then correct
     (`learnt`). drafters that measure read `clock`; where nothing may be chosen `by_clock`, drafts
     depend on counts alone, as under rules whose distribution is the drafter's too; `keeps_rows`
     says that such a rule reads the drafter's own rows. `shape` says whether all evaluations have

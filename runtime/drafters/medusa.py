@@ -157,7 +157,7 @@ class MedusaHead:
             reach = f"these Medusa heads reach 1 to {self.n_heads} tokens deep"
             raise OptionError(f"a tree of depth {len(ranks)}: {reach}")
         if max(ranks) > self._vocab_size:
-            known = f"these Medusa heads know {self._vocab_size} tokens"
+            known = f"these Medusa heads have {self._vocab_size} tokens"
             raise OptionError(f"a tree of {max(ranks)} branches: {known}")
         n_operations = sum(2 * len(names) + _OPERATIONS for names in self._names)
         with closing(GraphBuilder(self.device, n_operations)) as builder:

@@ -265,7 +265,7 @@ def head_tree(
     if tree is not None:
         for name in ("nodes", "accuracy"):
             if options.optional(name) is not None:
-                problem = f"tree= says which nodes there are; leave out {name}="
+                problem = f"tree= names the nodes; leave out {name}="
                 raise OptionError(f"{expression}: {problem}")
         return parse_topology(find_method(expression.atom).published_tree(tree))
     nodes = options.optional_integer("nodes")

@@ -68,7 +68,7 @@ class CompiledGrammar:
         try:
             matcher = self._process.fork()
         except ProcessEnded:
-            raise _refusal(self._grammar, "its process was ended; ask again") from None
+            raise _refusal(self._grammar, "its process was ended; send the request again") from None
         cursor = Cursor(matcher, self._grammar, self._lexicon, patience)
         return GrammarState(cursor, length, tail=b"" if self._grammar.after else None)
 

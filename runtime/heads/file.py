@@ -103,7 +103,7 @@ class HeadFile:
         # GGUF leaves out trailing dimensions of 1.
         if given + (1,) * (4 - len(given)) != tuple(shape) + (1,) * (4 - len(shape)):
             raise MalformedFileError(
-                f"{self.path} has {tensor} of shape {list(given)}, and its metadata ask for "
+                f"{self.path} has {tensor} of shape {list(given)}, and its metadata require "
                 f"{list(shape)}"
             )
         return tensor

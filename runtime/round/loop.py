@@ -140,7 +140,7 @@ class RoundLimits:
         if len(tree) > self.max_nodes or tree.max_depth > self.max_depth:
             allowed = f"{self.max_nodes} nodes of depth {self.max_depth} were allowed"
             proposed = f"{len(tree)} nodes of depth {tree.max_depth}"
-            raise OptionError(f"{drafter} proposed {proposed} where {allowed}")
+            raise OptionError(f"{drafter} proposed {proposed}, and {allowed}")
 
 
 # == The loop ======================================================================================

@@ -350,7 +350,7 @@ class HeadCalibrationOptions:
 
     def __post_init__(self) -> None:
         if self.n_tokens < _FEWEST:
-            problem = f"{self.n_tokens} tokens say too little about heads"
+            problem = f"{self.n_tokens} tokens are too few to measure heads"
             raise OptionError(f"{problem}: give {_FEWEST} or more")
         if not 1 <= self.ranks <= 32:
             raise OptionError(f"{self.ranks} tokens of each head: trees have 1 to 32")

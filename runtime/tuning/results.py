@@ -51,7 +51,7 @@ class TuneOptions:
         if not self.params:
             raise OptionError("no sampling settings are given to plan for")
         if self.n_tokens < 8:
-            problem = f"{self.n_tokens} tokens say too little about acceptance"
+            problem = f"{self.n_tokens} tokens are too few to measure acceptance"
             raise OptionError(f"{problem}: give 8 or more")
         if not 1 <= self.max_depth <= 16:
             raise OptionError(f"the deepest tree is {self.max_depth}: plans are made for 1 to 16")

@@ -101,8 +101,8 @@ def test_the_kind_of_drafts_names_a_file_beside_the_model(
     [
         ("404", 3, "HTTP 404"),
         ("401", 3, "HF_TOKEN"),
-        ("429", 1, "asks for a pause"),
-        ("half", 1, "goes on where it ended"),
+        ("429", 1, "requires a pause"),
+        ("half", 1, "the same command continues"),
         ("wrong", 3, "lacks the hash"),
     ],
 )

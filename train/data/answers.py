@@ -170,7 +170,7 @@ def asked_prompts(
     prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
     if not prompts:
         raise ModelError(
-            f"the data ask nothing that {tokenizer.path.name} could answer: give prompts or chats"
+            f"the data has no prompts for {tokenizer.path.name}: give prompts or chats"
         )
     return prompts
 

@@ -169,7 +169,7 @@ class TargetTokens(ABC):
         text = template.render(messages, add_generation_prompt=False)
         at = text.find(content)
         if at < 0:
-            raise TemplateError(f"the chat template of {self.path} does not show what users say")
+            raise TemplateError(f"the chat template of {self.path} does not show messages of users")
         ids, starts = self._placed(messages, text)
         return [token for token, start in zip(ids, starts, strict=True) if start < at]
 

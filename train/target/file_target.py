@@ -88,8 +88,8 @@ def check_logits(path: Path, header: GGUFHeader) -> None:
         changed = f"adds {_OUTPUT_BIAS} to its logits"
     if changed is not None:
         raise UnsupportedModelError(
-            f"{path} is a {header.architecture} model that {changed}, which training does not "
-            "know how to do: use a target of another family"
+            f"{path} is a {header.architecture} model that {changed}, which training cannot "
+            "do: use a target of another family"
         )
 
 

@@ -198,7 +198,7 @@ def _check_logits(found: HFModel, folder: Path) -> None:
     if own.shape != ours.shape or not own.isclose(ours, equal_nan=True, **near).all():
         raise ModelError(
             f"{_kind(found, folder)} changes its logits after its output matrix (by a factor or "
-            "a bias), which training does not know how to do: use a target of another family"
+            "a bias), which training cannot do: use a target of another family"
         )
 
 

@@ -264,7 +264,7 @@ class FeatureCache:
             try:
                 texts = [(text_in(key), count_in(n)) for key, n in json.loads(metadata["texts"])]
             except DAMAGE as error:
-                problem = f"{path} does not say which texts it has: remove the cache"
+                problem = f"{path} does not name its texts: remove the cache"
                 raise SpecrunError(problem) from error
             self._add(path, texts)
         self.close()

@@ -165,7 +165,7 @@ def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
         before, now = stored.get(name), wanted.get(name)
         if before != now:
             raise OptionError(
-                f"{path} was made with {name.replace('_', ' ')} {before} and --resume asks for "
+                f"{path} was made with {name.replace('_', ' ')} {before}, and --resume needs "
                 f"{now}: give the same, or begin anew in another folder"
             )
 

@@ -34,7 +34,7 @@ from specrun.runtime.trees.tree import DraftTree
 # (optimism in the face of uncertainty: UCB, Auer et al. 2002), or as long as `SPACING` plain tokens
 # take has passed, so that a drafter that becomes good is noticed.
 #
-# **What is guaranteed.** Time is counted in rounds of plain decoding, which are measured first. An
+# **Guarantee.** Time is counted in rounds of plain decoding, which are measured first. An
 # account holds the time of all drafting rounds beyond plain rounds for the same tokens. A round
 # drafts only if the worst that it may cost (its draft, and the wider evaluation of which nothing is
 # accepted) fits the rest of the account (`planning.account`), or if the arm's own rounds were

@@ -419,7 +419,7 @@ class ArmLedger:
         drift = _DRIFT * self._best_rate * math.sqrt(unseen)
         return arm.rate + OPTIMISM * math.hypot(arm.error, drift)
 
-    # -- what it costs -----------------------------------------------------------------------------
+    # -- its costs ---------------------------------------------------------------------------------
 
     def _shown(self, index: int, caution: float) -> float:
         """Return the rate that an arm was shown to have, so many standard errors below the mean."""

@@ -176,8 +176,8 @@ def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -
 
     `places` says where its nodes stand in the round's tree. Its ROOT may stand at an accepted node,
     for members that went on from others' drafts; then the member sees the tokens after that node.
-    Nodes that were left out of it have the rows of the node above them: nothing is known of what
-    follows there.
+    Nodes that were left out of it have the rows of the node above them: the tokens after it are not
+    known there.
     """
     root = places[ROOT]
     accepted = outcome.path if root == ROOT else outcome.path[outcome.path.index(root) + 1 :]

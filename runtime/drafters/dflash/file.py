@@ -212,7 +212,9 @@ def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
     """Return the layers of the target whose inputs are read."""
     numbers = file.numbers("target_layers")
     if not numbers:
-        raise MalformedFileError(f"{file.path} does not say which layers it reads (target_layers)")
+        raise MalformedFileError(
+            f"{file.path} does not name the layers that it reads (target_layers)"
+        )
     taps, width = tuple(int(number) for number in numbers), file.size("embedding_length")
     file.require("fc.weight", (len(taps) * width, width))
     last = layer_inputs(target) - 1

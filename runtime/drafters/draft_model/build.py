@@ -269,7 +269,7 @@ def _by_text(
         if options.optional(name) is not None:
             raise OptionError(
                 f"{expression}: {name}= needs tokens that both vocabularies have, and this draft "
-                "is passed on as text; leave it out, or say vocabulary=tokens"
+                "is passed on as text; leave it out, or give vocabulary=tokens"
             )
     if options.optional("sampling") not in (None, "argmax"):
         raise OptionError(f"{expression}: text is drafted greedily; leave out sampling=")

@@ -74,7 +74,7 @@ class PairTrees:
 
     def __init__(self, head: PairHead, cache: KeyValueCache, plan: TreePlan) -> None:
         if max(plan.ranks) > head.sizes.vocab_size:
-            raise UnsupportedModelError("a tree of more branches than an EAGLE head knows tokens")
+            raise UnsupportedModelError("a tree with more branches than an EAGLE head has tokens")
         self._head, self._cache = head, cache
         self._ids = head.drafted_ids()
         self._graphs = TreeGraphs(head.device, plan, self._build)

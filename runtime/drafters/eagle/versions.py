@@ -277,7 +277,7 @@ def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
     numbers = file.numbers("target_layers")
     if not numbers or not all(0 <= number < 1e6 and number == int(number) for number in numbers):
         raise MalformedFileError(
-            f"{file.path} does not say which layers it reads (eagle3.target_layers)"
+            f"{file.path} does not name the layers that it reads (eagle3.target_layers)"
         )
     taps = tuple(int(number) for number in numbers)
     if max(taps) >= target.n_layer:
@@ -364,7 +364,7 @@ def _eagle3_tensor_names(
     elif sizes.vocab_size != target.vocabulary.size:
         raise MalformedFileError(
             f"{file.path} predicts {sizes.vocab_size} tokens of the target's "
-            f"{target.vocabulary.size}, and has no tensor d2t that says which"
+            f"{target.vocabulary.size}, and has no tensor d2t that names them"
         )
     shared = {"token_embd.weight": target.vocabulary.size, "output.weight": sizes.vocab_size}
     for name, vocab_size in shared.items():

@@ -354,7 +354,7 @@ def read_store_header(path: Path) -> StoreHeader:
     # Before mapping: reading behind the end of a mapped file kills the process (SIGBUS).
     if size != header.offsets[-1]:
         raise MalformedFileError(
-            f"the datastore {path} has {size:,} bytes where its header says "
+            f"the datastore {path} has {size:,} bytes, and by its header "
             f"{header.offsets[-1]:,}: it is truncated or damaged; build it again"
         )
     return header
@@ -416,7 +416,7 @@ def _parsed(text: bytes, path: Path) -> StoreHeader:
         # bool is an int to isinstance, so types are compared.
         whole = type(value) is int and 0 <= value < _LARGEST**2
         if not (isinstance(value, str) if entry.type == "str" else whole):
-            raise malformed(f"says {entry.name} is {str(value)[:40]!r}")
+            raise malformed(f"has a header in which {entry.name} is {str(value)[:40]!r}")
     header = StoreHeader(**values)
     # DEPTH separators begin the tokens and one ends them; no position belongs to any of these.
     possible = 0 < header.n_positions <= header.n_tokens - DEPTH - 1 < _LARGEST

@@ -126,7 +126,12 @@ def test_a_folder_is_served_model_by_model(
         process.send_signal(signal.SIGINT)
         _, messages = process.communicate(timeout=30)
     assert process.returncode == 0, messages
-    for words in ("3 models, loaded when", "bad (cannot be read)", "second (llama", "ended"):
+    for words in (
+        "3 models, each loaded on request",
+        "bad (cannot be read)",
+        "second (llama",
+        "ended",
+    ):
         assert words in messages
     assert str(folder) not in messages.replace(f"{folder / 'bad.gguf'} ", "")
 

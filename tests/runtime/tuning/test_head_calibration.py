@@ -416,7 +416,7 @@ def test_what_cannot_be_calibrated_is_refused(
     with pytest.raises(OptionError, match="the text is too short"):
         calibrated(tiny_model, fitted, [5, 6])
     for changes, problem in (
-        ({"n_tokens": 3}, "say too little"),
+        ({"n_tokens": 3}, "are too few"),
         ({"ranks": 0}, "1 to 32"),
         ({"seconds": -1.0}, "no time"),
     ):
