@@ -186,7 +186,7 @@ def _require_whole(path: Path, tensors: Iterable[_StoredTensor], start: int, siz
         if tensor.offset != end:
             found, wanted = tensor.offset - start, end - start
             what = f"overlaps {before}" if found < wanted else "follows a gap"
-            where = f"it begins at byte {found:,} of the data, the one before it ends at {wanted:,}"
+            where = f"it begins at byte {found:,} of the data, and the last one ends at {wanted:,}"
             raise MalformedFileError(f"{path} is damaged: {tensor.name} {what}: {where}; {_AGAIN}")
         end, before = end + tensor.n_bytes, tensor.name
     if end != size:
