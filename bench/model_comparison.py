@@ -349,7 +349,7 @@ def _is_known(tensor: TensorInfo) -> bool:
         return False
     kind = GGMLQuantizationType[tensor.type_name]
     block, n_bytes = GGML_QUANT_SIZES[kind]
-    try:  # gguf knows more types than it can dequantize
+    try:  # gguf has more types than it can dequantize
         dequantize(np.zeros((1, n_bytes), np.uint8), kind)
     except (NotImplementedError, KeyError):
         return False

@@ -33,7 +33,7 @@ _TEXTS = Section("Texts")
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSource:
-    """The heads, and the text that they are asked along."""
+    """The heads, and the text along which they guess."""
 
     model_draft: Path | None
     prompt: tuple[str, ...]

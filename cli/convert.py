@@ -286,7 +286,7 @@ def _convert_set(
     *,
     as_json: bool,
 ) -> None:
-    """Convert a target and its drafters into one folder, with a file that says how to run them."""
+    """Convert a target and its drafters into one folder, with a file for running them."""
     from specrun.convert import plan_set
 
     if output is None:

@@ -37,7 +37,7 @@ def specrun_version() -> str:
 
 
 def version_lines() -> list[str]:
-    """Return versions and backends; loads llama.cpp, as only the library knows its commit."""
+    """Return versions and backends; loads llama.cpp, as only the library has its commit."""
     from specrun.bindings.library import engine_versions
     from specrun.bindings.machine.devices import built_backends
 

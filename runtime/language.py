@@ -18,8 +18,8 @@ from specrun.runtime.laws.sampling import unknown_name, unknown_option
 #     argument   = [ name "=" ] expression
 #     atom       = quoted text, or any text without , ( ) @ = quotes
 #
-# `parse_expression` knows no drafters: the meaning of a name, and its arguments, are in its row of
-# `METHODS`. A builder reads the options by type (`ExpressionOptions`).
+# `parse_expression` does not depend on drafters: the meaning of a name, and its arguments, are in
+# its row of `METHODS`. A builder reads the options by type (`ExpressionOptions`).
 
 
 _TOKEN = re.compile(

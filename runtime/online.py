@@ -339,7 +339,7 @@ def parse_rejections(
 
 
 def require_same_target(path: Path, found: BufferKey, wanted: BufferKey | None) -> None:
-    """Raise ModelError unless a buffer belongs to the target that is asked for."""
+    """Raise ModelError unless a buffer belongs to the given target."""
     if wanted is not None and found.model != wanted.model:
         raise ModelError(
             f"{path} holds rejected drafts for {found.name} (hash {found.model[:12]}), and "

@@ -231,7 +231,7 @@ class SpaceRecipe(LookaheadRecipe):
     mask_rate: float = 20.0
 
     def __post_init__(self) -> None:
-        LookaheadRecipe.__post_init__(self)  # super() does not know a class with slots
+        LookaheadRecipe.__post_init__(self)  # super() does not work in a class with slots
         if self.mask_weight <= 0 or self.mask_rate <= 0:
             raise OptionError("the weight and the rate of masks: give numbers above 0")
 

@@ -181,7 +181,7 @@ class _Finder:
         return Record.read(self._before.record, self._basis, lambda why: warn(f"{path}: {why}"))
 
     def require_place(self) -> None:
-        """Raise unless the profile can be written: asked before long work."""
+        """Raise unless the profile can be written: checked before long work."""
         path = profile_file(self._options.target)
         path.parent.mkdir(parents=True, exist_ok=True)
         require_writable(path)

@@ -143,7 +143,7 @@ class Candidates:
         return [f"draft({quoted(str(draft))}, {plan})" for plan in dict.fromkeys(fastest)]
 
     def cut(self, seconds: float) -> CutFound:
-        """Search for layers to skip, and write the best cut if it promises something."""
+        """Search for layers to skip, and write the best cut if a gain is expected."""
         from specrun.bench.layer_search import LayerSearchOptions, search_layers
         from specrun.convert import LayeredModel
         from specrun.convert.cut import range_text

@@ -242,7 +242,7 @@ def choices(
 ) -> list[Choice]:
     """Return a choice for each temperature, for each workload and for any; none if unknown.
 
-    `reasons` say for a temperature and a workload why nothing pays, if nothing does.
+    `reasons` are the causes, by temperature and workload, if nothing pays.
     """
     found = []
     for temperature in temperatures:

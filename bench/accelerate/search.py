@@ -1,7 +1,7 @@
 """The search for the fastest drafter: the order and the time of trials, and their results.
 
 First the cost curve, then found drafters (heads, NextN blocks, smaller models), then cuts of the
-target's own layers and, with hours, a trained head. All that promises something is then compared
+target's own layers and, with hours, a trained head. All with an expected gain are then compared
 with plain decoding on prompts that nothing was fitted to: in sweeps, which answer every prompt of a
 workload with every drafter once. Drafters that fall behind are dropped from later sweeps.
 
@@ -97,7 +97,7 @@ class Machine(Protocol):
     def sweep(
         self, temperature: float, workload: str, drafters: Sequence[str], seed: int, seconds: float
     ) -> dict[str, Work | str]:
-        """Answer the prompts of a workload with each drafter; a text says why one could not.
+        """Answer the prompts of a workload with each drafter; a text is the reason of a failure.
 
         The first call has the seconds of all sweeps, which choose the length of the answers.
         """

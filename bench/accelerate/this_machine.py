@@ -164,7 +164,7 @@ class ThisMachine(Candidates):
                 warm_up.answer(0, self._params[temperature], _WARM_UP_TOKENS, seed=0)
             own = None
             if not files_in(drafter):
-                # It learns the lengths that pay on its texts, which says nothing of others: if
+                # It learns the lengths that pay on its texts, not on others: if
                 # nothing repeats prompt lookup stops, and would hardly begin again for an edit.
                 own = runtime.start_drafter()
                 self._started[drafter].append(own)

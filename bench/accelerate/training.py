@@ -56,7 +56,7 @@ _ASKING = 0.1  # of the time, at most
 ANSWERING, ANSWERING_WITH_STATES = 0.33, 0.5
 """Of the time, at most, asking included: without the answers' states, and with them."""
 FEWEST_PROMPTS = 16
-# At least: six steps alone say little where other programs run.
+# At least: six steps alone are no good measure while other programs run.
 _TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE = 12, 30.0, 0.01
 _FEWEST_STEPS = 20
 _TRAINING = 0.9  # of the time that is left: measures and writing take the rest
@@ -108,7 +108,7 @@ class StepsKnown(Exception):
 
 
 class Hours:
-    """Hears how a training goes, and says when answers are enough and how many steps fit.
+    """Receives the progress of a training, and decides on enough answers and the number of steps.
 
     A `RunListener`. `clock` returns seconds. An average step takes `dearer` times as long as one of
     the first, which are timed. Answers are enough when the share `answering` of the time is over.
@@ -135,10 +135,10 @@ class Hours:
         return self._clock() - self._started
 
     def note(self, text: str) -> None:
-        """Hear a fact, of which nothing is shown."""
+        """Receive a fact, of which nothing is shown."""
 
     def stage(self, what: str, done: int, total: int) -> None:
-        """Hear of work before the training; raises when its time is over.
+        """Receive the progress of work before the training; raises when its time is over.
 
         That is EnoughTries or EnoughAnswers.
         """
@@ -150,7 +150,7 @@ class Hours:
             raise EnoughAnswers(done)
 
     def status(self, status: TrainingStatus) -> None:
-        """Hear of the training; raises StepsKnown once the first steps were timed."""
+        """Receive the progress of steps; raises StepsKnown once the first ones were timed."""
         self._say(f"step {status.step:,}, loss {status.loss:.3f}")
         if self.plan.steps:
             return
@@ -226,7 +226,7 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
     """Return the GGUF file of a head; earlier heads are not trained again.
 
     Ctrl-C keeps the results so far. Raises MissingPackageError without torch, TemplateError for a
-    target that is not asked and no prompts, UnsupportedModelError for one that no head can be
+    target without a chat template and no prompts, UnsupportedModelError for one that no head can be
     trained for, and the errors of `specrun.train.trainer.train`.
     """
     plan = _begun(order)
@@ -341,7 +341,7 @@ def _rate(order: TrainingOrder, plan: TrainingPlan) -> float | None:
 
 
 def _width(order: TrainingOrder) -> int:
-    """Return how wide the target's states are, as far as its header says so."""
+    """Return how wide the target's states are, as far as its header has it."""
     header = read_header(order.target)
     width = header.metadata.get(f"{header.architecture}.embedding_length", 0)
     return width if isinstance(width, int) and width > 0 else _NARROW
@@ -383,7 +383,7 @@ def _account(order: TrainingOrder, curve: CostCurve) -> HeadAccount:
 
 
 def _head_target(order: TrainingOrder) -> tuple[HeadTarget, torch.device]:
-    """Return the target as training knows it, and the device that it learns on."""
+    """Return the target as training reads it, and the device that it learns on."""
     _require_training()
     from specrun.train.target import open_head_target
     from specrun.train.trainer import usable_device

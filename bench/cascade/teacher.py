@@ -94,7 +94,7 @@ class _Place:
 
     def pair(self, params: SamplingParams) -> LawPair:
         """Return the distributions by the settings of sampling."""
-        # A draft model may know more tokens than the target: they have no mass.
+        # A draft model may have more tokens than the target: they have no mass.
         shared = self.draft_row[: len(self.target_row)]
         drawn = (transformed_law(row, params) for row in (shared, self.target_row))
         return LawPair(self.draft, self.target, *drawn)

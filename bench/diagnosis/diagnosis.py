@@ -428,7 +428,7 @@ def _steep(
 
 
 def _slower(found: _Round, plain: Work, drafted: Work, speed_up: float) -> Reason | None:
-    """The target's rounds took longer than its curve says, and that is why it is slower."""
+    """The target's rounds took longer than by its curve, and that is why it is slower."""
     expected = found.curve.seconds(1) + found.plain_python_s
     machine = plain.seconds / plain.rounds / expected  # how much slower plain tokens were, too
     times = drafted.target_s / drafted.rounds / found.target_s / machine

@@ -2,7 +2,7 @@
 
 An evaluation of several tokens reads every expert that one of them chose. Tokens of one text choose
 more alike than by chance, so how many are read is counted, layer by layer, in evaluations of the
-answers' own tokens; `expected_experts` says it for choices by chance.
+answers' own tokens; `expected_experts` computes it for choices by chance.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ from specrun.runtime.round import GenerationResult
 
 _ALWAYS = tuple(size for size in MEASURED_SIZES if size <= 8)
 ENOUGH = 16
-"""Visits of each size whose median is to be believed."""
+"""Visits of each size whose median counts."""
 
 
 class CurveBeside:

@@ -44,7 +44,7 @@ class FinalNumber:
 
     def score(self, answer: str) -> float:
         """Return 1 if the answer's final number is this one, else 0."""
-        # A text that goes on asks the next question itself.
+        # A text that goes on writes the next question itself.
         return float(final_number(answer.partition("\nQuestion:")[0]) == self.number)
 
 

@@ -382,7 +382,7 @@ class ServedTools:
         return self._report(setting, api, found, f"streams of {found.calls} calls", refused)
 
     def _plain(self, setting: Setting, api: Api, case: ToolCase) -> _Asked:
-        """Return a request with its plain answer, which the random trees then know."""
+        """Return a request with its plain answer, which the random trees then have."""
         known = (each for each in self._asked if (each.api, each.case) == (api, case))
         if (earlier := next(known, None)) is not None:
             return earlier
@@ -458,7 +458,7 @@ class ServedTools:
         return difference(*streams)
 
     def _together(self, setting: Setting) -> Check:
-        """Ask again, as many at once as there are slots and one more, and compare."""
+        """Send requests again, as many at once as there are slots and one more, and compare."""
         n_slots = self._engine.statistics().slots
         if n_slots == 1:
             raise UnsupportedModelError("this pair answers one conversation at a time")

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _DRAFTERS = {"gemma4-assistant": "mtp(FILE)", "dflash": "dflash(FILE)"}
 
 
-# Architectures whose graphs end with the hidden states if these are asked for.
+# Architectures whose graphs end with the hidden states if these are requested.
 _STATES_WITHOUT_LOGITS = frozenset({"lfm2", "lfm2moe"})
 
 

@@ -297,7 +297,7 @@ def copy_sequence(
     *,
     state_only: bool = False,
 ) -> npt.NDArray[np.uint8]:
-    """Return a copy of the cached positions of a sequence, in bytes; of its state alone if asked.
+    """Return a copy of the cached positions of a sequence, in bytes; perhaps of its state alone.
 
     A memory without keys and values is all state.
     """

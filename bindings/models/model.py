@@ -409,7 +409,7 @@ class Model:
             raise OptionError(f"{problem}: it cannot evaluate anything")
 
     def adopt(self, context: Reader) -> None:
-        """Know a context that reads this model, so that the model is closed after it."""
+        """Register a context that reads this model, so that the model is closed after it."""
         self._contexts.add(context)
 
 

@@ -146,7 +146,7 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
     _say_other_types(result, terminal)
     for temperature in temperatures:
         own = [choice for choice in result.choices if choice.temperature == temperature]
-        # Where all kinds of texts have the same drafter, a line says so.
+        # If all kinds of texts have the same drafter, there is one line for all.
         told = own[-1:] if len({choice.drafter for choice in own}) == 1 else own
         for choice in told:
             terminal.answer_line(_choice_line(choice))
@@ -193,7 +193,7 @@ def _say_other_types(result: AccelerateResult, terminal: Terminal) -> None:
 
 
 def _telling(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Return the diagnoses that say something new: of another drafter, or with another end."""
+    """Return the diagnoses with something new: of another drafter, or with another end."""
     told: dict[tuple[str, bool], Diagnosis] = {}
     for diagnosis in diagnoses:
         told.setdefault((diagnosis.drafter, diagnosis.pays), diagnosis)

@@ -209,7 +209,7 @@ measuring_options = option_group(
 
 
 LONGEST_MESSAGES = 256
-"""Tokens by which the last messages of a workload may exceed the context that was asked for."""
+"""Tokens by which the last messages of a workload may exceed the requested context."""
 
 _ROOM_FOR_ANSWERS = 128
 

@@ -1,6 +1,6 @@
 """A draft model that learns between answers (`--learn`), and the texts about it.
 
-torch is needed to learn, and is imported only for a chat that asks for it.
+torch is needed to learn, and is imported only for a chat that needs it.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def open_learning(
     return learning
 
 
-# -- The server: the draft model learns in a thread while answers are made ------------------------
+# -- The server: the draft model learns in a thread while answers are made -------------------------
 #
 # Answers go on meanwhile, with the drafter there was; the new one is swapped in when none is being
 # made, and requests that come in that moment wait for it.

@@ -134,7 +134,7 @@ class Section:
         """Declare an option by its usage as the help shows it, such as "-o, --output FILE".
 
         The command gets the value as `dest`, otherwise by the first long name. A default is shown
-        unless `show_default` says more about it.
+        unless `show_default` describes it.
         """
         *names, last = usage.split(", ")
         name, _, metavar = last.partition(" ")
@@ -344,7 +344,7 @@ def option_group(keyword: str, build: Callable[..., object], *options: Decorator
     Values of options that are fields of a dataclass come as one mapping, `fields`.
     """
 
-    # Only click knows the names of the options' values: declare them on a command.
+    # Only click has the names of the options' values: declare them on a command.
     probe = click.Command(None)
     for add in options:
         add(probe)

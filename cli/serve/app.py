@@ -39,10 +39,10 @@ from specrun.cli.serve.replies import failure
 from specrun.cli.serve.settings import ServeSettings, host_name, is_loopback
 from specrun.runtime.engine import Engine
 
-# -- Middleware: the guard of all requests (Host, Origin, key), their count and their log ---------
+# -- Middleware: the guard of all requests (Host, Origin, key), their count and their log ----------
 #
 # A page of the web that a browser shows may send requests to this machine: under a name of its own
-# that it lets point here (DNS rebinding: the Host says it), or across origins (Origin says it).
+# that it lets point here (DNS rebinding: by the Host), or across origins (by Origin).
 
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""A server of this process that is asked by its own program, over a connection as by any client."""
+"""A server of this process with its own program as a client, over a usual connection."""
 
 from __future__ import annotations
 

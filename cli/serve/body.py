@@ -39,7 +39,7 @@ _SHOWN = 60  # characters of a value in a message
 
 
 class ModelBody(msgspec.Struct, kw_only=True):
-    """The field of all bodies: the model's name, which says nothing if there is one alone."""
+    """The field of all bodies: the model's name, which has no effect if there is one alone."""
 
     model: Any = None
 
@@ -243,7 +243,7 @@ def checked(value: object, kind: type[_Value], where: str = "", asked: str | Non
     """Return the struct of a body, or of an object within it; `where` is its place there.
 
     Numbers may be texts, whole ones may have a point, and true may be 1: clients are loose. Errors
-    name the field within it, or ask for the whole object as `asked`.
+    name the field within it, or demand the whole object as `asked`.
     """
     try:
         return msgspec.convert(value, kind, strict=False)

@@ -220,7 +220,7 @@ def _message(value: Message, where: str, *, is_new: bool) -> Message:
     content = given.content
     if content is None and given.role == "assistant":
         content = given.refusal if isinstance(given.refusal, str) else ""
-    # "developer" is OpenAI's newer name, which templates do not know.
+    # "developer" is OpenAI's newer name, which templates do not have.
     own = "system" if given.role == "developer" else given.role
     is_asked = is_new and own == "user"
     text = text_of(content, f"{where}.content", _PARTS, is_new=is_asked)
@@ -257,7 +257,7 @@ class OpenAIForm(ReplyForm):
         }
 
     def end(self) -> bytes:
-        """Return the end of a stream; before it a chunk about usage, if it was asked for."""
+        """Return the end of a stream; before it a chunk about usage, if it was requested."""
         done = b"data: [DONE]\n\n"
         if not self._with_usage:
             return done

@@ -86,7 +86,7 @@ class OllamaBody(AnswerBody, kw_only=True):
     keep_alive: _Keeping = None
 
     def note_keeping(self, service: AnswerService) -> None:
-        """Let the model stay loaded for as long as the request says."""
+        """Let the model stay loaded for the time in the request."""
         if self.keep_alive is not None:
             seconds = _seconds(self.keep_alive)
             service.keep_seconds = None if seconds < 0 else seconds
@@ -378,7 +378,7 @@ async def running(request: Request) -> Response:
 
 
 def _expiry(seconds: float | None) -> str:
-    """Return when a model is unloaded if nobody asks it; long after all of us, if never."""
+    """Return when a model is unloaded without a request; long after all of us, if never."""
     if seconds is None or seconds > _LONGEST:
         return "9999-12-31T23:59:59Z"
     return _text_of(datetime.now(UTC) + timedelta(seconds=max(0.0, seconds)))

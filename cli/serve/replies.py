@@ -55,7 +55,7 @@ _LEFT = 499  # nginx's status for clients that left, for the log
 
 @dataclass(slots=True)
 class EndedChoice:
-    """A choice that is whole; its `events` are kept if log-probabilities were asked for."""
+    """A choice that is whole; its `events` are kept if log-probabilities were requested."""
 
     result: GenerationResult
     finish: Finish
@@ -240,7 +240,7 @@ def _event_stream(
 ) -> EventStream:
     """Return the reply with these events, in the media type of a form.
 
-    Comments between them say how much of the `model` is loaded.
+    Comments between them show how much of the `model` is loaded.
     """
 
     def comment() -> ServerSentEvent:

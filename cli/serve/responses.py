@@ -145,7 +145,7 @@ def _conversation(body: ResponseBody) -> list[Message]:
     new = max((place for place, own in enumerate(asked, 1) if not own), default=0)
     for place, item in enumerate(items):
         reader.read(item, f"input[{place}]", is_new=place >= new)
-    # A client that asks nothing yet warms the cache.
+    # A client that sends no question yet warms the cache.
     return _one_beginning(reader.messages or [{"role": "user", "content": ""}])
 
 
@@ -192,12 +192,12 @@ class _ItemReader:
             self._think()
 
     def _read_output(self, item: dict[str, Any], kind: str, where: str) -> None:
-        """Add the result of a call, in words if it is none that templates know."""
+        """Add the result of a call, in words if templates have no such call."""
         output = checked(item, OutputItem, where).output
         call_id = item.get("call_id") or item.get("id")
         if not isinstance(call_id, str):
             raise wrong(f"{where}.call_id", call_id, "the call's id")
-        if output is None:  # of a tool that says whether it was done
+        if output is None:  # of a tool that reports whether it was done
             output = str(item.get("status") or "")
         if isinstance(output, dict):
             output = [output]

@@ -181,9 +181,9 @@ def plan_turn(
 
 # -- Offers: functions, custom tools, and tools that other servers would run -----------------------
 #
-# A custom tool takes a text. Models know functions only: it is offered as one with a single text,
+# A custom tool takes a text. Models have functions only: it is offered as one with a single text,
 # and its calls are handed out in their own form. Tools that other servers run (web search, shells,
-# image generation) are passed over, and the log says so.
+# image generation) are passed over, with a line in the log.
 
 _INPUT = "input"
 """The name of a custom tool's text among the arguments of its function."""
@@ -331,7 +331,7 @@ def _input_in(arguments: str) -> str:
     return arguments
 
 
-# -- How much a client wants the model to think, as each API says it -------------------------------
+# -- The effort of thinking, in the form of each API -----------------------------------------------
 
 _Thinking = Literal["enabled", "disabled", "adaptive", "auto", "between_tools"]
 _Tokens = Annotated[int, Meta(ge=0), wanted("a number of tokens")]
@@ -376,7 +376,7 @@ def effort_of(
     reasoning: dict[str, Any] | None = None,
     thinking: dict[str, Any] | None = None,
 ) -> Effort:
-    """Return the effort that the fields of a body ask for; the more particular one counts."""
+    """Return the effort in the fields of a body; the more particular one counts."""
     given = checked(reasoning or {}, ReasoningFields, "reasoning")
     word = level_of(given.effort, "reasoning.effort") or level_of(level, level_field)
     is_on, budget = given.enabled, given.max_tokens

@@ -155,7 +155,7 @@ def gain_line(result: GenerationResult, curve: CostCurve | None) -> str:
     """Return the gain of drafting in a line: speed, times plain decoding's, and kept guesses.
 
     `curve` is the measured cost of evaluations, by which plain decoding's speed is known. If it
-    would allow no such gain with these tokens a round, the machine has changed: nothing is said.
+    would allow no such gain with these tokens a round, the machine has changed: nothing is shown.
     """
     stats = result.stats
     parts = [f"{_figure(stats.tokens_per_second, '.1f')} tok/s"]

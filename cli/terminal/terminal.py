@@ -85,7 +85,7 @@ _RESET = "\x1b[0m"
 class Terminal:
     """The two output streams of a command.
 
-    `color` "auto" colours terminals only, unless NO_COLOR or FORCE_COLOR says otherwise. `quiet`
+    `color` "auto" colours terminals only, unless NO_COLOR or FORCE_COLOR is set. `quiet`
     leaves out notes (banner, statistics), never answers, warnings or errors.
     """
 

@@ -288,7 +288,7 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
 
 
 def _others(text: TuneText, *, demo: bool) -> tuple[str, ...]:
-    """Return the other drafters whose alpha is asked for, each with its file."""
+    """Return the other drafters whose alpha is to be measured, each with its file."""
     from specrun.bench.drafters.comparison import with_files
     from specrun.cli.options.drafting import require_draft_files
     from specrun.runtime.demo import demo_drafters

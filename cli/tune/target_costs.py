@@ -29,7 +29,7 @@ SIZES = (2, 4, 8)
 
 
 def experts_text(n_experts: int, n_used: int) -> str:
-    """Say how many experts evaluations of several tokens read."""
+    """Print how many experts evaluations of several tokens read."""
     from specrun.runtime.planning import expected_experts
 
     read = ", ".join(f"{expected_experts(n_experts, n_used, n):.1f}" for n in SIZES)

@@ -214,7 +214,7 @@ def _describe_assistant(config: JsonObject, metadata: Metadata) -> None:
 
 
 def _sharing(config: JsonObject) -> JsonObject:
-    """Return an assistant's config, which need not say that no layer has keys of its own."""
+    """Return an assistant's config, which may omit that no layer has keys of its own."""
     count = config.count("num_hidden_layers")
     return JsonObject({**config.values, "num_kv_shared_layers": count}, config.shown)
 

@@ -210,7 +210,7 @@ def _is_dflash2(checkpoint: Checkpoint, config: JsonObject) -> bool:
 def _from_anchor(checkpoint: Checkpoint, config: JsonObject) -> bool:
     """Return whether the slot of the text's last token predicts the first token.
 
-    DeepSpec's do. Speculators say it since they can; before, that slot predicted nothing.
+    DeepSpec's do. Newer speculators store it; before, that slot predicted nothing.
     """
     if "sample_from_anchor" in config:
         return config.flag("sample_from_anchor")
@@ -393,7 +393,7 @@ def _gemma4_rope(config: JsonObject, metadata: Metadata) -> Iterator[TensorRule]
 
 
 def _layer_types(config: JsonObject) -> list[str]:
-    """Return the kind of attention of each layer, nothing if the config does not say."""
+    """Return the kind of attention of each layer, nothing if the config has none."""
     n, types = config.count("num_hidden_layers"), config.items("layer_types")
     if types and len(types) != n:
         raise config.malformed(f"has {len(types)} layer_types for {n} layers")

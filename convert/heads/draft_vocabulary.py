@@ -35,7 +35,7 @@ _FEWEST = 16
 
 @dataclass(frozen=True, slots=True)
 class DraftVocabulary:
-    """Tokens by how often they were said, the most frequent first, of `n_tokens` in all."""
+    """Tokens by their frequency, the most frequent first, of `n_tokens` in all."""
 
     tokens: npt.NDArray[np.int64]
     n_tokens: int
@@ -44,7 +44,7 @@ class DraftVocabulary:
     def counted(
         texts: Sequence[Sequence[int]], n_tokens: int, most: int, always: Sequence[int] = ()
     ) -> DraftVocabulary:
-        """Return the `most` tokens said most often in texts, and those of `always`.
+        """Return the `most` frequent tokens of texts, and those of `always`.
 
         Ties go to lower ids, by which vocabularies of byte pairs count how frequent tokens are.
         """

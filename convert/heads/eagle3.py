@@ -139,7 +139,7 @@ def _tensor_names(checkpoint: Checkpoint) -> _TensorNames:
     """Return the beginnings of the names; raises MalformedFileError for no EAGLE-3 head."""
     for prefix, layer in _BEGINNINGS:
         if f"{layer}hidden_norm.weight" in checkpoint.tensors:
-            # No layer is passed over: those behind a gap are tensors that nothing knows.
+            # No layer is passed over: those behind a gap are unknown tensors.
             more = [layer]
             while f"{prefix}layers.{len(more)}.input_layernorm.weight" in checkpoint.tensors:
                 more.append(f"{prefix}layers.{len(more)}.")

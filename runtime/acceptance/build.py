@@ -33,7 +33,7 @@ from specrun.runtime.laws.sampling import unknown_name
 # == Sequential cascades: one of two models answers, without verification. NOT exact ===============
 #
 # Narasimhan et al. 2024 (arXiv 2405.19261), section 2 and algorithm 2: the baselines of speculative
-# cascades. Nothing that the small model says is verified. With q its raw distribution at a place
+# cascades. The small model's tokens are not verified. With q its raw distribution at a place
 # (the softmax of its logits, before any transformation) and S the transformation that sampling
 # makes:
 #
@@ -44,7 +44,7 @@ from specrun.runtime.laws.sampling import unknown_name
 #
 # The score is the mean of log q(y_t), or a quantile of them: section 2's rule reads the probability
 # of the best answer, which nobody can compute, and which shrinks with every token, where a mean
-# does not. The end token counts, because it was said as well.
+# does not. The end token counts, because it was generated as well.
 #
 # These are settings: `specrun.runtime.engine.sequential` runs them.
 
@@ -69,7 +69,7 @@ class TokenCascade:
         return False
 
     def defers(self, largest: float) -> bool:
-        """Whether the large model is asked where the small one's largest probability is this."""
+        """Whether the large model decides if the small one's largest probability is this."""
         return largest < 1.0 - self.alpha
 
 

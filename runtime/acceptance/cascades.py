@@ -315,7 +315,7 @@ def solved_share(kept: FloatArray, target: FloatArray) -> float:
 #     pi = S(p) where D(q, p) > rollback, else S(q)
 #
 # The appendix that names D is not among our sources. Taken here is D(q, p) = -log p(argmax q), the
-# distance of the original for the token that the small model would say at temperature 0: it depends
+# distance of the original for the small model's token at temperature 0: it depends
 # on both distributions and on nothing that is drawn, as a deferral has to.
 
 
@@ -323,7 +323,7 @@ class BildRule(PairRule):
     """Rolls back to the first token that the target finds less likely than exp(-rollback).
 
     `fallback` in [0, 1] ends drafts: see `PairRule.fallback`. `rollback` is in nats. Chains only:
-    of siblings nobody says which the small model said.
+    of siblings it is not known which the small model chose.
     """
 
     reads_draft = False

@@ -95,7 +95,7 @@ def decide(
 # though not on the value of a draw that is then left out; and at its end any exact rule may go on.
 #
 # Degenerate cases. If p_i = 1 and S_i = 0, then P_{i+1} = Q_{i+1} and h_i is 0/0: the next token is
-# never refused, so only rounding asks; h_i = 1 and the residual is P_{i+1}. Once p_i = 0 nothing
+# never refused, so only rounding matters; h_i = 1 and the residual is P_{i+1}. Once p_i = 0 nothing
 # deeper can be kept, and no further distribution is computed.
 
 
@@ -158,7 +158,7 @@ class BlockRule:
 class _Level:
     """After i tokens of the chain: p_i, P_{i+1} and Q_{i+1}.
 
-    Passes over the vocabulary wait until they are asked for: a draft kept whole needs none.
+    Passes over the vocabulary wait until they are needed: a draft kept whole needs none.
     """
 
     __slots__ = ("_left", "_total", "draft", "law", "share")

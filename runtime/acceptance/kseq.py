@@ -40,7 +40,7 @@ from specrun.runtime.laws.law import FloatArray, Law
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.trees.tree import DraftTree, Draw
 
-# Relative, and not far above float64's rounding (2e-16): a narrower interval says no more.
+# Relative, and not far above float64's rounding (2e-16): a narrower interval has no use.
 _PRECISION = 1e-14
 
 
@@ -79,7 +79,7 @@ class KSeq:
 class KSeqRule:
     """k-SEQ for every run of draws from one distribution; the exact formula (k = 1) for all others.
 
-    Draws belong to a run if they follow each other with the same distribution. That says they are
+    Draws belong to a run if they follow each other with the same distribution. That means they are
     i.i.d. only if their number and their distributions were settled before the first of them was
     drawn: a drafter that draws again *because* of its draws ("until two differ") is within the
     exact rule's terms, but not within this one's.

@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class RawLaw(Law):
-    """softmax(logits) of a row [n_vocab], untransformed; nothing is worked out before it is asked.
+    """softmax(logits) of a row [n_vocab], untransformed; nothing is worked out before it is needed.
 
     Thresholds on its probabilities are compared in logits, so that few rules need its exponentials.
     """
@@ -111,7 +111,7 @@ class RawLaw(Law):
 class LawPair:
     """The drafter's distribution and the target's at one place: q, p, S(q) and S(p).
 
-    Where the drafter says nothing (its own context has ended), its distributions are the target's.
+    If the drafter has no row (its own context has ended), its distributions are the target's.
     """
 
     raw_draft: Law
@@ -121,7 +121,7 @@ class LawPair:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the drafter says nothing here: then pi is the target's distribution."""
+        """Whether the drafter has no row here: then pi is the target's distribution."""
         return self.raw_draft is self.raw_target
 
 
@@ -156,7 +156,7 @@ class PairRule(ABC):
     """Drafts end before a token where the drafter's own largest raw probability is below this."""
 
     takes_points: bool = False
-    """Whether, at temperature 0, the drafted token may stand for S(q) where nobody knows q."""
+    """Whether, at temperature 0, the drafted token may stand for S(q) if q is unknown."""
 
     @abstractmethod
     def law(self, pair: LawPair) -> Law:
@@ -170,7 +170,7 @@ class PairRule(ABC):
 
         def law_at(node: int) -> Law:
             pair = pair_at(node)
-            # Where the drafter says nothing there is nothing to trade: not even p for p, of which
+            # If the drafter has no row, there is nothing to trade: not even p for p, of which
             # a token-specific rule would make another distribution.
             law = pair.target if pair.is_silent else self.law(pair)
             laws.append((law, pair.target))

@@ -209,7 +209,7 @@ def _walk(
         target_prob, draft_prob = chances[0][index], chances[1][index]
         if draft_prob <= 0.0:
             raise OptionError(f"token {token} was drafted from a distribution that lacks it")
-        # Without target mass no number is asked for, as in `decide`: the same calls, the same text.
+        # Without target mass no number is drawn, as in `decide`: the same calls, the same text.
         if not (target_prob > 0.0 and noise.accept(target_prob / draft_prob)):
             residual = _law(target_probs[index]).residual(_law(draft_probs[index]))
             return [*output, noise.choose(residual)], False
@@ -289,7 +289,7 @@ def _check_laws(name: str, probs: Probs, is_read: npt.NDArray[np.bool_]) -> None
     """Raise unless every distribution to be read is finite, not negative, and sums to one."""
     lowest = probs.min(axis=2, initial=0.0)
     totals = probs.sum(axis=2, dtype=np.float64)
-    # NaN fails both comparisons, so they are asked the way that lets it through to the error.
+    # NaN fails both comparisons, so they are written such that NaN leads to the error.
     wrong = is_read & ~((lowest >= 0.0) & (np.abs(totals - 1.0) <= _TOLERANCE))
     if wrong.any():
         row, index = (int(place) for place in np.argwhere(wrong)[0])

@@ -1,7 +1,7 @@
 """Conversations in the form that a template takes: whatever clients send is rendered whole.
 
 Many templates take one system message, and only at the beginning; some take none, or raise where
-roles do not alternate; some print parts of a content and skip a text. Nothing in a file says so.
+roles do not alternate; some print parts of a content and skip a text. Nothing in a file shows this.
 So the template is tried: first with the messages as they are, then with changes that keep every
 text, the least first. A way has failed if the template raises, or leaves out a text.
 """
@@ -412,7 +412,7 @@ class Fitting:
     def fitted(self, messages: Messages, write: Writer, mark: str) -> Fitted:
         """Return a conversation in the first form that loses nothing.
 
-        If each loses something, it is the first one, and the log says so. Raises `TemplateError`
+        If each loses something, it is the first one, with a line in the log. Raises `TemplateError`
         if the template refuses all, or writes the user's last message in none. `mark` is a
         character that is nowhere in the conversation.
         """

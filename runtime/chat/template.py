@@ -297,8 +297,8 @@ def require_message(message: Message) -> Message:
 def _checked(message: Message) -> dict[str, Any]:
     """Return a message with its content as a text; raises `OptionError` if it is none.
 
-    "developer" is OpenAI's newer name of the system, which templates do not know; the reasoning
-    of an answer has the names that they know.
+    "developer" is OpenAI's newer name of the system, which templates do not have; the reasoning of
+    an answer has the names that they read.
     """
     own = dict(require_message(message))
     if own["role"] == "developer":
@@ -463,7 +463,7 @@ def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool = False) -
 
 
 def template_of(source: str, vocabulary: Vocabulary) -> ChatTemplate:
-    """Return a compiled template that knows the vocabulary's bos and eos."""
+    """Return a compiled template with the vocabulary's bos and eos."""
     special = (vocabulary.bos, vocabulary.eos)
     bos, eos = ("" if token is None else vocabulary.text(token) for token in special)
     return ChatTemplate(source, bos=bos, eos=eos)

@@ -101,7 +101,7 @@ def arguments_of(arguments: object) -> Any:  # noqa: ANN401 - any JSON value
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        return {"arguments": arguments}  # of a call that was cut short, say
+        return {"arguments": arguments}  # such as of a call that was cut short
 
 
 def _call(call: object) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _shown(
 def _with_tools(
     messages: Sequence[Message], tools: Sequence[Tool], syntax: ToolSyntax
 ) -> list[Message]:
-    """Return the messages with a text about the tools, for a template that knows none."""
+    """Return the messages with a text about the tools, for a template without tools."""
     example = syntax.form.written([("NAME", {"ARGUMENT": "VALUE"})])
     text = (
         "You may call functions. Each line describes one, its parameters by a JSON schema:\n"

@@ -167,7 +167,7 @@ class ValueReading:
         return False
 
     def _text(self, quote: str) -> Reading[None]:
-        """Give the text whose quote was read; "" is the quote mark, which knows no escapes."""
+        """Give the text whose quote was read; "" is the quote mark, which has no escapes."""
         self._before(is_key=self._open != [")"])
         self._give('"')
         give, following, special = self.give, self.reader.next, ('"', "\\", quote or self.quote[0])
@@ -310,7 +310,7 @@ def takes_text(schema: object) -> bool:
 
 
 def kinds_of(schema: object, root: object = None, depth: int = 8) -> set[str]:
-    """Return JSON's types that a schema takes; none if it does not say."""
+    """Return JSON's types that a schema takes; none if it names none."""
     if not isinstance(schema, Mapping) or depth == 0:
         return set()
     root = schema if root is None else root

@@ -260,7 +260,7 @@ class ContextPart(Context):
         return not self._closed and self._shared.context.is_open
 
     def ask(self, batch: Batch) -> None:
-        """Ask for the evaluation of a batch, which nobody changes before it is answered."""
+        """Request the evaluation of a batch, which nobody changes before it is evaluated."""
         self.asked, self._answered = batch, None
         self._shared.asking.append(self)
 
@@ -279,7 +279,7 @@ class ContextPart(Context):
         self.native_seconds += seconds
 
     def withdraw(self) -> None:
-        """Ask for nothing any more."""
+        """Withdraw the request."""
         self._answered = None
         self._shared.withdraw(self)
 

@@ -33,7 +33,7 @@ class BreakEven:
 
     Their loss is booked (`Account`), the drafter's own time included. A draft that is expected to
     gain (by a plan or `Drafter.forecast`) is made while anything may be lost, others as far as all
-    of their nodes may be rejected. If not even one fits, the drafter sleeps: to ask it in vain
+    of their nodes may be rejected. If not even one fits, the drafter sleeps: a proposal in vain
     takes the time that is being saved up, and may be all that a token allows (a small model, a fast
     machine).
     """

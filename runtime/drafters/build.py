@@ -112,7 +112,7 @@ def _drafts_always(method: Method, expression: Expression, env: DraftEnvironment
 
 
 def _is_sized(expression: Expression) -> bool:
-    """Return whether an expression says how much is drafted: then it is no more than that."""
+    """Return whether an expression sets the length of drafts: then it is no more than that."""
     sizes = {"n", *TREE_OPTIONS}
     return any(name in sizes and value.atom != "auto" for name, value in expression.options)
 

@@ -53,7 +53,7 @@ _OPERATIONS = 60  # of a layer
 
 
 class _Layer:
-    """A layer's tensors of the target by the names that `decoder_layer` asks for."""
+    """A layer's tensors of the target by the names that `decoder_layer` uses."""
 
     def __init__(self, tensors: TargetTensors, known: set[str], prefix: str) -> None:
         self._tensors, self._known, self._prefix = tensors, known, prefix

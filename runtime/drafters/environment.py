@@ -43,11 +43,11 @@ class DraftEnvironment:
     `costs` are those of the target's evaluations, None: as it was measured on this machine
     (`measured`, or else the stored ones), or else a typical curve, which rounds then correct
     (`learnt`). drafters that measure read `clock`; where nothing may be chosen `by_clock`, drafts
-    depend on counts alone, as under rules whose distribution is the drafter's too; `keeps_rows`
-    says that such a rule reads the drafter's own rows. `shape` says whether all evaluations have
-    one width. At a `meeting` draft models of several conversations are evaluated together. Drafts
-    of a recurrent target have at most `n_kept` tokens if no number is given, because each keeps a
-    state; None: as many as pay and fit. The empty places of a block may be filled up (`may_fill`,
+    depend on counts alone, as under rules whose distribution is the drafter's too; `keeps_rows`:
+    such a rule reads the drafter's own rows. `shape` sets whether all evaluations have one width.
+    At a `meeting` draft models of several conversations are evaluated together. Drafts of a
+    recurrent target have at most `n_kept` tokens if no number is given, because each keeps a state;
+    None: as many as pay and fit. The empty places of a block may be filled up (`may_fill`,
     `fills`). `answers` are those that are kept, for prompt lookups.
     """
 

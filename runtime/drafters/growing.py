@@ -383,7 +383,7 @@ class GrowingDrafter(Drafter):
         return request.keep == "rows" or chosen or ranks or not has_children
 
     def _most_highest(self, params: SamplingParams) -> int:
-        """Return how many of the highest logits say as much as whole rows; 0 if none do."""
+        """Return how many of the highest logits suffice instead of whole rows; 0 if none do."""
         if not 0 < params.top_k <= _MOST_HIGHEST or not params.is_plain:
             return 0
         if params.logit_bias or params.has_penalties:

@@ -84,8 +84,8 @@ class LookaheadFile:
 #
 # Behind a token the target evaluates n more positions, whose inputs are learnt: the look-ahead
 # embeddings of PaSS, a target that stays as it is; or SPACE's mask token, of a target that was
-# fine-tuned to read it. At the j-th the target says the token j + 1 places ahead, without those in
-# between. These are the drafts of the next round, and they cost no evaluation of their own: one
+# fine-tuned to read it. At the j-th the target predicts the token j + 1 places ahead, without those
+# in between. These are the drafts of the next round, and they cost no evaluation of their own: one
 # evaluation verifies the drafts of the last and looks ahead for the next.
 #
 # The next token is only known after acceptance, so the look-ahead positions must stand below the

@@ -115,7 +115,7 @@ class MedusaHead:
     ) -> None:
         """Build the graph for one hidden state and heads that name so many tokens each.
 
-        With `probabilities` it says those, too, with `whole_rows` all logits.
+        With `probabilities` it returns those, too, with `whole_rows` all logits.
         """
         # Built before the old ones are closed: a refused shape leaves the heads as they were.
         graph = self._build(ranks, 1, probabilities=probabilities, whole_rows=whole_rows)
@@ -219,7 +219,7 @@ class MedusaHead:
 
     @property
     def rows(self) -> list[npt.NDArray[np.float32]]:
-        """Each head's whole row of logits of the last state that was asked about alone: views."""
+        """Each head's whole row of logits of the last single state: views."""
         graph = self._graphs[1]
         rows = [graph.peek(f"logits{head}")[0] for head in range(len(self._ranks))]
         return [row.astype(np.float32, copy=False) for row in rows]
@@ -281,7 +281,7 @@ AskedState = SharedRequest[State, HeadsSaid]
 
 
 class SharedHeads(Joint[AskedState]):
-    """The heads of several conversations, and the states that they are asked about."""
+    """The heads of several conversations, and the states that they read."""
 
     def __init__(self, heads: MedusaHead, meeting: DraftMeeting) -> None:
         super().__init__(meeting)
@@ -420,7 +420,7 @@ class MedusaSource(Source):
         return True
 
     def result(self) -> NamedChildren | None:
-        """Return the tree of the state that was asked about; None before it was evaluated."""
+        """Return the tree of the requested state; None before it was evaluated."""
         asked = self._asked
         if asked is None or not asked.is_answered:
             return None

@@ -28,8 +28,8 @@ from specrun.runtime.trees.tree import ROOT
 # == N-gram counts: of a growing text, which can be cut back, and of fixed texts ===================
 #
 # `GrowingCounts` are hash tables, quick to change; `TextCounts` a trie in sorted arrays, which
-# holds millions of n-grams in some bytes each and is searched by bisection. Both say which tokens
-# followed a context, how often.
+# holds millions of n-grams in some bytes each and is searched by bisection. Both hold the tokens
+# after a context, with their counts.
 
 
 MAX_ORDER = 5
@@ -102,7 +102,7 @@ class GrowingCounts:
         self.order = order
         self.tokens: list[int] = []
         self._followers: dict[tuple[int, ...], dict[int, int]] = {}
-        # All tokens of the text, sorted: every distribution asks for them, and a round changes few.
+        # All tokens of the text, sorted: every distribution needs them, and a round changes few.
         self._all: Followers | None = None
         # Set while tokens and counts change: an interrupt leaves it set, and all is counted anew.
         self._changing = False

@@ -44,7 +44,7 @@ class PartialCache:
     chunk: int
     n_embd: int
     layer: int
-    """The layer of the target whose inputs say which chunks are kept."""
+    """The layer of the target whose inputs decide which chunks are kept."""
 
     @property
     def most_cells(self) -> int:

@@ -1,4 +1,4 @@
-"""The options of a drafter expression that say which tree it drafts.
+"""The options of a drafter expression about its tree.
 
 Draft models and EAGLE's heads (`TreeOptions`), which draft a chain without any of them:
 
@@ -74,7 +74,7 @@ class TreeOptions:
 
     @property
     def asks_for_tree(self) -> bool:
-        """Whether any of them asks for more than a chain."""
+        """Whether any of them sets more than a chain."""
         return any(option is not None for option in (self.tree, self.depth, self.topk, self.nodes))
 
     @property
@@ -254,7 +254,7 @@ def head_tree(
     depth_cost: float,
     typical: Accuracy = TYPICAL_ACCURACY,
 ) -> Topology:
-    """Return the tree that the expression asks for, or the planned one.
+    """Return the tree of the expression, or the planned one.
 
     `stored` are the accuracies of the head's file, `typical` stands in for them if nothing was
     measured, `n_depths` is the depth of its guesses, `depth_cost` the cost of a depth of them in

@@ -92,7 +92,7 @@ class EngineCore(ABC):
         from specrun.runtime.engine.opening import open_slots
 
         self._sessions: Sequence[Session] = ()
-        self._requests: list[Answer] = []  # that the schedule does not know of yet
+        self._requests: list[Answer] = []  # that the schedule does not have yet
         self._template: ChatTemplate | None = None
         self._tool_template: ChatTemplate | None = None
         opened = open_slots(target, drafter, options, slots)

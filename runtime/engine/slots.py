@@ -301,7 +301,7 @@ class SlotTarget(TargetModel):
 
     @property
     def has_lost_cache(self) -> bool:
-        """Whether the cache holds less of the text than is said to be cached.
+        """Whether the cache holds less of the text than its number of cached tokens.
 
         A failed evaluation of other texts clears a memory with recurrent states.
         """

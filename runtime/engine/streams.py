@@ -30,7 +30,7 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
     An engine makes its answers in its own thread; then any thread or event loop may be the one
     reader. A runtime's answer goes on while it is read, by the reader's calls (`go_on`). Closing
     or dropping the stream early (or Ctrl-C while it runs) ends the answer, an engine's within a
-    round; `result` then says "cancelled", and the slot is free. Reading raises the error that
+    round; `result` is then "cancelled", and the slot is free. Reading raises the error that
     ended the answer, such as `ContextFullError` or `ClosedError`. The result of a chat is a
     `ChatResult`.
     """

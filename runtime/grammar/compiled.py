@@ -1,6 +1,6 @@
 """Grammars compiled by llguidance for one vocabulary, in processes of their own (`process`).
 
-The first grammar starts the one that knows the vocabulary, which llguidance reads once (a second
+The first grammar starts the one with the vocabulary, which llguidance reads once (a second
 for 150,000 tokens); every grammar is a fork of it, and every answer a fork of its grammar's. No
 grammar can harm whoever compiles it, however deep, large or ambiguous it is.
 """
@@ -63,7 +63,7 @@ class CompiledGrammar:
     def start(self, length: int, patience: float | None = None) -> GrammarState:
         """Return the place after a prompt of so many tokens, with a matcher of its own.
 
-        `patience`: how many seconds whoever asks may wait, see `state.Cursor`.
+        `patience`: the seconds that its user may wait, see `state.Cursor`.
         """
         try:
             matcher = self._process.fork()
@@ -136,7 +136,7 @@ class GrammarCompiler:
         return made
 
     def _forked(self, reads_bytes: bool) -> GrammarProcess:
-        """Return a process for a grammar; the one that knows the vocabulary is started first.
+        """Return a process for a grammar; the one with the vocabulary is started first.
 
         `reads_bytes`: it reads the vocabulary as bytes, too, which its forks then need not.
         """
@@ -187,7 +187,7 @@ def _source(grammar: Grammar) -> str:
 def _refusal(grammar: Grammar, message: str) -> GrammarError:
     """Return one sentence of a compiler's message, which shows the place on further lines.
 
-    The places of all but Lark grammars are in the text that was made of them: nobody knows that.
+    The places of all but Lark grammars are in the text that was made of them: that is unknown.
     """
     shown = message.split("<backtrace>")[0].splitlines()
     lines = [line for line in shown if not _SHOWN.match(line)]

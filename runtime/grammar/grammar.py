@@ -32,7 +32,7 @@ class Grammar:
     """The form of an answer; make it by `json_schema`, `gbnf`, `lark` or `regex`.
 
     With `after`, the grammar begins only behind the first place where the answer has this text,
-    such as "</think>", which may stand within a token; before it anything may be said, also the end
+    such as "</think>", which may stand within a token; before it anything is allowed, also the end
     of the text. Raises `GrammarError` for a text that cannot be a grammar of its kind; the
     compiler's errors come once there is a vocabulary (`Session.stream`).
     """

@@ -1,4 +1,4 @@
-"""Processes that grammars live in, as those see them who ask: see `worker`."""
+"""Processes that grammars live in, as their users see them: see `worker`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class GrammarProcess:
             self.close()
             raise ProcessEnded(in_time=True) from None
 
-    def reply(self, wait: float | None = None) -> Any:  # noqa: ANN401 - of whatever was asked
+    def reply(self, wait: float | None = None) -> Any:  # noqa: ANN401 - of any request
         """Return the reply, None where it has not come within so many seconds (None: wait).
 
         Raises `ProcessEnded`.
@@ -112,7 +112,7 @@ class GrammarProcess:
 def start(
     spelled: Sequence[bytes], ends: Sequence[int], special: Sequence[int], bos: int | None
 ) -> GrammarProcess:
-    """Return a process that knows a vocabulary, to be forked for grammars.
+    """Return a process with a vocabulary, to be forked for grammars.
 
     Raises `GrammarError` where there is no llguidance, or no process can be started.
     """

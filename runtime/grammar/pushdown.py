@@ -83,7 +83,7 @@ class Pushdown:
     # -- continuations -----------------------------------------------------------------------------
 
     def mask(self, state: int) -> Mask:
-        """Return which tokens may follow a state; nothing is said of the end of the text."""
+        """Return which tokens may follow a state; the end of the text is not included."""
         known = self._masks.get(state)
         if known is None:
             known = self._masks[state] = self._walked(state)

@@ -78,7 +78,7 @@ def any_of(schemas: Sequence[Schema]) -> _Node:
 
 
 def followed(schema: Schema, whose: str, options: Mapping[str, Any]) -> _Node:
-    """Return a loosened schema that says where spaces may stand; warn once of the lost parts.
+    """Return a loosened schema with the places of spaces; warn once of the lost parts.
 
     The schema's own options (`x-guidance`) go before those given here.
     """
@@ -216,7 +216,7 @@ class _Loosening:
     # -- keywords that stay ------------------------------------------------------------------------
 
     def _required(self, task: _Task, name: str, value: object) -> None:
-        if isinstance(value, list):  # a bool is of draft 3, and says it of the property itself
+        if isinstance(value, list):  # a bool is of draft 3, about the property itself
             task.out[name] = value
 
     def _values(self, task: _Task, name: str, value: object) -> None:
@@ -296,7 +296,7 @@ class _Loosening:
             task.out[name] = found
 
     def _format(self, task: _Task, name: str, value: object) -> None:
-        """Write a format; a pattern beside it says the same, and the generator's own way."""
+        """Write a format; a pattern beside it has the same meaning, in the generator's own form."""
         types = _listed(task.node.get("type", "string"))
         if "string" not in types or "pattern" in task.node or not isinstance(value, str):
             return
@@ -480,7 +480,7 @@ class _Loosening:
     # -- conditions --------------------------------------------------------------------------------
 
     def _conditions(self, task: _Task) -> Conditions | None:
-        """Return the conditions of a schema, None if it has none; say which are lost."""
+        """Return the conditions of a schema, None if it has none; log the lost ones."""
         node = task.node
         parts = node.get("allOf")
         nested = any(_keywords(each) & {*CONDITIONS} for each in _listed(parts))
@@ -558,7 +558,7 @@ _WRITERS: Mapping[str, _Writer] = {
 
 
 def _keywords(node: Schema) -> set[str]:
-    """Return the keywords of a schema that say something of a value."""
+    """Return the keywords of a schema that restrict a value."""
     return set(node.keys() & _WRITERS.keys()) if isinstance(node, dict) else set()
 
 

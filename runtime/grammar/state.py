@@ -199,11 +199,11 @@ class Cursor:
         return list(found)
 
     def close(self) -> None:
-        """End the matcher: nothing is asked of these places any more."""
+        """End the matcher: these places are not needed any more."""
         self._matcher.close()
 
     def _answered(self, wait: float | None) -> bool:
-        """Whether the place that was asked for is known now."""
+        """Whether the requested place is known now."""
         reply = self._reply(wait)
         if reply is None:
             return False
@@ -215,7 +215,7 @@ class Cursor:
             asked.seen = Seen(*reply)
         return True
 
-    def _reply(self, wait: float | None) -> Any:  # noqa: ANN401 - of whatever was asked
+    def _reply(self, wait: float | None) -> Any:  # noqa: ANN401 - of any request
         try:
             return self._matcher.reply(wait)
         except ProcessEnded as ended:
@@ -225,7 +225,7 @@ class Cursor:
             raise self._problem(why) from None
 
     def _ask(self, name: str, place: GrammarState, *arguments: object) -> None:
-        """Move the matcher to a place, and ask it something there."""
+        """Move the matcher to a place, and send it a request there."""
         here, taken_back = self._here, 0
         wanted: list[GrammarState] = []
         ahead: GrammarState | None = place
@@ -289,7 +289,7 @@ class GrammarState:
     ) -> None:
         self._cursor, self.length, self.parent = cursor, length, parent
         self.fed, self.tail, self.closed = fed, tail, closed
-        self.seen: Seen | None = None  # until it is asked for
+        self.seen: Seen | None = None  # until it is needed
         self.problem = ""
         self._children: dict[int, GrammarState] = {}
         self._mask: Mask | None = None
@@ -388,7 +388,7 @@ class GrammarState:
             self._cursor.hurries = False
 
     def close(self) -> None:
-        """End the matcher of this text: nothing is asked of its places any more."""
+        """End the matcher of this text: its places are not needed any more."""
         self._cursor.close()
 
     @property
@@ -431,8 +431,8 @@ class GrammarState:
     def masked(self, logits: _Row, text: Sequence[int]) -> _Row:
         """Return a row after a text with -inf for forbidden tokens, a copy.
 
-        `text` are all tokens, the first `length` of which lead to this place. Where the grammar
-        says nothing, and where a drafter's row has none of the tokens that may follow, it is the
+        `text` are all tokens, the first `length` of which lead to this place. If the grammar
+        restricts nothing, or if a drafter's row has none of the tokens that may follow, it is the
         row itself.
         """
         mask = self.after(text[self.length :])._allowed
@@ -447,7 +447,7 @@ class GrammarState:
         return row
 
     def allowed(self, ids: npt.NDArray[np.intp]) -> Mask:
-        """Return which of these tokens may follow; all, where the grammar says nothing."""
+        """Return which of these tokens may follow; all, if the grammar restricts nothing."""
         mask = self._allowed
         if mask is None:
             return np.ones(len(ids), bool)
@@ -455,7 +455,7 @@ class GrammarState:
 
     @property
     def _allowed(self) -> Mask | None:
-        """A bool for every token: may it follow? None where the grammar says nothing."""
+        """A bool for every token: may it follow? None if the grammar restricts nothing."""
         if self.closed:
             return None
         if self._mask is None and self.tail is not None:

@@ -93,7 +93,7 @@ def _tokenizer(
 
     class Spelled(SimpleNamespace):
         def __call__(self, _text: bytes | str) -> list[int]:
-            return []  # only who forces tokens asks: see `_unforced`
+            return []  # only needed to force tokens: see `_unforced`
 
     words = Spelled(
         tokens=spelled, eos_token_id=ends[0], bos_token_id=bos, special_token_ids=special

@@ -191,7 +191,7 @@ _ROUNDING = 1e-3  # shares of a head may add up to this much more than 1, as rou
 def stored_accuracy(file: HeadFile, n_heads: int | None = None) -> Accuracy | None:
     """Return the accuracies of a head's file, None if it has none; `n_heads` is for old files.
 
-    Those do not say how many rows there are: one for each head. Raises MalformedFileError for
+    Those do not contain the number of rows: one for each head. Raises MalformedFileError for
     numbers that are no shares, or that do not make so many rows.
     """
     numbers = file.numbers(KEY)

@@ -62,7 +62,7 @@ class Timed(Protocol):
 class NativeShare:
     """Counts the native `seconds` of a `device` inside its `with` blocks; they do not nest.
 
-    So each of the conversations that share a head knows the native time that it caused itself.
+    So each of the conversations that share a head has its own native time.
     """
 
     def __init__(self, device: Timed) -> None:
@@ -118,7 +118,7 @@ Key = TypeVarTuple("Key")
 class LengthGraphs(Generic[*Key]):
     """Graphs over a cache that are kept to be run again: all read the same number of its cells.
 
-    `build` makes one when it is first asked for, from the length and the other differences of
+    `build` makes one when it is first needed, from the length and the other differences of
     graphs.
     """
 
@@ -288,7 +288,7 @@ the cells from there on each sees, its own among them, [n, m], contiguous."""
 class Places:
     """Where n rows of a graph stand: in which cache, at which positions (n), in which cells (n).
 
-    `mask`, (length, n), says which cells they see.
+    `mask`, (length, n), holds the cells that they see.
     """
 
     cache: KeyValueCache

@@ -1,8 +1,8 @@
 """A head's rows of one conversation's text: its cached states of the target, and the waiting ones.
 
 EAGLE's heads, Hydra's prefix layer and NextN blocks evaluate one row for each position of the
-committed text and keep its keys and values in a cell of their cache. Rows wait until the head is
-asked to draft: they are then evaluated together with the draft, or many at once where nothing was
+committed text and keep its keys and values in a cell of their cache. Rows wait until the head
+drafts: they are then evaluated together with the draft, or many at once where nothing was
 drafted for some rounds.
 
 The facts are one value that is replaced as a whole, so that Ctrl-C at any line leaves the old
@@ -48,7 +48,7 @@ _Held = tuple[int, int, int, tuple[FloatRows, ...], FloatRows | None, Said | Non
 The rows of positions `base` to `base + count - 1` lie in cells 0 to `count - 1`; those of the next
 positions up to `end` are pending, pieces [n, ...] in their order, which nobody may change. `last`
 [1, ...] are the numbers of the last row in a cell and `said` the head's result after it, both None
-where they are not there any more. `early` [1, ...] is the row at `end`, whose token is not known
+if they are not there any more. `early` [1, ...] is the row at `end`, whose token is not known
 yet. A tuple with names would take several times as long to make and to take apart."""
 
 
@@ -182,7 +182,7 @@ class TextRows(Generic[Said]):
             self._put(self._chunk)
 
     def _drop_first(self, n: int) -> None:
-        """Forget the first n rows or a few more, whatever the others know of them."""
+        """Forget the first n rows or a few more, whatever the others have of them."""
         while self._n_pending:
             self._put(min(self._chunk, self._n_pending))
         base, count, end, _, last, said, early = self._held
@@ -207,14 +207,14 @@ class TextRows(Generic[Said]):
         return self._held[5]
 
     def forget_said(self) -> None:
-        """Have the last row evaluated again before anything is said after it."""
+        """Have the last row evaluated again before any result after it."""
         self._return_last()
 
     def due(self, tokens: Sequence[int], most: int) -> RowPiece | None:
         """Return up to `most` rows before a text's last token, to be evaluated with a draft.
 
-        Earlier ones are put into their cells. None where the last row is not known. Whoever has
-        evaluated them says so (`settle`), and otherwise they are due again.
+        Earlier ones are put into their cells. None where the last row is not known. Their
+        evaluation is confirmed by `settle`, and otherwise they are due again.
         """
         base, count, end, pending, _, _, _ = self._held
         # As in most rounds: one piece waits, and nothing is left of it to be put into cells.

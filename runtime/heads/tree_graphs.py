@@ -41,7 +41,7 @@ class TreePlan:
     `ranks[d]` are the children of a row of depth d, `widths[d]` how many rows it has, the root's
     being the first with one. `chosen[d]` are the children of depth d, counted there from 0, that
     are evaluated as rows of the next, ascending; None stands for those of the highest path
-    probability. `has_values`: the children's path probabilities are asked for.
+    probability. `has_values`: the children's path probabilities are requested.
     """
 
     ranks: tuple[int, ...]
@@ -206,9 +206,9 @@ Given = TypeVar("Given")
 
 
 class PlannedTrees(Generic[Trees]):
-    """The graphs of a conversation's trees by their depth: one plan of each, the last asked for.
+    """The graphs of a conversation's trees by their depth: one plan of each, the last requested.
 
-    `make` makes those of a plan when they are first asked for. It, and running them, may raise
+    `make` makes those of a plan when they are first needed. It, and running them, may raise
     UnsupportedModelError, if no backend computes them: that is found once. Their time goes into
     `share`.
     """

@@ -111,7 +111,7 @@ class Law:
     def normalised(weights: FloatArray, ids: IdArray | None = None) -> Law:
         """Return the distribution proportional to non-negative weights of positive mass."""
         total = float(weights.sum())
-        # NaN is not greater than 0: asked this way, it is refused.
+        # NaN is not greater than 0: written this way, it is refused.
         if not total > 0.0 or not np.isfinite(total):
             raise OptionError(f"weights with total mass {total} are not a law")
         return Law(weights / total, ids)

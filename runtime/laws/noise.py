@@ -160,7 +160,7 @@ class DraftNoise(SeededNoise):
         if law.size > SHORT:
             return choose_in_turn(self, law, count)
         tokens = law.draw_distinct(count, self._position_word(), self._choices + 1)
-        # A distribution of one token asks for no number, here as in `choose`.
+        # A distribution of one token needs no number, here as in `choose`.
         self._choices += len(tokens) if law.size > 1 else 0
         return tokens
 

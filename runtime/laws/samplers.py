@@ -225,7 +225,7 @@ def penalised(
     frequency: float,
     presence: float,
 ) -> npt.NDArray[_Number]:
-    """Return the logits of tokens that were said so many times (CTRL, Keskar 2019, section 4.1)."""
+    """Return the logits of tokens that occurred so many times (CTRL, Keskar 2019, section 4.1)."""
     number = values.dtype.type
     scale = number(repeat)
     # Dividing a negative logit would raise it: it is multiplied, as in llama.cpp.
@@ -424,7 +424,7 @@ class SamplerState:
 
     `breakers` are those of `Breakers`. `mu` is mirostat's, in bits, after the tokens that were
     accepted; None at the beginning of an answer. `grammar` is the place after those tokens, or an
-    earlier one; None where any text may be said.
+    earlier one; None where any text is allowed.
     """
 
     breakers: Mapping[int, Sequence[tuple[int, ...]]] = field(default_factory=dict)

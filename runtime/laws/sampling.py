@@ -531,7 +531,7 @@ class SamplingParams(_WorkedOut):
         return same if same.chain == self.chain else self
 
     def favourites(self) -> SamplingParams:
-        """Return settings that say the most likely token of every row, after bias and penalties."""
+        """Return settings that choose every row's most likely token, after bias and penalties."""
         return self.replace(
             temperature=0.0, dynatemp_range=0.0, xtc_probability=0.0, samplers=DEFAULT_ORDER
         )

@@ -399,7 +399,7 @@ class _Chain:
                 return steps.keep_min_p(candidates, params.min_p)
             case "mirostat":
                 return self._steered(candidates)
-        # Mirostat knows no dynamic temperature.
+        # Mirostat has no dynamic temperature.
         if params.dynatemp_range > 0.0 and not params.mirostat:
             spread, exponent = params.dynatemp_range, params.dynatemp_exp
             return steps.tempered_by_entropy(candidates, params.temperature, spread, exponent)

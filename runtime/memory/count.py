@@ -56,7 +56,7 @@ _GRAPHS, _ATTENDING_GRAPHS = 2, 6
 _ATTENDING = 8  # rows that attend at once
 _NODES = 32  # rows of the widest graph of a head
 USUAL_KEPT = 4
-"""Recurrent states of a conversation beside the last one, if nobody says how many pay."""
+"""Recurrent states of a conversation beside the last one, if no number is given."""
 STEP = 256
 """llama.cpp rounds contexts up to multiples of it."""
 

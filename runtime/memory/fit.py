@@ -502,7 +502,8 @@ def fit_here(loading: Loading) -> Fitted | None:
 class Room:
     """The bytes that a runtime takes by device, and whether it `fits` beside others.
 
-    `refusal` says why it does not even fit alone, with both numbers and the ways out; "": it does.
+    `refusal` is the reason if it does not even fit alone, with both numbers and the ways out; "":
+    it does.
     """
 
     held: Mapping[str, int]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-_BIAS = 0.4  # accepted tokens are likelier than the drafter says
+_BIAS = 0.4  # accepted tokens are likelier than by the drafter
 _PRIOR = (4.0, 2.0)  # weights of the first bias and slope, in Newton's matrix
 _MEMORY = 0.98  # of observations
 _SURE = 8.0  # log-odds beyond which certainties are alike

@@ -6,8 +6,8 @@ lose `START` of them at first, and `SHARE` of each token. So n tokens take at mo
 
     n (1 + SHARE) + START + TRUST  rounds of plain decoding
 
-if rounds take the expected time: .97 of plain decoding's speed over 200 tokens. A draft
-whose drafter knows nothing of its acceptance must fit the rest of the bound, even if all of it is
+if rounds take the expected time: .97 of plain decoding's speed over 200 tokens. A draft whose
+drafter has no estimate of its acceptance must fit the rest of the bound, even if all of it is
 rejected. One that is expected to gain may lose `TRUST` more: it is made while anything is left.
 Drafting may lose its savings again, up to `_SAVINGS` rounds. `auto`, which tries several drafters,
 has `SHARES_OF_AUTO` shares of each token.
@@ -29,11 +29,11 @@ _ASKING = 2.0
 """The loop's time for a drafter in a round, beside the drafter's own: the loop makes
 requests and outcomes, and the next steps find caches cold. Measured: 60 to 90 us in all beside
 20 to 45 of the drafter's own, if an evaluation takes 0.25 ms."""
-_LITTLE = 0.01  # of a plain round: a plan that asks for no draft
+_LITTLE = 0.01  # of a plain round: a plan without a draft
 _COLD = 3  # drafts that build graphs and read weights for the first time
 _OWN = 9  # rounds that show the usual time of a proposal
-_LONGEST = 256  # rounds in which drafters are not asked
-_WAKES = 2  # times to ask that must fit before a drafter is asked again
+_LONGEST = 256  # rounds without a proposal
+_WAKES = 2  # proposals that must fit before a drafter makes one again
 
 
 class Account:
@@ -55,7 +55,7 @@ class Account:
         return max(0, math.ceil((room - self.room) / self.share))
 
     def rest(self) -> int:
-        """Return for how many tokens drafters are not to be asked, 0 while anything may be lost."""
+        """Return for how many tokens drafters must not propose, 0 while anything may be lost."""
         if self.room > 0.0:
             return 0
         # One pause that was taken for asking must not silence them for a whole text.

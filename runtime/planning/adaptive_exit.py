@@ -104,7 +104,7 @@ class AdaptiveExit(Plan):
         AR <- b1 AR + (1 - b1) accepted / drafted; then the threshold moves by a share 1 - b2 of
         epsilon: up where AR is below alpha, else down, unless the draft was as long as it may be.
         """
-        # Rounds without a draft say nothing of acceptance.
+        # Rounds without a draft show nothing of acceptance.
         if drafted < 1 or self._threshold is None:
             return
         options, beta1 = self._options, self._options.beta1

@@ -24,7 +24,7 @@ Source = Literal["typical", "measured", "learnt"]
 
 
 class _Times(dict[int, float]):
-    """Times by number of tokens: drafters that plan ask for the same few in every round."""
+    """Times by number of tokens: drafters that plan need the same few in every round."""
 
     def __init__(self, sizes: tuple[int, ...], times: tuple[float, ...]) -> None:
         self._measured = sizes, times
@@ -41,7 +41,7 @@ class CostCurve:
     `reused` is the time when the evaluation before had the same shape, so that llama.cpp reuses its
     graph; `rebuilt` the time after one of another shape. `spread` is by which share the median of
     the repetitions of a size lay above the least, which counts; empty if nothing was
-    repeated. `source` says where the curve comes from, and `is_first` that it was measured in a
+    repeated. `source` is the origin of the curve, and `is_first` means that it was measured in a
     moment, when the file was loaded for the first time.
     """
 
@@ -192,7 +192,7 @@ class RoundCosts:
     def round_seconds(self, topology: Topology) -> float:
         """Return the time of a round with this tree."""
         widths = topology.inner_widths
-        # Each depth with the width before it, which says whether the draft model's graph is
+        # Each depth with the width before it, which decides whether the draft model's graph is
         # rebuilt.
         drafting = sum(map(self.depth_seconds, widths, (None, *widths)))
         return self.verify_seconds(len(topology)) + drafting
@@ -216,14 +216,14 @@ def levelled(row: Sequence[float]) -> list[float]:
 
 # == Cost curves that every round of decoding corrects =============================================
 #
-# It begins as the curve that was measured or is typical, and is believed as far as nothing else was
-# seen. For each width the lower median of its last rounds counts, over that of rounds of one token:
+# It begins as the curve that was measured or is typical, and holds as far as nothing else was seen.
+# For each width the lower median of its last rounds counts, over that of rounds of one token:
 # pauses of the machine lengthen single rounds, and whatever slows all of them cancels out. Between
 # widths that were seen the correction (a factor, in logarithms) is interpolated, and goes on beyond
-# the largest; it fades while a width is not seen, so that one bad round is not believed for ever.
-# More tokens are then believed to take less time only where the curve descended as it began, or of
-# two tokens and one: the part above the least of all larger widths is set aside, the rest is made
-# to ascend (isotonic regression), and that part is added again.
+# the largest; it fades while a width is not seen, so that one bad round does not count for ever.
+# More tokens are then expected to take less time only if the curve descended as it began, or of two
+# tokens and one: the part above the least of all larger widths is set aside, the rest is made to
+# ascend (isotonic regression), and that part is added again.
 
 
 _KEPT = 9  # rounds of a width that count
@@ -285,7 +285,7 @@ class LiveCurve(CostCurve):
         return self.is_told and bool(self._learnt.times)
 
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
-        """Return the time of n tokens, as it is believed now."""
+        """Return the time of n tokens, as estimated now."""
         seconds = self._learnt.seconds(n)
         if not rebuilt:
             return seconds
@@ -382,8 +382,8 @@ class DraftCost:
 
     At first a plain round is one of the target's (`plain`), for a drafter takes its share of that.
     If a `clock` receives the start and the end of a draft, it is the lower median of the last ones:
-    graphs are built and weights read for the first time in a few of them. Nothing is believed
-    before `told` says that the target's rounds are timed, too.
+    graphs are built and weights read for the first time in a few of them. Nothing counts before
+    `told`: then the target's rounds are timed, too.
     """
 
     def __init__(
@@ -395,7 +395,7 @@ class DraftCost:
     ) -> None:
         self._rounds, self._plain, self._clock, self._told = rounds, plain, clock, told
         self._seen: deque[float] = deque(maxlen=_KEPT)  # seconds of a plain round
-        self._usual: float | None = None  # their median: rounds ask for it several times
+        self._usual: float | None = None  # their median: rounds need it several times
         self._started: float | None = None
 
     def seconds(self, depth: int) -> float:

@@ -32,7 +32,7 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # point masses only.
 #
 # **A chain, one token after the other** (`start`, `goes_on`, `takes`). With n tokens drafted,
-# reached with the chance r_n, the same rule says: another one is, if for some k >= 1
+# reached with the chance r_n, the same rule is: another one is, if for some k >= 1
 #
 #     s r_n (a + a a_1 + .. + a a_1 .. a_(k-1)) > T(n + 1 + k) - T(n + 1) + (k - 1) d
 #
@@ -40,17 +40,17 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # whose distributions are not known yet: like this one at first and usual, m, further on, for
 # certain tokens come in runs. Steps of T require a look k tokens ahead, because they make the
 # second token after them cheap. Before the drafter computes its next distribution, a is expected
-# from the last one, and pays for d too. If that is too little for the first token, a drafter is
-# asked now and then all the same (`_Learnt.hopes`). Only distributions of tokens not drawn yet and
-# earlier rounds are read, so drafts stay exact. T and d may be learnt by the clock if tokens are
-# chosen, for such drafts change no text. Lengths of drawn drafts decide which text a seed gives. So
-# they depend on this answer and on costs that were known before it: not on the clock, on other
-# conversations or on earlier answers. Their account and their hope follow the same rules as those
-# of chosen tokens, but begin anew with each answer.
+# from the last one, and pays for d too. If that is too little for the first token, a drafter makes
+# proposals now and then all the same (`_Learnt.hopes`). Only distributions of tokens not drawn yet
+# and earlier rounds are read, so drafts stay exact. T and d may be learnt by the clock if tokens
+# are chosen, for such drafts change no text. Lengths of drawn drafts decide which text a seed
+# gives. So they depend on this answer and on costs that were known before it: not on the clock, on
+# other conversations or on earlier answers. Their account and their hope follow the same rules as
+# those of chosen tokens, but begin anew with each answer.
 #
 # **Depths that are computed at once** (`depth_to_ask`). How deep has to be decided before anything
-# is known of the round. A chain is asked for as many tokens as would be computed one after the
-# other if all were usual. A tree is asked for as many depths as were worth most lately, less D.
+# is known of the round. A chain is to have as many tokens as would be computed one after the
+# other if all were usual. A tree is to have as many depths as were worth most lately, less D.
 # Each of its drafts shows the worth of all smaller depths and nothing of larger ones. For those the
 # prior returns little by little, so they are tried again. Where no depth was worth its D nothing is
 # drafted, until the prior is back.
@@ -108,7 +108,7 @@ class _Learnt:
     chances: float = _PRIOR_CHANCES  # how many the usual one is the mean of
     recovery: float = _RECOVERY
     idle: bool = False  # nothing was tried in the round before
-    wait: int = 1  # rounds in which a chain asks for nothing, until it does so in hope
+    wait: int = 1  # rounds in which a chain has no token, until it drafts in hope
     waited: int = 1
 
     def expect(self, chance: float) -> None:
@@ -117,7 +117,7 @@ class _Learnt:
         self.usual += (chance - self.usual) / self.chances
 
     def hopes(self, cost: float) -> bool:
-        """Return whether to ask for a distribution although a usual one does not pay.
+        """Return whether to compute a distribution although a usual one does not pay.
 
         A drafter that is better than most pays where the usual one does not, and its certainty
         tells. After rounds that drafted nothing, the wait is twice as long.
@@ -125,7 +125,7 @@ class _Learnt:
         return self.waited >= self.wait and self.account.room > cost
 
     def hoped(self, *, in_vain: bool) -> None:
-        """Note whether a distribution was asked for in vain."""
+        """Note whether a distribution was computed in vain."""
         self.waited, self.wait = 1, min(2 * self.wait, _LONGEST_WAIT) if in_vain else 1
 
     def end_round(self, *, idle: bool, accepted: int) -> None:
@@ -270,7 +270,7 @@ class DraftPlan(Plan):
         self._thresholds: _Thresholds | None = None
         self._now: _Learnt | None = None  # of the round under way
         self._rests = False
-        self._hopes = False  # the round asked although a usual token does not pay
+        self._hopes = False  # the round drafted although a usual token does not pay
         self._asked = 0
         self._tree = DraftTree()
         self._certainties: list[float] = []  # of the nodes drafted, as log-odds
@@ -299,7 +299,7 @@ class DraftPlan(Plan):
         return self._asked
 
     def _usual_length(self, learnt: _Learnt) -> int:
-        """Return how many tokens a chain would be asked for if all were usual."""
+        """Return how many tokens a chain would have if all were usual."""
         thresholds, n, reached = self._known_thresholds(learnt), 0, 1.0
         while n < self.most and reached > thresholds.to_ask(n, None):
             n, reached = n + 1, reached * learnt.usual

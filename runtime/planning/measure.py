@@ -5,7 +5,7 @@ rebuild its graph, then with the graph reused. Sizes are visited forwards and ba
 that a machine that warms up or slows down does so for all of them. The least of a size's times
 counts, for other programs only add to it; how far the median lies above is told as the spread. A
 size that contradicts its neighbours is measured again: a size that takes longer than a larger one
-by more than the spread, of which a tenth is believed at most (where times differ by more, their
+by more than the spread, of which a tenth counts at most (where times differ by more, their
 least may be no better), or far more than the line between the sizes beside it. If that stays so, it
 is a property of a kernel. All tokens give output rows, as a tree's do, at a position where a text
 would be in the middle of its answer.
@@ -54,7 +54,7 @@ WORTH_TIMING = 2e-3
 """Seconds of a token from which a first contact measures."""
 _LEAST_BYTES = 32 << 20  # of weights: fewer are read in less time than that everywhere
 _CONTACT_SECONDS, _CONTACT_CTX, _CONTACT_BATCH = 2.0, 256, 64
-_CALM = 0.2  # the median spread up to which times are believed: beyond it the machine was busy
+_CALM = 0.2  # the median spread up to which times count: beyond it the machine was busy
 
 
 def measure_cost_curve(

@@ -156,7 +156,7 @@ _BY_RANK = (1.0, 0.2, 0.1, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008)
 TYPICAL_ACCURACY = tuple(
     tuple(first * share for share in _BY_RANK) for first in (0.6, 0.42, 0.3, 0.22, 0.17)
 )
-# Heads that know the path lose little accuracy with depth. These give Hydra's own tree of 63 nodes
+# Heads that read the path lose little accuracy with depth. These give Hydra's own tree of 63 nodes
 # 3.3 tokens a round; Spec-Bench measured 3.26.
 TYPICAL_PATH_ACCURACY = tuple(0.6 * share for share in _BY_RANK)
 _NEVER_RIGHT = "no guess of these heads is ever right: there is no tree to make of them"
@@ -197,7 +197,7 @@ def plan_medusa_tree(
 
     The smallest tree is taken that is at most `tolerance` slower than the best: fewer nodes are
     fewer guesses about the machine. The plan's `speed_up` may be less than 1: then plain decoding
-    is faster, and who asked for heads gets the least of them.
+    is faster, and a user of heads gets the least of them.
     """
     plans: list[tuple[float, float, int, int]] = []  # speed-up, expected tokens, nodes, depth
     # Every depth has its price, so the trees of all sizes are tried for each.

@@ -8,7 +8,7 @@ it is called. `specrun accelerate`, `tune`, `calibrate` and `why` write it, each
 - the choices of `specrun accelerate`, and the record from which it continues.
 
 A part is used on the machine and with the settings that it was measured with, and for the same
-files. Otherwise it is left out, with one sentence that says why.
+files. Otherwise it is left out, with one sentence on the reason.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ def _older_file(folder: str, *paths: Path) -> Path:
 
 
 def _warn_of_older(path: Path, *, what: str, warn: Warn | None = None) -> None:
-    """Say that a file of an earlier version is left out, if there is one."""
+    """Warn that a file of an earlier version is left out, if there is one."""
 
     def refuse(_: bytes) -> None:
         raise NotForThisError(f"{path} was {_ANOTHER_VERSION}")
@@ -444,7 +444,7 @@ ANY = "any"
 class Choice:
     """The drafter for a temperature and a workload, with its speed over plain decoding's.
 
-    `drafter` "none" is plain decoding, for which `reason` says why nothing pays. The speed-up was
+    `drafter` "none" is plain decoding, for which `reason` is the cause. The speed-up was
     between `low` and `high` in all repetitions; 0 each if that is not known.
     """
 

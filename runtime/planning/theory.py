@@ -371,7 +371,7 @@ def mixture(header: GGUFHeader) -> tuple[int, int]:
 
 
 def bytes_per_position(header: GGUFHeader, options: ContextOptions | None = None) -> float:
-    """Return the bytes of the keys and values of one token, in all layers; 0 if no file says.
+    """Return the bytes of the keys and values of one token, in all layers; 0 if no file has it.
 
     Sliding windows are counted as whole layers: a cache that takes tokens back keeps all of them.
     """

@@ -1,11 +1,11 @@
 """Distributions from backend sampling: the device sends only the k best logits of a row.
 
 Where the distribution is cut to the top k anyway, and nothing before that cut changes the order of
-logits, the k best and a few more say everything: `transformed_law` of them is that of the whole
+logits, the k best and a few more suffice: `transformed_law` of them is that of the whole
 row, to the bit. The few more are for ties, of which the lower ids stay: if those that are equal may
 go on beyond the sent ones, the rows are evaluated again and given whole.
 
-Nobody can read a whole row then, so it is not for answers whose log-probabilities were asked for,
+Nobody can read a whole row then, so it is not for answers whose log-probabilities were requested,
 nor for drafters and rules that read more than distributions.
 """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 
 Keep = Literal["nothing", "points", "laws", "rows"]
-"""nothing: the draws say all; points: at temperature 0 the drafted tokens do, drafters with
+"""nothing: the draws suffice; points: at temperature 0 the drafted tokens do, drafters with
 distributions at hand keep these, as for laws; laws: the drafter's distribution at every place,
 also where nothing was drawn from it and after the whole draft; rows: its whole rows of logits
 too."""
@@ -96,10 +96,10 @@ class RoundOutcome:
 
 
 class Pause:
-    """Rounds in which a drafter is neither asked nor told: it would propose nothing.
+    """Rounds in which a drafter neither proposes nor observes: it would propose nothing.
 
     `rounds` are those to come. Who decodes counts them down, each of one token, which the drafter
-    finds in the next request; who does not heed them asks it all the same.
+    finds in the next request; a caller may ignore them and let it propose all the same.
     """
 
     __slots__ = ("_begun", "rounds")
@@ -159,7 +159,7 @@ class Drafter(ABC):
     """A note for the user on its drafting; "" if there is none."""
 
     keeps_rows: bool = False
-    """Whether its trees have `rows`, if a request asks for them."""
+    """Whether its trees have `rows`, if a request needs them."""
 
     finds_text: bool = False
     """Whether it need not be told of rounds that it drafted nothing for: it finds their tokens in
@@ -173,7 +173,7 @@ class Drafter(ABC):
     """Whether `forecast` returns the expected gain of a proposal."""
 
     pause: Pause = Pause()
-    """When it need not be asked: one's own, or of those that never pause the one they share."""
+    """When it need not propose: one's own, or of those that never pause the one they share."""
 
     @property
     def reads_target(self) -> bool:
@@ -205,12 +205,12 @@ class Drafter(ABC):
         """
 
     waits: bool = False
-    """Whether `prepare` has to be asked before it proposes."""
+    """Whether `prepare` has to be called before it proposes."""
 
     def prepare(self, request: DraftRequest) -> bool:
         """Draft a step further, where that waits for other conversations' drafts; True: propose.
 
-        False: an evaluation is waited for that serves several drafters; ask again when it was
+        False: an evaluation is waited for that serves several drafters; call again when it was
         made, with the same request. Whoever does not pass this on has its drafts made alone.
         """
         return True
@@ -222,7 +222,7 @@ class Drafter(ABC):
     def forecast(self, request: DraftRequest) -> float:
         """Return, cheaply, the speed-up over plain decoding of a proposal now; 0 if unknown.
 
-        It proposes nothing, and may be asked any number of times.
+        It proposes nothing, and may be called any number of times.
         """
         return 0.0
 
@@ -233,7 +233,7 @@ class Drafter(ABC):
         """Forget the tokens from position `length` on: this drafter had gone on from guesses.
 
         Where drafters draft for drafters, or one after the other, `DraftRequest.tokens` ends with
-        tokens that are drafted, not committed. Before anything else is asked, the combinator takes
+        tokens that are drafted, not committed. Before any other call, the combinator takes
         back those that were rejected. Drafters that keep facts by position must drop them here.
         """
 

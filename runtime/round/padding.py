@@ -218,7 +218,7 @@ class FixedShapeTarget(TargetModel):
             start = stop
 
 
-# -- whether a width keeps its promise here --------------------------------------------------------
+# -- whether a width is reliable here --------------------------------------------------------------
 
 
 def require_equal_bits(target: FixedShapeTarget) -> None:
@@ -321,8 +321,8 @@ def open_target(
     """Make the context that verifies a drafter's trees, in evaluations of any or of one width.
 
     If the width is not fixed, batches are padded to `wider` and cheaper ones, and those of one
-    token to two in the shape "pairs". Raises `OptionError` for a width that does not keep its
-    promise for this model here, `UnsupportedModelError` for a recurrent model in any shape but
+    token to two in the shape "pairs". Raises `OptionError` for a width whose bits vary for this
+    model here, `UnsupportedModelError` for a recurrent model in any shape but
     free.
     """
     sized = target_context_options(options, drafter)

@@ -38,7 +38,7 @@ class TokenEvent:
     string is incomplete. `origin` is "drafted" for an accepted guess and "target" for the target's
     own token. `round` counts from 0. `logprob` is the target's log-probability in nats, before any
     transformation, by the row of `decided_by` that decided the round's token number `index`;
-    without, it was not asked for. So are `top_logprobs`, of at most `n_top` tokens.
+    without, it was not requested. So are `top_logprobs`, of at most `n_top` tokens.
     `finish_reason` is why the answer ends with this token, None if it goes on.
 
     Of an answer to a chat, `text` is of the answer alone. `reasoning` is the text of the model's
@@ -86,7 +86,7 @@ class TokenEvent:
 
     @property
     def logprob(self) -> float:
-        """The target's log-probability of the token: a softmax, computed when first asked."""
+        """The target's log-probability of the token: a softmax, computed when first read."""
         self.settle()
         if self._logprob is None:
             why = "was asked for without log-probabilities, or the target never saw it"
@@ -96,7 +96,7 @@ class TokenEvent:
     def top_logprobs(self, k: int | None = None) -> list[tuple[int, float]]:
         """Return the target's `k` most likely tokens here, best first, with log-probabilities.
 
-        Of equals the lower ids come first. None: as many as the answer was asked for with; more are
+        Of equals the lower ids come first. None: as many as the answer's request has; more are
         an error.
         """
         count = self._n_top if k is None else k
@@ -270,7 +270,7 @@ class RoundCounter:
         self.kinds[n_candidates, depth, n_accepted, n_tokens, n_others, tested] += 1
 
     def count_spoken(self, n_tokens: int) -> None:
-        """Count tokens that a small model said without a round: drafted, accepted, not tested."""
+        """Count tokens that a small model chose without a round: drafted, accepted, not tested."""
         self.spoken += n_tokens
 
     def _total(self, index: int) -> int:

@@ -133,7 +133,7 @@ class Target(Protocol):
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows | None:
         """Evaluate the last committed token, which is not cached yet, and the tree below it.
 
-        None: the evaluation waits for other texts' trees; ask again when it was made.
+        None: the evaluation waits for other texts' trees; call again when it was made.
         """
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
@@ -179,7 +179,7 @@ class TargetModel:
         self._dropped = (ALL_SEQUENCES,) if own == of_context else self._all_ids
         self._can_branch = context.model.can_branch
         self._lends = False
-        # The layout of the shape that was asked for last: rounds repeat one, mostly.
+        # The layout of the last requested shape: rounds repeat one, mostly.
         self._known: tuple[tuple[int, ...], TreeLayout] | None = None
         self._arrangement: Arrangement | None = None  # of the round under way
         self._batch = Batch(context.n_batch, self._n_sequences)

@@ -34,7 +34,7 @@ class TextAssembler:
         unfinished, held, stopped_by = self._state
         if not unfinished and not self._stop and piece.isascii():
             return piece.decode()  # nothing was held back and nothing is, as nearly always
-        # Models may say bytes that are no UTF-8: they are shown as replacements, not raised.
+        # Models may write bytes that are no UTF-8: they are shown as replacements, not raised.
         data = unfinished + piece
         text, n_read = codecs.utf_8_decode(data, "replace", final)
         if self._stop:

@@ -168,7 +168,7 @@ def _from_widths(text: str) -> Topology:
     parents: list[int] = []
     level = [ROOT]
     for width in widths:
-        # Asked before the depth is made: a few signs may describe millions of nodes.
+        # Called before the depth is made: a few signs may describe millions of nodes.
         if len(parents) + len(level) * width > MAX_NODES:
             advice = "use smaller or fewer branching factors"
             raise OptionError(f"tree={text} has more than {MAX_NODES} nodes: {advice}")
@@ -238,7 +238,7 @@ def _checked(topology: Topology, text: str) -> Topology:
 def check_leaves(what: object, n_leaves: int, advice: str = "use fewer branches") -> None:
     """Raise `OptionError` where a tree has more leaves than llama.cpp has sequence ids.
 
-    Each path takes one. `advice` says what of `what` to change.
+    Each path takes one. `advice` is a change of `what`.
     """
     if n_leaves > MAX_SEQUENCES:
         limit = f"as many sequences, and llama.cpp allows {MAX_SEQUENCES}"

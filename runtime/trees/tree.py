@@ -51,7 +51,7 @@ class DraftTree:
     root). `draws[parent]` lists the draws made at a parent in the order they were made: equal
     tokens share a node, but each keeps its draw, because dropping one biases the output. Nodes with
     `is_candidate[i]` False are evaluated and reported back, never accepted. `rows` are the
-    drafter's own, if the request asked for them and the drafter has any. `is_of_points`: all draws
+    drafter's own, if the request needs them and the drafter has any. `is_of_points`: all draws
     are known to be point masses.
     """
 
@@ -91,7 +91,7 @@ class DraftTree:
         return path
 
     def extends(self, other: DraftTree) -> bool:
-        """Whether the nodes of `other` come first in this tree: asked before its rows are read."""
+        """Whether the nodes of `other` come first in this tree: called before its rows are read."""
         n = len(other)
         if self is other:
             return True

@@ -53,7 +53,7 @@ from specrun.runtime.tuning.acceptance import CalibrationText
 #
 # A guess of depth k is then measured where a tree would make it: below the right tokens of the
 # depths above. With the hidden state f_t of position t, depth k guesses the token at t + 2 + k (the
-# target itself says the one at t + 1).
+# target itself chooses the one at t + 1).
 
 
 FloatRows = npt.NDArray[np.float32]
@@ -142,8 +142,8 @@ class EagleGuesses:
                 # Below the root the chain's nodes count from 0: the parent of depth d is node d -
                 # 2.
                 above = ROOT if depth == 1 else depth - 2
-                # The text's token whatever the head guessed, so that each depth is asked below
-                # right tokens.
+                # The text's token whatever the head guessed, so that each depth guesses below right
+                # tokens.
                 row = state.below([above], [tokens[position + 1 + depth]])
                 guesses.append(row.tokens[0].tolist())
             yield guesses
@@ -255,7 +255,7 @@ class BlockGuesses:
 
 
 def guess_kinds() -> list[str]:
-    """Return the architectures of heads that can be asked."""
+    """Return the architectures of heads that can be measured."""
     return list(_OPENERS)
 
 
@@ -334,8 +334,8 @@ Progress = Callable[[str, float], None]
 class HeadCalibrationOptions:
     """The settings of a measurement: `n_tokens` guessed places, each depth with `ranks` tokens.
 
-    `seconds` are spent on the target's cost curve; 0 leaves it as it is known. `params` say how the
-    target writes its texts.
+    `seconds` are spent on the target's cost curve; 0 leaves it as it is known. The target writes
+    its texts by `params`.
     """
 
     target: Path
@@ -427,7 +427,7 @@ def written_texts(
     texts_of: Callable[[Model], Sequence[CalibrationText]],
     progress: Progress = lambda _what, _share: None,
 ) -> list[CalibrationText]:
-    """Return the texts that heads are asked along, prompts continued by the target."""
+    """Return the texts along which heads guess, prompts continued by the target."""
     layers = calibrated_layers(options)
     with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
         context = sized_to_measure(options.context, target)

@@ -86,7 +86,7 @@ class Candidate:
 class ShapeTrial:
     """The fastest plan in evaluations of one `width` beside such of any; tokens a second, medians.
 
-    `left_out` says why it was not tried, and is empty if it was.
+    `left_out` is the reason why it was not tried, and is empty if it was.
     """
 
     width: int = 0

@@ -160,7 +160,7 @@ class _Bench:
         self._progress(what, _CURVES + (1.0 - _CURVES) * share, left)
 
     def require_laws(self) -> None:
-        """Raise if one of the drafters whose alpha is asked for has none."""
+        """Raise if one of the drafters whose alpha is to be measured has none."""
         for drafter in self._options.others:
             require_law(self._environment, drafter)
 

@@ -100,7 +100,7 @@ class TargetTokens(ABC):
     def _placed(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a whole conversation, whose `text` the template has rendered.
 
-        The second list says at which character of the text each begins; -1 is before it.
+        The second list holds the character of the text at which each begins; -1 is before it.
         """
 
     @property

@@ -129,10 +129,10 @@ class DistillationLoss:
 class DistillationLearner(Learner):
     """`draft` learns from `target`.
 
-    `n_shared` are the tokens both have, `answers` says how the drafter writes, `drafters` are those
-    whose right guesses need not be learnt again, `measured_at` the temperature of the acceptance
-    rate that `measure` gives. The corpus that batches come from must not change: texts are known by
-    their numbers.
+    `n_shared` are the tokens both have, `answers` holds the settings of the drafter's texts,
+    `drafters` are those whose right guesses need not be learnt again, `measured_at` the temperature
+    of the acceptance rate that `measure` gives. The corpus that batches come from must not change:
+    texts are known by their numbers.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Block drafters and their training on a frozen target: DFlash, with DSpark's heads if asked for.
+"""Block drafters and their training on a frozen target: DFlash, with DSpark's heads if requested.
 
 `fc` fuses inputs of some of the target's layers. A block is a token of the text, its anchor, and
 masks; each layer lets it attend to the fused states of the text before the anchor and, in both
@@ -240,9 +240,9 @@ class DFlashRecipe(HeadRecipe):
     """Blocks of `block_size` tokens, the anchor included, through `n_layers` layers.
 
     In each text one anchor is drawn for every `anchor_every` places. `draft_tokens` (0: all) are
-    those said most often; distributions are compared among `law_tokens` (0: all). `layers` are
+    the most frequent ones; distributions are compared among `law_tokens` (0: all). `layers` are
     those whose inputs are read, None for EAGLE-3's choice; `mask` is the token that masks are, None
-    for the one said least often. `markov_rank` and `confidence` are those of DSpark's heads.
+    for the least frequent one. `markov_rank` and `confidence` are those of DSpark's heads.
     """
 
     block_size: int = 8
@@ -357,7 +357,7 @@ class DFlashRecipe(HeadRecipe):
 
 
 def rarest_token(corpus: TokenCorpus, embedding: Tensor) -> int:
-    """Return the token said least often that has an embedding, the last of equals."""
+    """Return the least frequent token that has an embedding, the last of equals."""
     counts = torch.zeros(len(embedding), dtype=torch.long)
     for sequence in corpus.sequences:
         ids = torch.from_numpy(sequence.ids.astype("int64"))
@@ -376,7 +376,7 @@ class Blocks:
     """Blocks in a batch: `anchors` [B, A], of which those `kept` [B, A] are real.
 
     `labels` [B, A, slots] are the positions of the tokens to predict, cut to the text, and `learnt`
-    marks those that the model said, as did all before them in the block.
+    marks those that the model chose, like all before them in the block.
     """
 
     anchors: Tensor

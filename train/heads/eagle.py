@@ -134,11 +134,11 @@ class EagleRecipe(ChainRecipe):
     """`token_weight` is w, `noise` the largest noise on a state; 1 of `steps` is EAGLE's own.
 
     `inputs` are read by the head: "both" are features and shifted tokens, EAGLE's own.
-    Distributions are compared among `law_tokens` tokens, 0 for all: three quarters of them those
-    that are said most often, the others drawn anew at each step. Distributions of all tokens are
-    most of a step's work if targets are narrow. The head will draft the `draft_tokens` said most
-    often alone, 0 for all: distributions are then theirs. `start` is how a head begins: "fitted" by
-    least squares, or "random" as upstream's.
+    Distributions are compared among `law_tokens` tokens, 0 for all: three quarters of them the most
+    frequent ones, the others drawn anew at each step. Distributions of all tokens are
+    most of a step's work if targets are narrow. The head will draft only the `draft_tokens` most
+    frequent ones, 0 for all: distributions are then theirs. `start` is how a head begins: "fitted"
+    by least squares, or "random" as upstream's.
     """
 
     token_weight: float = 0.1
@@ -152,7 +152,7 @@ class EagleRecipe(ChainRecipe):
     paper_rate = 3e-5
 
     def __post_init__(self) -> None:
-        ChainRecipe.__post_init__(self)  # super() does not know a class with slots
+        ChainRecipe.__post_init__(self)  # super() does not work in a class with slots
         if self.token_weight < 0 or self.noise < 0:
             raise OptionError("a weight or noise below 0: give 0 or more")
         check_law_tokens(self.law_tokens)
@@ -295,7 +295,7 @@ class EagleLearner(ChainLearner):
         uniform = 2 * torch.rand(states.shape, generator=noise, device=self.device) - 1
         # Only the head's inputs are shaken, not the states that it has to predict.
         shaken = states + self.recipe.noise * uniform
-        # Only states that choose a token to be learnt are compared; chains know them by number.
+        # Only states that choose a token to be learnt are compared; chains refer to them by number.
         wanted = states[choosing(batch.learnt)]
         compared = self._compared(noise)
         laws = compared.law(wanted) if self.recipe.token_weight else None

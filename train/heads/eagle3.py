@@ -4,7 +4,7 @@ The head reads `fc` of three layers' inputs at its first step and its own states
 chains of `steps` steps below each position, each seeing the text before it and its own earlier
 steps. There is no loss on states: step s adds decay^s CE(p, p'), where p is the target's
 distribution among the tokens that can be drafted; positions count where the target's first choice
-is among them. The draft vocabulary is the tokens most often said in the training texts.
+is among them. The draft vocabulary are the most frequent tokens of the training texts.
 Distributions may be compared among some of it (`law_tokens`).
 
 Reference and names: SafeAILab/EAGLE, eagle/traineagle3/cnets.py: `fc`, `midlayer`, `norm`,
@@ -147,9 +147,9 @@ class Eagle3Head(nn.Module):
 class Eagle3Recipe(ChainRecipe):
     """At most `draft_tokens` tokens can be drafted.
 
-    Distributions are compared among `law_tokens` of them, 0 for all: three quarters are those said
-    most often, the others drawn anew at each step. `layers` are the three layers whose inputs are
-    read, None for EAGLE-3's own choice. `optimizer` trains the matrices between states; beside
+    Distributions are compared among `law_tokens` of them, 0 for all: three quarters are the most
+    frequent ones, the others drawn anew at each step. `layers` are the three layers whose inputs
+    are read, None for EAGLE-3's own choice. `optimizer` trains the matrices between states; beside
     Muon, AdamW trains the output matrix and the norms, at half of its rate.
     """
 
@@ -164,7 +164,7 @@ class Eagle3Recipe(ChainRecipe):
     paper_rate = 5e-5
 
     def __post_init__(self) -> None:
-        ChainRecipe.__post_init__(self)  # super() does not know a class with slots
+        ChainRecipe.__post_init__(self)  # super() does not work in a class with slots
         if self.draft_tokens < 1:
             raise OptionError(f"{self.draft_tokens} draft tokens: give at least 1")
         check_law_tokens(self.law_tokens)
@@ -172,8 +172,8 @@ class Eagle3Recipe(ChainRecipe):
             raise OptionError(f"{len(self.layers)} layers to read: EAGLE-3 reads {N_TAPS}")
 
     def defaults(self, shape: ModelShape) -> TrainingDefaults:
-        """Return the paper's settings for chains, by the optimizer asked for."""
-        usual = ChainRecipe.defaults(self, shape)  # super() does not know a class with slots
+        """Return the paper's settings for chains, by the chosen optimizer."""
+        usual = ChainRecipe.defaults(self, shape)  # super() does not work in a class with slots
         return replace(usual, matrix_optimizer=self.optimizer)
 
     def taps(self, shape: ModelShape) -> tuple[int, ...]:

@@ -53,8 +53,8 @@ from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
 class HeadRun(TrainingRun):
     """A run that trains heads for a `target`, a Hugging Face folder or a GGUF file.
 
-    With `teacher`, a folder's GGUF file, states and distributions are llama.cpp's. `cache` says
-    whether the target's states are kept on disk, in `features` or, if that is None, in the run's
+    With `teacher`, a folder's GGUF file, states and distributions are llama.cpp's. With `cache` the
+    target's states are kept on disk, in `features` or, if that is None, in the run's
     own folder until it ends. `own_answers` lets the target answer prompts itself: those of the
     data, of a file of `prompts`, or where there is neither, `n_prompts` of the built-in ones; and
     those that it writes itself in `n_own_prompts` tries. `earlier` is the GGUF file of a head that
@@ -71,7 +71,7 @@ class HeadRun(TrainingRun):
     earlier: Path | None = None
 
     def __post_init__(self) -> None:
-        TrainingRun.__post_init__(self)  # super() does not know a class with slots
+        TrainingRun.__post_init__(self)  # super() does not work in a class with slots
         if self.prompts is not None and self.data:
             raise OptionError("both data and a file of prompts are given: leave one of them out")
         if self.own_answers is None and not self.data:

@@ -81,7 +81,7 @@ def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> 
 
 
 def check_logits(path: Path, header: GGUFHeader) -> None:
-    """Raise UnsupportedModelError if a header says that logits are more than their matrix."""
+    """Raise UnsupportedModelError if by a header logits are more than their matrix."""
     scale = header.metadata.get(f"{header.architecture}.logit_scale", 1.0)
     changed = f"multiplies or divides its logits by {scale}" if scale != 1.0 else None
     if any(tensor.name == _OUTPUT_BIAS for tensor in header.tensors):
@@ -142,7 +142,7 @@ class LogitProbe:
 class TeacherFeatures:
     """States of single sequences, as llama.cpp computes them. Owns native memory: close it.
 
-    Raises UnsupportedModelError if `taps` are asked of an architecture that does not hand out
+    Raises UnsupportedModelError if `taps` are requested of an architecture that does not hand out
     its layers' inputs.
     """
 

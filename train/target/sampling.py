@@ -238,7 +238,7 @@ class TorchAnswerer:
     ) -> Generator[tuple[int, Said]]:
         """Yield the answers batch by batch, and of a batch as they end.
 
-        `settings` say how tokens are drawn; drafts and how many conversations there are at once
+        tokens are drawn by `settings`; drafts and how many conversations there are at once
         mean nothing here. Raises OutOfMemoryError if there is none for a single answer.
         """
         most = _MOST_ROWS.get(self._model.device.type, _MOST_ROWS_OF_A_GPU)
@@ -283,7 +283,7 @@ class TorchAnswerer:
         return len(waiting)
 
     def _batch(self, batch: Numbered, settings: AskingSettings) -> Iterator[tuple[int, Said]]:
-        """Yield the answers to questions that are asked at once, as they end."""
+        """Yield the answers to questions that are answered at once, as they end."""
         params, longest = settings.params, max(question.room for _, question in batch)
         if params.temperature:
             # By the prompt's length too: prompts of its own and answers are drawn with other noise.

@@ -80,7 +80,7 @@ class Learner(ABC):
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the summands of the loss.
 
-        The gradient of each is taken before the next is asked for, so that logits of several heads
+        The gradient of each is taken before the next is requested, so that logits of several heads
         need not be in memory together: parts must not share numbers that only one of them computed.
         All randomness comes from `noise`, which depends on seed and step alone.
         """

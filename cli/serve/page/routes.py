@@ -49,7 +49,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file of the page: its bytes, its type, and the tag by which a browser knows its copy."""
+    """A file of the page: its bytes, its type, and the tag by which a browser checks its copy."""
 
     body: bytes
     content_type: str

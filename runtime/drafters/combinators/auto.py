@@ -58,7 +58,7 @@ from specrun.runtime.trees.tree import DraftTree
 # accepted. Its reading of the text is part of a probe: one that reads slower than a share allows,
 # about a seventh of the target's size on a CPU, cannot come back into a long text.
 #
-# An arm that reads the text alone may promise a speed-up of a single round. Where it is more than
+# An arm that reads the text alone may forecast a speed-up of a single round. Where it is more than
 # the arm in use yields, and anything may be lost, that round is given to it (`promising`), and its
 # draft is not limited: such a draft alone need not fit the account, and is booked like any other.
 
@@ -71,7 +71,7 @@ _WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
 _MAX_PATIENCE, _WAIT = 8, 16  # after 1, 2, 3 vain probes an arm waits for 16, 48, 112 tokens
 _FIRST_ROUNDS = 2  # of plain decoding, before others are looked at
 _PROBE_ROUNDS, _SHORT_PROBE = 4, 2  # short: of an arm whose drafts are limited
-_FAST = 1.5  # a promised speed-up for which a round of plain decoding is given up
+_FAST = 1.5  # a forecast speed-up for which a round of plain decoding is given up
 _TIE = 0.03  # rates that differ by less than this share are alike: the simpler arm is taken
 _SAVING = 512  # tokens in which the possible loss of a probe is saved up, if it can be at all
 _SPARE = 0.1  # of all that may be lost: the limit of a probe while others are being saved for
@@ -108,9 +108,9 @@ class ArmChooser(ArmLedger):
     def promising(self, index: int, promised: Sequence[float]) -> int | None:
         """Return the arm that is worth more in this round than `index`, which was chosen.
 
-        `promised` are the speed-ups over plain decoding that the arms promise for this round alone.
-        None if no promise is better than the estimate of `index`, or may be if it is probed;
-        `index` itself where its own is the best, and no draft need be limited.
+        `promised` are the speed-ups over plain decoding that the arms forecast for this round
+        alone. None if no forecast is better than the estimate of `index`, or may be if it is
+        probed; `index` itself where its own is the best, and no draft need be limited.
         """
         most = max(promised)
         if most < _FAST:
@@ -196,7 +196,7 @@ class ArmChooser(ArmLedger):
         if index != self._plain and (not arm.rounds or arm.behind >= SPACING * self._speed_up):
             scale = 1.0 if arm.scale is None else arm.scale
             if scale >= self._margins[index]:
-                return best.rate * (1.0 + _TIE)  # even if all is accepted: asked last of all
+                return best.rate * (1.0 + _TIE)  # even if all is accepted: last of all
             # Arms that are due again come after promising ones.
             due = best.rate * (1.0 + 2.0 * _TIE) if arm.rounds else math.inf
             return due if self._is_slow(arm) else max(due, self._possible_rate(arm))
@@ -230,7 +230,7 @@ class ArmChooser(ArmLedger):
         if not best.rounds or not arms[self._plain].rounds:
             return None  # others are compared with these
         others = [index for index in range(len(arms)) if index != self._best]
-        # Of those that promise alike the longest unseen comes first, of all the unknown the one
+        # Of equal forecasts the longest unseen comes first, of all the unknown the one
         # that would lose least: its gain may pay for the others.
         hopes = sorted(
             (-self._hope(index), self._first_loss(index), -arms[index].behind, index)
@@ -322,7 +322,7 @@ class ChoiceLog:
         total[2] += seconds
 
     def choices_for(self, names: Sequence[str]) -> list[tuple[int, int, int]]:
-        """Return index, depth and whether others were asked, of each round.
+        """Return index, depth and whether others made forecasts, of each round.
 
         Raises `OptionError` for other drafters' logs.
         """
@@ -403,7 +403,7 @@ def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
 
 
 _VAIN = 32
-"""Forecasts in a row that promised less, after which they are asked for every second round alone:
+"""Lower forecasts in a row, after which they are made only every second round:
 repetitions are noticed a token later, and a round that drafts nothing costs less."""
 
 Clock = Callable[[], float]
@@ -477,7 +477,7 @@ class AutoDrafter(MembersDrafter):
         self._log = ChoiceLog(self._names)
         self._known: list[int] = []
         self._chosen: int | None = None
-        self._vain = 0  # forecasts in a row that promised too little
+        self._vain = 0  # forecasts in a row that were too low
         self._depth = 0
         self._promised: list[float] = []  # forecasts of this round, by the members that made one
         self._lent = False  # the round is one that another drafter's turn was interrupted for
@@ -536,20 +536,20 @@ class AutoDrafter(MembersDrafter):
         return tree
 
     def _choose(self, request: DraftRequest) -> tuple[int, int]:
-        """Return the chooser's choice, or instead of it a member that promises more."""
+        """Return the chooser's choice, or instead of it a member with a higher forecast."""
         index, depth = self._chooser.choose()
         self._lent = False
         if not self._chooser.has_room or not self._asks():
             return index, depth
         # Members that read only the text know without a probe whether they have a draft. The chosen
-        # is asked for its draft itself, unless that would be shorter than it likes.
+        # one makes its draft itself, unless that would be shorter than its plan.
         chosen = self._members[index]
         self._ask(request, None if depth else chosen)
         if not depth and max(self._promised) > 1.0:
             self._promised[index] = chosen.forecast(request)
         found = self._chooser.promising(index, self._promised)
         if found is None:
-            self._vain -= not any(self._promised)  # nobody but the chosen could say anything
+            self._vain -= not any(self._promised)  # only the chosen one could draft
             return index, depth
         self._vain = 0
         self._lent = index not in (found, self._plain)
@@ -577,7 +577,7 @@ class AutoDrafter(MembersDrafter):
                 member.observe(outcome)
             elif not member.finds_text or (self._promised and self._promised[index]):
                 # The text without rows: caches follow when their drafters draft again, and a
-                # drafter with a promise receives the outcome.
+                # drafter with a forecast receives the outcome.
                 member.observe(outcome_for_idle(outcome))
         asked, self._promised = bool(self._promised), []
         self._known += outcome.tokens[len(self._known) :]

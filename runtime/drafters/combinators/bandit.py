@@ -33,7 +33,7 @@ _PRIOR_ROUNDS, _PRIOR_SPREAD, _PLAIN_SPREAD, _PRIOR_TOKENS = 2.0, 0.5, 0.1, 2.0
 class ArmForecast:
     """The facts of an arm before its first round.
 
-    `parts` say how complicated it is: of equally fast arms the least is used. It drafts at most
+    `parts` measure its complexity: of equally fast arms the least is used. It drafts at most
     `most` tokens, each for `draft` times the target's cost of a token, which verifies at the
     costs of `curve`.
     """
@@ -213,7 +213,7 @@ class ArmLedger:
     """The facts of all arms, and the losses; `ArmChooser` decides by it.
 
     `plain` is the arm that is plain decoding. `known` are the arms of an earlier text, whose rates
-    are believed to be as they were. `account` may be that of earlier texts, too.
+    are taken over. `account` may be that of earlier texts, too.
     """
 
     def __init__(
@@ -284,9 +284,9 @@ class ArmLedger:
         self._record(index, tokens, seconds, drafted, booked=vain > 0.0)
 
     def record_lent(self, index: int, tokens: int, seconds: float) -> None:
-        """Book a round that an arm got for its promise, while another is used.
+        """Book a round that an arm got for its forecast, while another is used.
 
-        Its yield says nothing of its other rounds.
+        Its yield does not count for its other rounds.
         """
         self._count_waiting()
         self._finish_run()
@@ -298,7 +298,7 @@ class ArmLedger:
             other.behind = 0 if other is arm else other.behind + tokens
 
     def rested(self, tokens: int) -> None:
-        """Count rounds of plain decoding, a token each, in which nobody was asked."""
+        """Count rounds of plain decoding, a token each, without forecasts."""
         self._count_waiting()
         self._now += tokens
         self._account.allow(tokens)

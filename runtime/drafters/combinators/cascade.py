@@ -98,7 +98,7 @@ class CascadeDrafter(Drafter):
         self._inner = inner
         inner.begins_alike = True  # how far it drafts well decides how many tokens are drawn
         self._row_memory = RowMemory()
-        self._text = Conversation(inner)  # as model and inner drafter know it, guesses included
+        self._text = Conversation(inner)  # as model and inner drafter have it, guesses included
 
     @property
     def native_seconds(self) -> float:
@@ -171,7 +171,7 @@ class CascadeDrafter(Drafter):
         """Let the model decode up to `count` tokens; return the drafted ones' distributions."""
         params = request.params
         # At temperature 0 the inner loop verifies against the model's argmax: it emits that,
-        # whatever the inner drafter says.
+        # whatever the inner drafter proposes.
         if self._sampling == "argmax":
             params = params.favourites()
         rule, model = _RemembersLaws(), self._model
@@ -307,7 +307,7 @@ class DraftModelTarget(TargetModel):
     """Evaluates trees like `TargetModel`, for text with tokens of a larger target's vocabulary.
 
     The model is fed a stand-in for tokens that it lacks, and rows are cut to the tokens that both
-    models know: one outside has probability 0 in the draft, never in the target.
+    models have: one outside has probability 0 in the draft, never in the target.
 
     A few tokens before the last one are evaluated together with the next tree: after a draft that
     was accepted as a whole its last token is still missing, and an evaluation of its own would cost

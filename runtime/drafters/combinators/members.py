@@ -32,7 +32,7 @@ from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, Draw
 class MembersDrafter(Drafter):
     """Owns its members, drafters of the same conversation, and reads the same states of the target.
 
-    A subclass says how many leaves and nodes its trees have, proposes, and tells members the
+    A subclass sets the leaves and nodes of its trees, proposes, and tells members the
     outcome.
     """
 
@@ -174,7 +174,7 @@ class MemberNoise:
 def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -> RoundOutcome:
     """Return the outcome as a member sees it: its nodes keep their numbers, accepted ones follow.
 
-    `places` says where its nodes stand in the round's tree. Its ROOT may stand at an accepted node,
+    `places` are those of its nodes in the round's tree. Its ROOT may stand at an accepted node,
     for members that went on from others' drafts; then the member sees the tokens after that node.
     Nodes that were left out of it have the rows of the node above them: the tokens after it are not
     known there.
@@ -223,7 +223,7 @@ class MembersRows:
         self._said = said
 
     def logits(self, node: int) -> npt.NDArray[np.float32] | None:
-        """Return the member's row after a node, None where none said any."""
+        """Return the member's row after a node, None if there is none."""
         rows, own = self._said.get(node, (None, node))
         return None if rows is None else rows.logits(own)
 

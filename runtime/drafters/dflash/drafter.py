@@ -228,7 +228,7 @@ class BlockCells:
         self._part.ask(self._block)
 
     def answer(self) -> BlockRows | None:
-        """Return the rows of the block that was asked for; None before it was evaluated."""
+        """Return the rows of the requested block; None before it was evaluated."""
         rows = None if self._part is None else self._part.answered()
         return None if rows is None or self._asked is None else self._rows_of(rows, *self._asked)
 

@@ -30,7 +30,7 @@ or by a state of its own that has seen all tokens of the block."""
 
 MARKOV_KIND = "markov_head_type"
 MARKOV_WEIGHT, MARKOV_BIAS = "markov_head.weight", "markov_head.bias"
-"""Keys of the gate's matrix and bias, or the state's; llama.cpp knows no such tensors."""
+"""Keys of the gate's matrix and bias, or the state's; llama.cpp has no such tensors."""
 
 MARKOV, CONFIDENCE, VOCABULARY_MAP = "markov_w1.weight", "conf_proj.weight", "d2t"
 _SELECTOR = "selector_hidden.weight"
@@ -100,7 +100,7 @@ class BlockFile:
         return f"{os.path.basename(self.path)} ({self.generation})"
 
     def check_threshold(self, p_min: float) -> None:
-        """Raise `UnsupportedModelError` if nothing in the file says whether a chain is to end.
+        """Raise `UnsupportedModelError` if nothing in the file shows whether a chain is to end.
 
         DSpark's confidence head does, as in llama.cpp; for others it is the greatest probability.
         """

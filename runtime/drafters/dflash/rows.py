@@ -141,7 +141,7 @@ class MarkovRows(BlockRows):
     ) -> None:
         self.confidences = confidences
         self._logits, self._shifts, self._drafted = logits, shifts, drafted
-        # The token before each slot on llama.cpp's own chain, as far as it was asked for.
+        # The token before each slot on llama.cpp's own chain, as far as it was requested.
         self._chain = [last]
 
     def after(
@@ -191,8 +191,8 @@ class MarkovRows(BlockRows):
 class LatentRows(MarkovRows):
     """DSpark's rows with a gated or a recurrent Markov head; `hidden` [slots, width] are states.
 
-    `head` makes latents of these, and biases of latents. llama.cpp's graph knows only a head
-    without either, whose biases along its chain are taken off again.
+    `head` makes latents of these, and biases of latents. llama.cpp's graph has only a head without
+    either, whose biases along its chain are taken off again.
     """
 
     def __init__(

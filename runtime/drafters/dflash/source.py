@@ -56,7 +56,7 @@ class SlotCells(Cells, Protocol):
         """Have a block evaluated with those of other conversations."""
 
     def answer(self) -> BlockRows | None:
-        """Return the rows of the block that was asked for; None before it was evaluated."""
+        """Return the rows of the requested block; None before it was evaluated."""
 
 
 class SlotState(TextRows[Any]):

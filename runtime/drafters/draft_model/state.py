@@ -29,7 +29,7 @@ class DraftModelState:
         self.context = context
         self.cached: list[int] = []
         # Set while the cache and `cached` change: an interrupt leaves it set, and `rewind` then
-        # asks the memory itself.
+        # reads the memory itself.
         self._changing = False
         self.main = 0
         # Two, because repeated tokens of a batch are not written again.
@@ -83,7 +83,7 @@ class DraftModelState:
             piece = list(tokens[begin : begin + n_batch])
             start = self.cells(len(self.cached))
             known = [self.known(token) for token in piece]
-            # Rows of earlier pieces are asked for too: one row each is cheaper than a second kind
+            # Rows of earlier pieces are requested too: one row each is cheaper than a second kind
             # of batch.
             self.batch.fill_chain(known, start, (self.main,), 1)
             self._changing = True

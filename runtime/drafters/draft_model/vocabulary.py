@@ -28,8 +28,8 @@ from specrun.runtime.trees.tree import DraftTree
 # Timor et al. 2025 (arXiv 2502.05202, algorithm 4): a drafter of another vocabulary drafts from its
 # distribution restricted to the tokens that both have, renormalised. Whatever distribution is drawn
 # from, acceptance keeps the target's, so this is exact; the cost is the drafter's mass on tokens
-# that the target lacks. Tokens of the target that the drafter lacks, which the target itself
-# may say, are spelled for it with tokens of its own: a committed token may be several of the
+# that the target lacks. Tokens of the target that the drafter lacks, which the target itself may
+# choose, are spelled for it with tokens of its own: a committed token may be several of the
 # drafter's, so that its cells are counted apart from the tokens. It drafts shared tokens, one cell
 # each, and trees grow as those of any draft model.
 
@@ -127,7 +127,7 @@ def _bytes_last(vocabulary: Vocabulary) -> Iterable[int]:
 class SpelledModelState(DraftModelState):
     """Evaluates committed tokens of the target as the drafter's own, and maps its rows back.
 
-    `cached` are the target's tokens; `cells(n)` says how many cells the first n of them have.
+    `cached` are the target's tokens; `cells(n)` is the number of cells of the first n.
     """
 
     def __init__(self, context: Context, tokens: TokenMap) -> None:
@@ -200,8 +200,8 @@ _ENOUGH = 0.5  # of the target's tokens, by frequency: below it a drafter is hea
 class DraftPair:
     """A target's vocabulary and a drafter's part of it.
 
-    `tokens` is None where both have the same ids; `by_text` says that nothing but text is passed
-    on. `remark` tells the user of a vocabulary that is not the target's, else "".
+    `tokens` is None where both have the same ids; `by_text`: nothing but text is passed on.
+    `remark` tells the user of a vocabulary that is not the target's, else "".
     """
 
     target_size: int
@@ -215,7 +215,7 @@ class DraftPair:
 
         "auto" takes the same ids where they mean the same, shared tokens where most of the
         target's are shared, and text otherwise. Raises `PairError` where nothing is in common, or
-        the vocabulary is another one although "same" was asked for, and `UnsupportedModelError`.
+        the vocabulary is another one although "same" was given, and `UnsupportedModelError`.
         """
         check_can_draft(draft)
         ways = ["auto", "same", "tokens", "text"]
@@ -256,8 +256,8 @@ class DraftPair:
 # Timor et al. 2025 (arXiv 2502.05202, algorithm 2, string-level exact match). The text so far is
 # tokenized for the drafter, it goes on greedily, and its text is tokenized for the target.
 # These tokens are point masses: nothing is drawn, so no distribution has to be carried from one
-# vocabulary to the other, and the text stays plain decoding's own at every temperature. It asks
-# nothing of the two vocabularies but that they spell the same text.
+# vocabulary to the other, and the text stays plain decoding's own at every temperature. The two
+# vocabularies only have to spell the same text.
 
 
 _GREEDY = SamplingParams(temperature=0.0)

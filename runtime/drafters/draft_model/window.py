@@ -187,8 +187,8 @@ class KeptTokens:
 class PartialState(DraftModelState):
     """Evaluates texts of any length in a cache of a few cells: those of `kept`.
 
-    `cached` are all tokens of the text that were read; `cells(n)` says how many of the first n the
-    cache holds. The window moves only where a round begins (`feed`, `ask`), never within a draft.
+    `cached` are all tokens of the text that were read; `cells(n)` is the number of the first n in
+    the cache. The window moves only where a round begins (`feed`, `ask`), never within a draft.
     """
 
     def __init__(

@@ -112,8 +112,7 @@ def _planner(
     """Return the function that makes the tree of tree=sequoia, of so many nodes and depths.
 
     Where the head's accuracies by depth and rank are known it is made from them, without nodes= of
-    the size that pays most. They are of the head's favourite tokens and say nothing about drawn
-    ones.
+    the size that pays most. They are of the head's favourite tokens and not of drawn ones.
     """
     measured = sampling == "argmax"
     if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):

@@ -50,7 +50,7 @@ from specrun.runtime.planning.theory import multiplied
 # only tokens come back: for chains, EAGLE-1's trees of a fixed shape and EAGLE-2's dynamic ones.
 # A row below another is the pair of its token with the state that was predicted at that other. It
 # sees the cells of the row above it, and its own: its mask is a copy of that row's with one cell
-# more, made inside the graph, because in a dynamic tree only the graph knows which row is above.
+# more, made inside the graph, because in a dynamic tree only the graph computes which row is above.
 
 
 _TREE_OPERATIONS = 112  # of a graph for each depth, and for the pairs before it
@@ -58,7 +58,7 @@ _LAYER_OPERATIONS = 48  # of each layer behind the first
 
 
 def fill_tokens(graph: Graph, tokens: list[int]) -> None:
-    """Fill a graph of several rows with the tokens of the real ones, and say which is the last."""
+    """Fill a graph of several rows with the tokens of the real ones, and mark the last."""
     cells = graph.cells["tokens"]
     for row in range(len(cells)):
         cells[row] = tokens[row] if row < len(tokens) else 0
@@ -68,8 +68,8 @@ def fill_tokens(graph: Graph, tokens: list[int]) -> None:
 class PairTrees:
     """The graphs of one conversation's trees over its cache. Close them before cache and head.
 
-    Raises UnsupportedModelError where a drafted token may have no embedding, or the head knows
-    fewer tokens than a row has children.
+    Raises UnsupportedModelError where a drafted token may have no embedding, or the head has fewer
+    tokens than a row has children.
     """
 
     def __init__(self, head: PairHead, cache: KeyValueCache, plan: TreePlan) -> None:
@@ -161,8 +161,8 @@ class EagleRows:
     """A head's results after n pairs: predicted states [n, hidden] and its best tokens.
 
     `tokens` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits`
-    [n, target vocab] where they were asked for: a view, which dies with the head's next evaluation.
-    Where the highest logits were asked for, `highest` are those of `tokens`, in the order of the
+    [n, target vocab] if they were requested: a view, which dies with the head's next evaluation.
+    If the highest logits were requested, `highest` are those of `tokens`, in the order of the
     tokens' ids, and there are no `log_probs`; whole rows then come only where the lowest of the
     highest has an equal, so that ids have to decide.
     """
@@ -175,7 +175,7 @@ class EagleRows:
 
     @property
     def n_highest(self) -> int:
-        """How many of the highest logits were asked for; 0 for log-probabilities."""
+        """How many of the highest logits were requested; 0 for log-probabilities."""
         return 0 if self.highest is None else self.highest.shape[1]
 
     @property
@@ -229,7 +229,7 @@ class PairCells:
 
     @property
     def most_highest(self) -> int:
-        """How many of the highest logits it can be asked for."""
+        """How many of the highest logits it can return."""
         return self._head.most_highest
 
     @property
@@ -247,7 +247,7 @@ class PairCells:
     ) -> EagleRows:
         """Evaluate pairs of tokens [n] and states [n, hidden] that the head predicted before them.
 
-        Their keys and values go into their cells. `highest` asks for so many logits of each.
+        Their keys and values go into their cells. `highest`: so many logits of each.
         """
         return self._evaluate(tokens, states, places, real=False, highest=highest)
 
@@ -348,7 +348,7 @@ class PairCells:
             logits = builder.mul_mat(head.output, read)
             builder.output("states", predicted)
             if highest:
-                # Draws transform logits themselves: nobody asks for the sum over the vocabulary.
+                # Draws transform logits themselves: nobody needs the sum over the vocabulary.
                 best, values = builder.best(logits, highest)
                 builder.output("parted", builder.columns(values, highest - 2, 2))
                 best, order = builder.ascending(best)
@@ -405,7 +405,7 @@ class PairSizes:
     features: int
     """Of the target's features in a pair."""
     vocab_size: int
-    """How many tokens it knows."""
+    """How many tokens it has."""
     feed_forward: int
     norm_eps: float
     attention: AttentionSizes
@@ -491,7 +491,7 @@ class PairHead(ABC):
     def target_rows(self, logits: FloatRows) -> FloatRows:
         """Return logits over the head's tokens, [n, vocab], as logits over the target's.
 
-        Those that the head does not know get -inf.
+        Those that the head does not have get -inf.
         """
         if self._target_ids is None:
             return logits
@@ -503,7 +503,7 @@ class PairHead(ABC):
 
     @functools.cached_property
     def most_highest(self) -> int:
-        """How many of the highest logits its cells can be asked for.
+        """How many of the highest logits its cells can return.
 
         None where the order of its own tokens is not that of the target's.
         """

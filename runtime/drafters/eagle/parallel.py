@@ -73,7 +73,7 @@ class ParallelCells:
         raise NotImplementedError
 
     def answer(self) -> BlockRows | None:
-        """Return None: nothing was asked for."""
+        """Return None: nothing was requested."""
         return None
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from specrun.runtime.trees.tree import ROOT
 # with the token after it. Draft nodes are pairs, too, whose feature the head predicted itself.
 # After each round the accepted positions get real pairs in the place of the predicted ones that
 # drafted them, as in the references: errors of prediction do not add up from round to round. Real
-# pairs wait until the head is asked to draft: a chain's graph evaluates them with the draft.
+# pairs wait until the head drafts: a chain's graph evaluates them with the draft.
 
 
 _ITSELF = np.ones((1, 1), np.bool_)
@@ -56,13 +56,13 @@ class EagleState(TextRows[EagleRows]):
     def root(self, tokens: Sequence[int], highest: int = 0) -> EagleRows | None:
         """Forget all nodes and return the row after the last token, None if it is not known.
 
-        `highest` asks for so many logits of this row and of those below it.
+        `highest`: so many logits of this row and of those below it.
         """
         self._nodes = None
         self._asked = {"highest": highest} if highest else {}
         self._root = self.said(tokens)
         if self._root is not None and self._root.n_highest != highest:
-            self.forget_said()  # it was asked for something else
+            self.forget_said()  # something else was requested
             self._root = self.said(tokens)
         return self._root
 

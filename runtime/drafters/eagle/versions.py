@@ -42,7 +42,7 @@ from specrun.runtime.language import method_of_head
 # A depth of a draft multiplies the head's state by the target's output matrix, which for a large
 # vocabulary and a small target is most of the cost of drafting. With the rows of frequent tokens
 # alone it costs a fraction. Other tokens are never drafted, which is exact: their draft probability
-# is 0, and the target itself says them.
+# is 0, and the target itself chooses them.
 #
 # A file of an EAGLE-1 head may name them, the most frequent first: `draft_tokens`, I64 (n). An
 # EAGLE-3 head has a vocabulary of its own, `d2t`.
@@ -201,7 +201,7 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
 # draft vocab), `d2t` (I64), `token_embd`, `rope_freqs`. Where `output` or `token_embd` is missing,
 # it is the target's. Rotary pairs are neighbours, as llama.cpp's converter has them.
 #
-# `fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not know: it refuses the
+# `fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not have: it refuses the
 # additional tensors of the first, and ignores the second. It refuses `blk.0.attn_{q,k}_norm`, too,
 # norms of each head's queries and keys, which DeepSpec's heads have (deepseek-ai/DeepSpec,
 # modeling/eagle3/qwen3), and more layers than one: those behind the first, `blk.1.*` and so on, are
@@ -465,7 +465,7 @@ class Eagle3Head(PairHead):
 
 
 def trained_window(file: HeadFile, asked: int, n_ctx: int) -> int:
-    """Return how many of the last pairs a head sees, as asked for and by its file; 0: all."""
+    """Return how many of the last pairs a head sees, as requested and by its file; 0: all."""
     windows = asked, file.size("attention.sliding_window", 1 << 30, default=1 << 30)
     return min((each for each in windows if 0 < each < n_ctx), default=0)
 

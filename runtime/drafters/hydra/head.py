@@ -289,8 +289,8 @@ class HydraHead:
     """The weights of a file's heads on the target's device. Close it between cells and target.
 
     `prefix` is the prefix layer where there is one: the heads then read its result. `ranks[k]` is
-    how many tokens head k has to name; without it, `prepare` says so later. With `whole_rows` heads
-    can be asked for all logits. `evaluated_params` are the weights that an evaluation of all heads
+    how many tokens head k has to name; without it, `prepare` raises later. With `whole_rows` heads
+    can return all logits. `evaluated_params` are the weights that an evaluation of all heads
     reads.
     """
 
@@ -349,7 +349,7 @@ class HydraHead:
         return HydraCells(self, n_cells)
 
     def prepare(self, ranks: Sequence[int]) -> None:
-        """Say how many tokens each head has to name; heads without an entry are left out."""
+        """Set how many tokens each head has to name; heads without an entry are left out."""
         if not 0 < len(ranks) <= self.n_heads:
             raise OptionError(
                 f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} "
@@ -382,7 +382,7 @@ class HydraHead:
 
     @property
     def n_prepared(self) -> int:
-        """How many heads are prepared: the longest path that can be asked about."""
+        """How many heads are prepared: the longest possible path."""
         return len(self._ranks)
 
     def check_embeddings(self) -> None:
@@ -407,7 +407,7 @@ class HydraHead:
     def _evaluate(self, state: FloatRows, paths: Paths) -> tuple[int, Graph]:
         """Run the graph of a head; return it, and for how many of the paths it ran.
 
-        Heads that are not grounded say the same after all paths: one is enough.
+        Heads that are not grounded have the same results after all paths: one is enough.
         """
         head = len(paths[0]) - 1
         if not 0 <= head < len(self._ranks):
@@ -524,12 +524,12 @@ class HydraCells:
 
     @property
     def whole_rows(self) -> bool:
-        """Whether the heads can be asked for whole rows of logits."""
+        """Whether the heads can return whole rows of logits."""
         return self._head.whole_rows
 
     @property
     def n_prepared(self) -> int:
-        """The longest path that can be asked about."""
+        """The longest possible path."""
         return self._head.n_prepared
 
     def rows(self, state: FloatRows, paths: Paths) -> tuple[RankedTokens, list[FloatRows]]:

@@ -119,7 +119,7 @@ class HydraSource(StatesSource[HydraState]):
 def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `hydra(heads.gguf, nodes=16)`, with `tree=4x2`, or with `depth=4, topk=4`.
 
-    Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one,
+    Static trees are built as Medusa's (`head_tree`); `depth` or `topk` set a dynamic one,
     `n` for a chain.
     """
     options = options_of(expression)

@@ -50,12 +50,12 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 _ACCEPTANCE = 0.425
 _ROUNDS_PER_HIT = 3.106
 _WIDEST = 15
-_WORTH = 1.02  # a plan must promise more than rounding
+_WORTH = 1.02  # a plan must gain more than rounding
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadPlan:
-    """W columns, at most G guesses and the promised speed-up; W = 0 does not look ahead."""
+    """W columns, at most G guesses and the expected speed-up; W = 0 does not look ahead."""
 
     window: int
     guesses: int
@@ -254,7 +254,7 @@ class LookaheadWindow:
 # on a window that slides with the text; with sampling the iterates stay drafts, which verification
 # accepts where the draw agrees, and the text is plain decoding's own.
 #
-# How long a text becomes nobody knows before. The paper's hybrid (algorithm 3) therefore iterates
+# The length of a text is not known before. The paper's hybrid (algorithm 3) therefore iterates
 # on the first h tokens only and decodes the rest plainly, and an iterate ends with its first end
 # token: the tokens after it are never used.
 

@@ -342,7 +342,7 @@ def kind_of(matched: int) -> int:
     return min(matched, len(_BY_MATCH)) - 1
 
 
-# A draft must promise more than Python's time for it, and estimates are not exact.
+# A draft's expected gain must exceed Python's time for it, and estimates are not exact.
 _WORTH = 1.08
 _UNLIKELY = 0.02
 

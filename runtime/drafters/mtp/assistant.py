@@ -103,7 +103,7 @@ class Assistant:
         over_it = (each for each in self._contexts if each.target is target and each.is_open)
         known = next(over_it, None)
         if known is None:
-            # A text reads one of its sequences: with others, all may be asked for.
+            # A text reads one of its sequences: with others, all may be requested.
             n_sequences = 1 if self._is_alone else target.options.n_sequences
             known = AssistantContext(
                 self.model, target, n_tokens=self._n_tokens, n_sequences=n_sequences

@@ -25,7 +25,7 @@ from specrun.runtime.trees import DynamicShape, Topology, check_sampling
 
 _DEPTH = 8
 _DEFAULT = TreeOptions(topk=2, nodes="auto")
-"""The trees if nothing is said: a round verifies the nodes that pay, mostly a chain."""
+"""The default trees: a round verifies the nodes that pay, mostly a chain."""
 
 
 def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:

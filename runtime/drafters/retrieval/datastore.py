@@ -97,8 +97,8 @@ def order_by_context(
 
     `tokens` int32 [n] begins with DEPTH separators (the token `vocab_size`) and ends with one; they
     also stand between texts. Positions of separators and those right behind one are left out. Of
-    positions with the very same last tokens, at most the last 8 million are kept: more say nothing
-    new. `progress` is told how many positions are done.
+    positions with the very same last tokens, at most the last 8 million are kept: more add nothing.
+    `progress` is told how many positions are done.
     """
     done = 0
     for low, high in _buckets(tokens, vocab_size):

@@ -58,7 +58,7 @@ class NgramIndex:
 
     @property
     def _indexed(self) -> _Indexed:
-        # Made when it is asked for: every change leaves nothing behind while it is under way.
+        # Made when it is needed: every change leaves nothing behind while it is under way.
         held = self._held
         if held is None:
             held = self._held = _Indexed(len(self.sizes))
@@ -143,7 +143,7 @@ class NgramIndex:
         tokens, end = indexed.tokens, len(indexed.tokens)
         for back in range(1, min(match, _FORKS_SOUGHT + 1)):
             level = bisect_right(self.sizes, match - back) - 1
-            # A shorter n-gram than the smallest indexed size says nothing about forks.
+            # A shorter n-gram than the smallest indexed size shows nothing about forks.
             if level < 0:
                 break
             came = tokens[end - back]

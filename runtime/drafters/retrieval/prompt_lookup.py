@@ -24,7 +24,7 @@ from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.round.text import common_prefix
 
 _RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
-_FORMULA = 5  # tokens that may be said again without anything else being said again
+_FORMULA = 5  # tokens that may be repeated without any other repetition
 _FROM_REFERENCE = 4  # places of the reference that are considered
 _FROM_ANSWERS = 16  # of the answers that are kept
 
