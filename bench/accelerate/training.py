@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 # == The hours of a training: how long answers may take, and how many steps fit into the rest ======
 #
-# Answers take a third at most, or half where their states come with them. The states of the target
+# Answers take a third at most, or half if their states come with them. The states of the target
 # take their time, and the training the rest, with as many steps as fit. Their number is known
 # once the first of them were timed.
 

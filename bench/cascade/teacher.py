@@ -37,7 +37,7 @@ _SAME = 1e-9  # distributions that are no further apart agree: neither model's t
 class TeacherForced:
     """Measures of a rule's distribution pi along texts.
 
-    `cross_entropy` is -log pi of the real tokens in nats a token, its spread over texts; None where
+    `cross_entropy` is -log pi of the real tokens in nats a token, its spread over texts; None if
     a text holds a token with pi 0; `excess` is its difference to the first of the distributions,
     text by text. `expected_accuracy` is the mean of pi of the real tokens: at temperature 0 the
     share of tokens that are foretold. `deferral_rate` is, of the places where both models'

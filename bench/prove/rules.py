@@ -415,7 +415,7 @@ def largest_error(
 ) -> float:
     """Return the largest error of any text's probability, against the product of the target's own.
 
-    `walks` counts how often the rule accepted: "cut" where top-k cuts, else "open".
+    `walks` counts how often the rule accepted: "cut" if top-k cuts, else "open".
     """
     if params.is_greedy:  # whose drafts are chosen
         shape = "point masses"

@@ -182,7 +182,7 @@ def texts_of(workload: str) -> str:
 
 
 def _say_other_types(result: AccelerateResult, terminal: Terminal) -> None:
-    """Name the files of other weight types beside the target, where its curve is too steep."""
+    """Name the files of other weight types beside the target, if its curve is too steep."""
     from specrun.runtime.tuning import same_model
 
     kinds = {reason.kind for diagnosis in result.diagnoses for reason in diagnosis.reasons}

@@ -1,6 +1,6 @@
 """A head's file with a draft vocabulary: the tokens that it drafts, counted on texts (FR-Spec).
 
-Where a vocabulary is large, the output matrix is most of a head's operations. EAGLE-1's files
+If a vocabulary is large, the output matrix is most of a head's operations. EAGLE-1's files
 list the tokens (`draft_tokens`), and the runtime takes their rows of the target's matrix. Those of
 EAGLE-3 and block drafters have a map (`d2t`) and the rows themselves, as llama.cpp has it.
 """

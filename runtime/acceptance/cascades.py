@@ -100,7 +100,7 @@ class SpecCascadeRule(PairRule):
         self._defers = DEFERRALS[kind]
 
     def law(self, pair: LawPair) -> Law:
-        """Return S(p) where the rule defers, else S(q)."""
+        """Return S(p) if the rule defers, else S(q)."""
         return pair.target if self._defers(pair, self.alpha) else pair.draft
 
 
@@ -229,8 +229,8 @@ def _distance(pair: LawPair) -> float:
 #     beta a number:  pi = a + c max(0, p / beta - q),   c such that it sums to 1
 #     beta = solve:   pi = max(a, p / beta), of the smallest beta for which that sums to 1
 #
-# which is the distribution of lemma 2: of all betas the one that makes c = 1. Where a sums to 1
-# nothing is rejected, and pi = q (beta is infinite). Where max(0, p / beta - q) is zero although a
+# which is the distribution of lemma 2: of all betas the one that makes c = 1. If a sums to 1
+# nothing is rejected, and pi = q (beta is infinite). If max(0, p / beta - q) is zero although a
 # draft was rejected, the draw is from p: pi = a + (1 - sum a) p.
 #
 # Drafts are verified against pi (algorithm 4), which accepts and replaces as above, and in the last
@@ -373,7 +373,7 @@ class BildStarRule(PairRule):
         self.name = f"bild-star(rollback={rollback:g})"
 
     def law(self, pair: LawPair) -> Law:
-        """Return S(p) where D(q, p) exceeds the threshold, else S(q)."""
+        """Return S(p) if D(q, p) exceeds the threshold, else S(q)."""
         favourite, _ = pair.raw_draft.most_likely
         near = at_least(pair.raw_target, math.exp(-self.rollback)).is_reached_by(favourite)
         return pair.draft if near else pair.target
@@ -402,7 +402,7 @@ class UserRule(PairRule):
         self.name, self._function = name, function
 
     def law(self, pair: LawPair) -> Law:
-        """Return the function's distribution; raises `OptionError` where it is none."""
+        """Return the function's distribution; raises `OptionError` if it is none."""
         size = max(_size(pair.draft), _size(pair.target))
         dense = Law(np.zeros(size))
         probs = self._function(pair.draft.aligned_to(dense), pair.target.aligned_to(dense))

@@ -88,7 +88,7 @@ def verify_batch(
     `num_draft_tokens` [batch] holds the number of the k tokens that a sequence really drafted (the
     others are not read), `positions` [batch] where its first new token will stand (0 if left out):
     it keys noise sources that have a key. After a draft that was kept whole stands the token of
-    `bonus_token_ids` [batch], where these are given (they must have been drawn from the target's
+    `bonus_token_ids` [batch], if these are given (they must have been drawn from the target's
     distribution there), or none with `disable_bonus`; then the row behind the last drafted token is
     not read.
 
@@ -131,7 +131,7 @@ class BatchCounts:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over drafted tokens; None where nothing was drafted."""
+        """Accepted over drafted tokens; None if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property

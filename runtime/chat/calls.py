@@ -397,7 +397,7 @@ class _TagValue:
     """The value of an argument, up to its closing tag, which may stand within it or be missing.
 
     A closing tag is the argument's if a possible continuation of an argument follows. Tags of calls
-    that are opened and closed within the value belong to it. Where the closing tag is missing, the
+    that are opened and closed within the value belong to it. If the closing tag is missing, the
     value ends at the tag of one of the other `keys`, or at the end of the call. A text is given out
     by `give` as it comes: up to a possible end, and to the first closing tag that may be its end.
     """

@@ -1,6 +1,6 @@
 """Conversations in the form that a template takes: whatever clients send is rendered whole.
 
-Many templates take one system message, and only at the beginning; some take none, or raise where
+Many templates take one system message, and only at the beginning; some take none, or raise if
 roles do not alternate; some print parts of a content and skip a text. Nothing in a file shows this.
 So the template is tried: first with the messages as they are, then with changes that keep every
 text, the least first. A way has failed if the template raises, or leaves out a text.

@@ -198,7 +198,7 @@ def chat_text(
 
     Messages that the template refuses, or leaves out, are put in another form that it takes
     (`Fitting`). `is_begun`: the last message is not whole, and the prompt ends behind its text.
-    `no_thoughts`: the answer begins behind a reasoning that is empty, where the template opens one
+    `no_thoughts`: the answer begins behind a reasoning that is empty, if the template opens one
     or has no variable for it.
 
     The template's own texts may name control tokens; the same texts inside a message, a tool or a

@@ -117,7 +117,7 @@ class Joint(ABC, Generic[WaitingT]):
 class DraftMeeting:
     """The draft models and heads of an engine, and the requests of its conversations.
 
-    `n_drafting` is how many conversations draft now: where it is one, nothing is waited for. Each
+    `n_drafting` is how many conversations draft now: if it is one, nothing is waited for. Each
     one's share of an evaluation follows from it, so drafts shrink with the load.
     """
 
@@ -173,7 +173,7 @@ class SharedDraftContext(Joint["ContextPart"]):
         super().__init__(meeting)
 
     def part(self, *, copies: bool) -> ContextPart | None:
-        """Return a part that nobody has, None where there is none left.
+        """Return a part that nobody has, None if there is none left.
 
         `copies`: its rows are to outlive evaluations of others.
         """

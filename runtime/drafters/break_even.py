@@ -100,7 +100,7 @@ class TimedDrafter(Drafter):
     """Reports each round's time after the draft to `costs`, and drafts as its pace allows.
 
     A drafter that finds the text is not called at all while it sleeps: to be told that it sleeps
-    costs too much where a token takes little. All others observe these rounds, for they need the
+    costs too much if a token takes little. All others observe these rounds, for they need the
     target's states. `share` is how much of a plain round's time one takes now that is evaluated
     with other conversations.
     """

@@ -62,7 +62,7 @@ class _Layer:
         return self._tensors.named(self._prefix + name)
 
     def get(self, name: str) -> Tensor | None:
-        """Return an optional tensor, None where the target has none."""
+        """Return an optional tensor, None if the target has none."""
         return self[name] if self._prefix + name in self._known else None
 
 

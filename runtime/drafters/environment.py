@@ -42,7 +42,7 @@ class DraftEnvironment:
 
     `costs` are those of the target's evaluations, None: as it was measured on this machine
     (`measured`, or else the stored ones), or else a typical curve, which rounds then correct
-    (`learnt`). drafters that measure read `clock`; where nothing may be chosen `by_clock`, drafts
+    (`learnt`). Drafters that measure read `clock`; if nothing may be chosen `by_clock`, drafts
     depend on counts alone, as under rules whose distribution is the drafter's too; `keeps_rows`:
     such a rule reads the drafter's own rows. `shape` sets whether all evaluations have one width.
     At a `meeting` draft models of several conversations are evaluated together. Drafts of a
@@ -87,9 +87,9 @@ class DraftEnvironment:
 
     @property
     def curve(self) -> CostCurve:
-        """The cost of the target's evaluations: learnt while decoding, where drafters may be timed.
+        """The cost of the target's evaluations: learnt while decoding, if drafters may be timed.
 
-        Where they may not it stays as it was known, whatever rounds take.
+        If they may not it stays as it was known, whatever rounds take.
         """
         return self.known if self.learnt is None else self.learnt
 
@@ -122,7 +122,7 @@ class DraftEnvironment:
     def fills(self) -> bool:
         """Whether places that a drafter of this environment leaves empty may be filled.
 
-        Only where evaluations were measured, and under exact rules.
+        Only if evaluations were measured, and under exact rules.
         """
         return (
             self.by_clock
@@ -135,7 +135,7 @@ class DraftEnvironment:
 
     @property
     def most_drafted(self) -> int:
-        """The most tokens drafted where no number is given: a fixed shape's rounds cost as much."""
+        """The most tokens drafted if no number is given: a fixed shape's rounds cost as much."""
         usual = _FIXED_WIDTH if self.shape == "fixed" else MOST_DRAFTED + 1
         width = self.shape if isinstance(self.shape, int) else usual
         return self.bounded(max(1, min(width, self.context.n_batch) - 1))

@@ -269,7 +269,7 @@ def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
 
 # == The heads for several conversations: their states are rows of one evaluation ==================
 #
-# The heads' results depend on a state alone, so any number of states have the same shape. Where
+# The heads' results depend on a state alone, so any number of states have the same shape. If
 # one conversation drafts alone, nothing is waited for.
 
 

@@ -92,7 +92,7 @@ class PartialCache:
 def partial_cache(expression: Expression, env: DraftEnvironment, n_nodes: int) -> PartialCache:
     """Return the values of `sink=` and `window=`; drafts have up to `n_nodes` tokens.
 
-    Raises OptionError for a window that is too small for them, and UnsupportedModelError where the
+    Raises OptionError for a window that is too small for them, and UnsupportedModelError if the
     target's memory cannot drop a part of a text.
     """
     options = options_of(expression)

@@ -49,7 +49,7 @@ _PLANNED_NODES = 24
 
 @dataclass(frozen=True, slots=True)
 class TreeOptions:
-    """The options that describe a tree, None where they were not given."""
+    """The options that describe a tree, None if they were not given."""
 
     tree: str | None = None
     depth: int | None = None

@@ -448,14 +448,14 @@ class SharedEvaluation:
 
     @property
     def n_cells_free(self) -> int:
-        """How many cells are free; where texts lie apart, each has room for its own."""
+        """How many cells are free; if texts lie apart, each has room for its own."""
         used = 0 if self.parking is None else self.n_cells_used
         return self.context.n_ctx - used
 
     def _together(self, slots: Sequence[SlotTarget]) -> Sequence[SlotTarget]:
         """Return those of waiting slots that one evaluation can serve, in llama.cpp's order.
 
-        That is all of them, or where texts lie apart neighbours of the one that waits for longest.
+        That is all of them, or if texts lie apart neighbours of the one that waits for longest.
         """
         if self.parking is not None or not slots:
             return slots
@@ -524,7 +524,7 @@ class SharedEvaluation:
         return self._wider(n * width, n * max(width, most), n) // n
 
     def _decode(self, texts: list[tuple[list[int], int, BatchShape]], n_tokens: int) -> Rows:
-        """Evaluate texts side by side, in a batch that is filled up where that takes less time.
+        """Evaluate texts side by side, in a batch that is filled up if that takes less time.
 
         The filling is a text of its own, behind all others, whose cells are free again at once.
         """

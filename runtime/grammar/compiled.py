@@ -100,7 +100,7 @@ class GrammarCompiler:
     ) -> CompiledGrammar:
         """Return the compiled grammar; raises `GrammarError` with the compiler's message.
 
-        Raises `ClosedError` where it is not wanted any more.
+        Raises `ClosedError` if it is not wanted any more.
         """
         with self._lock:
             known = self._compiled.get(grammar)
@@ -162,10 +162,10 @@ _OPENING = threading.Lock()
 def compiled(
     grammar: Grammar, vocabulary: Vocabulary, is_wanted: Callable[[], bool] = lambda: True
 ) -> CompiledGrammar:
-    """Return a grammar compiled for a vocabulary, quickly where it was before.
+    """Return a grammar compiled for a vocabulary, quickly if it was before.
 
     Raises `GrammarError` for one that llguidance cannot compile, or not within `COMPILE_SECONDS`;
-    `ClosedError` where it is not wanted any more.
+    `ClosedError` if it is not wanted any more.
     """
     with _OPENING:
         compiler = _COMPILERS.get(vocabulary)

@@ -59,7 +59,7 @@ class GrammarProcess:
             raise ProcessEnded(in_time=True) from None
 
     def reply(self, wait: float | None = None) -> Any:  # noqa: ANN401 - of any request
-        """Return the reply, None where it has not come within so many seconds (None: wait).
+        """Return the reply, None if it has not come within so many seconds (None: wait).
 
         Raises `ProcessEnded`.
         """
@@ -100,7 +100,7 @@ class GrammarProcess:
         self._connection.close()
 
     def _interrupt(self) -> None:
-        """Kill it where it is busy; else it ends itself when its connection closes."""
+        """Kill it if it is busy; else it ends itself when its connection closes."""
         if self._is_busy and self._pid:
             self._is_busy = False
             with suppress(ProcessLookupError):
@@ -114,7 +114,7 @@ def start(
 ) -> GrammarProcess:
     """Return a process with a vocabulary, to be forked for grammars.
 
-    Raises `GrammarError` where there is no llguidance, or no process can be started.
+    Raises `GrammarError` if there is no llguidance, or no process can be started.
     """
     ours, theirs = Pipe()
     process = GrammarProcess(ours)

@@ -366,7 +366,7 @@ class _Bytes:
         self._node_of: dict[tuple[tuple[int, int, int], ...], int] = {}
         known: dict[Ranges, int] = {}
         self.roots: list[int] = []
-        """By place: the node of its character, 0 where there is none."""
+        """By place: the node of its character, 0 if there is none."""
         for symbol in symbols:
             root = _DONE
             if isinstance(symbol, Characters) and symbol.ranges:

@@ -329,7 +329,7 @@ class _Loosening:
             task.out[name] = value
 
     def _any_of(self, task: _Task, name: str, value: object) -> None:
-        """Write `anyOf`, and `oneOf` as the same: where one may match, several may."""
+        """Write `anyOf`, and `oneOf` as the same: if one may match, several may."""
         if not isinstance(value, list):
             task.out[name] = value
             return

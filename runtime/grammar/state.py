@@ -66,7 +66,7 @@ class Lexicon:
         return self._spelled[token] if token < self.size else b""
 
     def tokens_of(self, text: bytes) -> tuple[int, ...] | None:
-        """Return tokens that spell these bytes; None where there are none."""
+        """Return tokens that spell these bytes; None if there are none."""
         tokens = tuple(self._tokens_within(text))
         return tokens if b"".join(map(self.spelling, tokens)) == text else None
 
@@ -120,7 +120,7 @@ class Lexicon:
         return sorted(self._spelled)
 
     def _tokens_within(self, text: bytes) -> list[int]:
-        """Return the tokens of a text in the middle of another; none where the model is closed."""
+        """Return the tokens of a text in the middle of another; none if the model is closed."""
         vocabulary = self._vocabulary()
         try:
             return vocabulary.tokenize_within(text) if vocabulary is not None and text else []
@@ -258,7 +258,7 @@ class Cursor:
 class GrammarState:
     """The place after `length` tokens of a text; `parent` is the one before its last token.
 
-    `fed` are the tokens that the matcher consumes on the way from there: that one, none where the
+    `fed` are the tokens that the matcher consumes on the way from there: that one, none if the
     grammar has not begun, the rest of a token that completes the marker. `tail` is the end of the
     text while the marker is waited for, else None. A place that is `closed` lies behind a token
     that the grammar forbids, or behind the end of the text: nothing is known of the next tokens.
@@ -349,7 +349,7 @@ class GrammarState:
     # -- the facts of a place ----------------------------------------------------------------------
 
     def _look(self, wait: float | None = None) -> Seen | None:
-        """Return the matcher's facts here; None where that takes longer than it may."""
+        """Return the matcher's facts here; None if that takes longer than it may."""
         if self.seen is not None:
             return self.seen
         cursor = self._cursor
@@ -395,7 +395,7 @@ class GrammarState:
     def is_over(self) -> bool:
         """Whether the text is whole: the grammar allows nothing more.
 
-        False where finding out takes longer than may be waited for: only its end may follow then.
+        False if finding out takes longer than may be waited for: only its end may follow then.
         """
         if self.closed or self.tail is not None:
             return False

@@ -3,7 +3,7 @@
 Whatever a client writes runs here, in llguidance: a grammar that needs too much stack, time or
 memory ends this process and no other. `process` starts it as a script, so it imports nothing of
 specrun. It reads a vocabulary once, and forks for every grammar, and from there for every answer: a
-fork has a matcher of its own. Where a request takes longer than it may, its process ends; the
+fork has a matcher of its own. If a request takes longer than it may, its process ends; the
 system sees to that, whatever llguidance does meanwhile.
 """
 
@@ -206,7 +206,7 @@ class _Text:
         return matcher.get_error() or found
 
     def _move(self, back: int, tokens: list[int]) -> LLMatcher:
-        """Take back some tokens and consume others, with a fresh matcher where it gave up."""
+        """Take back some tokens and consume others, with a fresh matcher if it gave up."""
         if back:
             del self._tokens[-back:]
         if self._matcher.is_error():
@@ -286,7 +286,7 @@ def _unforced(source: str) -> str:
     """Return a Lark source whose options, its `%llguidance {...}`, have `no_forcing`.
 
     That leaves free how a forced text is spelled. Otherwise masks would allow the tokenizer's own
-    spelling alone where the text is forced, and the distribution would not be the target's given
+    spelling alone if the text is forced, and the distribution would not be the target's given
     that the text follows the grammar.
     """
     found = _OPTIONS.match(source)

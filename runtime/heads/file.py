@@ -57,28 +57,28 @@ class HeadFile:
         return tensor in self._tensors
 
     def size(self, name: str, most: int = 1 << 24, *, default: int | None = None) -> int:
-        """Return the positive whole number `<kind>.<name>`, or `default` where it is absent."""
+        """Return the positive whole number `<kind>.<name>`, or `default` if it is absent."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             raise self._fault(name, value)
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Return the positive number `<kind>.<name>`, or `default` where it is absent."""
+        """Return the positive number `<kind>.<name>`, or `default` if it is absent."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1e12:
             raise self._fault(name, value)
         return float(value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """Return the truth value `<kind>.<name>`, `default` where it is absent."""
+        """Return the truth value `<kind>.<name>`, `default` if it is absent."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             raise self._fault(name, value)
         return value
 
     def numbers(self, name: str) -> list[float] | None:
-        """Return the list `<kind>.<name>`, None where it is absent."""
+        """Return the list `<kind>.<name>`, None if it is absent."""
         value = self._value(name)
         if value is None:
             return None
@@ -173,7 +173,7 @@ class HeadFile:
 # depth add up to the probability that any of them is.
 #
 # In the head's GGUF: `<kind>.node_accuracy`, the rows one after another, and
-# `<kind>.node_accuracy_depths`, how many there are (as many as heads where it is absent). Beside
+# `<kind>.node_accuracy_depths`, how many there are (as many as heads if it is absent). Beside
 # it: a CSV with the columns head, rank and accuracy, both numbers counted from 0; other columns are
 # not read.
 

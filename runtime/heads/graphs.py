@@ -352,7 +352,7 @@ class LayerTensors(Protocol):
         """Return a tensor that is there."""
 
     def get(self, name: str) -> Tensor | None:
-        """Return an optional tensor, None where there is none."""
+        """Return an optional tensor, None if there is none."""
 
 
 class LayerWeights:
@@ -365,7 +365,7 @@ class LayerWeights:
         return Tensor(self._store[self._prefix + name])
 
     def get(self, name: str) -> Tensor | None:
-        """Return an optional tensor, None where the head has none."""
+        """Return an optional tensor, None if the head has none."""
         return self[name] if self._prefix + name in self._store else None
 
 

@@ -1,7 +1,7 @@
 # cython: annotation_typing=False, boundscheck=False, wraparound=False
 """The inputs of a head's graph: where its rows stand, in which cells, and the cells that they see.
 
-Cython compiles this file where there is a compiler (`places.pxd` has the types), as after an
+Cython compiles this file if there is a compiler (`places.pxd` has the types), as after an
 evaluation numpy's code is not in the processor's caches. All arrays are flat: a graph's own memory.
 """
 

@@ -2,7 +2,7 @@
 
 EAGLE's heads, Hydra's prefix layer and NextN blocks evaluate one row for each position of the
 committed text and keep its keys and values in a cell of their cache. Rows wait until the head
-drafts: they are then evaluated together with the draft, or many at once where nothing was
+drafts: they are then evaluated together with the draft, or many at once if nothing was
 drafted for some rounds.
 
 The facts are one value that is replaced as a whole, so that Ctrl-C at any line leaves the old
@@ -138,7 +138,7 @@ class TextRows(Generic[Said]):
     def learn(self, start: int, rows: FloatRows, tokens: Sequence[int]) -> None:
         """Take the rows [n, ...] of positions `start` on of the text `tokens`, never to be changed.
 
-        The token after the last of them may be missing. Known facts stay. Where rows are
+        The token after the last of them may be missing. Known facts stay. If rows are
         missing before these, or come before all that are known, the others are given up: the head
         then sees less of the text, which costs acceptance and nothing else.
         """
@@ -213,7 +213,7 @@ class TextRows(Generic[Said]):
     def due(self, tokens: Sequence[int], most: int) -> RowPiece | None:
         """Return up to `most` rows before a text's last token, to be evaluated with a draft.
 
-        Earlier ones are put into their cells. None where the last row is not known. Their
+        Earlier ones are put into their cells. None if the last row is not known. Their
         evaluation is confirmed by `settle`, and otherwise they are due again.
         """
         base, count, end, pending, _, _, _ = self._held
@@ -263,7 +263,7 @@ class TextRows(Generic[Said]):
         return self._text[newest] == tokens[newest]
 
     def _return_last(self) -> None:
-        """Let the last row wait again where none does: it is to be evaluated once more."""
+        """Let the last row wait again if none does: it is to be evaluated once more."""
         base, count, end, _, last, _, early = self._held
         if end == base + count and last is not None:
             self._held = base, count - 1, end, (last,), None, None, early
@@ -290,5 +290,5 @@ def _nothing_from(base: int) -> _Held[Any]:
 
 def _joined(pending: tuple[FloatRows, ...]) -> FloatRows:
     """Return pending rows as one array."""
-    # Only when they are read: rows wait for many rounds where nothing is drafted.
+    # Only when they are read: rows wait for many rounds if nothing is drafted.
     return pending[0] if len(pending) == 1 else np.concatenate(pending)

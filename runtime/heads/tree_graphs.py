@@ -75,7 +75,7 @@ class TreePlan:
 class NamedChildren:
     """The children of a tree by number: their tokens, of the target, and views of the rest.
 
-    Where the plan has values, `values` are the natural logarithms of their path probabilities, and
+    If the plan has values, `values` are the natural logarithms of their path probabilities, and
     `rows` the numbers of the children that became rows, from the second depth's first row on.
     """
 
@@ -139,7 +139,7 @@ class TreeGraphs(LengthGraphs[int]):
         """Note the children of a depth's rows, logits (vocab, n); return the next depth's rows.
 
         None after the last depth. `values`, (1, n), are those of the rows, None at the root. `ids`,
-        I32 (1, vocab), names the target's tokens where the logits are of others.
+        I32 (1, vocab), names the target's tokens if the logits are of others.
         """
         plan, ranks, n = self.plan, self.plan.ranks[depth], self.plan.widths[depth]
         n_here = ranks * n
@@ -267,7 +267,7 @@ class NextRows:
     """A depth's rows inside a graph: their tokens and the rows above them, I32 (n).
 
     Rows above are counted in their own depth from 0; `values` (1, n) are path probabilities in
-    nats, None where the shape is fixed.
+    nats, None if the shape is fixed.
     """
 
     tokens: Tensor

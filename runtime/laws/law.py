@@ -4,7 +4,7 @@
 Probabilities are in float64: they come from float32 logits, but residuals subtract nearly equal
 numbers. Of a `RankedLaw` only the best tokens are known: those that a head names on its device.
 
-This file is compiled by Cython where there is a compiler (`law.pxd` has the types), and interpreted
+This file is compiled by Cython if there is a compiler (`law.pxd` has the types), and interpreted
 elsewhere: both give the same bits. Loops are for the few tokens that truncation leaves; numpy's
 operations are for more tokens than `SHORT`.
 """

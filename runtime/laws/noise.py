@@ -7,7 +7,7 @@ at any temperature. An answer's key is a hash of (seed, index, prompt): with the
 that comes back in a prompt at other positions would meet the numbers that made it, and repeat
 itself.
 
-This file is compiled by Cython where there is a compiler, and interpreted elsewhere, as `law.py`.
+This file is compiled by Cython if there is a compiler, and interpreted elsewhere, as `law.py`.
 """
 
 from __future__ import annotations

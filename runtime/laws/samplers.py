@@ -157,7 +157,7 @@ def keep_above_sigma(candidates: Candidates, n_sigma: float) -> Candidates:
 def without_top_choices(candidates: Candidates, threshold: float) -> Candidates | None:
     """Return XTC's tokens when it cuts: of the likely tokens the least likely, and all others.
 
-    Likely are those of probability `threshold` and more. None where there are fewer than two of
+    Likely are those of probability `threshold` and more. None if there are fewer than two of
     these: nothing is cut then.
     """
     likely = (candidates.probabilities() >= threshold).nonzero()[0]
@@ -394,13 +394,13 @@ def keep_zipf(candidates: Candidates, mu: float, n_vocab: int) -> Candidates:
 def _zipf_k(exponent: float, mu: float, n_vocab: int) -> int:
     """Return ((e 2^mu) / (1 - n_vocab^-e))^(1/s) with e = s - 1 (equation 2), from 1 to n_vocab.
 
-    Where that is too large for C's int, llama.cpp keeps a single token: here all are kept.
+    If that is too large for C's int, llama.cpp keeps a single token: here all are kept.
     """
     if exponent <= 0.0:  # a flat row
         return n_vocab
     rest = exponent - 1.0
     try:
-        # -expm1(-e log n) / e is log n where e is 0.
+        # -expm1(-e log n) / e is log n if e is 0.
         mass = -math.expm1(-rest * math.log(n_vocab)) / rest if rest else math.log(n_vocab)
         k = (2.0**mu / mass) ** (1.0 / exponent)
     except OverflowError:
@@ -424,7 +424,7 @@ class SamplerState:
 
     `breakers` are those of `Breakers`. `mu` is mirostat's, in bits, after the tokens that were
     accepted; None at the beginning of an answer. `grammar` is the place after those tokens, or an
-    earlier one; None where any text is allowed.
+    earlier one; None if any text is allowed.
     """
 
     breakers: Mapping[int, Sequence[tuple[int, ...]]] = field(default_factory=dict)

@@ -203,7 +203,7 @@ def _setting(default: Any, flags: str, help: str, **more: Any) -> Any:  # noqa: 
 class _WorkedOut:
     """The consequences of settings of sampling.
 
-    `chain`: the samplers that do something, in their order; at last "mirostat", where it is on.
+    `chain`: the samplers that do something, in their order; at last "mirostat", if it is on.
     `is_greedy`: the distribution is always a point mass, on one token of the highest logit after
     the grammar and the samplers before the temperature. `is_plain`: the chain is no more than
     penalties, top-k, top-p, min-p and temperature, in this order, and each setting has its plain

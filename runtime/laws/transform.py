@@ -2,7 +2,7 @@
 
 The same function serves the target and a draft model, so that both distributions are cut the same
 way. The usual settings (penalties, top-k, top-p, min-p, temperature) have quick ways of their own;
-all else runs down the chain of samplers. Where one draws (XTC cuts with a chance), the distribution
+all else runs down the chain of samplers. If one draws (XTC cuts with a chance), the distribution
 is the mixture of both outcomes.
 """
 
@@ -275,7 +275,7 @@ def _truncated(logits: Logits, ids: IdArray | None, row: Logits, params: Samplin
 
     `row` are the logits before bias and penalties.
 
-    Where equal logits straddle a cut, the lower ids stay. Only values are sorted: the kept tokens
+    If equal logits straddle a cut, the lower ids stay. Only values are sorted: the kept tokens
     are then found by comparison with the lowest of them, and are in order.
     """
     values = (logits if ids is None else logits[ids]).astype(np.float64)

@@ -47,7 +47,7 @@ BLOCK_DRAFTER, ASSISTANT = "block drafter", "assistant"
 
 _ROWS = 16  # the widest round if the expression names no size
 _STATE_ROWS = 64  # with hidden states every token of a piece of a prompt has a row
-_USUAL_LENGTHS = {"jacobi": 4, "cascade": 5, "ouroboros": 5}  # where no number is given
+_USUAL_LENGTHS = {"jacobi": 4, "cascade": 5, "ouroboros": 5}  # if no number is given
 _BLOCK = 16  # tokens of a block drafter's, if its file names no size
 _SPARE_CELLS = 64  # nodes of a tree, behind the text
 # Graphs have memory of their own: those that hold logits at once, and those that hold scores, of

@@ -83,8 +83,8 @@ class MatchAcceptance:
     nothing and depend on tokens alone. Each kind and rank has a Beta distribution, which
     begins at a prior (`priors`, by kind and rank) and fades. Kinds are many and a text is short, so
     those of the best guesses learn from one another: their priors are certainties that one
-    `AcceptanceOdds` calibrates. Where no short match is false, short matches are trusted as long
-    ones are; where nothing holds, a drafter falls silent within some tokens.
+    `AcceptanceOdds` calibrates. If no short match is false, short matches are trusted as long
+    ones are; if nothing holds, a drafter falls silent within some tokens.
     """
 
     def __init__(self, priors: Sequence[Sequence[float]]) -> None:

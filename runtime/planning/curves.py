@@ -241,7 +241,7 @@ _BELIEVED = 3  # drafts that the estimate counts for: as many are cold at first
 class LiveCurve(CostCurve):
     """A curve that goes on learning: `seconds` is the estimate now, the fields hold the first one.
 
-    Whatever plans with a `CostCurve` plans with this one. Where nothing is learnt it stays as it
+    Whatever plans with a `CostCurve` plans with this one. If nothing is learnt it stays as it
     began.
     """
 
@@ -346,7 +346,7 @@ class _Learnt:
                 factors.append((width, self._factor(width, single)))
         most = factors[-1][0]
         ratios = [self._ascending(n) * math.exp(_between(factors, n)) for n in range(most, 1, -1)]
-        # One token stands apart: two cost less where a kernel likes them better.
+        # One token stands apart: two cost less if a kernel likes them better.
         ascending = enumerate(reversed(levelled(ratios)), 2)
         self._table = [single, single, *(single * ratio * self._step(n) for n, ratio in ascending)]
 

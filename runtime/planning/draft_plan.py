@@ -52,7 +52,7 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # is known of the round. A chain is to have as many tokens as would be computed one after the
 # other if all were usual. A tree is to have as many depths as were worth most lately, less D.
 # Each of its drafts shows the worth of all smaller depths and nothing of larger ones. For those the
-# prior returns little by little, so they are tried again. Where no depth was worth its D nothing is
+# prior returns little by little, so they are tried again. If no depth was worth its D nothing is
 # drafted, until the prior is back.
 #
 # A drafter whose certainty has to be computed to be known may lose time however well drafts end.
@@ -131,7 +131,7 @@ class _Learnt:
     def end_round(self, *, idle: bool, accepted: int) -> None:
         """Forget a little in an idle round, so that drafts are tried again some day.
 
-        Where they were tried in vain, less: drafts that never pay cost less and less.
+        If they were tried in vain, less: drafts that never pay cost less and less.
         """
         if idle:
             self.odds.recover(self.recovery)
@@ -144,7 +144,7 @@ class _Learnt:
 
 
 class _Thresholds:
-    """The least r_n at which a chain goes on, where a token is worth `token` seconds and `usual` m.
+    """The least r_n at which a chain goes on, if a token is worth `token` seconds and `usual` m.
 
     The first distribution costs `step`, another one `further`: as much, or nothing in a block.
     They depend on the chance of the last distribution that was seen, in whole log-odds (`level`,
@@ -245,7 +245,7 @@ class DraftPlan(Plan):
     """Chooses by costs how much of a draft is computed and verified. `seconds` is T, `draft` D.
 
     A draft has at most `most` nodes. It is a chain, or a tree of at most `depth` depths (1: all of
-    them cost as much as one). `drawn` are T and D of drawn tokens, where those of chosen ones are
+    them cost as much as one). `drawn` are T and D of drawn tokens, if those of chosen ones are
     learnt by the clock.
 
     A round of point masses whose depths are computed at once begins with `depth_to_ask`, and `best`

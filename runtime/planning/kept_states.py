@@ -1,4 +1,4 @@
-"""How many tokens to draft at most where each keeps one more recurrent state.
+"""How many tokens to draft at most if each keeps one more recurrent state.
 
 llama.cpp takes drafts back from a recurrent state by keeping the states of the last few tokens, and
 how many is fixed when a context is made. So the longest draft is chosen before anything is drafted:

@@ -5,7 +5,7 @@ rebuild its graph, then with the graph reused. Sizes are visited forwards and ba
 that a machine that warms up or slows down does so for all of them. The least of a size's times
 counts, for other programs only add to it; how far the median lies above is told as the spread. A
 size that contradicts its neighbours is measured again: a size that takes longer than a larger one
-by more than the spread, of which a tenth counts at most (where times differ by more, their
+by more than the spread, of which a tenth counts at most (if times differ by more, their
 least may be no better), or far more than the line between the sizes beside it. If that stays so, it
 is a property of a kernel. All tokens give output rows, as a tree's do, at a position where a text
 would be in the middle of its answer.
@@ -140,7 +140,7 @@ class EvaluationTimes:
         _fill(context, self._batch, depth)
 
     def visit(self, size: int) -> None:
-        """Time a size after another one, and again; where passes turn it is the same size again."""
+        """Time a size after another one, and again; if passes turn it is the same size again."""
         first = self._reused if size == self._last else self._rebuilt
         first.setdefault(size, []).append(self._timed(size))
         self._reused.setdefault(size, []).append(self._timed(size))
@@ -240,7 +240,7 @@ def target_curve(
 ) -> CostCurve:
     """Return the curve of a model file with these settings: the stored one, or a new one, stored.
 
-    With `again` it is measured in any case, and where only a first contact measured it.
+    With `again` it is measured in any case, and if only a first contact measured it.
     """
     layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
     curve = None if again else load_curve(target, context, layers)

@@ -35,7 +35,7 @@ from specrun.runtime.trees.tree import ROOT
 MAX_PLANNED_NODES = 256
 MAX_PLANNED_DEPTH = 32
 
-# Where nothing was measured: about the accuracy of small drafters on text at temperatures 0.6 to 1.
+# If nothing was measured: about the accuracy of small drafters on text at temperatures 0.6 to 1.
 _TYPICAL = {
     "with": (0.72, 0.08, 0.03, 0.015, 0.008, 0.004),
     "without": (0.72, 0.12, 0.05, 0.025, 0.015, 0.01, 0.007, 0.005),
@@ -151,7 +151,7 @@ def _solve_level(
 # the cost of a depth of guesses.
 
 
-# Where nothing was measured: about the accuracy of heads on their own training domain.
+# If nothing was measured: about the accuracy of heads on their own training domain.
 _BY_RANK = (1.0, 0.2, 0.1, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008)
 TYPICAL_ACCURACY = tuple(
     tuple(first * share for share in _BY_RANK) for first in (0.6, 0.42, 0.3, 0.22, 0.17)

@@ -382,7 +382,7 @@ def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float
     """Return the acceptance by rank measured for a pair and a proposal scheme, None if it was not.
 
     It depends on the models alone, so that a plan of another machine will do. Of several
-    temperatures the highest is taken, where the scheme draws, and the lowest, if it takes the
+    temperatures the highest is taken, if the scheme draws, and the lowest, if it takes the
     most likely tokens. A file that is damaged is left out, with a warning in the log.
     """
 

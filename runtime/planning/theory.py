@@ -54,7 +54,7 @@ def expected_tokens(acceptance: float, n_draft: int) -> float:
 def wall_clock_improvement(acceptance: float, n_draft: int, cost_ratio: float) -> float:
     """Return tokens per second over plain decoding's: (1 - a^(g+1)) / ((1 - a) (g c + 1)).
 
-    Leviathan, theorem 3.8, where a target evaluation takes as long for g + 1 tokens as for one.
+    Leviathan, theorem 3.8, if a target evaluation takes as long for g + 1 tokens as for one.
     """
     _require_cost("cost_ratio", cost_ratio)
     return expected_tokens(acceptance, n_draft) / (n_draft * cost_ratio + 1.0)
@@ -215,7 +215,7 @@ def _require_cost(name: str, value: float) -> None:
 
 # == Memory bandwidth: bytes that evaluations read, and their savings by drafting ==================
 #
-# Where decoding waits for memory, an evaluation takes as long as its bytes: the weights, once for
+# If decoding waits for memory, an evaluation takes as long as its bytes: the weights, once for
 # all its tokens, and the keys and values of the text before them (Leviathan et al. 2023, section
 # 3.4: reads of both shrink by the expected tokens of a round, while operations grow, theorem 3.11).
 # Two things break that rule, and both are counted here. The keys and values of a long text are read
@@ -299,7 +299,7 @@ def bytes_ratio(
     n_context: float = 0.0,
     n_draft_context: float | None = None,
 ) -> float:
-    """Return `bytes_per_token` over plain decoding's: below 1 it is faster where memory decides."""
+    """Return `bytes_per_token` over plain decoding's: below 1 it is faster if memory decides."""
     spent = bytes_per_token(
         target,
         draft,
@@ -516,7 +516,7 @@ def best_lengths(inputs: ChainInputs, most: int = LONGEST) -> BestLengths:
 def tokens_per_second_by_bandwidth(
     inputs: ChainInputs, n_draft: int, bytes_per_second: float
 ) -> float:
-    """Return the tokens a second where memory alone decides: bandwidth over bytes of a token.
+    """Return the tokens a second if memory alone decides: bandwidth over bytes of a token.
 
     Leviathan et al. (2023), section 3.4: an evaluation reads the weights once for all its tokens.
     """

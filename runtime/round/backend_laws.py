@@ -1,6 +1,6 @@
 """Distributions from backend sampling: the device sends only the k best logits of a row.
 
-Where the distribution is cut to the top k anyway, and nothing before that cut changes the order of
+If the distribution is cut to the top k anyway, and nothing before that cut changes the order of
 logits, the k best and a few more suffice: `transformed_law` of them is that of the whole
 row, to the bit. The few more are for ties, of which the lower ids stay: if those that are equal may
 go on beyond the sent ones, the rows are evaluated again and given whole.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
 
 BackendSampling = Literal["auto", "on", "off"]
-"""auto: on where the target's rows lie in a GPU's memory; in the CPU's there is no copy to save."""
+"""auto: on if the target's rows lie in a GPU's memory; in the CPU's there is no copy to save."""
 
 SPARE = 8
 """How many more logits are sent than are kept: fewer equal ones need no second evaluation."""
@@ -103,13 +103,13 @@ class SampledRows(EvaluatedRows, Protocol):
     """The rows of an evaluation, or the parts of them that reached the host."""
 
     def candidates(self, row: int) -> Candidates | None:
-        """Return the best logits of one row; None where it is whole."""
+        """Return the best logits of one row; None if it is whole."""
 
 
 class CutRows:
     """Rows of which the best logits reached the host; `evaluate_again` gives them whole.
 
-    That happens where a distribution needs it, or somebody reads logits. The same kernels compute
+    That happens if a distribution needs it, or somebody reads logits. The same kernels compute
     the same numbers, so the distributions that were made before stay true.
     """
 
@@ -153,7 +153,7 @@ class BackendSamplingTarget:
 
     llama.cpp does so for evaluations of one shape (`Context.cut_rows`), and changing to and fro
     makes it plan its memory again: so it begins when a shape has come some times in a row. The
-    round that begins is evaluated both ways, because the sampling of devices is young: where that
+    round that begins is evaluated both ways, because the sampling of devices is young: if that
     differs in a bit, the answer goes on with whole rows.
     """
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Keep = Literal["nothing", "points", "laws", "rows"]
 """nothing: the draws suffice; points: at temperature 0 the drafted tokens do, drafters with
 distributions at hand keep these, as for laws; laws: the drafter's distribution at every place,
-also where nothing was drawn from it and after the whole draft; rows: its whole rows of logits
+also if nothing was drawn from it and after the whole draft; rows: its whole rows of logits
 too."""
 
 
@@ -33,7 +33,7 @@ class DraftRequest:
     token will stand at position len(tokens). Trees deeper than `max_depth` or larger than
     `max_nodes` are an error: their tokens would not fit the context or the answer. After one of
     `end_tokens` nothing is generated, so nodes below one are evaluated for nothing. `keep` names
-    the drafter's numbers that the acceptance rule will read: see `DraftTree.rows`. Where a rule
+    the drafter's numbers that the acceptance rule will read: see `DraftTree.rows`. If a rule
     has a `fallback`, a draft goes on while the drafter's largest raw probability reaches it, also
     where n=auto would stop. `state` is the samplers' after the committed tokens: mirostat's moves
     on down the target's tree, and a drafter may leave it where it is.
@@ -198,7 +198,7 @@ class Drafter(ABC):
         """
 
     def read_along(self, tokens: Sequence[int], end: int) -> None:  # noqa: B027
-        """Read a prompt that the target has read up to `end`, where others wait for pieces of it.
+        """Read a prompt that the target has read up to `end`, if others wait for pieces of it.
 
         Called after every piece, after `begin` and `learn_prompt`. The rest is read when it is
         drafted for.
@@ -208,7 +208,7 @@ class Drafter(ABC):
     """Whether `prepare` has to be called before it proposes."""
 
     def prepare(self, request: DraftRequest) -> bool:
-        """Draft a step further, where that waits for other conversations' drafts; True: propose.
+        """Draft a step further, if that waits for other conversations' drafts; True: propose.
 
         False: an evaluation is waited for that serves several drafters; call again when it was
         made, with the same request. Whoever does not pass this on has its drafts made alone.
@@ -232,7 +232,7 @@ class Drafter(ABC):
     def rewind(self, length: int) -> None:  # noqa: B027
         """Forget the tokens from position `length` on: this drafter had gone on from guesses.
 
-        Where drafters draft for drafters, or one after the other, `DraftRequest.tokens` ends with
+        If drafters draft for drafters, or one after the other, `DraftRequest.tokens` ends with
         tokens that are drafted, not committed. Before any other call, the combinator takes
         back those that were rejected. Drafters that keep facts by position must drop them here.
         """
@@ -273,7 +273,7 @@ class Owned(Protocol):
 Pace = Literal["counted", "timed", "compared", "greedy", "paying"]
 """The decisions about drafts that measured time may make. counted: nothing; timed: the expected
 cost of evaluations; compared: the same, the first rounds being plain; greedy: as compared at
-temperature 0, and nothing where tokens are drawn; paying: also when to stop, which only drafters of
+temperature 0, and nothing if tokens are drawn; paying: also when to stop, which only drafters of
 point masses leave to others."""
 
 
@@ -310,7 +310,7 @@ _Part = TypeVar("_Part", bound=Owned)
 
 
 def make_all(makers: Iterable[Callable[[], _Part]]) -> list[_Part]:
-    """Return the result of each; where one fails, those already made are closed."""
+    """Return the result of each; if one fails, those already made are closed."""
     made: list[_Part] = []
     try:
         for make in makers:

@@ -242,7 +242,7 @@ def decode_rounds(
 ) -> Iterator[Round | None]:
     """Yield rounds until an end token, the token limit or the end of the context.
 
-    None is yielded where an evaluation waits for other conversations'. The target has cached all
+    None is yielded if an evaluation waits for other conversations'. The target has cached all
     tokens of the conversation but the last; they grow with every round. State is consistent at each
     yield: a consumer may stop there.
     """

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 # == Padding =======================================================================================
 #
-# Kernels of quantized weights may take less time for 8 tokens than for 5. Where that was measured,
+# Kernels of quantized weights may take less time for 8 tokens than for 5. If that was measured,
 # a round's evaluation gets tokens that nobody reads. They hang one below the other under the tree's
 # last node: so they see it, no node sees them, no sequence is added, and the sequences of all nodes
 # stay the same. Acceptance ignores them, and a commit drops them with all else that is deeper than
@@ -224,10 +224,10 @@ class FixedShapeTarget(TargetModel):
 def require_equal_bits(target: FixedShapeTarget) -> None:
     """Evaluate a text in rounds of several lengths, and compare each token's bits among them.
 
-    So every place in an evaluation is compared with others, for several tokens: where kernels round
+    So every place in an evaluation is compared with others, for several tokens: if kernels round
     otherwise, activations that are quantized again hide it for every other token. The text lies on
     both sides of a step of the cells that attention reads. A success is stored for the file, the
-    machine and all that chooses kernels. Raises `OptionError` where the bits of a row
+    machine and all that chooses kernels. Raises `OptionError` if the bits of a row
     depend on its place in the evaluation or on its neighbours.
     """
     path, fact = target.context.model.path, _bits_fact(target)

@@ -70,7 +70,7 @@ class TokenEvent:
         self.round = round_number
         # None once the number is known: a row keeps its whole round in memory.
         self._decided_by, self._index = decided_by, index
-        self._row: Logits | None = None  # a copy, where the round's was overwritten
+        self._row: Logits | None = None  # a copy, if the round's was overwritten
         self._logprob: float | None = None
         self._n_top = n_top
         self._top: list[tuple[int, float]] | None = None
@@ -103,7 +103,7 @@ class TokenEvent:
         if not 0 <= count <= self._n_top:
             problem = f"the answer was asked for with {self._n_top}"
             raise OptionError(f"top_logprobs is {k!r}: {problem} (top_logprobs)")
-        _ = self.logprob  # raises where there is none
+        _ = self.logprob  # raises if there is none
         return (self._top or [])[:count]
 
     def settle(self) -> None:
@@ -121,7 +121,7 @@ class TokenEvent:
     def keep_logits(self, room: Logits | None = None) -> Logits | None:
         """Copy the target's row, which the next evaluation overwrites: cheaper than the softmax.
 
-        The copy goes into `room`, if given, and is returned; where the value is known already, or
+        The copy goes into `room`, if given, and is returned; if the value is known already, or
         the row was copied before, `room` comes back.
         """
         decided_by = self._decided_by
@@ -184,7 +184,7 @@ class LogprobKeeper:
 
 @dataclass(frozen=True, slots=True)
 class SpecStats:
-    """Statistics of one answer: seconds, tokens per second; None where nothing was counted.
+    """Statistics of one answer: seconds, tokens per second; None if nothing was counted.
 
     `drafted` counts candidate nodes, `accepted` the kept ones, `mean_accepted_length` is tokens per
     target evaluation, with the target's own token; `acceptance_by_position[i]` is the share of
@@ -195,11 +195,11 @@ class SpecStats:
     prompt). `drafting` is the drafter's own report: the choices of `auto`, the inner rounds
     of `cascade`, the parts of combinators. `non_candidates` are nodes that were evaluated beside
     the drafted ones and could not be kept (lookahead's window). `width` is how many tokens every
-    evaluation of the target had (`--shape`), None where that was free. Under rules that are not
+    evaluation of the target had (`--shape`), None if that was free. Under rules that are not
     exact, `total_variation` is the mean distance of the distribution that decided a token from the
     target's, and `changed_share` the share of tokens that the target alone would not have drawn
     from the same noise. `rebuilt` rounds had another shape than the evaluation before, so that
-    llama.cpp built its graph anew; None where other conversations are evaluated with this one. Of
+    llama.cpp built its graph anew; None if other conversations are evaluated with this one. Of
     the drafted tokens `forced` are those that a grammar left no choice, `forced_accepted` of which
     were kept: the target may spell the same text by other tokens.
     """
@@ -263,7 +263,7 @@ class RoundCounter:
 
         `n_others` are the nodes that were evaluated but could not be accepted. `n_tested` is at how
         many depths there were drafts to accept below the kept ones: those that were, and one more
-        where all were rejected; as for a chain where it is left out.
+        if all were rejected; as for a chain if it is left out.
         """
         # A chain tests one token more than it keeps, unless it is kept whole.
         tested = min(depth, n_accepted + 1) if n_tested is None else n_tested

@@ -83,7 +83,7 @@ class PlacedRows:
         return self._rows.logits(self._places[row])
 
     def candidates(self, row: int) -> Candidates | None:
-        """Return the best logits of one row where only those reached the host."""
+        """Return the best logits of one row if only those reached the host."""
         return cast("Rows", self._rows).candidates(self._places[row])
 
     def hidden_states(self, wanted: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -156,7 +156,7 @@ class TargetModel:
 
     It keeps nothing of a text beside the context's cache. Every token is cached for all
     of the text's sequence ids, because a tree's paths, one id each, all start from the same prefix.
-    Those are all ids of the context, or `sequences`, where the others are for other texts. `inputs`
+    Those are all ids of the context, or `sequences`, if the others are for other texts. `inputs`
     are the drafter's, whose trees have nodes that are no tokens (look-ahead positions): their
     neighbours are then given to the model as embeddings, too.
     """
@@ -521,7 +521,7 @@ def checkpoint_places(controls: Sequence[int], start: int, end: int) -> frozense
 
     Control tokens (`controls` are their places) stand at the borders of messages. So a state before
     the first of some that stand together is one that the next turn of a chat, and an edited or
-    repeated message, goes on from. Where none are, it is kept now and then, and at the end.
+    repeated message, goes on from. If none are, it is kept now and then, and at the end.
     """
     places: list[int] = []
     last_control, last = start - _NEAREST_CHECKPOINTS, start

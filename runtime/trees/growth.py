@@ -16,7 +16,7 @@ The children of a node are proposed from its draft distribution by one of three 
 - most likely: the top k as point masses (Medusa, EAGLE-2, greedy trees).
 
 Every draw is stored with the distribution that it was really drawn from: acceptance divides by that
-distribution. This file is compiled by Cython where there is a compiler (`growth.pxd` has
+distribution. This file is compiled by Cython if there is a compiler (`growth.pxd` has
 the types).
 """
 

@@ -236,7 +236,7 @@ def _checked(topology: Topology, text: str) -> Topology:
 
 
 def check_leaves(what: object, n_leaves: int, advice: str = "use fewer branches") -> None:
-    """Raise `OptionError` where a tree has more leaves than llama.cpp has sequence ids.
+    """Raise `OptionError` if a tree has more leaves than llama.cpp has sequence ids.
 
     Each path takes one. `advice` is a change of `what`.
     """

@@ -216,7 +216,7 @@ def ngram_alpha(
     """Return the alpha of an n-gram distribution along texts, and the seconds of making one.
 
     `targets` are the target's distributions for every token of the answers, text by text. Counts
-    are those of the prompt and the answer so far. Where nothing was counted yet, nothing is
+    are those of the prompt and the answer so far. If nothing was counted yet, nothing is
     accepted.
     """
     plain = without_penalties(params)
@@ -352,7 +352,7 @@ def measure_dynamic_acceptance(
     """Grow trees along texts in about so many seconds, and return their accepted tokens.
 
     The context is the draft model's, sized by `draft_size` for this depth and `topk`; it is left
-    empty. Where time is short every second, third, ... position is taken.
+    empty. If time is short every second, third, ... position is taken.
     """
     shape = DynamicShape(max_depth, topk, max(max_nodes, max_depth))
     state = DraftModelState(context, target_vocab_size=target_vocab_size)

@@ -94,7 +94,7 @@ def plan_tree(
     With a `tolerance` the smallest tree is taken that is at most this share slower than the best.
     An `acceptance` that rises with rank is taken for noise and levelled.
     """
-    # Taking nodes by value is the best choice only where acceptance falls with rank.
+    # Taking nodes by value is the best choice only if acceptance falls with rank.
     levelled = np.minimum.accumulate(np.clip(np.asarray(acceptance, np.float64), 0.0, 1.0))
     levelled = levelled[levelled > 0.0]
     if not len(levelled):

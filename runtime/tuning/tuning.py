@@ -415,7 +415,7 @@ class _Bench:
 
 
 def _candidate(plan: TreePlan, sampling: TreeSampling) -> Candidate:
-    """Return a plan as the options of a drafter expression: a chain where the tree is one."""
+    """Return a plan as the options of a drafter expression: a chain if the tree is one."""
     topology, depth = plan.topology, plan.topology.max_depth
     kind: PlanKind
     if topology.n_leaves == 1:

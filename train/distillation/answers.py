@@ -77,7 +77,7 @@ def with_room_for_answers(
     if on_policy == 0.0:
         return corpus
     anew = (_longest_anew(text, settings) for text in corpus.sequences)
-    # Texts as given need no room where none is learnt as given.
+    # Texts as given need no room if none is learnt as given.
     given = (0 if on_policy == 1.0 else len(text) for text in corpus.sequences)
     return dataclasses.replace(corpus, widths=tuple(map(max, anew, given)))
 

@@ -207,7 +207,7 @@ class DrafterTraining(Training[DrafterReport]):
         return corpus.held_out_batches(self.run.tokens_per_batch, self.device)
 
     def _given(self) -> TokenCorpus:
-        """Return the data as tokens; prompts alone will do where no given answer is read."""
+        """Return the data as tokens; prompts alone will do if no given answer is read."""
         run, recipe = self.run, self.recipe
         answers_written = recipe.answers == "target" or recipe.loss.on_policy == 1.0
         need_answers = not (recipe.measured_on == "target" and answers_written)

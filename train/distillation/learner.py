@@ -54,7 +54,7 @@ def jensen_shannon(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
 
     Gradient in z: q (log(q / m) - KL(Q || M)) / 2.
     """
-    # log M from logarithms: M itself would underflow where both distributions are small.
+    # log M from logarithms: M itself would underflow if both distributions are small.
     middle = logaddexp(target_log_probs, draft_log_probs) - math.log(2.0)
     from_target = _mean_difference(target_log_probs, target_log_probs, middle)
     from_draft = _mean_difference(draft_log_probs, draft_log_probs, middle)
@@ -72,7 +72,7 @@ def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor
 
 def _mean_difference(weights: Tensor, part: Tensor, other: Tensor) -> Tensor:
     """Return the mean of `part` - `other` under the distribution exp(`weights`); 0 log 0 is 0."""
-    # Where a probability underflows, the difference may be infinite: 0 times infinity would be NaN,
+    # If a probability underflows, the difference may be infinite: 0 times infinity would be NaN,
     # in the gradient too.
     probs = weights.exp()
     return (probs * (part - other).masked_fill(probs == 0.0, 0.0)).sum(-1)

@@ -114,7 +114,7 @@ class ChainHead(Protocol):
     ) -> tuple[Tensor, KeysValues]:
         """Return the states [B, T, h] after pairs of a state and the next token's embedding.
 
-        `earlier` are the keys of the steps before, where `states` are the head's own predictions;
+        `earlier` are the keys of the steps before, if `states` are the head's own predictions;
         the keys of this step are returned too. With `wanted` [B, T], states are whole only there.
         """
 

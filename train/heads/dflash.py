@@ -321,7 +321,7 @@ class DFlashRecipe(HeadRecipe):
             most = frequent_tokens(corpus, vocab, always_compared(self.law_tokens)).sort().values
             often = most if drafted is None else torch.searchsorted(drafted, most)
         mask = self.mask
-        if mask is None:  # where memory is estimated only shapes count
+        if mask is None:  # if memory is estimated only shapes count
             mask = 0 if target.output.is_meta else rarest_token(corpus, target.embedding)
         return DFlashLearner(self, shape, target, source, mask, drafted, often)
 

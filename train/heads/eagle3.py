@@ -3,7 +3,7 @@
 The head reads `fc` of three layers' inputs at its first step and its own states at every later one:
 chains of `steps` steps below each position, each seeing the text before it and its own earlier
 steps. There is no loss on states: step s adds decay^s CE(p, p'), where p is the target's
-distribution among the tokens that can be drafted; positions count where the target's first choice
+distribution among the tokens that can be drafted; positions count if the target's first choice
 is among them. The draft vocabulary are the most frequent tokens of the training texts.
 Distributions may be compared among some of it (`law_tokens`).
 

@@ -173,7 +173,7 @@ class HydraRecipe(HeadRecipe):
         """
         together = self.heads if self.prefix else 1
         kept = 2 * (self.teacher_weight > 0) + (self.token_weight > 0)
-        # A head's inputs are kept, and those and the outputs of a block; once more where dropout
+        # A head's inputs are kept, and those and the outputs of a block; once more if dropout
         # chose of it.
         copies = 2 if self.dropout else 1
         read = sum(range(self.heads + 2 - together, self.heads + 2)) * copies

@@ -130,7 +130,7 @@ class HeadLearner(Learner):
     def go_on_from(self, head: EarlierHead) -> None:
         """Begin as this head; its draft tokens become the learner's.
 
-        Raises PairError where its sizes are not the target's.
+        Raises PairError if its sizes are not the target's.
         """
         raise NotImplementedError  # recipes of such heads raise before a run begins
 

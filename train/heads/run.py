@@ -56,7 +56,7 @@ class HeadRun(TrainingRun):
     With `teacher`, a folder's GGUF file, states and distributions are llama.cpp's. With `cache` the
     target's states are kept on disk, in `features` or, if that is None, in the run's
     own folder until it ends. `own_answers` lets the target answer prompts itself: those of the
-    data, of a file of `prompts`, or where there is neither, `n_prompts` of the built-in ones; and
+    data, of a file of `prompts`, or if there is neither, `n_prompts` of the built-in ones; and
     those that it writes itself in `n_own_prompts` tries. `earlier` is the GGUF file of a head that
     is learnt on from.
     """

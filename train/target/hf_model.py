@@ -123,7 +123,7 @@ def load_hf_model(
 ) -> HFModel:
     """Return the model of a folder, frozen.
 
-    Raises ModelError if transformers cannot read it, and where its logits are not its output
+    Raises ModelError if transformers cannot read it, and if its logits are not its output
     matrix (and a soft cap) times its final states; OutOfMemoryError.
     """
     config = read_config(folder)

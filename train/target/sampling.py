@@ -219,7 +219,7 @@ class TorchAnswerer:
     """Answers by a model in torch.
 
     An answer depends on its question, the seed and its number; half precision rounds rows of other
-    batches otherwise, so that now and then a token differs where two were nearly as likely. The
+    batches otherwise, so that now and then a token differs if two were nearly as likely. The
     states of prompts and answers stay in `kept`, if there is one, batch by batch.
     """
 

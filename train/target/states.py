@@ -291,7 +291,7 @@ class FeatureCache:
         # By its contents: another process that fills the same folder writes other names.
         name = hashlib.sha256(json.dumps(lengths).encode()).hexdigest()[:_NAME_LENGTH]
         path = self.folder / f"features-{name}.safetensors"
-        # torch.cat widens all to float32 where one text's states are too large for float16.
+        # torch.cat widens all to float32 if one text's states are too large for float16.
         tensors = {part: torch.cat(states) for part, states in parts.items()}
         write_weights(path, tensors, texts=json.dumps(lengths))
         self._add(path, lengths)

@@ -214,7 +214,7 @@ def train_learner(
     With a `state_path` the state is saved there every `save_seconds`, on Ctrl-C and at the end;
     `resume` continues from it. `identity` holds the other facts that must be the same then (data,
     target, kind of head), in plain values. Raises SpecrunError if the loss or a gradient is not a
-    number: the last checkpoint is kept; and OutOfMemoryError where a step or a measure finds no
+    number: the last checkpoint is kept; and OutOfMemoryError if a step or a measure finds no
     memory: the steps before it are saved.
     """
     whole = {**settings.identity, **(identity or {})}

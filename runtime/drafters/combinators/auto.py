@@ -58,7 +58,7 @@ from specrun.runtime.trees.tree import DraftTree
 # accepted. Its reading of the text is part of a probe: one that reads slower than a share allows,
 # about a seventh of the target's size on a CPU, cannot come back into a long text.
 #
-# An arm that reads the text alone may forecast a speed-up of a single round. Where it is more than
+# An arm that reads the text alone may forecast a speed-up of a single round. If it is more than
 # the arm in use yields, and anything may be lost, that round is given to it (`promising`), and its
 # draft is not limited: such a draft alone need not fit the account, and is booked like any other.
 
@@ -110,7 +110,7 @@ class ArmChooser(ArmLedger):
 
         `promised` are the speed-ups over plain decoding that the arms forecast for this round
         alone. None if no forecast is better than the estimate of `index`, or may be if it is
-        probed; `index` itself where its own is the best, and no draft need be limited.
+        probed; `index` itself if its own is the best, and no draft need be limited.
         """
         most = max(promised)
         if most < _FAST:

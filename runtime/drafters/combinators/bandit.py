@@ -269,7 +269,7 @@ class ArmLedger:
     ) -> None:
         """Count the result of a round of an arm that drafted so many nodes, chosen or replayed.
 
-        `choosing` are those of its seconds in which nothing was evaluated. Where nothing came of
+        `choosing` are those of its seconds in which nothing was evaluated. If nothing came of
         them, they are all that the round lost.
         """
         vain = choosing if index == self._plain or not drafted else 0.0

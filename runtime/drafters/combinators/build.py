@@ -224,7 +224,7 @@ def build_relay(expression: Expression, env: DraftEnvironment, build: BuildPart)
 
 
 def _without_count(part: Expression) -> Expression:
-    """Return a relay's part with its count as the option `n`, where its chains have a length."""
+    """Return a relay's part with its count as the option `n`, if its chains have a length."""
     given = {name for name, _ in part.options} & {"n", *TREE_OPTIONS}
     if part.count is None or given or not find_method(part.atom).counted_by_n:
         return dataclasses.replace(part, count=None)
@@ -284,7 +284,7 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
 
     parts = build_parts(arms, env, build)
     weights = combined(name, parts, combine, mixes=False)
-    # It stops drafts that do not pay itself. Costs are learnt only where no member draws: then the
+    # It stops drafts that do not pay itself. Costs are learnt only if no member draws: then the
     # text hangs on no draft, and a log of choices repeats one that was drawn.
     paces = {part.pace for arm, part in zip(arms, parts, strict=True) if arm.atom != _NONE.atom}
     weights.pace = "timed" if paces <= {"compared", "paying"} else "counted"

@@ -125,7 +125,7 @@ class CascadeDrafter(Drafter):
         self._text.tokens = list(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; shorter where the context ends, `p_min` or `max_rounds` stop it."""
+        """Return a chain; shorter if the context ends, `p_min` or `max_rounds` stop it."""
         start, points = len(request.tokens), self._sampling == "argmax" or request.params.is_greedy
         nodes = _ChainNodes(lambda drafted: self._row_after(request, start, drafted))
         rows: KeptRows | None = None
@@ -343,13 +343,13 @@ class DraftModelTarget(TargetModel):
         return multiplications(self.context.model)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Turn to another text, where the cache depends on the target's states."""
+        """Turn to another text, if the cache depends on the target's states."""
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Learn the target's states at a prompt's tokens, where the cache depends on them."""
+        """Learn the target's states at a prompt's tokens, if the cache depends on them."""
 
     def learn_round(self, outcome: RoundOutcome) -> None:
-        """Learn the target's states at a round's tokens, where the cache depends on them."""
+        """Learn the target's states at a round's tokens, if the cache depends on them."""
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
         """Evaluate the text up to `end`, unless so few tokens are missing that they join a tree."""

@@ -35,7 +35,7 @@ class EnsembleDrafter(MembersDrafter):
         self.max_nodes = sum(member.max_nodes for member in members)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return the members' trees merged; where nodes are short, each member gets its share."""
+        """Return the members' trees merged; if nodes are short, each member gets its share."""
         trees: list[DraftTree] = []
         for index, member in enumerate(self._members):
             noise, share = MemberNoise(request.noise, index), self._share(member, request.max_nodes)
@@ -49,7 +49,7 @@ class EnsembleDrafter(MembersDrafter):
         """Return the tree with its members' rows: at each node those of whose draft comes first.
 
         That is the member whose distribution stands for S(q), too: of the first draw that was
-        drawn. Where none was, it is the first member that drafted there, and of leaves the first
+        drawn. If none was, it is the first member that drafted there, and of leaves the first
         that has it.
         """
         said: dict[int, tuple[DraftRows, int]] = {}

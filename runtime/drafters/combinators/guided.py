@@ -133,7 +133,7 @@ class GuidedDrafter(Drafter):
         self.may_draft = True
         # The request, the forced tokens, and the drafter's request below them.
         self._asked: tuple[DraftRequest, list[int], DraftRequest] | None = None
-        # Of this round: the forced tokens, the drafter's tree, and where its nodes went; None where
+        # Of this round: the forced tokens, the drafter's tree, and where its nodes went; None if
         # the round's tree is the drafter's own.
         self._round: tuple[int, DraftTree, dict[int, int]] | None = None
 

@@ -84,7 +84,7 @@ class RelayDrafter(MembersDrafter):
     def _with_rows(self, tree: DraftTree) -> DraftTree:
         """Return the tree with its members' rows."""
         said: dict[int, tuple[DraftRows, int]] = {}
-        # Where one ends and another goes on, the later one speaks: it drafted, or would have. Where
+        # Where one ends and another goes on, the later one speaks: it drafted, or would have. If
         # nothing was drafted it is the first.
         for own, places in zip(self._trees, self._places, strict=True):
             idles = not len(own) and places[ROOT] == ROOT and ROOT in said

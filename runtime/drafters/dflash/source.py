@@ -289,7 +289,7 @@ def _rounds(blocks: Blocks, env: DraftEnvironment) -> Callable[[int], float]:
 
 
 def _completed(tree: TreeOptions, slots: int, largest: int) -> TreeOptions:
-    """Return the options of a tree with depth, width and size where they were left out."""
+    """Return the options of a tree with depth, width and size if they were left out."""
     if tree.tree not in (None, "sequoia"):
         return tree
     if tree.depth is None:

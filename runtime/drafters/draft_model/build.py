@@ -32,7 +32,7 @@ from specrun.runtime.round.drafter import Drafter, DrafterWeights, Pace
 from specrun.runtime.trees import DynamicShape, Topology
 
 USUAL_LENGTH = 5
-"""Tokens of a chain where n is not given and nothing decides where to stop."""
+"""Tokens of a chain if n is not given and nothing decides where to stop."""
 
 
 def chain_options(expression: Expression) -> ChainOptions:
@@ -303,7 +303,7 @@ def _load_draft_model(path: Path, env: DraftEnvironment) -> Model:
 def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:
     """Return the target's context settings, no longer than the draft model was trained for.
 
-    Where the target's positions are stretched, the draft model's are too, by its own factor, unless
+    If the target's positions are stretched, the draft model's are too, by its own factor, unless
     it was trained for so many.
     """
     rope, trained = options.rope, model.n_ctx_train

@@ -160,10 +160,10 @@ class DraftModelState:
         self.rewind(common_prefix(self.cached, tokens))
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Learn the target's states at a prompt's tokens, where the cache depends on them."""
+        """Learn the target's states at a prompt's tokens, if the cache depends on them."""
 
     def learn_round(self, outcome: RoundOutcome) -> None:
-        """Learn the target's states at a round's tokens, where the cache depends on them."""
+        """Learn the target's states at a round's tokens, if the cache depends on them."""
 
     def rewind(self, length: int) -> None:
         """Cut the cache to `length` tokens; drop all nodes, also of an interrupted round."""

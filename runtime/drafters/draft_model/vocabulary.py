@@ -40,7 +40,7 @@ _FREQUENT = 100.0  # tokens stand about in the order of their frequency: weights
 class TokenMap:
     """The tokens that a target's vocabulary and a drafter's share, by their exact bytes.
 
-    Control tokens are the same where their texts are. Raises `PairError` where nothing is shared.
+    Control tokens are the same if their texts are. Raises `PairError` if nothing is shared.
     `n_shared` counts tokens; `coverage` is their share of the target's ordinary tokens, frequent
     ones weighing more (Zipf's law over their ids).
     """
@@ -75,7 +75,7 @@ class TokenMap:
             self._ids[target.bos] = self.first
 
     def row(self, logits: Logits) -> npt.NDArray[np.float32]:
-        """Return the drafter's logits by the target's ids [target vocab], -inf where none is."""
+        """Return the drafter's logits by the target's ids [target vocab], -inf if none is."""
         found: npt.NDArray[np.float32] = np.take(logits, self._source).astype(
             np.float32, copy=False
         )
@@ -157,7 +157,7 @@ class SpelledModelState(DraftModelState):
         return [*map(self.known, tokens)]
 
     def shared(self, logits: Logits) -> Logits:
-        """Return a row by the target's ids, -inf where the drafter has no such token."""
+        """Return a row by the target's ids, -inf if the drafter has no such token."""
         return self._map.row(logits)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
@@ -200,7 +200,7 @@ _ENOUGH = 0.5  # of the target's tokens, by frequency: below it a drafter is hea
 class DraftPair:
     """A target's vocabulary and a drafter's part of it.
 
-    `tokens` is None where both have the same ids; `by_text`: nothing but text is passed on.
+    `tokens` is None if both have the same ids; `by_text`: nothing but text is passed on.
     `remark` tells the user of a vocabulary that is not the target's, else "".
     """
 
@@ -213,8 +213,8 @@ class DraftPair:
     def of(target: Model, draft: Model, expression: Expression) -> DraftPair:
         """Return the way that `vocabulary=auto|same|tokens|text` of a drafter expression chooses.
 
-        "auto" takes the same ids where they mean the same, shared tokens where most of the
-        target's are shared, and text otherwise. Raises `PairError` where nothing is in common, or
+        "auto" takes the same ids if they mean the same, shared tokens if most of the
+        target's are shared, and text otherwise. Raises `PairError` if nothing is in common, or
         the vocabulary is another one although "same" was given, and `UnsupportedModelError`.
         """
         check_can_draft(draft)
@@ -296,7 +296,7 @@ class RetokenisedDrafter(Drafter):
         """Do nothing: see `begin`."""
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; none where the text ends within a character."""
+        """Return a chain; none if the text ends within a character."""
         count = min(self.max_nodes, request.max_depth, request.max_nodes)
         known = self._reader.read(request.tokens)
         room = self._context.n_ctx - len(known or ()) + 1
@@ -360,7 +360,7 @@ class TextReader:
         self._changing = False  # an interrupt leaves it set: read tokens are then forgotten
 
     def read(self, tokens: Sequence[int]) -> list[int] | None:
-        """Return the text's tokens in the other vocabulary; None where it ends in a character.
+        """Return the text's tokens in the other vocabulary; None if it ends in a character.
 
         The common part with the text before is not tokenized again, but for its end.
         """

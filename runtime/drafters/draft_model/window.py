@@ -154,7 +154,7 @@ class KeptTokens:
         return sink + len(self.between) + length - self.first
 
     def tokens(self, cells: int) -> int:
-        """Return how many tokens of the text are read where so many cells are filled."""
+        """Return how many tokens of the text are read if so many cells are filled."""
         beyond = cells - self.window.sink - len(self.between)
         return self.first + beyond if beyond >= 0 else min(cells, self.window.sink)
 

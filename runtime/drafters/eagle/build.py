@@ -111,7 +111,7 @@ def _planner(
 ) -> Callable[[int, int], Topology]:
     """Return the function that makes the tree of tree=sequoia, of so many nodes and depths.
 
-    Where the head's accuracies by depth and rank are known it is made from them, without nodes= of
+    If the head's accuracies by depth and rank are known it is made from them, without nodes= of
     the size that pays most. They are of the head's favourite tokens and not of drawn ones.
     """
     measured = sampling == "argmax"

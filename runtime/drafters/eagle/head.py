@@ -68,7 +68,7 @@ def fill_tokens(graph: Graph, tokens: list[int]) -> None:
 class PairTrees:
     """The graphs of one conversation's trees over its cache. Close them before cache and head.
 
-    Raises UnsupportedModelError where a drafted token may have no embedding, or the head has fewer
+    Raises UnsupportedModelError if a drafted token may have no embedding, or the head has fewer
     tokens than a row has children.
     """
 
@@ -86,7 +86,7 @@ class PairTrees:
     def run(self, piece: RowPiece) -> NamedChildren:
         """Return the children below m real pairs, a piece's tokens [m] and rows [m, features].
 
-        The rows of the tree go into the cells after theirs. Raises UnsupportedModelError where no
+        The rows of the tree go into the cells after theirs. Raises UnsupportedModelError if no
         backend computes the graph.
         """
         tokens, features, position, count = piece.tokens, piece.rows, piece.position, piece.count
@@ -163,7 +163,7 @@ class EagleRows:
     `tokens` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits`
     [n, target vocab] if they were requested: a view, which dies with the head's next evaluation.
     If the highest logits were requested, `highest` are those of `tokens`, in the order of the
-    tokens' ids, and there are no `log_probs`; whole rows then come only where the lowest of the
+    tokens' ids, and there are no `log_probs`; whole rows then come only if the lowest of the
     highest has an equal, so that ids have to decide.
     """
 
@@ -378,7 +378,7 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 def multiplied_of_pair(file: HeadFile, target: Model, n_drafted: int | None) -> float:
     """Return how many parameters a depth multiplies: the head's, and an output matrix.
 
-    That is the target's where the file has none, of the `n_drafted` tokens alone, if that is given.
+    That is the target's if the file has none, of the `n_drafted` tokens alone, if that is given.
     """
     own = multiplied(file.header, file.header.tensors)
     rows = 0 if _OUTPUT in file else n_drafted or target.vocabulary.size
@@ -416,8 +416,8 @@ class PairHead(ABC):
     """The weights of a head on the target's device. Close it between its cells and the target.
 
     `names` are the tensors of the file to load, those of the first layer beginning with `prefix`;
-    embedding and output matrix are the target's where the file has none, of the tokens `drafted`
-    alone where these are given. For the other options see `PairOptions`.
+    embedding and output matrix are the target's if the file has none, of the tokens `drafted`
+    alone if these are given. For the other options see `PairOptions`.
     """
 
     taps: tuple[int, ...] = ()
@@ -447,7 +447,7 @@ class PairHead(ABC):
         self._target = TargetTensors(target, self.device)
         self._stores: list[TensorStore] = []
         self._drafted_ids: Tensor | None = None
-        # The target's tokens by the head's, where these differ.
+        # The target's tokens by the head's, if these differ.
         self._target_ids = drafted
         self._target_vocab_size = target.vocabulary.size
         try:
@@ -505,7 +505,7 @@ class PairHead(ABC):
     def most_highest(self) -> int:
         """How many of the highest logits its cells can return.
 
-        None where the order of its own tokens is not that of the target's.
+        None if the order of its own tokens is not that of the target's.
         """
         ids = self._target_ids
         return self.sizes.vocab_size if ids is None or bool((np.diff(ids) > 0).all()) else 0
@@ -515,9 +515,9 @@ class PairHead(ABC):
         return tokens if self._target_ids is None else self._target_ids[tokens]
 
     def drafted_ids(self) -> Tensor | None:
-        """Return the target's tokens by the head's, I32 (1, vocab), None where they are the same.
+        """Return the target's tokens by the head's, I32 (1, vocab), None if they are the same.
 
-        Graphs of trees feed them on. Raises UnsupportedModelError where one has no embedding.
+        Graphs of trees feed them on. Raises UnsupportedModelError if one has no embedding.
         """
         ids = self._target_ids
         # A tree's tokens go on unchecked, and one without an embedding would end the process.

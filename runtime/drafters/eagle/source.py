@@ -69,7 +69,7 @@ class EagleState(TextRows[EagleRows]):
     def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
         """Forget all nodes; return a plan's children after the last token, by one graph.
 
-        None where the last pair is not known, there is no room for all of it, or the head has no
+        None if the last pair is not known, there is no room for all of it, or the head has no
         graph for it.
         """
         self._nodes = self._root = None
@@ -112,7 +112,7 @@ class NodePlaces(NamedTuple):
     """Where the nodes of a call stand: their depth, and which nodes each sees, with itself.
 
     `above` are the rows of the states that they are paired with: of those predicted by the call
-    before, where `is_next`, and otherwise of all states.
+    before, if `is_next`, and otherwise of all states.
     """
 
     depth: int

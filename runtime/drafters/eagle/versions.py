@@ -57,7 +57,7 @@ Ids = npt.NDArray[np.int32]
 
 
 def draft_vocabulary(file: HeadFile, target: Model, most: int | None = None) -> Ids | None:
-    """Return the ids, rising, of the tokens that a head drafts; None where these are all.
+    """Return the ids, rising, of the tokens that a head drafts; None if these are all.
 
     They are those that its file names, or with `most` the first of them, which are the most
     frequent. Of a file that names none they are the tokens with the lowest ids, by which
@@ -119,7 +119,7 @@ def _named(file: HeadFile, target: Model) -> Ids:
 # `eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
 #
 # Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after
-# `eagle.`, and where a file has them, `token_embd.weight` (h, vocab) and `draft_tokens`.
+# `eagle.`, and if a file has them, `token_embd.weight` (h, vocab) and `draft_tokens`.
 
 
 class EagleHead(PairHead):
@@ -198,7 +198,7 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
 # `fc.weight` (taps * target's h, h), `enc.output_norm.weight`, `fc_norm.{i}.weight`,
 # `blk.0.attn_norm` (1), `blk.0.attn_norm_2` (2), `blk.0.attn_{q,k,v}` (2h, ...),
 # `blk.0.attn_output`, `blk.0.ffn_norm` (3), `blk.0.ffn_{gate,up,down}`, `output_norm`, `output` (h,
-# draft vocab), `d2t` (I64), `token_embd`, `rope_freqs`. Where `output` or `token_embd` is missing,
+# draft vocab), `d2t` (I64), `token_embd`, `rope_freqs`. If `output` or `token_embd` is missing,
 # it is the target's. Rotary pairs are neighbours, as llama.cpp's converter has them.
 #
 # `fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not have: it refuses the
@@ -431,7 +431,7 @@ class Eagle3Head(PairHead):
             raise
 
     def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
-        """Return the taps joined into states: norms where the head has them, then `fc`."""
+        """Return the taps joined into states: norms if the head has them, then `fc`."""
         eps = self.sizes.norm_eps
         if FEATURES_NORM in self._weights:
             features = builder.rms_norm(features, Tensor(self._weights[FEATURES_NORM]), eps)

@@ -209,7 +209,7 @@ class HydraTrees:
     def run(self, given: tuple[RowPiece, int]) -> NamedChildren:
         """Return the children after a token, below the last of a piece's hidden states [m, hidden].
 
-        Raises UnsupportedModelError where no backend computes the graph.
+        Raises UnsupportedModelError if no backend computes the graph.
         """
         piece, token = given
         graph = self._state.filled(self._graphs, piece, ())
@@ -258,8 +258,8 @@ class HydraTrees:
 # (h); `hydra.{k}.skip.weight` ((k + 2) h, h) and `.bias` (h), the first block's S and c, of
 # grounded heads only; `hydra.{k}.output.weight` (h, vocab, optional) and `.bias` (vocab, optional).
 # The prefix layer: see above. Metadata: `hydra.embedding_length`, `.vocab_size`,
-# `.head_count`, `.block_count`, `.grounded` (bool, true where absent), `.prefix_layer` (bool, false
-# where absent), `.node_accuracy` (optional, see `heads.file`); for the prefix layer
+# `.head_count`, `.block_count`, `.grounded` (bool, true if absent), `.prefix_layer` (bool, false
+# if absent), `.node_accuracy` (optional, see `heads.file`); for the prefix layer
 # `.attention.head_count`, `.attention.head_count_kv`, `.feed_forward_length`, `.rope.freq_base`,
 # `.rope.scaling.factor`, `.attention.layer_norm_rms_epsilon`.
 
@@ -288,7 +288,7 @@ class _HeadTensors:
 class HydraHead:
     """The weights of a file's heads on the target's device. Close it between cells and target.
 
-    `prefix` is the prefix layer where there is one: the heads then read its result. `ranks[k]` is
+    `prefix` is the prefix layer if there is one: the heads then read its result. `ranks[k]` is
     how many tokens head k has to name; without it, `prepare` raises later. With `whole_rows` heads
     can return all logits. `evaluated_params` are the weights that an evaluation of all heads
     reads.
@@ -386,7 +386,7 @@ class HydraHead:
         return len(self._ranks)
 
     def check_embeddings(self) -> None:
-        """Raise UnsupportedModelError where a drafted token may have no embedding.
+        """Raise UnsupportedModelError if a drafted token may have no embedding.
 
         Graphs of whole drafts feed them on unchecked.
         """
@@ -480,7 +480,7 @@ class HydraHead:
 class HydraCells:
     """One conversation's positions in the prefix layer of Hydra's heads, and its chains' graphs.
 
-    `prefix` are the cells of the prefix layer, None where there is none: the heads then read the
+    `prefix` are the cells of the prefix layer, None if there is none: the heads then read the
     target's hidden states. The heads' results depend on a state alone, so their own graphs are
     shared. Close it before them.
     """

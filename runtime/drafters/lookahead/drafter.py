@@ -35,7 +35,7 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # accepted with probability a a token, yields E = (g + 1) - sum_{i=1..g} (1 - a^i)^b tokens with the
 # target's own; one round in f has one. So a round yields S = (f - 1 + E) / f tokens, where W = G =
 # b. The plan maximises S T(1) / T(n) over W = G, where T is the measured cost of an evaluation and
-# n its tokens: root, window and guesses. Where nothing exceeds 1, it does not look ahead.
+# n its tokens: root, window and guesses. If nothing exceeds 1, it does not look ahead.
 #
 # While decoding, a `WindowGuard` lets the window borrow only so much time before it has to pay. The
 # window's cost in a round is the curve's time for its nodes beside the guesses; its gain is
@@ -93,7 +93,7 @@ def plan_lookahead(
     rounds_per_hit: float = _ROUNDS_PER_HIT,
     widest: int = _WIDEST,
 ) -> LookaheadPlan:
-    """Return the W = G of most tokens a second; W = 0 where plain decoding wins."""
+    """Return the W = G of most tokens a second; W = 0 if plain decoding wins."""
     best = LookaheadPlan(0, 0, 1.0)
     for width in range(1, widest + 1):
         # Window and guesses; the root is the window's column 0 of row 0.
@@ -245,14 +245,14 @@ class LookaheadWindow:
 # Transformer Inference for Translation via Parallel Decoding", algorithm 1: greedy decoding is the
 # system y_i = argmax p(. | y_1..y_{i-1}, x) for i = 1..m. The iteration evaluates every equation
 # with the last iterate on its right side; it reaches the fixed point, greedy decoding's own text,
-# after at most m steps, because step k has the first k tokens right, and sooner where guesses were
+# after at most m steps, because step k has the first k tokens right, and sooner if guesses were
 # right by luck.
 #
 # Here an iterate is a chain of point masses. Verification keeps its correct beginning and adds the
 # target's own token, which is the fixed-point test; the greedy tokens after the rest are the next
 # iterate, and new guesses fill it up to m behind. So at temperature 0 it is the paper's iteration,
 # on a window that slides with the text; with sampling the iterates stay drafts, which verification
-# accepts where the draw agrees, and the text is plain decoding's own.
+# accepts if the draw agrees, and the text is plain decoding's own.
 #
 # The length of a text is not known before. The paper's hybrid (algorithm 3) therefore iterates
 # on the first h tokens only and decodes the rest plainly, and an iterate ends with its first end
@@ -571,12 +571,12 @@ def open_pool(expression: Expression, env: DraftEnvironment, ngram: int) -> Ngra
 
 
 def _most_nodes(curve: CostCurve) -> int:
-    """Return how many nodes are worth drafting where every one of them is sure to be accepted."""
+    """Return how many nodes are worth drafting if every one of them is sure to be accepted."""
     return max(range(1, _PLANNED_NODES + 1), key=lambda n: (n + 1) / curve.seconds(n + 1))
 
 
 def _require_room(expression: Expression, env: DraftEnvironment, nodes: int, leaves: int) -> None:
-    """Raise where no evaluation could hold a proposal of this size."""
+    """Raise if no evaluation could hold a proposal of this size."""
     check_leaves(expression, leaves, "lower window or guesses")
     for limit, name, advice in (
         (env.context.n_batch, "a batch", "the batch size (-b)"),

@@ -208,7 +208,7 @@ class MtpSource(StatesSource[MtpState]):
 def multiplied_of_block(model: Model) -> float:
     """Return how many parameters a token multiplies in a NextN block and the output matrix.
 
-    The blocks take turns. The output matrix is the model's where a block has none of its own.
+    The blocks take turns. The output matrix is the model's if a block has none of its own.
     """
     blocks = nextn_tensors(model.path, model.header)
     own = multiplied(model.header, blocks) / max(1, model.nextn.count)

@@ -163,7 +163,7 @@ def _check_depth(
 def reads_own_blocks(expression: Expression) -> bool:
     """Whether a drafter may draft with the target's own NextN blocks, so that they must be loaded.
 
-    Bare `auto` does where the target has some.
+    Bare `auto` does if the target has some.
     """
     # Options are looked through too: an expression may stand inside another's value.
     if expression.atom in ("mtp", "auto") and not expression.arguments:

@@ -64,7 +64,7 @@ _SLOPE = (1.3, 1.3, 1.0, 0.7)
 _DOUBT = (4.0, 0.6, 1.2, 1.5)
 _REALIGNED = (0.1, 0.55, 0.7)  # by the tokens matched since the edit
 _SHARES = (0.6, 0.25, 0.15)  # of the others, the share of each rank
-_RUNNERS_UP = (0.25, 0.1)  # of the rest after the first, where the longest do not disagree
+_RUNNERS_UP = (0.25, 0.1)  # of the rest after the first, if the longest do not disagree
 
 
 def _priors(evidence: Evidence, length: int) -> list[float]:
@@ -156,7 +156,7 @@ def continuation_tree(
     limits: TreeLimits,
     costs: CostCurve,
 ) -> DraftTree:
-    """Return the best nodes as point masses; empty where no draft would pay."""
+    """Return the best nodes as point masses; empty if no draft would pay."""
     if len(continuations) == 1:  # the usual case by far
         alone = continuations[0]
         count, _ = most_worthwhile(_likely_chain(alone, trust, limits), costs, _LEAST_GAIN)
@@ -300,7 +300,7 @@ def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
 
 
 def _standing_alone(best: Continuation, depth: int) -> Standing:
-    """Return that where one continuation is the best."""
+    """Return that if one continuation is the best."""
     length = best.match + depth
     if best.realigned and length < FOUND_AGAIN:
         return Standing(Evidence.REALIGNED, length)
@@ -363,7 +363,7 @@ class ContinuationDrafter(Drafter):
         """Return continuations of earlier occurrences of the last tokens, up to `length` each."""
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return the tree of continuations that pays, empty where none does."""
+        """Return the tree of continuations that pays, empty if none does."""
         self._retrieve(request)
         if not self._retrieved:
             return DraftTree()

@@ -221,7 +221,7 @@ class ContextIndex:
         """Return up to `count` places of the longest matches, each match's length and continuation.
 
         Matches of fewer than `min_match` tokens are left out, and counted up to DEPTH.
-        Continuations have up to `length` tokens and end with their text. Where more than `count`
+        Continuations have up to `length` tokens and end with their text. If more than `count`
         places match equally long, those whose older contexts are nearest are taken.
         """
         if not len(self._order) or not context:
@@ -454,7 +454,7 @@ def check_text_file(path: Path) -> int:
 def text_pieces(path: Path, piece: int = _PIECE) -> Iterator[tuple[str, int]]:
     """Yield a file's text in pieces of about `piece` bytes, each with its size in bytes.
 
-    Pieces end with a line where there is one, and never within a character. Raises `ModelError` for
+    Pieces end with a line if there is one, and never within a character. Raises `ModelError` for
     bytes that are not UTF-8.
     """
     done, rest = 0, b""
@@ -558,7 +558,7 @@ def build_store(
     `model` names the file of the vocabulary, for messages. Texts are kept apart by separators.
     Raises `OptionError` for an existing `output` without `force`, and for a corpus that is empty or
     too large; `FileMissingError` and `ModelError` for files that cannot be read or are not UTF-8;
-    `SpecrunError` where the disk is too small. Nothing is written then, or after Ctrl-C; the file
+    `SpecrunError` if the disk is too small. Nothing is written then, or after Ctrl-C; the file
     appears whole or not at all.
     """
     sizes = [check_text_file(path) for path in files]

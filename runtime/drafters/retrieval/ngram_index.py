@@ -7,7 +7,7 @@ table entry a size.
 
 Realignment after an edit: a text that repeats an earlier one with some tokens changed leaves it at
 every change, and the last tokens are then found nowhere, or in many places. Copying goes on where
-it was left: behind the source's next occurrence of the last token close by, or, where there is
+it was left: behind the source's next occurrence of the last token close by, or, if there is
 none, one token further, as if one token had been replaced by one.
 """
 

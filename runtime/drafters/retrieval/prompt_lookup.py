@@ -172,7 +172,7 @@ def build_prompt_lookup(
 def with_reference(text: str, reference: Path) -> str:
     """Return a drafter expression whose prompt lookups also read `reference`.
 
-    Raises `OptionError` where there is no prompt lookup to read it, or it already has a reference.
+    Raises `OptionError` if there is no prompt lookup to read it, or it already has a reference.
     """
     found = 0
 
