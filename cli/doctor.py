@@ -145,7 +145,7 @@ def interpret(
 
 
 def _load() -> str:
-    """Return how many processes want a processor, on average of the last minute."""
+    """Return how many processes need a processor, on average of the last minute."""
     with suppress(AttributeError, OSError):  # not every system has it
         return f", load {os.getloadavg()[0]:.1f}"
     return ""

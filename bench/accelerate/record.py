@@ -99,7 +99,7 @@ class Record:
     def read(content: Mapping[str, Any], basis: str, warn: Warn = lambda _: None) -> Record:
         """Return a stored record, or an empty one if it is damaged or has another basis.
 
-        `warn` is told of damage.
+        `warn` receives a sentence on damage.
         """
         try:
             if content.get("basis") == basis:

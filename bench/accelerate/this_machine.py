@@ -142,7 +142,7 @@ class ThisMachine(Candidates):
                 drafter: arms[drafter].answer(number, params, n_tokens, seed=seed)
                 for drafter in order
             }
-            # A prompt that is answered with nothing tells nothing.
+            # A prompt with an empty answer gives no measurement.
             if all(answer.stats.tokens_per_second for answer in answers.values()):
                 self._time_beside(arms[PLAIN], list(answers.values()))
                 for drafter, answer in answers.items():

@@ -267,9 +267,9 @@ def diagnose(
 ) -> Diagnosis:
     """Return the diagnosis of the measurements; seconds of `curve` are those of the same machine.
 
-    `speed_up` is the one to tell, None: that of the sums. `mixture` are the experts of a layer and
-    how many of them a token uses, zeros for a dense model; `experts`, the experts that its rounds
-    read, if these were counted; `workload` names the texts.
+    `speed_up` is the one to report, None: that of the sums. `mixture` are the experts of a layer
+    and how many of them a token uses, zeros for a dense model; `experts`, the experts that its
+    rounds read, if these were counted; `workload` names the texts.
     """
     curve = curve.as_padded()
     rounds, drafting = drafted.rounds, max(1, drafted.drafting_rounds)

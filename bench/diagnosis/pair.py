@@ -48,7 +48,7 @@ ENOUGH = 16
 class CurveBeside:
     """Times evaluations of a runtime's target, in a small context of their own, behind each answer.
 
-    `known` is the curve of another minute, which tells of larger sizes. `n_answers` will be timed,
+    `known` is the curve of another minute, which has larger sizes. `n_answers` will be timed,
     whose middle lies behind `depth` tokens: attention to them is a part of a token's cost.
     """
 

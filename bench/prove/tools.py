@@ -91,7 +91,7 @@ Opening = Callable[
 
 
 class PlantedDrafts:
-    """Makes drafters of random trees that hold some of the tokens to come, of texts it was told."""
+    """Makes drafters of random trees that hold some of the tokens to come, of given texts."""
 
     name = "random-trees"
 

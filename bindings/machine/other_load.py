@@ -24,7 +24,7 @@ class Times:
 
 
 def read_times() -> Times | None:
-    """Return the times so far; None if the system does not tell them (Linux does)."""
+    """Return the times so far; None if the system does not provide them (Linux does)."""
     try:
         first = _STATISTICS.read_text().split("\n", 1)[0].split()
         ticks = [int(text) for text in first[1:9]]

@@ -45,7 +45,7 @@ MOST_TOOLS = 512
 
 
 def text_of(content: object, field: str, asked: str, *, is_new: bool = False) -> str:
-    """Return a content as a text: parts that a text model cannot read are told in words.
+    """Return a content as a text: parts that a text model cannot read are described in words.
 
     `is_new`: it is the user's present question, and has to be read.
     """

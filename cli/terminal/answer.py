@@ -63,7 +63,7 @@ class ReplyWriter:
     """Shows the reasoning of a chat's answer, then the answer by another writer.
 
     Reasoning is shown dim as it comes, or folded: a passing line shows its end, and then one line
-    tells how long it took.
+    shows its time.
     """
 
     def __init__(

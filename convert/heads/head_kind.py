@@ -46,9 +46,9 @@ class HeadKind:
     """A kind of head: `name`, that of a method, is `--kind` and mostly the file's architecture.
 
     `weights` are the names of weight files, without ending, that only this kind has; `in_config`
-    and `in_tensors` tell whether a config, or the names of a checkpoint's tensors, are this kind's
-    beyond doubt. `plan` makes the plan of a checkpoint: it raises UnsupportedModelError for a
-    layout or a setting that the runtime could not compute as the checkpoint means it,
+    and `in_tensors` decide whether a config, or the names of a checkpoint's tensors, are this
+    kind's beyond doubt. `plan` makes the plan of a checkpoint: it raises UnsupportedModelError for
+    a layout or a setting that the runtime could not compute as the checkpoint means it,
     MalformedFileError for tensors that are missing or contradict each other, PairError for a head
     that does not fit the target. Sizes and vocabularies are compared with the target for every
     kind.

@@ -43,7 +43,7 @@ from specrun.runtime.laws.sampling import unknown_name
 #                       the large one then answers anew
 #
 # The score is the mean of log q(y_t), or a quantile of them: section 2's rule reads the probability
-# of the best answer, which nobody can compute, and which shrinks with every token, where a mean
+# of the best answer, which cannot be computed, and which shrinks with every token, where a mean
 # does not. The end token counts, because it was generated as well.
 #
 # These are settings: `specrun.runtime.engine.sequential` runs them.

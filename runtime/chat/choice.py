@@ -50,7 +50,7 @@ class ToolChoice:
         raise OptionError(f"{problem}: give auto, none, required, or {form}")
 
     def used(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Return those of the tools that the model is told of: all, or none.
+        """Return those of the tools that are shown to the model: all, or none.
 
         Raises `OptionError` if none can be called, and a call is required.
         """

@@ -1,7 +1,7 @@
 """Parts of contents as texts: parts that a text model cannot read are described in words.
 
-Clients send pictures, files, search results and blocks of tools that some server ran. A model is
-told that they were there, and by which name; the texts within them are kept.
+Clients send pictures, files, search results and blocks of tools that some server ran. The text for
+the model names them; the texts within them are kept.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ class BreakEven:
         if width == 1 and not follows:
             self.account.lose(own)
             return False
-        # Pauses of the machine are no loss of the drafter's, as far as they can be told.
+        # Pauses of the machine are no loss of the drafter's, as far as they can be recognised.
         plain = costs.seconds(1)
         self.account.lose(min(evaluated, STALL * costs.seconds(width)) / plain - new + own)
         return True
@@ -99,8 +99,8 @@ class BreakEven:
 class TimedDrafter(Drafter):
     """Reports each round's time after the draft to `costs`, and drafts as its pace allows.
 
-    A drafter that finds the text is not called at all while it sleeps: to be told that it sleeps
-    costs too much if a token takes little. All others observe these rounds, for they need the
+    A drafter that finds the text is not called at all while it sleeps: a note that it sleeps costs
+    too much if a token takes little. All others observe these rounds, for they need the
     target's states. `share` is how much of a plain round's time one takes now that is evaluated
     with other conversations.
     """

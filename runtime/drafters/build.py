@@ -83,7 +83,7 @@ def _build(expression: Expression, env: DraftEnvironment) -> DrafterWeights:
     method = find_method(expression.atom)
     # Refuses options that the method does not have, before anything is loaded.
     always = _drafts_always(method, expression, env)
-    # Members go on from each other's guesses: nobody waits for others. Their drafts are as named,
+    # Members go on from each other's guesses: none waits for others. Their drafts are as named,
     # but for those of `auto`, of which one drafts a round alone.
     inner = env
     if method.members != 0:

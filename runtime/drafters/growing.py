@@ -145,7 +145,7 @@ class GrowingDrafter(Drafter):
                 return prepared
         if self._is_plain and request.keep == "nothing" and not (self.waits and self.source.waits):
             params, way = request.params, self._way
-            # One SamplingParams serves a whole answer: identity tells whether it is still the same.
+            # One SamplingParams serves a whole answer: identity shows whether it is still the same.
             _, names, laws = way if way[0] is params else self._new_way(params)
             if names and request.max_nodes > 0 and request.max_depth > 0:
                 named = self._named_plainly(request)
@@ -347,7 +347,7 @@ class GrowingDrafter(Drafter):
 
     def _settings(self, params: SamplingParams, *, points: bool) -> tuple[SamplingParams, bool]:
         """Return the settings of distributions, and whether only their favourite is read."""
-        # One SamplingParams serves a whole answer: identity tells whether it is still the same.
+        # One SamplingParams serves a whole answer: identity shows whether it is still the same.
         if self._known is None or self._known[0] is not params:
             self._known = params, *self._new_settings(params, points=points)
         return self._known[1:]

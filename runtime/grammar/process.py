@@ -35,7 +35,7 @@ class ProcessEnded(Exception):
 
 
 class GrammarProcess:
-    """One process: it answers a request at a time, and ends when it is closed or forgotten."""
+    """One process: it answers a request at a time, and ends when it is closed or dropped."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection

@@ -149,8 +149,8 @@ class LengthGraphs(Generic[*Key]):
 
 # == A Llama decoder layer of a head: attention over a key-value cache in a ggml graph =============
 #
-# The cache is a table of cells. A graph writes the keys and values of its rows into the cells it is
-# told, then each row attends to the cells its mask shows: that serves a prompt, a chain and a tree
+# The cache is a table of cells. A graph writes the keys and values of its rows into the given
+# cells, then each row attends to the cells its mask shows: that serves a prompt, a chain and a tree
 # alike, wherever the rows lie.
 #
 # Tensors of a layer, after a prefix of the head's: `attn_{q,k,v,output}.weight` and

@@ -43,7 +43,7 @@ def drafter_for(
     """Return how to draft for a model file if no drafter is named.
 
     `workload` is one of a profile (`workload_of`), "any" if it is not known. `use_profile` False
-    leaves the profile out. `warn` is told in a sentence why a profile does not apply; files that
+    leaves the profile out. `warn` receives a sentence if a profile does not apply; files that
     cannot be read are left to whoever opens them.
     """
     if not build_rule(accept).exact:

@@ -32,7 +32,7 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # point masses only.
 #
 # **A chain, one token after the other** (`start`, `goes_on`, `takes`). With n tokens drafted,
-# reached with the chance r_n, the same rule is: another one is, if for some k >= 1
+# reached with the chance r_n, the same rule adds another one if for some k >= 1
 #
 #     s r_n (a + a a_1 + .. + a a_1 .. a_(k-1)) > T(n + 1 + k) - T(n + 1) + (k - 1) d
 #
@@ -120,7 +120,7 @@ class _Learnt:
         """Return whether to compute a distribution although a usual one does not pay.
 
         A drafter that is better than most pays where the usual one does not, and its certainty
-        tells. After rounds that drafted nothing, the wait is twice as long.
+        shows it. After rounds that drafted nothing, the wait is twice as long.
         """
         return self.waited >= self.wait and self.account.room > cost
 
@@ -163,7 +163,7 @@ class _Thresholds:
     ) -> bool:
         """Return whether they are near enough to those of these values."""
         pairs = [(token, self.token), (usual, self.usual), (step, self._step)]
-        # A curve that is learnt bends: its ends and its middle tell.
+        # A curve that is learnt bends: its ends and its middle suffice.
         last = len(self._costs) - 1
         pairs += [(seconds(n + 1), self._costs[n]) for n in (0, 1, last // 2, last)]
         return all(abs(now - was) <= _STALE * was for now, was in pairs)
@@ -202,7 +202,7 @@ class _Thresholds:
 class Plan(ABC):
     """How much of a draft is computed and verified.
 
-    It is told of rounds and reads certainties before tokens are drawn, so that drafts stay exact.
+    It receives rounds and reads certainties before tokens are drawn, so that drafts stay exact.
     """
 
     is_threshold: bool = False

@@ -3,7 +3,7 @@
 A size is evaluated twice in a row: the first time after another size, so that llama.cpp has to
 rebuild its graph, then with the graph reused. Sizes are visited forwards and backwards in turn, so
 that a machine that warms up or slows down does so for all of them. The least of a size's times
-counts, for other programs only add to it; how far the median lies above is told as the spread. A
+counts, for other programs only add to it; the distance of the median above it is the spread. A
 size that contradicts its neighbours is measured again: a size that takes longer than a larger one
 by more than the spread, of which a tenth counts at most (if times differ by more, their
 least may be no better), or far more than the line between the sizes beside it. If that stays so, it
@@ -68,7 +68,7 @@ def measure_cost_curve(
     """Return the curve of a context, which is left empty, in about so many seconds.
 
     The context needs output rows for the largest size, and room for it after `depth` tokens. Three
-    passes are made unless they take four times as long. `progress` is told the share that is done.
+    passes are made unless they take four times as long. `progress` receives the share that is done.
     """
     largest = max(sizes)
     if min(context.n_outputs, context.n_batch) < largest:
@@ -350,7 +350,7 @@ def measure_target_costs(
 ) -> CostCurve:
     """Return the target's cost curve with these settings, measured in about so many seconds.
 
-    `progress` is told the share that is done. Raises as `Model` and `Context` do.
+    `progress` receives the share that is done. Raises as `Model` and `Context` do.
     """
     layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
     with Model(target, n_gpu_layers=layers, use_mmap=use_mmap) as model:

@@ -371,7 +371,8 @@ def tuned_plan(
 ) -> StoredPlan | None:
     """Return the plan for this pair near this temperature, or None.
 
-    A plan that does not apply is ignored; `warn` is told why in one sentence. Nothing here raises.
+    A plan that does not apply is ignored; `warn` receives the reason in one sentence. Nothing here
+    raises.
     """
     plans = load_plans(target, draft, describe_settings(options), warn=warn)
     # Acceptance moves with the temperature, and with it the best tree: the nearest plan stands in.
@@ -466,7 +467,7 @@ class Choice:
 class Profile:
     """Choices for a model file, and all that they were made from.
 
-    `files` are those of the drafters that the choices name, as `describe_file` tells them;
+    `files` are those of the drafters that the choices name, as `describe_file` describes them;
     `accelerate` continues from `record`; `measured` the day. `finished` is whether everything was
     tried.
     """

@@ -162,8 +162,8 @@ class Drafter(ABC):
     """Whether its trees have `rows`, if a request needs them."""
 
     finds_text: bool = False
-    """Whether it need not be told of rounds that it drafted nothing for: it finds their tokens in
-    the next request, or in the next outcome that it is told of."""
+    """Whether it need not receive rounds without a draft: it finds their tokens in
+    the next request, or in the next outcome that it receives."""
 
     begins_alike: bool = False
     """Whether every answer begins as if it was the first. If a seed's text depends on the length of

@@ -288,7 +288,7 @@ class TargetModel:
     ) -> Iterator[None]:
         """Evaluate the text's tokens up to `end`: with rows only if there are hidden states.
 
-        Yields after each piece. With states of any kind `learn` is told each: the position of its
+        Yields after each piece. With states of any kind `learn` receives each: the position of its
         first token, its rows, how many.
         """
         options = self.context.options

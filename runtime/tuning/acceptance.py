@@ -302,7 +302,7 @@ class DynamicAcceptance:
     """The mean number of accepted tokens of dynamic trees with children of `topk` ranks.
 
     `accepted[d, n]` is that of depth d with the best n nodes, [max_depth + 1, max_nodes + 1];
-    without the target's own token. It is 0 for depths at which no text was long enough to tell.
+    without the target's own token. It is 0 for depths at which no text was long enough.
     """
 
     topk: int
@@ -377,7 +377,7 @@ def measure_dynamic_acceptance(
                 stride = max(1, math.ceil(positions * (time.perf_counter() - before) / seconds))
             start += stride
     context.memory.clear()
-    # By depth: positions near the end of a text tell of shallow trees alone.
+    # By depth: positions near the end of a text count for shallow trees alone.
     return DynamicAcceptance(topk, total / np.maximum(counts, 1.0)[:, None])
 
 

@@ -102,7 +102,7 @@ class MedusaGuesses:
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield all heads' tokens; see `HeadGuesses`."""
         for offset, named in enumerate(self._head.tokens_along(features[begin:], self._ranks)):
-            # Depth k is cut where token t + 2 + k lies beyond the text: nothing tells whether it is
+            # Depth k is cut where token t + 2 + k lies beyond the text: nothing shows whether it is
             # right.
             yield named[: max(0, len(tokens) - (begin + offset) - 2)]
 

@@ -155,7 +155,7 @@ class _Bench:
         self._work = WorkLeft(self._text_s * setting * len(self._options.params))
 
     def _tell(self, what: str, texts: float) -> None:
-        """Tell a step, behind work of so many texts' time."""
+        """Report a step, behind work of so many texts' time."""
         share, left = self._work.progress(texts * self._text_s) if self._work else (0.0, None)
         self._progress(what, _CURVES + (1.0 - _CURVES) * share, left)
 

@@ -182,7 +182,7 @@ def opened_cache(place: CachePlace) -> FeatureCache:
     """Return the cache in `place`, made if there is none; other states beside it stay.
 
     Raises SpecrunError if the folder cannot be made, or holds states that its manifest does not
-    tell of.
+    list.
     """
     folder = place.folder
     try:

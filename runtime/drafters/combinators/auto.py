@@ -90,7 +90,7 @@ class ArmChooser(ArmLedger):
         return known and self._account.room > 0.0
 
     def choose(self) -> tuple[int, int]:
-        """Return the arm of the next round, and how much it may draft (0: all it likes)."""
+        """Return the arm of the next round, and how much it may draft (0: without limit)."""
         if self._left > 0 and self._current == self._plain:
             self._left -= 1  # nothing is drafted that might not fit any more
             return self._plain, 0
@@ -495,7 +495,7 @@ class AutoDrafter(MembersDrafter):
         return max(member.depth_params for member in self._members)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start an answer: measured arms are kept and seen again sooner; no tokens forget it."""
+        """Start an answer: measured arms are kept and seen again sooner; no `tokens`: dropped."""
         super().begin(tokens)
         self._count_rest()  # it goes on: the possible loss is saved up over texts
         self._share()

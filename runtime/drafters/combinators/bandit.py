@@ -93,7 +93,7 @@ class Arm:
     behind: int = 0  # tokens of the text that it has not seen yet, and must catch up with
     catch_up: float | None = None  # the least seconds that each such token took
     patience: float = 1.0
-    depth: int = 0  # the longest draft it may make, 0: as long as it likes
+    depth: int = 0  # the longest draft it may make, 0: without limit
     scale: float | None = None  # the least that drafting took, in forecasts
     last: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
     slump: float = 0.0  # their loss, in plain rounds
@@ -143,7 +143,7 @@ class Arm:
         self.squares *= share
 
     def notices_change(self, plain: float) -> bool:
-        """Believe the last rounds alone if they lost much against plain rounds of such seconds.
+        """Count the last rounds alone if they lost much against plain rounds of such seconds.
 
         The cumulative sum (Page 1954) of losses begins again when all was won back.
         """
@@ -327,8 +327,8 @@ class ArmLedger:
         self._book(index, tokens, seconds, booked=booked)
         self._now += 1
         self._account.allow(tokens)
-        # The first round includes catching up with the text; it
-        # is counted when a second tells how much.
+        # The first round includes catching up with the text; it is counted when a second one shows
+        # the amount.
         if len(self._run) > 1:
             if len(self._run) == 2:
                 self._count_first(index, seconds)

@@ -201,7 +201,7 @@ class DraftPair:
     """A target's vocabulary and a drafter's part of it.
 
     `tokens` is None if both have the same ids; `by_text`: nothing but text is passed on.
-    `remark` tells the user of a vocabulary that is not the target's, else "".
+    `remark` is a note for the user if the vocabulary is not the target's, else "".
     """
 
     target_size: int
@@ -389,7 +389,7 @@ class TextReader:
         """Read a control token, which no text is: as the same one, or as its name spelled out."""
         self._settled += self._vocabulary.tokenize_within(self._tail)
         self._tail = b""
-        if token != self._source.bos:  # the drafter's own is there already, if it wants one
+        if token != self._source.bos:  # the drafter's own is there already, if it needs one
             name = self._source.label(token)
             self._settled += self._vocabulary.tokenize(name, add_special=False, parse_special=True)
 

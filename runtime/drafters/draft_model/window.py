@@ -21,10 +21,10 @@ from specrun.runtime.round.text import common_prefix
 # == Chunks of a long text, retrieved by the target's own states (TriForce, section 4) =============
 #
 # TriForce (Sun et al. 2024) keeps the chunks whose mean key the last query meets best. llama.cpp
-# tells neither queries nor keys, but the inputs of a layer at every token; their likeness stands in
-# for that: a chunk's mean and the mean of the last tokens, less the mean of all, by the cosine. The
-# states are kept in a random projection to a few numbers, which keeps angles (Johnson and
-# Lindenstrauss 1984), so that a long text takes kilobytes a thousand tokens.
+# hands out neither queries nor keys, but the inputs of a layer at every token; their likeness
+# stands in for that: a chunk's mean and the mean of the last tokens, less the mean of all, by the
+# cosine. The states are kept in a random projection to a few numbers, which keeps angles (Johnson
+# and Lindenstrauss 1984), so that a long text takes kilobytes a thousand tokens.
 
 
 _WIDTH = 64  # numbers that are kept of a state

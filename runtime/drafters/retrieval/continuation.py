@@ -199,7 +199,7 @@ def likely_nodes(
 def teach(
     trust: MatchAcceptance, continuations: Sequence[Continuation], tokens: Sequence[int]
 ) -> None:
-    """Tell `trust` how the continuations fared against the tokens that really came."""
+    """Count in `trust` the continuations against the tokens that really came."""
     if len(continuations) == 1:  # the usual case by far
         alone = continuations[0]
         for depth, (known, token) in enumerate(zip(alone.tokens, tokens, strict=False)):

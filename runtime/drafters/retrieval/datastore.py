@@ -98,7 +98,7 @@ def order_by_context(
     `tokens` int32 [n] begins with DEPTH separators (the token `vocab_size`) and ends with one; they
     also stand between texts. Positions of separators and those right behind one are left out. Of
     positions with the very same last tokens, at most the last 8 million are kept: more add nothing.
-    `progress` is told how many positions are done.
+    `progress` receives the number of finished positions.
     """
     done = 0
     for low, high in _buckets(tokens, vocab_size):
