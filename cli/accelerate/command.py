@@ -65,7 +65,7 @@ search_options = option_group(
     "search",
     SearchSettings,
     _SEARCH.option(
-        "--hours N", "Also train a head for the file, for about so many hours.", click.FLOAT
+        "--hours N", "Also train a head for the file, in about this many hours.", click.FLOAT
     ),
     _SEARCH.option(
         "--prompts",

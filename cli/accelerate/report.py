@@ -241,7 +241,7 @@ def _say_what_follows(result: AccelerateResult, terminal: Terminal) -> None:
         terminal.warn(f"interrupted after {spent}: results are kept, and another call continues")
     elif not result.complete:
         terminal.warn(
-            "the time was over before everything was compared twice: another call goes on, or "
+            "the time was over before everything was compared twice: another call continues, or "
             "give --seconds more"
         )
     terminal.note(f"kept in {result.profile} ({spent})")

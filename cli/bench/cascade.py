@@ -185,7 +185,7 @@ def _comparison(target: Path, load: LoadSettings, settings: _CascadeSettings) ->
         raise click.UsageError("a cascade needs a small model: name one with -md FILE")
     kind = draft_kind(small)
     if kind != "draft":
-        advice = "a cascade's small model speaks alone, too: give a draft model"
+        advice = "a cascade's small model also generates by itself: give a draft model"
         raise click.UsageError(f"-md {small.name} is for --drafter {kind}: {advice}")
     if settings.texts is not None:
         examples = read_examples(settings.texts, settings.examples)

@@ -242,7 +242,7 @@ _COMMANDS = {
     "/save!": _Command(
         "/save! FILE", "the same, over an existing file", functools.partial(_save, force=True)
     ),
-    "/load": _Command("/load FILE", "go on with a saved conversation", _load),
+    "/load": _Command("/load FILE", "continue a saved conversation", _load),
     "/quit": _Command("/quit", "leave (also /bye, /exit, Ctrl-D)"),
 }
 _ALIASES = {"/?": "/help", "/bye": "/quit", "/exit": "/quit"}

@@ -82,7 +82,7 @@ class ChatLearning:
         texts = "the answers learnt" if update.measured_on_training else "answers not learnt"
         what = f"{update.n_places:,} rejected drafts of {update.n_answers:,} answers"
         self._terminal.note(
-            f"learnt from {what} in {seconds:.1f} s: alpha where drafts of {texts} were rejected "
+            f"learnt from {what} in {seconds:.1f} s: alpha at rejected drafts of {texts} "
             f"{update.before.rate:.3f} before, {update.after.rate:.3f} after"
         )
         if not update.swapped:

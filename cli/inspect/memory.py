@@ -160,7 +160,7 @@ def _rows(cards: Sequence[FittedCard]) -> list[list[str]]:
     left = [device.budget - plan.total(0) for device, plan in zip(devices, plans, strict=True)]
     rows += [
         ["on the card", *(size_text(plan.total(0)) for plan in plans)],
-        ["left alone (margin)", *(size_text(device.margin) for device in devices)],
+        ["left free (margin)", *(size_text(device.margin) for device in devices)],
         ["free", *(size_text(free) if free >= 0 else "does not fit" for free in left)],
         ["in this machine's memory", *(size_text(plan.total(-1)) for plan in plans)],
     ]

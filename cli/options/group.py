@@ -327,7 +327,7 @@ def _set_offline(context: click.Context, _option: click.Parameter, wanted: bool)
 
 offline_option = MODEL.flag(
     "--offline",
-    "Take models of the hub from the cache alone, without the network.",
+    "Take models of the hub only from the cache, without the network.",
     expose_value=False,
     callback=_set_offline,
 )

@@ -324,7 +324,7 @@ targets allow higher rates: at a width of 256 use -lr 1e-3.
     ),
     _CONSISTENCY.option(
         "--form",
-        "The goal of each row: the distribution behind the answer itself, or behind the next "
+        "The goal of each row: the distribution after the answer itself, or after the next "
         "iterate.",
         click.Choice(["global", "local"]),
         default="global",
@@ -337,7 +337,7 @@ targets allow higher rates: at a width of 256 use -lr 1e-3.
     ),
     _CONSISTENCY.option(
         "--divergence",
-        "The divergence of the distribution behind guesses from the one that is learnt.",
+        "The divergence of the distribution after guesses from the one that is learnt.",
         DIVERGENCE,
         default="forward-kl",
     ),
