@@ -1,4 +1,4 @@
-"""Batch noise: how much a model's laws depend on how many tokens an evaluation has.
+"""Batch noise: how much a model's distributions depend on how many tokens an evaluation has.
 
 Kernels round by the number of rows of a batch, so drafts change the last bits of the
 target's logits, and now and then the next token of a greedy text. Here one text is evaluated
@@ -55,7 +55,7 @@ class NoiseOptions:
 
 @dataclass(frozen=True, slots=True)
 class WidthNoise:
-    """How far laws move when `width` tokens are evaluated at a time instead of one.
+    """How far distributions move when `width` tokens are evaluated at a time instead of one.
 
     `logprob_...` are differences of log-probabilities in nats, absolute, over all tokens of all
     positions; `variation_...` total variations (half the sum of differences of probabilities, 0 to

@@ -68,7 +68,7 @@ class LayerTrial:
 
 
 class CutJudge:
-    """Judges sets of layers on texts that the target wrote, with laws and costs measured once."""
+    """Judges sets of layers on the target's texts, with distributions and costs measured once."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ def _written(
     written = sum(len(text.tokens) - text.n_prompt for text in texts)
     if written < _FEWEST_TOKENS:
         raise OptionError(
-            f"the target answered with {written} tokens, which say too little about acceptance: "
+            f"the target answered with {written} tokens, too few to measure acceptance: "
             "give other prompts"
         )
     return texts
@@ -226,10 +226,11 @@ def _written(
 #
 # Draft & Verify (Zhang et al. 2023, section 3.3) does so with runs of the whole method. Here each
 # set of layers is judged by the two numbers that decide a run's speed. The target writes a text
-# once. A cut model's laws on that text give the share of its tokens that would be accepted. The
-# target's measured cost curve and the cut's cost, a line in its number of layers, give the tokens a
-# second of the best draft length. Sets are proposed by a tree-structured Parzen estimator (Bergstra
-# et al. 2011; optuna), after a few of the shapes that the literature found good.
+# once. A cut model's distributions on that text give the share of its tokens that would be
+# accepted. The target's measured cost curve and the cut's cost, a line in its number of layers,
+# give the tokens a second of the best draft length. Sets are proposed by a tree-structured Parzen
+# estimator (Bergstra et al. 2011; optuna), after a few of the shapes that the literature found
+# good.
 
 
 _PATIENCE = 20  # proposals for each evaluation: in small models most have been judged already
@@ -294,7 +295,7 @@ def search_layers(
 ) -> LayerSearchResult:
     """Search. `prompts_of` makes the prompts, as tokens, once the target is loaded.
 
-    Ctrl-C ends the search and keeps what was found; before the first set it passes through. Raises
+    Ctrl-C ends the search and keeps its results; before the first set it passes through. Raises
     MissingPackageError without optuna, UnsupportedModelError for models that cannot be cut or that
     cannot draft.
     """

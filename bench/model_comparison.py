@@ -1,4 +1,4 @@
-"""Comparison of two models of one vocabulary: laws on one text, and errors of tensors."""
+"""Comparison of two models of one vocabulary: distributions on one text, and errors of tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specrun.convert.checkpoint import read_array
 from specrun.runtime.memory import LayerCount, resolve_gpu_layers
 from specrun.runtime.models import check_same_vocabulary
 
-# == Perplexity and KL divergence of one model's laws from another's ===============================
+# == Perplexity and KL divergence of one model's distributions from another's ======================
 #
 # Standard errors are those of a mean over rows taken as independent.
 
@@ -33,7 +33,8 @@ Floats = npt.NDArray[np.float64]
 @dataclass(frozen=True, slots=True)
 class RowDivergence:
     """Per row: both models' negative log-likelihood of the token that came, KL(P || Q) of the
-    original's law P from the other's Q (all in nats), and whether their most likely token agrees.
+    original's distribution P from the other's Q (all in nats), and whether their most likely token
+    agrees.
     """
 
     original_nll: Floats
@@ -173,7 +174,7 @@ def compare_models(
     options: ComparisonOptions | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelComparison:
-    """Evaluate `text` with both models and compare their laws.
+    """Evaluate `text` with both models and compare their distributions.
 
     `progress` gets chunks done and in all. Raises PairError unless both have the same vocabulary,
     OptionError if the text is too short, and as Model and Context do.
@@ -348,7 +349,7 @@ def _is_known(tensor: TensorInfo) -> bool:
         return False
     kind = GGMLQuantizationType[tensor.type_name]
     block, n_bytes = GGML_QUANT_SIZES[kind]
-    try:  # gguf knows more types than it can dequantize
+    try:  # gguf has more types than it can dequantize
         dequantize(np.zeros((1, n_bytes), np.uint8), kind)
     except (NotImplementedError, KeyError):
         return False

@@ -54,7 +54,7 @@ def check_plot_file(path: Path) -> None:
 
 @contextmanager
 def themed(theme: Theme) -> Iterator[None]:
-    """Draw what is drawn meanwhile for light or dark pages; the same figures, the same file."""
+    """Draw the plots of the block for light or dark pages; the same figures, the same file."""
     from matplotlib import rc_context
 
     ink, paper = _INK[theme], _PAPER[theme]
@@ -74,7 +74,7 @@ def ink() -> str:
 
 
 def paper() -> str:
-    """Return the colour of what is left empty."""
+    """Return the colour of empty parts."""
     from matplotlib import rcParams
 
     return str(rcParams["axes.facecolor"])
@@ -107,7 +107,7 @@ def tidy(axes: Axes, grid: Literal["x", "y", "both"] | None = None) -> None:
         axes.legend(frameon=False, fontsize=8)
 
 
-# -- comparisons of drafters ---------------------------------------------------------------------
+# -- comparisons of drafters -----------------------------------------------------------------------
 
 
 def plot_drafters(results: Sequence[DrafterResult], path: Path) -> None:
@@ -181,7 +181,7 @@ def _acceptance(axes: Axes, drafted: Sequence[DrafterResult], colors: Mapping[st
     tidy(axes, "y")
 
 
-# -- training ------------------------------------------------------------------------------------
+# -- training --------------------------------------------------------------------------------------
 
 
 def plot_training(curves: Curves, path: Path, title: str) -> None:
@@ -241,7 +241,7 @@ def _averaged(values: Sequence[float]) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-# -- tuning --------------------------------------------------------------------------------------
+# -- tuning ----------------------------------------------------------------------------------------
 
 
 def plot_tuning(result: TuneResult, path: Path, title: str) -> None:
@@ -293,7 +293,7 @@ def _short(options: str) -> str:
     return options if len(options) <= 60 else f"{options[:45]}...{options[-12:]}"
 
 
-# -- searches for layers to skip -----------------------------------------------------------------
+# -- searches for layers to skip -------------------------------------------------------------------
 
 
 def plot_layer_search(result: LayerSearchResult, path: Path, title: str) -> None:

@@ -173,7 +173,7 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-# -- drafters ------------------------------------------------------------------------------------
+# -- drafters --------------------------------------------------------------------------------------
 
 
 def drafters_table(results: Sequence[DrafterResult]) -> Table:
@@ -196,7 +196,7 @@ def drafters_table(results: Sequence[DrafterResult]) -> Table:
 
 
 def _drafter_verdicts(results: Sequence[DrafterResult]) -> tuple[str, ...]:
-    """Return the speed of the fastest drafter at each temperature, and what became of the text."""
+    """Return the speed of the fastest drafter at each temperature, and the changes of the text."""
     lines = []
     whole = [result for result in results if not result.category]
     temperatures = dict.fromkeys(result.temperature for result in whole)
@@ -271,7 +271,7 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
     chains = [result for result in results if result.is_chain and result.acceptance_given_prefix]
     if chains:
         notes.append(
-            "n-alpha of chains (acceptance where the n drafts before were accepted), n = 0, 1, ...:"
+            "n-alpha of chains (acceptance if the n drafts before were accepted), n = 0, 1, ...:"
             + "".join(map(_alphas, chains))
         )
     lossy = [result for result in results if not result.exact]
@@ -295,7 +295,7 @@ def _drafter_notes(results: Sequence[DrafterResult]) -> list[str]:
     if any(text.n_same < text.n_prompts for text in texts):
         notes.append(
             "Texts that differ at temperature 0: batches of different sizes round differently, so "
-            "where two tokens are almost equally likely, the other one may win."
+            "if two tokens are almost equally likely, the other one may win."
         )
     return [*notes, *(f"Advice: {result.advice}." for result in results if result.advice)]
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of a given text's tokens, as evaluation harnesses ask a server for them."""
+"""Log-probabilities of a given text's tokens, as evaluation harnesses request them."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class ClosedError(SpecrunError):
 
 
 class ForkedError(SpecrunError):
-    """A forked process wants to evaluate with threads or a GPU that only its parent has."""
+    """A forked process is to evaluate with threads or a GPU that only its parent has."""
 
 
 class BusyError(SpecrunError):

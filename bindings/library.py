@@ -210,7 +210,7 @@ def exported_function(names: Sequence[str], result: Any, *arguments: Any) -> Any
         except AttributeError:
             continue
     problem = f"this build of llama.cpp does not export {names[0]}"
-    raise UnsupportedModelError(f"{problem}: install the llama-cpp-python that specrun asks for")
+    raise UnsupportedModelError(f"{problem}: install the llama-cpp-python that specrun requires")
 
 
 # A type of C++ as gcc and clang write it in names (Itanium's ABI), and as Visual C++ does, for

@@ -65,7 +65,7 @@ class CountedModel(Model):
 
 
 def memory_breakdown(context: Context) -> dict[str, Breakdown]:
-    """Return what a context and its model hold, or would hold, by the names of devices.
+    """Return the bytes that a context and its model hold, or would hold, by the names of devices.
 
     Rows of logits are not among them. Raises `UnsupportedModelError` if this build of llama.cpp
     does not export them.
@@ -101,7 +101,7 @@ def _layout() -> tuple[Any, Any]:
     as many as there are kinds of memory, are left to the process.
     """
     if sys.platform == "win32":
-        problem = "on Windows llama.cpp does not export what it allocates"
+        problem = "on Windows llama.cpp does not export the sizes of its memory"
         raise UnsupportedModelError(problem)
     return _LIBCXX if sys.platform == "darwin" else _LIBSTDCXX
 

@@ -169,7 +169,7 @@ def describe_waiting(*, has_libgomp: bool) -> str:
         return "spinning (this llama.cpp is built without libgomp, which can be told to yield)"
     for name in _CHOSEN_BY_USERS:
         if name in os.environ:
-            return f"spinning as {name}={os.environ[name]} says"
+            return f"spinning by {name}={os.environ[name]}"
     if not are_spins_ours():
         return "spinning as libgomp does (GOMP_SPINCOUNT changes it)"
     return f"spinning, briefly beside other programs (GOMP_SPINCOUNT={SPINS} or {SPINS_BUSY})"

@@ -33,7 +33,7 @@ _TEXTS = Section("Texts")
 
 @dataclass(frozen=True, slots=True)
 class CalibrationSource:
-    """The heads, and the text that they are asked along."""
+    """The heads, and the text along which they guess."""
 
     model_draft: Path | None
     prompt: tuple[str, ...]
@@ -48,7 +48,7 @@ class CalibrationSource:
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOutput:
-    """What becomes of the result."""
+    """The use of the result."""
 
     output: Path | None
     force: bool
@@ -82,17 +82,20 @@ calibration_source_options = option_group(
         default=0.0,
     ),
     _TEXTS.option(
-        "--ranks N", "Guesses of each head that are counted.", click.IntRange(1, 32), default=10
+        "--ranks N",
+        "The number of guesses of each head to count.",
+        click.IntRange(1, 32),
+        default=10,
     ),
     _TEXTS.option(
         "--seconds",
-        "Time for measuring what the target's evaluations cost; 0: plan with what is known.",
+        "The time to measure the cost of the target's evaluations; 0: plan with known costs.",
         click.FloatRange(0),
         default=12.0,
     ),
     _TEXTS.option(
         "--draft-tokens N",
-        "Write a head (-o) that drafts the N tokens alone that are said most often in three of "
+        "Write a head (-o) that drafts only the N most frequent tokens of three of "
         "four texts, and measure both along the others.",
         click.IntRange(1),
     ),
@@ -107,8 +110,8 @@ calibration_output_options = option_group(
         NEW_FILE,
     ),
     OUTPUT.flag("--force", "Overwrite FILE."),
-    OUTPUT.option("--save/--no-save", "Keep what was measured, or show it.", default=True),
-    json_option("Print everything that was measured as JSON."),
+    OUTPUT.option("--save/--no-save", "Keep the result, or only show it.", default=True),
+    json_option("Print all results as JSON."),
 )
 
 
@@ -241,7 +244,7 @@ def _limit(
     text: str | None,
     demo: bool,
 ) -> None:
-    """Write a head of few tokens; print what both guess along texts that were not counted."""
+    """Write a head of few tokens; print the guesses of both along texts that were not counted."""
     from specrun.bindings.models.model import Model
     from specrun.convert.heads.draft_vocabulary import DraftVocabulary, limit_vocabulary
     from specrun.runtime.tuning import calibrate_heads, written_texts
@@ -290,7 +293,7 @@ def _print_limited(
     head = ("drafts", *depths, "a chain's tokens a round")
     print_table(terminal, "Right, if the guesses before were right", head, cells)
     places = f"{found[0].n_positions:,} places"
-    terminal.answer(f"{100 * covered:.1f} % of what was said at {places} can be drafted\n")
+    terminal.answer(f"{100 * covered:.1f} % of the tokens at {places} can be drafted\n")
     terminal.note(f"written to {output.output}")
 
 
@@ -306,7 +309,7 @@ def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOp
 
     target = named_target(load, ask="give -m FILE and -md FILE")
     if source.model_draft is None:
-        raise click.UsageError("no heads are given: -md FILE names what is to be calibrated")
+        raise click.UsageError("no heads are given: -md FILE names those to calibrate")
     return HeadCalibrationOptions(
         target=target,
         heads=source.model_draft,

@@ -1,4 +1,4 @@
-"""`specrun clean`: lists what specrun keeps in caches and state, and removes what is named."""
+"""`specrun clean`: lists the files in specrun's caches and state, and removes named ones."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _EPILOG = """\b
 Examples:
   specrun clean                    list everything, with its size
   specrun clean wheels cuts        remove these
-  specrun clean --cache            remove what can be made or fetched again
-  specrun clean --all              remove that, and your own work and settings
+  specrun clean --cache            remove files that can be made or fetched again
+  specrun clean --all              also remove your own work and settings
 
 \b
 Models of the hub lie in its own cache, which other programs share: `hf cache` removes them.
@@ -32,7 +32,7 @@ To remove specrun itself: delete the checkout, or `pipx uninstall specrun`.
 _CONTENTS = {
     "wheels": "llama.cpp as it was built for `make`",
     "models": "published models of `specrun demo`",
-    "profiles": "measurements of models on this machine, and what accelerate and tune chose",
+    "profiles": "measurements of models on this machine, and the choices of accelerate and tune",
     "cuts": "drafters that accelerate cut out of models",
     "heads": "drafters that accelerate trained",
     "tried": "names of files that were opened before",
@@ -54,12 +54,12 @@ class Kept:
 
     @property
     def contents(self) -> str:
-        """What it holds, in words."""
+        """Its contents, in words."""
         return _CONTENTS.get(self.name, "")
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
-@click.argument("names", nargs=-1, help="What to remove, by the names that are listed.")
+@click.argument("names", nargs=-1, help="The names of the files to remove, as listed.")
 @OUTPUT.flag("--cache", "Remove everything that can be made or fetched again.", dest="cache")
 @OUTPUT.flag("--all", "Remove everything, also your own work and settings.", dest="everything")
 @json_option()
@@ -67,7 +67,7 @@ class Kept:
 def clean(
     names: tuple[str, ...], cache: bool, everything: bool, as_json: bool, terminal: Terminal
 ) -> None:
-    """List what specrun keeps on this disk, or remove it."""
+    """List the files that specrun keeps on this disk, or remove them."""
     found = list(_kept())
     chosen = _chosen(found, names, cache=cache, everything=everything)
     for each in chosen:
@@ -138,4 +138,6 @@ def _list(found: Sequence[Kept], terminal: Terminal) -> None:
     ]
     print_table(terminal, "kept by specrun", ("name", "size", "files", "contents", "path"), rows)
     total = bytes_text(sum(each.n_bytes for each in found))
-    terminal.note(f"{total} in all; specrun clean NAME removes one, --cache what can be made again")
+    terminal.note(
+        f"{total} in all; specrun clean NAME removes one, --cache all that can be made again"
+    )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 _SOURCE, _HEAD, _RESULT = map(Section, ("Checkpoint", "Heads", "Result"))
 
 MODEL = "model"
-"""The kind of what is no head."""
+"""The kind of checkpoints that are no heads."""
 
 KINDS = (MODEL, *head_kinds())
 """The values of --kind."""
@@ -44,7 +44,7 @@ KINDS = (MODEL, *head_kinds())
 
 @dataclass(frozen=True, slots=True)
 class ConversionSettings:
-    """How a checkpoint is read, what its heads draft for, and the file to write.
+    """How a checkpoint is read, the target of its heads, and the file to write.
 
     None: `kind`, `outtype` and whether to `verify` follow from the checkpoint.
     """
@@ -105,8 +105,7 @@ conversion_options = option_group(
     ),
     _RESULT.option(
         "--outtype TYPE",
-        "f32, f16, bf16, auto (what the checkpoint has), or a type of specrun quantize: q8_0, "
-        "q4_k_m, ...",
+        "f32, f16, bf16, auto (the checkpoint's), or a type of specrun quantize: q8_0, q4_k_m, ...",
         default=None,
         show_default="f16, heads q8_0",
     ),
@@ -287,7 +286,7 @@ def _convert_set(
     *,
     as_json: bool,
 ) -> None:
-    """Convert a target and its drafters into one folder, with a file that says how to run them."""
+    """Convert a target and its drafters into one folder, with a file for running them."""
     from specrun.convert import plan_set
 
     if output is None:
@@ -363,7 +362,7 @@ def _job(
     if kind == MODEL:
         if drafts_for is not None:
             raise OptionError(
-                f"a target is what heads draft for: leave it out to convert the model in {folder}"
+                f"a target is only for heads: leave it out to convert the model in {folder}"
             )
         options |= {"outtype": settings.outtype or "f16", "pre": settings.pre}
         options["imatrix"] = settings.imatrix

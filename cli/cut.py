@@ -41,7 +41,7 @@ _CUT = Section("Cut")
     PARAMETERS,
 )
 @OUTPUT.flag("--force", "Overwrite OUT.")
-@json_option("Print what was written as one JSON object.")
+@json_option("Print the result as one JSON object.")
 @terminal_options
 def cut(
     source: Path,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = (
     LazyCommand("specrun.cli.datastore", "build", "Make a datastore of text files."),
-    LazyCommand("specrun.cli.datastore", "info", "Show what a datastore holds, and check it."),
+    LazyCommand("specrun.cli.datastore", "info", "Show the contents of a datastore, and check it."),
 )
 
 _EPILOG = """\b
@@ -124,7 +124,7 @@ def _progress(terminal: Terminal) -> Iterator[BuildProgress]:
 @trust_option
 @terminal_options
 def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> None:
-    """Show what a datastore holds; reads all of it to check that it is undamaged."""
+    """Show the contents of a datastore. All of it is read, to check that it is undamaged."""
     from specrun.runtime.drafters.retrieval import open_store, read_store_header, verify_store
 
     header = read_store_header(store)

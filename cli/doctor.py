@@ -37,7 +37,7 @@ def specrun_version() -> str:
 
 
 def version_lines() -> list[str]:
-    """Return versions and backends; loads llama.cpp, as only the library knows its commit."""
+    """Return versions and backends; loads llama.cpp, as only the library has its commit."""
     from specrun.bindings.library import engine_versions
     from specrun.bindings.machine.devices import built_backends
 
@@ -107,7 +107,7 @@ def _demo_check(engine: Check) -> Check:
     seconds = time.perf_counter() - started
     if check.state != "ok":
         return check
-    # The probe does what a trial does (`bindings.trial`).
+    # The probe is a trial (`bindings.trial`).
     cost = f"the first opening of a file adds {seconds:.1f} s here, more for a large one (--trust)"
     return dataclasses.replace(check, detail=cost)
 
@@ -121,7 +121,7 @@ def _ask(name: str, *question: str) -> tuple[dict[str, Any], Check]:
         )
     except subprocess.TimeoutExpired:
         detail = f"no answer within {_TIMEOUT_S} s"
-        return {}, Check(name, "failed", detail, "end what else uses the processor")
+        return {}, Check(name, "failed", detail, "end other programs that use the processor")
     return interpret(name, done.returncode, done.stdout, done.stderr)
 
 
@@ -145,7 +145,7 @@ def interpret(
 
 
 def _load() -> str:
-    """Return how many processes want a processor, on average of the last minute."""
+    """Return how many processes need a processor, on average of the last minute."""
     with suppress(AttributeError, OSError):  # not every system has it
         return f", load {os.getloadavg()[0]:.1f}"
     return ""

@@ -97,7 +97,7 @@ def generate(
     if learning.learn and not learning.learn_keep:
         raise click.UsageError(
             "--learn learns between answers, and there is one: give --learn-keep, and the next "
-            "time goes on from what was learnt"
+            "call continues with the trained drafter"
         )
     if learning.wanted:
         require_training("--learn")

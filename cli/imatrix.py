@@ -29,8 +29,8 @@ Examples:
   specrun quantize model-F16.gguf IQ3_XXS --imatrix model.imatrix.gguf
 
 \b
-Options are llama-imatrix's, and so is the file: either program reads what the other wrote. Ctrl-C keeps
-the chunks that are done; --resume goes on behind them and ends with the same numbers.
+The options and the file are those of llama-imatrix: each program reads the other's files. Ctrl-C keeps
+the finished chunks; --resume continues after them and ends with the same numbers.
 """  # noqa: E501 - as it is shown
 
 

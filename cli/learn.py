@@ -1,4 +1,4 @@
-"""`specrun learn show` and `forget`: what --learn-keep and --keep-answers left."""
+"""`specrun learn show` and `forget`: the files of --learn-keep and --keep-answers."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _kept(folder: Path) -> dict[str, Any]:
 
 
 def _kept_answers() -> list[dict[str, Any]]:
-    """Return the facts of the stores of answers, each with what is wrong with it."""
+    """Return the facts of the stores of answers, each with its error."""
     from specrun.runtime.drafters.retrieval import StoreHeader, kept_answers
 
     found: list[dict[str, Any]] = []
@@ -100,7 +100,7 @@ def show(as_json: bool, terminal: Terminal) -> None:
         terminal.answer(json.dumps(found) + "\n")
         return
     if not found:
-        terminal.note("nothing is kept: only --learn-keep and --keep-answers keep what is answered")
+        terminal.note("nothing is kept: answers are kept only with --learn-keep or --keep-answers")
     for each in found:
         terminal.answer(f"{one_line(each['target'])}\n")
         what = f"{each['rejected']:,} rejected drafts of {each['answers']:,} answers"
@@ -137,7 +137,7 @@ def forget(model: Path | None, everything: bool, terminal: Terminal) -> None:
 
 
 def _places_of(model: Path) -> list[Path]:
-    """Return the folder of a target and the answers of its vocabulary, what there is of them."""
+    """Return the folder of a target and the answers of its vocabulary, as far as they exist."""
     from specrun.bindings.models.model import Model
     from specrun.runtime.drafters.retrieval import answers_file
     from specrun.runtime.online import BufferKey, learn_folder
@@ -145,5 +145,5 @@ def _places_of(model: Path) -> list[Path]:
     with Model(model.expanduser(), vocab_only=True) as target:
         places = [learn_folder(BufferKey.of(target)), answers_file(target)]
     if not any(map(Path.exists, places)):
-        raise OptionError(f"nothing is kept of {model}: specrun learn show lists what is")
+        raise OptionError(f"nothing is kept of {model}: specrun learn show lists everything kept")
     return [place for place in places if place.exists()]

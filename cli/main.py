@@ -13,16 +13,20 @@ from specrun.cli.options.group import ENVIRONMENT_PREFIX, LazyCommand, LazyGroup
 _COMMANDS = (
     LazyCommand("specrun.cli.chat.command", "chat", "Talk to a model."),
     LazyCommand("specrun.cli.generate", "generate", "Continue or answer one prompt."),
-    LazyCommand("specrun.cli.serve.command", "serve", "Answer over HTTP, as OpenAI's API does."),
+    LazyCommand("specrun.cli.serve.command", "serve", "Serve models over HTTP, with OpenAI's API."),
     LazyCommand("specrun.cli.demo", "demo", "Chat with a published model, fetched once."),
     LazyCommand(
-        "specrun.cli.accelerate.command", "accelerate", "Find what makes a model faster here."
+        "specrun.cli.accelerate.command", "accelerate", "Find the fastest drafter for a model here."
     ),
-    LazyCommand("specrun.cli.why", "why", "Find why drafting pays or not, and what would help."),
+    LazyCommand(
+        "specrun.cli.why", "why", "Find why drafting pays or not, and possible improvements."
+    ),
     LazyCommand("specrun.cli.worker", "worker", "Lend this machine's devices to another one."),
     LazyCommand("specrun.cli.models", "models", "List the models on this disk."),
     LazyCommand(
-        "specrun.cli.inspect.command", "inspect", "Show what a GGUF file holds, and what fits it."
+        "specrun.cli.inspect.command",
+        "inspect",
+        "Show the contents of a GGUF file, and fitting drafters.",
     ),
     LazyCommand("specrun.cli.cut", "cut", "Make a drafter of a model's own layers."),
     LazyCommand("specrun.cli.datastore", "datastore", "Texts to draft from: REST's datastores."),
@@ -31,7 +35,7 @@ _COMMANDS = (
     LazyCommand("specrun.cli.imatrix", "imatrix", "Measure an importance matrix for quantizing."),
     LazyCommand("specrun.cli.train.command", "train", "Train a drafter for a model."),
     LazyCommand(
-        "specrun.cli.tune.command", "tune", "Measure a pair of models and plan what to draft."
+        "specrun.cli.tune.command", "tune", "Measure a pair of models and plan its drafts."
     ),
     LazyCommand(
         "specrun.cli.tune.theory", "theory", "Show the theory of drafting for given figures."
@@ -40,7 +44,7 @@ _COMMANDS = (
     LazyCommand("specrun.cli.calibrate", "calibrate", "Measure how often heads guess right."),
     LazyCommand("specrun.cli.bench.command", "bench", "Measure the gain and the cost of drafting."),
     LazyCommand("specrun.cli.prove", "prove", "Check that a pair's text is the target's own."),
-    LazyCommand("specrun.cli.manual", "config", "Show the config file, and what is set."),
+    LazyCommand("specrun.cli.manual", "config", "Show the config file, and the settings."),
     LazyCommand("specrun.cli.manual", "completion", "Print a shell's completion script."),
     LazyCommand("specrun.cli.manual", "man", "Print the manual page."),
     LazyCommand("specrun.cli.clean", "clean", "List or remove the files that specrun keeps."),
@@ -52,7 +56,7 @@ Examples:
   specrun chat --demo                             the embedded models, offline
   specrun chat -m target.gguf -md small.gguf      a target and a draft model
   specrun chat -hf ggml-org/gemma-3-1b-it-GGUF    a model of the Hugging Face hub
-  specrun accelerate target.gguf                  find what makes it faster, and use that
+  specrun accelerate target.gguf                  find the fastest drafter for it, and use it
   specrun models                                  those that are on this disk
   specrun generate -m target.gguf -p "Once upon a time" --json
   specrun inspect target.gguf -md small.gguf      whether they fit

@@ -1,4 +1,4 @@
-"""`specrun man`, `completion` and `config`: texts made of the options, and settings in force."""
+"""`specrun man`, `completion` and `config`: texts made from the options, and the settings."""
 
 from __future__ import annotations
 
@@ -49,17 +49,19 @@ Examples:
 
 
 @click.command(cls=SectionedCommand, epilog=_MAN_EPILOG)
-@click.argument("command", nargs=-1, help="The command; without it, specrun.")
+@click.argument(
+    "command", nargs=-1, help="A command. Without it, the page describes specrun as a whole."
+)
 @terminal_options
 @click.pass_context
 def man(context: click.Context, command: tuple[str, ...], terminal: Terminal) -> None:
-    """Print the manual page, of specrun or of a COMMAND, for man(1)."""
+    """Print the manual page of specrun, or of a COMMAND, for man(1)."""
     page = _context_of(context, command)
     terminal.answer("\n".join(_page(page)) + "\n")
 
 
 def _page(context: click.Context) -> Iterator[str]:
-    """Yield the lines of a page in roff, as man(7) has them."""
+    """Yield the lines of a page in roff, with the macros of man(7)."""
     command, path = context.command, context.command_path
     name = path.replace(" ", "-")
     summary, _, rest = (command.help or "").partition("\n\n")
@@ -96,7 +98,7 @@ def _entries(described: Iterable[tuple[str, str]]) -> Iterator[str]:
 
 
 def _epilog(text: str) -> Iterator[str]:
-    """Yield the epilog of a help text: headings with lines that are kept as they are."""
+    """Yield the epilog of a help text: headings, and lines without changes."""
     for block in re.split(r"\n\s*\n", text.replace("\b\n", "").strip()):
         lines = block.splitlines()
         heading = lines[0].rstrip(":") if lines and lines[0].endswith(":") else "Notes"
@@ -126,28 +128,31 @@ def _word(text: str) -> str:
 
 SHELLS = ("bash", "zsh", "fish")
 _COMPLETION_EPILOG = """\b
-To have it in every shell:
+To load it in every shell:
   bash  eval "$(specrun completion bash)"          in ~/.bashrc
-  zsh   eval "$(specrun completion zsh)"           in ~/.zshrc, behind compinit
+  zsh   eval "$(specrun completion zsh)"           in ~/.zshrc, after compinit
   fish  specrun completion fish | source           in ~/.config/fish/config.fish
 """
 
 
 @click.command(cls=SectionedCommand, epilog=_COMPLETION_EPILOG)
 @click.argument(
-    "shell", required=False, type=click.Choice(SHELLS), help="The shell; otherwise, that of SHELL."
+    "shell",
+    required=False,
+    type=click.Choice(SHELLS),
+    help="The shell. Without it, the variable SHELL names it.",
 )
 @terminal_options
 @click.pass_context
 def completion(context: click.Context, shell: str | None, terminal: Terminal) -> None:
-    """Print the completion script of a shell; without SHELL, of the current one."""
+    """Print the completion script of a shell. Without SHELL, it is for the current shell."""
     shell = shell or Path(os.environ.get("SHELL", "")).name
     if shell not in SHELLS:
         raise click.UsageError(f"name the shell: {', '.join(SHELLS)}")
     kind = get_completion_class(shell)
     assert kind is not None
     script = kind(context.find_root().command, {}, "specrun", "_SPECRUN_COMPLETE")
-    # Not `source()`: it asks bash for its version, by running it.
+    # Not `source()`: it runs bash to read its version.
     terminal.answer(script.source_template % script.source_vars() + "\n")
 
 
@@ -155,7 +160,7 @@ def completion(context: click.Context, shell: str | None, terminal: Terminal) ->
 
 
 _CONFIG_EPILOG = """\b
-An example, with the long names of options; a table holds for one command:
+An example of a config file (TOML). Keys are the long names of options; [chat] is for one command:
   threads = 4
   model = "~/models/target.gguf"
   [chat]
@@ -163,8 +168,8 @@ An example, with the long names of options; a table holds for one command:
   model-draft = "~/models/small.gguf"
 
 \b
-Defaults give way to the file, the file to the environment (SPECRUN_TEMP=0, SPECRUN_CHAT_TEMP=0),
-and that to flags. SPECRUN_CONFIG names another file.
+Flags override the environment (SPECRUN_TEMP=0, SPECRUN_CHAT_TEMP=0). The environment overrides the
+config file, and the file overrides the defaults. SPECRUN_CONFIG names another file.
 """
 _SOURCES = {
     ParameterSource.ENVIRONMENT: "environment",
@@ -181,7 +186,7 @@ def config() -> None:
 @config.command(cls=SectionedCommand)
 @terminal_options
 def path(terminal: Terminal) -> None:
-    """Print the path of the config file, whether it exists or not."""
+    """Print the path of the config file, even if the file does not exist."""
     terminal.answer(f"{config_path()}\n")
 
 
@@ -190,7 +195,7 @@ def path(terminal: Terminal) -> None:
 @terminal_options
 @click.pass_context
 def show(context: click.Context, command: tuple[str, ...], terminal: Terminal) -> None:
-    """Show all settings in force; with a COMMAND, such as chat, all its options."""
+    """Show the settings in force, or all options of a COMMAND, such as chat."""
     file = config_path()
     there = "" if file.is_file() else " (there is no such file)"
     if command:

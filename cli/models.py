@@ -25,8 +25,8 @@ Examples:
   specrun models --json
 
 \b
-Read are the caches of the Hugging Face hub, llama.cpp, ollama and LM Studio, nothing is changed:
-LLAMA_CACHE, HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and OLLAMA_MODELS say where they lie. A model
+Reads the caches of the Hugging Face hub, llama.cpp, ollama and LM Studio, and changes nothing:
+LLAMA_CACHE, HF_HUB_CACHE, HF_HOME, XDG_CACHE_HOME and OLLAMA_MODELS name their folders. A model
 could draft for those of the same vocabulary that are at least twice as large.
 """
 
@@ -95,7 +95,9 @@ def _print(terminal: Terminal, entries: Sequence[ModelEntry]) -> None:
         ]
         print_table(terminal, title, head, lines)
     if any(drafters):
-        terminal.note("drafters: what could draft for it, by number; `specrun tune` measures")
+        terminal.note(
+            "drafters: models that could draft for it, by number; `specrun tune` measures"
+        )
 
 
 def _row(entry: ModelEntry) -> tuple[str, ...]:

@@ -161,7 +161,7 @@ def _tools(
 
 
 def _require_template(engine: Engine, note: Callable[[str], None]) -> None:
-    """Raise `TemplateError` for a model that has no template; say where it shows no tools."""
+    """Raise `TemplateError` for a model that has no template; say if it shows no tools."""
     try:
         template = engine.tool_template
     except TemplateError:

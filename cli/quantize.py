@@ -79,7 +79,7 @@ def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **op
     """Write a GGUF file with smaller numbers.
 
     Works on models and on drafting heads. The new file appears whole or not at all; OUT, if it is
-    left out, is IN with the type in its name, and lies here where IN is a name of `specrun models`
+    left out, is IN with the type in its name, and lies here if IN is a name of `specrun models`
     or hf:OWNER/REPO.
     """
     from specrun.convert.quantize import HEAD_TYPE, is_head, quantize_model

@@ -32,12 +32,12 @@ _QUESTIONS = 4
 _EPILOG = """\b
 Examples:
   specrun why -m target.gguf -md small.gguf -p "Write a story." --temp 0
-  specrun why -m target.gguf                                 what chat would draft with
+  specrun why -m target.gguf                                 the drafter that chat would use
   specrun why -m target.gguf --drafter prompt-lookup -f prompt.txt --json
 
 \b
 Answers the prompts with and without the drafter, in turn, and compares the measured speed with the one
-expected from the target's cost curve. Shows the reasons and what would help; -v adds the time of a round's
+expected from the target's cost curve. Shows the reasons and possible improvements; -v adds the time of a round's
 parts, and the best speed with these drafts and with perfect ones. Do not use the machine meanwhile.
 """  # noqa: E501 - as it is shown
 
@@ -90,7 +90,7 @@ def why(
     as_json: bool,
     terminal: Terminal,
 ) -> None:
-    """Find why drafting pays for a pair and a prompt, or does not, and what would help."""
+    """Find why drafting pays for a pair and a prompt, or does not, and possible improvements."""
     from specrun.bench.diagnosis.pair import PairOptions, diagnose_pair
 
     target = named_target(load)

@@ -24,7 +24,7 @@ Examples:
   specrun worker --host 192.168.1.5 --allow-remote          for the machines of a network
   specrun worker --mem 8G --cache ~/.cache/specrun/workers  weights are sent once
 
-The protocol has neither authentication nor encryption: whoever reaches the port can use this
+The protocol has neither authentication nor encryption: everyone who reaches the port can use this
 machine's memory and may take over the process. Listen on trusted networks only.
 """
 

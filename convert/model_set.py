@@ -56,7 +56,7 @@ class SetPlan:
         n_threads: int = 0,
         progress: Callable[[], AbstractContextManager[Progress | None]] = nullcontext,
     ) -> tuple[list[ConversionReport], ModelSet]:
-        """Write all files, and then the one that says how to run them.
+        """Write all files, and then the one with the commands to run them.
 
         Raises as `convert_checkpoint` and `convert_head`; files that were written before stay.
         """

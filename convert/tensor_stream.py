@@ -34,7 +34,7 @@ from specrun.convert.families.family import Family, TensorRule, unchanged
 
 # Tensors that old checkpoints carry although they are computed.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias")
-_MOST_NAMED = 100  # a config with a wrong number of layers can ask for millions
+_MOST_NAMED = 100  # a config with a wrong number of layers can need millions
 _PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
@@ -74,7 +74,7 @@ def map_tensors(
 
     With `keeps_blocks` tensors in MXFP4 stay so, otherwise they get that type, too.
     Raises MalformedFileError naming all tensors that are missing, or of another shape than the
-    config's, UnsupportedModelError naming all that the family does not know.
+    config's, UnsupportedModelError naming all that the family does not have.
     """
     # If embeddings are tied, an output matrix that is present all the same is a copy of them.
     # Heads that draft for the model are files of their own.
@@ -114,7 +114,7 @@ def map_rules(
         used.update(rule.sources)
         mapped.append(MappedTensor(rule, sources, rule.fixed_type or type_of(rule)))
     if missing:
-        problem = "it is incomplete, or not what config.json says"
+        problem = "it is incomplete, or differs from config.json"
         raise checkpoint.malformed(f"has no tensor {_listed(missing)}: {problem}")
     _check_left(checkpoint, used, left_out)
     return mapped

@@ -107,7 +107,7 @@ def text_part(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def refuse_quantized(checkpoint: Checkpoint) -> None:
-    """Raise UnsupportedModelError for a checkpoint whose config says that it is quantized."""
+    """Raise UnsupportedModelError for a checkpoint that is quantized by its config."""
     settings = checkpoint.config.any("quantization_config")
     if isinstance(settings, dict) and settings:
         if (
@@ -167,7 +167,7 @@ def _unwrapped(checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _with_blocks(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a checkpoint whose config says how many NextN blocks are there, and how they are.
+    """Return a checkpoint whose config has the number and the kind of its NextN blocks.
 
     Who trains a model on, or saves it with transformers, leaves them out. They have a name of their
     own, or are layers behind the last one.

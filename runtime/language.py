@@ -18,8 +18,8 @@ from specrun.runtime.laws.sampling import unknown_name, unknown_option
 #     argument   = [ name "=" ] expression
 #     atom       = quoted text, or any text without , ( ) @ = quotes
 #
-# `parse_expression` knows no drafters: the meaning of a name, and its arguments, are in its row of
-# `METHODS`. A builder reads the options by type (`ExpressionOptions`).
+# `parse_expression` does not depend on drafters: the meaning of a name, and its arguments, are in
+# its row of `METHODS`. A builder reads the options by type (`ExpressionOptions`).
 
 
 _TOKEN = re.compile(
@@ -246,7 +246,7 @@ class ExpressionOptions:
     def _refuse_counts(self, expressions: Iterable[Expression]) -> None:
         for expression in expressions:
             if expression.count is not None:
-                meaning = "says how many tokens a part of a relay drafts"
+                meaning = "is the number of tokens of a part of a relay"
                 example = "as in relay(draft(a.gguf)@2, prompt-lookup@3); it means nothing here"
                 raise OptionError(f"{expression}: @{expression.count} {meaning}, {example}")
 
@@ -548,7 +548,7 @@ METHODS: Mapping[str, Method] = {
         ),
         Method(
             "relay",
-            "CS-Drafting's horizontal cascade: each drafter goes on where the one before ended.",
+            "CS-Drafting's horizontal cascade: each drafter continues the one before.",
             "specrun.runtime.drafters.combinators.build",
             members=None,
             counts_members=True,

@@ -111,7 +111,7 @@ def likeliest(logits: Logits, count: int) -> tuple[TokenArray, npt.NDArray[np.fl
     row = logits.astype(np.float64)
     highest = float(row.max())
     if not np.isfinite(highest):
-        raise OptionError(f"a row of logits has the largest number {highest}: it is no law")
+        raise OptionError(f"a row of logits with the maximum {highest} has no distribution")
     weights = np.exp(row - highest)
     count = min(count, len(row))
     ids = np.sort(np.argpartition(row, len(row) - count)[len(row) - count :])
@@ -156,7 +156,8 @@ class RejectionBuffer:
 
     def __init__(self, *, most_bytes: int = MOST_BYTES, kept_tokens: int = KEPT_TOKENS) -> None:
         if most_bytes < 1 or kept_tokens < 1:
-            raise OptionError(f"a buffer of {most_bytes} bytes, {kept_tokens} tokens a law: give 1")
+            sizes = f"{most_bytes} bytes and {kept_tokens} tokens a distribution"
+            raise OptionError(f"a buffer has {sizes}: give 1 or more of each")
         self.most_bytes, self.kept_tokens = most_bytes, kept_tokens
         self._answers: deque[RejectedAnswer] = deque()
         self.n_bytes = 0
@@ -338,10 +339,10 @@ def parse_rejections(
 
 
 def require_same_target(path: Path, found: BufferKey, wanted: BufferKey | None) -> None:
-    """Raise ModelError unless a buffer belongs to the target that is asked for."""
+    """Raise ModelError unless a buffer belongs to the given target."""
     if wanted is not None and found.model != wanted.model:
         raise ModelError(
-            f"{path} holds what drafts for {found.name} got wrong (hash {found.model[:12]}), and "
+            f"{path} holds rejected drafts for {found.name} (hash {found.model[:12]}), and "
             f"the target is {wanted.name} (hash {wanted.model[:12]}): give each target its own"
         )
 
@@ -449,7 +450,7 @@ def _kept(path: Path, key: BufferKey) -> RejectionBuffer | None:
         buffer = RejectionBuffer()
         return parse_rejections(path, content, None, buffer), buffer
 
-    aside, what = path.with_suffix(".damaged"), "what was kept of rejected drafts"
+    aside, what = path.with_suffix(".damaged"), "the file of rejected drafts"
     advice = f"it is now {aside}, and learning begins anew"
     found = read_kept(path, parse, what=what, advice=advice, most=MOST_FILE_BYTES)
     if found is None:

@@ -117,10 +117,10 @@ def _mask(places: Tensor, n_text: int, length: int) -> Tensor:
 # == Learners ======================================================================================
 #
 # Position j of a group behind position t learns to predict after t + j, without the j tokens in
-# between: the text's own tokens, or with `from_law` the target's law there (KL divergence). PaSS
-# learns the embeddings alone. SPACE's semi-autoregressive fine-tuning learns the model too: L_AR +
-# lambda L_mask, every text read once in order and once masked; with `from_law`, L_AR is KL(p_before
-# || p_now), and the masks learn the law of the model before.
+# between: the text's own tokens, or with `from_law` the target's distribution there (KL
+# divergence). PaSS learns the embeddings alone. SPACE's semi-autoregressive fine-tuning learns the
+# model too: L_AR + lambda L_mask, every text read once in order and once masked; with `from_law`,
+# L_AR is KL(p_before || p_now), and the masks learn the distribution of the model before.
 
 
 EMBEDDINGS = "lookahead_embeddings.safetensors"
@@ -155,7 +155,7 @@ class LookaheadRecipe(ModelRecipe):
 
     @property
     def learns_earlier_law(self) -> bool:
-        """Whether the law that the model had before is learnt, and the model changes."""
+        """Whether the distribution that the model had before is learnt, and the model changes."""
         return self.from_law and self.changes_model
 
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
@@ -231,7 +231,7 @@ class SpaceRecipe(LookaheadRecipe):
     mask_rate: float = 20.0
 
     def __post_init__(self) -> None:
-        LookaheadRecipe.__post_init__(self)  # super() does not know a class with slots
+        LookaheadRecipe.__post_init__(self)  # super() does not work in a class with slots
         if self.mask_weight <= 0 or self.mask_rate <= 0:
             raise OptionError("the weight and the rate of masks: give numbers above 0")
 
@@ -323,7 +323,7 @@ class LookaheadLearner(HeadLearner):
 
 
 class SpaceLearner(LookaheadLearner):
-    """Trains a model together with the mask token, by the `former` model's laws or by the texts."""
+    """Trains a model and the mask token, by the `former` model's distributions or by the texts."""
 
     def __init__(
         self, recipe: SpaceRecipe, model: HFModel, former: FormerModel | None = None

@@ -1,6 +1,6 @@
-"""`accelerate`: finds what makes one GGUF file faster on this machine, and keeps it as a profile.
+"""`accelerate`: finds the fastest drafters for a GGUF file here, and keeps them as a profile.
 
-Looks at what there is, measures, tries and compares (`search`), chooses (`choice`), says why where
+Looks for drafters, measures, tries and compares (`search`), chooses (`choice`), explains why if
 nothing pays (`diagnosis`), and stores the choices, which chat, generate and servers then follow.
 Whatever was found is kept after every step, so that Ctrl-C loses nothing and a second call goes on.
 """
@@ -46,7 +46,7 @@ from specrun.runtime.planning import (
 
 @dataclass(frozen=True, slots=True)
 class AccelerateResult:
-    """What was found: the choices, everything that was measured, and why.
+    """The results: the choices, everything that was measured, and why.
 
     `rows` are by temperature and workload, in the contenders' order. `diagnoses` are of the fastest
     drafter at each temperature and workload, whether it pays or not. `profile` is the file;
@@ -104,11 +104,12 @@ def accelerate(
     warn: Callable[[str], None] = lambda _: None,
     machine: Machine | None = None,
 ) -> AccelerateResult:
-    """Search, keep the profile and return what was found.
+    """Search, keep the profile and return the results.
 
-    `tell` is given what is being tried, `warn` why an earlier profile does not count. `machine`
-    measures; without one this machine does. Ctrl-C ends the search, and what is known is returned.
-    Raises as opening the target does, and SpecrunError if the profile cannot be written.
+    `tell` is given the present trial, `warn` the reason why an earlier profile does not count.
+    `machine` measures; without one this machine does. Ctrl-C ends the search, and the results so
+    far are returned. Raises as opening the target does, and SpecrunError if the profile cannot be
+    written.
     """
     started = time.perf_counter()
     prompts = search_prompts(options.prompts)
@@ -148,7 +149,7 @@ def accelerate(
 
 
 class _Finder:
-    """What a record becomes: choices, diagnoses and the stored profile."""
+    """The result of a record: choices, diagnoses and the stored profile."""
 
     def __init__(
         self, options: AccelerateOptions, prompts: SearchPrompts, search: SearchOptions
@@ -172,7 +173,7 @@ class _Finder:
         return f"{self._prompts.digest}; {self._options.n_tokens} tokens; {'; '.join(samplers)}"
 
     def earlier(self, warn: Callable[[str], None]) -> Record:
-        """Return what an earlier call found, or an empty record."""
+        """Return the record of an earlier call, or an empty one."""
         self._before = load_profile(self._options.target, self._settings, warn=warn)
         if self._before is None or self._options.again:
             return Record(self._basis)
@@ -180,7 +181,7 @@ class _Finder:
         return Record.read(self._before.record, self._basis, lambda why: warn(f"{path}: {why}"))
 
     def require_place(self) -> None:
-        """Raise unless the profile can be written: asked before long work."""
+        """Raise unless the profile can be written: checked before long work."""
         path = profile_file(self._options.target)
         path.parent.mkdir(parents=True, exist_ok=True)
         require_writable(path)
@@ -190,7 +191,7 @@ class _Finder:
         return ThisMachine(self._options, self._prompts)
 
     def keep(self, record: Record) -> None:
-        """Store what is known so far."""
+        """Store the results so far."""
         self.save(record, finished=False)
 
     def save(self, record: Record, *, finished: bool) -> Path:

@@ -41,13 +41,13 @@ _FEWEST_FITTED = 16  # tokens of a text that a plan is made from
 _WRITTEN = 4e8  # bytes of a cut that are written in a second, about
 _EAGLE = ("eagle", "eagle3")
 _MOST_BESIDE = 200  # files of a folder that are looked into
-_USUAL_RATIO = 20.0  # times smaller than its target: what usually drafts best
+_USUAL_RATIO = 20.0  # times smaller than its target: the usually best ones
 
 
 def found_drafters(target: Path, named: Sequence[Path] = ()) -> list[FoundDrafter]:
-    """Return what could draft for a file, what is likely best first; raises as reading it does.
+    """Return the possible drafters for a file, the likely best first; raises as reading it does.
 
-    What a user `named` is tried in any case, and before all others.
+    Drafters that a user `named` are tried in any case, and before all others.
     """
     asked = [_named(path) for path in dict.fromkeys(named)]
     known = {path.resolve() for path in named}
@@ -98,13 +98,13 @@ def _found(entry: ModelEntry) -> FoundDrafter:
 
 
 class Candidates:
-    """What could draft for the target of a search, as drafter expressions planned for it."""
+    """The possible drafters for the target of a search, as drafter expressions planned for it."""
 
     def __init__(self, target: SearchTarget) -> None:
         self._target = target
 
     def look(self) -> list[FoundDrafter]:
-        """Return what could draft: in the file, beside it and in the caches."""
+        """Return the possible drafters: in the file, beside it and in the caches."""
         return found_drafters(self._target.path, self._target.options.drafts)
 
     def plans(self, found: FoundDrafter, seconds: float) -> list[str]:
@@ -134,7 +134,7 @@ class Candidates:
         )
         result = tune(options, target.fitting_tokens)
         keep_plans(options, result)
-        # What was run stands first, fastest first.
+        # Measured ones stand first, fastest first.
         found = (
             next((plan.options for plan in setting.candidates if plan.options), None)
             for setting in result.settings
@@ -143,7 +143,7 @@ class Candidates:
         return [f"draft({quoted(str(draft))}, {plan})" for plan in dict.fromkeys(fastest)]
 
     def cut(self, seconds: float) -> CutFound:
-        """Search for layers to skip, and write the best cut if it promises something."""
+        """Search for layers to skip, and write the best cut if a gain is expected."""
         from specrun.bench.layer_search import LayerSearchOptions, search_layers
         from specrun.convert import LayeredModel
         from specrun.convert.cut import range_text

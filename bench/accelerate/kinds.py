@@ -1,8 +1,9 @@
 """The kind of head that is worth its training: EAGLE-3 or a block drafter, by one account.
 
 EAGLE-3 guesses more and evaluates a layer for every token of a draft. A block drafter evaluates its
-layers once. How often both are right was measured after trainings of the same time; what drafts
-and their verification cost follows from the sizes of target and heads, and from the measured curve.
+layers once. How often both are right was measured after trainings of the same time; the cost of
+drafts and of their verification follows from the sizes of target and heads, and from the measured
+curve.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ class SearchPrompts:
 
     @property
     def digest(self) -> str:
-        """What tells these prompts from others."""
+        """The identity of these prompts."""
         text = json.dumps([self.fitting, dict(self.held_out)])
         return hashlib.sha256(text.encode("utf-8")).hexdigest()[:16]
 

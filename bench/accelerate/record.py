@@ -29,7 +29,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """What was not tried, and why."""
+    """A drafter that was not tried, and why."""
 
     what: str
     why: str
@@ -37,7 +37,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One repetition of a comparison: what each drafter took for the prompts of a workload."""
+    """One repetition of a comparison: each drafter's time for the prompts of a workload."""
 
     temperature: float
     workload: str
@@ -62,12 +62,12 @@ class Record:
     """How many times as long as the cheapest width an evaluation of a single token takes."""
 
     def add(self, contenders: Iterable[Contender]) -> None:
-        """Add what is not there yet."""
+        """Add missing ones."""
         known = {contender.drafter for contender in self.contenders}
         self.contenders += [found for found in contenders if found.drafter not in known]
 
     def leave_out(self, what: str, why: str) -> None:
-        """Note what was not tried, or could not be, and do not try it again."""
+        """Note a drafter that was not tried, or could not be, and do not try it again."""
         self.take_in(what)
         self.left_out.append(LeftOut(what, why))
         self.contenders = [known for known in self.contenders if known.drafter != what]
@@ -99,7 +99,7 @@ class Record:
     def read(content: Mapping[str, Any], basis: str, warn: Warn = lambda _: None) -> Record:
         """Return a stored record, or an empty one if it is damaged or has another basis.
 
-        `warn` is told of damage.
+        `warn` receives a sentence on damage.
         """
         try:
             if content.get("basis") == basis:
@@ -187,13 +187,13 @@ class Measured:
 
     @property
     def gain(self) -> float:
-        """The speed-up that counts: at most what its tokens allow, and 1 for noise."""
+        """The speed-up that counts: at most as its tokens allow, and 1 for noise."""
         value = min(self.speed_up.value, self.most)
         return value if self.pays else min(1.0, value)
 
 
 def measured(record: Record, temperature: float, workload: str) -> list[Measured]:
-    """Return what was measured of each contender, in the contenders' order."""
+    """Return the measurements of each contender, in the contenders' order."""
     sweeps = record.of(temperature, workload)
     found = []
     for name in (contender.drafter for contender in record.contenders):
@@ -242,7 +242,7 @@ def choices(
 ) -> list[Choice]:
     """Return a choice for each temperature, for each workload and for any; none if unknown.
 
-    `reasons` say for a temperature and a workload why nothing pays, if nothing does.
+    `reasons` are the causes, by temperature and workload, if nothing pays.
     """
     found = []
     for temperature in temperatures:

@@ -1,11 +1,11 @@
-"""The search for the fastest drafter: what is tried in which order, for how long, and kept.
+"""The search for the fastest drafter: the order and the time of trials, and their results.
 
-First the cost curve, then what is found (heads, NextN blocks, smaller models), then cuts of the
-target's own layers and, with hours, a trained head. All that promises something is then compared
+First the cost curve, then found drafters (heads, NextN blocks, smaller models), then cuts of the
+target's own layers and, with hours, a trained head. All with an expected gain are then compared
 with plain decoding on prompts that nothing was fitted to: in sweeps, which answer every prompt of a
 workload with every drafter once. Drafters that fall behind are dropped from later sweeps.
 
-All steps share one time, of which comparing takes what the others leave. No sweep begins that
+All steps share one time, of which comparing takes the rest. No sweep begins that
 would end too late. A `Machine` measures, so that the search itself depends on no clock of its own:
 the same measurements give the same choice.
 """
@@ -57,7 +57,7 @@ class FoundDrafter:
 
     @property
     def name(self) -> str:
-        """What users call it."""
+        """Its name for users."""
         return self.method if self.path is None else self.path.name
 
 
@@ -71,19 +71,19 @@ class CutFound:
 
 
 class Machine(Protocol):
-    """What a search measures with: every call takes time, and may raise SpecrunError.
+    """The tools of a search: every call takes time, and may raise SpecrunError.
 
     `seconds` is about the most that a call may take.
     """
 
     def curve(self, seconds: float) -> CostCurve:
-        """Measure what evaluations of the target cost, once."""
+        """Measure the cost of the target's evaluations, once."""
 
     def curve_beside(self) -> CostCurve | None:
-        """Return what evaluations cost between the answers, None if that was not measured."""
+        """Return the cost of evaluations between the answers, None if that was not measured."""
 
     def look(self) -> Sequence[FoundDrafter]:
-        """Return what could draft for the target: in its file, beside it and in the caches."""
+        """Return the possible drafters for the target: in its file, beside it and in the caches."""
 
     def plans(self, found: FoundDrafter, seconds: float) -> Sequence[str]:
         """Return drafter expressions with a file, planned for this machine."""
@@ -97,7 +97,7 @@ class Machine(Protocol):
     def sweep(
         self, temperature: float, workload: str, drafters: Sequence[str], seed: int, seconds: float
     ) -> dict[str, Work | str]:
-        """Answer the prompts of a workload with each drafter; a text says why one could not.
+        """Answer the prompts of a workload with each drafter; a text is the reason of a failure.
 
         The first call has the seconds of all sweeps, which choose the length of the answers.
         """
@@ -108,7 +108,7 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
-    """What to search for.
+    """The aim of a search.
 
     All takes about `seconds`, in at most `repetitions` sweeps of each workload at each temperature.
     With `hours` a head is trained, in addition.
@@ -133,13 +133,13 @@ class SearchOptions:
 
 @dataclass(frozen=True, slots=True)
 class AccelerateOptions:
-    """What to make faster, and how long to try.
+    """The file to make faster, and the time for it.
 
     The profile has choices for each of `params`, one a temperature. `prompts` is a file, one a
     line or JSON lines; without one there are built-in ones. Answers have at most `n_tokens`; all
     takes about `seconds`, in up to `repetitions`. `hours` trains a head, in addition. `memory` is
     how many bytes a target and its drafter may take. `drafts` are files to try beside those
-    that are found. `again` forgets what was found before. `anyway` measures whatever other programs
+    that are found. `again` discards earlier results. `anyway` measures whatever other programs
     do; without it a comparison that they disturb is made again.
     """
 
@@ -158,13 +158,13 @@ class AccelerateOptions:
 
     def __post_init__(self) -> None:
         if self.n_tokens < _FEWEST_TOKENS:
-            problem = f"answers of {self.n_tokens} tokens say too little"
+            problem = f"answers of {self.n_tokens} tokens are too short to measure"
             raise OptionError(f"{problem}: give {_FEWEST_TOKENS} or more")
         if self.memory is not None and self.memory < 1:
             raise OptionError(f"{self.memory} bytes of memory hold nothing")
 
     def search(self, prompts: SearchPrompts) -> SearchOptions:
-        """Return the options of the search; raises OptionError for what is none."""
+        """Return the options of the search; raises OptionError for invalid ones."""
         temperatures = tuple(params.temperature for params in self.params)
         workloads = tuple(prompts.held_out)
         return SearchOptions(
@@ -201,7 +201,7 @@ class Search:
 
     def run(self) -> CostCurve:
         """Do every step that the record lacks; return the cost curve, as it was meanwhile."""
-        self._say("measuring what evaluations cost")
+        self._say("measuring the cost of evaluations")
         curve = self._machine.curve(_CURVE * self._options.seconds)
         self._record.discount = max(1.0, curve.seconds(1) / min(curve.reused))
         self._record.add(Contender(name, _NEEDS_NOTHING) for name in WITHOUT_FILE)
@@ -217,7 +217,7 @@ class Search:
         self._tell(Status("done", 1.0, 0.0, self._best()))
         return self._machine.curve_beside() or curve
 
-    # -- what is compared --------------------------------------------------------------------------
+    # -- comparisons -------------------------------------------------------------------------------
 
     def _plan(self, found: FoundDrafter, spent: float) -> None:
         """Plan drafts of a file, if not too much of the time was `spent` on others."""
@@ -250,7 +250,7 @@ class Search:
             self._record.leave_out("a cut of the target's layers", str(error))
             if isinstance(error, MissingPackageError):
                 self._keep(self._record)
-                return  # not done: what is missing may be installed
+                return  # not done: missing packages may be installed
         else:
             if cut.speed_up >= _GAIN_OF_CUT:
                 self._record.add([Contender(cut.drafter, f"a cut that skips {cut.layers}")])
@@ -271,7 +271,7 @@ class Search:
         except SpecrunError as error:
             self._record.leave_out("a trained head", str(error))
             self._keep(self._record)
-            return  # not done: what is missing may be installed, or room made
+            return  # not done: missing packages may be installed, or room made
         finally:
             self._budget.take_ahead(self._machine.now() - began)
         self._record.add(Contender(drafter, step) for drafter in drafters)
@@ -332,7 +332,7 @@ class Search:
     def _sweep(
         self, temperature: float, workload: str, repetition: int, drafters: Sequence[str]
     ) -> None:
-        """Sweep, and keep what was measured."""
+        """Sweep, and keep the measurements."""
         record = self._record
         what = f"comparing {len(drafters)} drafters on {workload}, temperature {temperature:g}"
         self._say(what, self._work_left())

@@ -35,7 +35,7 @@ _USUAL_PROMPT = 100  # tokens
 
 
 class ThisMachine(Candidates):
-    """The `Machine` of a search, for one target; a context manager that closes what it opened."""
+    """The `Machine` of a search, for one target; a context manager that closes its models."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ThisMachine(Candidates):
         # Of two sweeps at all temperatures, by all drafters each.
         self._n_prompts = 2 * len(self._params) * sum(map(len, prompts.held_out.values()))
         self._n_answered = 0
-        # Tokens of an answer, and the share of the prompts: known with what is compared.
+        # Tokens of an answer, and the share of the prompts: known with the compared drafters.
         self._length: tuple[int, float] | None = None
         self._beside: CurveBeside | None = None
         self._opened = ExitStack()
@@ -142,7 +142,7 @@ class ThisMachine(Candidates):
                 drafter: arms[drafter].answer(number, params, n_tokens, seed=seed)
                 for drafter in order
             }
-            # A prompt that is answered with nothing tells nothing.
+            # A prompt with an empty answer gives no measurement.
             if all(answer.stats.tokens_per_second for answer in answers.values()):
                 self._time_beside(arms[PLAIN], list(answers.values()))
                 for drafter, answer in answers.items():
@@ -164,8 +164,8 @@ class ThisMachine(Candidates):
                 warm_up.answer(0, self._params[temperature], _WARM_UP_TOKENS, seed=0)
             own = None
             if not files_in(drafter):
-                # It learns what pays on its texts, which says nothing of others: if nothing
-                # repeats prompt lookup stops, and would hardly begin again for an edit.
+                # It learns the lengths that pay on its texts, not on others: if
+                # nothing repeats prompt lookup stops, and would hardly begin again for an edit.
                 own = runtime.start_drafter()
                 self._started[drafter].append(own)
             known[setting] = Arm(runtime, prompts, None, own)
@@ -180,7 +180,7 @@ class ThisMachine(Candidates):
         return self._opened.enter_context(Runtime(target.path, drafter, **options))
 
     def _close_others(self, drafters: Sequence[str]) -> None:
-        """Close what is no longer compared: its memory is the others'."""
+        """Close drafters that are no longer compared: their memory is for the others."""
         for drafter in [name for name in self._arms if name not in drafters]:
             arms, started = self._arms.pop(drafter), self._started.pop(drafter, [])
             runtime = next((arm.runtime for arm in arms.values()), None)
@@ -192,7 +192,7 @@ class ThisMachine(Candidates):
     def _time_beside(self, plain: Arm, answers: Sequence[GenerationResult]) -> None:
         """Time evaluations behind a prompt's answers, if it is one of those that are enough.
 
-        What is compared is compared with that: a curve of another minute may be 10 % off.
+        All are compared with that: a curve of another minute may be 10 % off.
         """
         target, n_prompts = self._target, self._n_prompts
         number, self._n_answered = self._n_answered, self._n_answered + 1

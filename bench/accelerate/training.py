@@ -1,8 +1,8 @@
 """A head for a GGUF file, trained from the file alone on answers that the model itself gives.
 
 A head that is there already for the file, one of those that come with specrun or lie beside it, is
-learnt on from. What an interrupted training has done (answers, states, a checkpoint) lies in the
-user's cache, and another call goes on with it.
+learnt on from. The results of an interrupted training (answers, states, a checkpoint) lie in the
+user's cache, and another call continues with them.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 # == The hours of a training: how long answers may take, and how many steps fit into the rest ======
 #
-# Answers take a third at most, or half where their states come with them. The states of the target
-# take what they take, and the training the rest, with as many steps as fit. Their number is known
+# Answers take a third at most, or half if their states come with them. The states of the target
+# take their time, and the training the rest, with as many steps as fit. Their number is known
 # once the first of them were timed.
 
 
@@ -56,18 +56,18 @@ _ASKING = 0.1  # of the time, at most
 ANSWERING, ANSWERING_WITH_STATES = 0.33, 0.5
 """Of the time, at most, asking included: without the answers' states, and with them."""
 FEWEST_PROMPTS = 16
-# At least: six steps alone say little where other programs run.
+# At least: six steps alone are no good measure while other programs run.
 _TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE = 12, 30.0, 0.01
 _FEWEST_STEPS = 20
 _TRAINING = 0.9  # of the time that is left: measures and writing take the rest
 
 Stage = Callable[[str, float], None]
-"""Told what is done and which share of the hours is over."""
+"""Receives the present step and the share of the hours that is over."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What a training was begun with: another call with the same hours goes on with it.
+    """The inputs of a training: another call with the same hours goes on with it.
 
     `n_tries` are those at prompts of the target's own, `n_prompts` and `steps` 0: not known yet.
     `spent` are the seconds of earlier calls, `earlier` the head's file that is learnt on from, if
@@ -108,7 +108,7 @@ class StepsKnown(Exception):
 
 
 class Hours:
-    """Hears how a training goes, and says when answers are enough and how many steps fit.
+    """Receives the progress of a training, and decides on enough answers and the number of steps.
 
     A `RunListener`. `clock` returns seconds. An average step takes `dearer` times as long as one of
     the first, which are timed. Answers are enough when the share `answering` of the time is over.
@@ -135,10 +135,10 @@ class Hours:
         return self._clock() - self._started
 
     def note(self, text: str) -> None:
-        """Hear a fact, of which nothing is shown."""
+        """Receive a fact, of which nothing is shown."""
 
     def stage(self, what: str, done: int, total: int) -> None:
-        """Hear of work before the training; raises when its time is over.
+        """Receive the progress of work before the training; raises when its time is over.
 
         That is EnoughTries or EnoughAnswers.
         """
@@ -150,7 +150,7 @@ class Hours:
             raise EnoughAnswers(done)
 
     def status(self, status: TrainingStatus) -> None:
-        """Hear of the training; raises StepsKnown once the first steps were timed."""
+        """Receive the progress of steps; raises StepsKnown once the first ones were timed."""
         self._say(f"step {status.step:,}, loss {status.loss:.3f}")
         if self.plan.steps:
             return
@@ -180,7 +180,7 @@ _AT_ONCE = 16  # conversations: three times the tokens a second of four, of a sm
 _TOKENS_PER_BATCH = 1024  # small batches learn more in the same time
 _FIRST_STEPS = 1_000_000  # until it is known how many fit
 _NARROW = 2048
-"""The width below which laws of all tokens are most of a step's work, and of a draft's."""
+"""The width below which distributions of all tokens are most of a step's work, and of a draft's."""
 _DRAFT_TOKENS = 12288
 _WIDE_DRAFT_TOKENS = 32000  # EAGLE-3's own
 _LAW_TOKENS = 8192  # of EAGLE-3's, in a step: the head's output matrix is half of one's work
@@ -192,12 +192,12 @@ _UNROLLED = 2  # steps of chains that narrow targets' heads learn; more take lon
 _UNROLLED_LATE = 4  # late in the training, for EAGLE-3
 _LATE_COST = 1.25  # of an average step then, in early ones: late ones take 1.6 times as long
 _UNROLLED_ON = 3  # where EAGLE-3 learns on
-_RATE_ON = 0.3  # of a narrow target's rate: what was learnt is not to be shaken out again
+_RATE_ON = 0.3  # of a narrow target's rate: the learnt weights are not to be shaken again
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingOrder:
-    """What to train a head for: a `target`, in so many `hours`, on prompts of the user's and ours.
+    """The target of a head: a `target`, in so many `hours`, on prompts of the user's and ours.
 
     `prompts` are those that may be learnt from, none of which is held out. Of the heads in
     `earlier`, if any fits, the first is learnt on from. By the target's cost `curve` it is decided
@@ -223,11 +223,11 @@ class TrainingOrder:
 
 
 def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -> Path:
-    """Return the GGUF file of a head; what was trained before is not trained again.
+    """Return the GGUF file of a head; earlier heads are not trained again.
 
-    Ctrl-C keeps what is done. Raises MissingPackageError without torch, TemplateError for a target
-    that is not asked and no prompts, UnsupportedModelError for one that no head can be trained for,
-    and what `specrun.train.trainer.train` raises.
+    Ctrl-C keeps the results so far. Raises MissingPackageError without torch, TemplateError for a
+    target without a chat template and no prompts, UnsupportedModelError for one that no head can be
+    trained for, and the errors of `specrun.train.trainer.train`.
     """
     plan = _begun(order)
     if plan is None:
@@ -341,14 +341,14 @@ def _rate(order: TrainingOrder, plan: TrainingPlan) -> float | None:
 
 
 def _width(order: TrainingOrder) -> int:
-    """Return how wide the target's states are, as far as its header says so."""
+    """Return how wide the target's states are, as far as its header has it."""
     header = read_header(order.target)
     width = header.metadata.get(f"{header.architecture}.embedding_length", 0)
     return width if isinstance(width, int) and width > 0 else _NARROW
 
 
 def _beginning(order: TrainingOrder) -> tuple[str, str]:
-    """Return what is trained, and the head that is learnt on from, or "".
+    """Return the name of the training, and the head that it continues from, or "".
 
     If the target's layers can be tapped and EAGLE-3 learns in the time, a new head is EAGLE-3's or
     a block drafter, whichever should be faster.
@@ -383,7 +383,7 @@ def _account(order: TrainingOrder, curve: CostCurve) -> HeadAccount:
 
 
 def _head_target(order: TrainingOrder) -> tuple[HeadTarget, torch.device]:
-    """Return the target as training knows it, and the device that it learns on."""
+    """Return the target as training reads it, and the device that it learns on."""
     _require_training()
     from specrun.train.target import open_head_target
     from specrun.train.trainer import usable_device

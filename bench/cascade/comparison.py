@@ -108,8 +108,8 @@ class CascadePoint:
     seconds a token relative to the plain target's, `speed_up` its inverse; None if nothing ran.
     `rejection_rate` is rejected over tested drafts. `exact_match`, `rouge_2` and `bleu` are of the
     answers, None without references; `cross_entropy`, `expected_accuracy` and `deferral_rate` of
-    the rule's law along the references (see `TeacherForced`), None if no law is stated for a
-    place. `total_variation` and `changed_share` are those of the answers' statistics.
+    the rule's distribution along the references (see `TeacherForced`), None if no distribution is
+    stated for a place. `total_variation` and `changed_share` are those of the answers' statistics.
     """
 
     method: str
@@ -286,7 +286,8 @@ def _points(
 
 def _oracle(point: CascadePoint) -> CascadePoint:
     """Return the figures that an oracle cascade (algorithm 3) shares with a speculative one of the
-    same deferral: its law. It would need the target at every position, so it has no latency."""
+    same deferral: its distribution. It would need the target at every position, so it has no
+    latency."""
     return replace(
         point,
         method=ORACLE,
@@ -405,12 +406,12 @@ class BestPoints:
 def metric_of(points: Sequence[CascadePoint]) -> Metric:
     """Return the measure of quality that points are compared by.
 
-    ROUGE-2 if there are references, else the cross-entropy of real text; if some law gives a
-    real token no chance, that is infinite, and its expected accuracy is taken.
+    ROUGE-2 if there are references, else the cross-entropy of real text; if some distribution gives
+    a real token no chance, that is infinite, and its expected accuracy is taken.
     """
     if all(point.rouge_2 is not None for point in points):
         return "rouge_2"
-    # Those that state a law for a place: the others have neither.
+    # Those that state a distribution for a place: the others have neither.
     stated = [point for point in points if point.expected_accuracy is not None]
     finite = all(point.cross_entropy is not None for point in stated)
     return "cross_entropy" if finite else "expected_accuracy"

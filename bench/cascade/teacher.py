@@ -1,8 +1,8 @@
-"""Laws of cascades along known texts: cross-entropy, deferral, rejection, without drawing anything.
+"""Distributions of cascades along known texts: cross-entropy, deferral, rejection, without draws.
 
 Teacher forcing: at every place of a text both models are read after the real tokens before it, and
-a rule's law pi is taken for the token that came. The log-probability of a cascade's own text
-would mean nothing: repetition is always likely.
+a rule's distribution pi is taken for the token that came. The log-probability of a cascade's own
+text would mean nothing: repetition is always likely.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from specrun.runtime.acceptance import (
 )
 from specrun.runtime.laws import Law, Logits, SamplingParams, transformed_law
 
-_SAME = 1e-9  # laws that are no further apart agree: neither model's token
+_SAME = 1e-9  # distributions that are no further apart agree: neither model's token
 
 
 @dataclass(frozen=True, slots=True)
 class TeacherForced:
-    """Measures of a rule's law pi along texts.
+    """Measures of a rule's distribution pi along texts.
 
-    `cross_entropy` is -log pi of the real tokens in nats a token, its spread over texts; None where
-    a text holds a token with pi 0; `excess` is its difference to the first of the laws, text by
-    text. `expected_accuracy` is the mean of pi of the real tokens: at temperature 0 the share of
-    tokens that are foretold. `deferral_rate` is, of the places where both models' laws differ, the
-    share where pi is the target's; a pi between the two counts by its way from the drafter's, by
-    total variation. `rejection_rate` is TV(pi, S(q)), the chance that a drawn draft is rejected
-    (lemma 3).
+    `cross_entropy` is -log pi of the real tokens in nats a token, its spread over texts; None if
+    a text holds a token with pi 0; `excess` is its difference to the first of the distributions,
+    text by text. `expected_accuracy` is the mean of pi of the real tokens: at temperature 0 the
+    share of tokens that are foretold. `deferral_rate` is, of the places where both models'
+    distributions differ, the share where pi is the target's; a pi between the two counts by its way
+    from the drafter's, by total variation. `rejection_rate` is TV(pi, S(q)), the chance that a
+    drawn draft is rejected (lemma 3).
     """
 
     n_tokens: int
@@ -55,13 +55,13 @@ class TeacherForced:
 
 
 StatedLaw = Callable[[LawPair], Law]
-"""pi of both laws at a place."""
+"""pi of both distributions at a place."""
 
 
 def stated_law(rule: Rule | SequentialCascade) -> StatedLaw | None:
-    """Return the law that a rule states for a place; None if it states none for a place alone."""
+    """Return the distribution that a rule states for a place; None if it needs other places."""
     if isinstance(rule, PairRule):
-        # If a draft would have ended for want of certainty, the target's law counts.
+        # If a draft would have ended for want of certainty, the target's distribution counts.
         return lambda pair: (
             pair.target if largest(pair.raw_draft) < rule.fallback else rule.law(pair)
         )
@@ -73,18 +73,18 @@ def stated_law(rule: Rule | SequentialCascade) -> StatedLaw | None:
 
 
 def target_law(pair: LawPair) -> Law:
-    """Return the target's law: that of plain decoding and of all exact rules."""
+    """Return the target's distribution: that of plain decoding and of all exact rules."""
     return pair.target
 
 
 def draft_law(pair: LawPair) -> Law:
-    """Return the drafter's law: that of the small model alone."""
+    """Return the drafter's distribution: that of the small model alone."""
     return pair.draft
 
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A place of a text: both models' rows of logits, their raw laws, and the token that came."""
+    """A place of a text: both models' rows of logits, their raw distributions, and its token."""
 
     draft_row: Logits
     target_row: Logits
@@ -93,8 +93,8 @@ class _Place:
     token: int
 
     def pair(self, params: SamplingParams) -> LawPair:
-        """Return the laws by the settings of sampling."""
-        # A draft model may know more tokens than the target: they have no mass.
+        """Return the distributions by the settings of sampling."""
+        # A draft model may have more tokens than the target: they have no mass.
         shared = self.draft_row[: len(self.target_row)]
         drawn = (transformed_law(row, params) for row in (shared, self.target_row))
         return LawPair(self.draft, self.target, *drawn)
@@ -133,7 +133,7 @@ class Teacher:
     def force(
         self, laws: Sequence[StatedLaw | None], params: SamplingParams
     ) -> list[TeacherForced | None]:
-        """Return the measures of each law along all texts, by the settings of sampling."""
+        """Return the measures of each distribution along all texts, by the settings of sampling."""
         sums = [None if law is None else _Sums() for law in laws]
         for places in self._texts:
             for place in places:
@@ -160,7 +160,7 @@ def _read(contexts: Sequence[Context], tokens: list[int], n_prompt: int) -> Iter
 
 
 class _Sums:
-    """Adds up the measures of one law along texts."""
+    """Adds up the measures of one distribution along texts."""
 
     def __init__(self) -> None:
         self.surprises: list[float] = []  # of each text, in nats a token
@@ -169,7 +169,7 @@ class _Sums:
         self._n = self._n_apart = 0
 
     def add(self, pair: LawPair, law: Law, apart: float, token: int) -> None:
-        """Count one place, whose text went on with `token`; the laws are TV `apart`."""
+        """Count one place, whose text went on with `token`; the distributions are TV `apart`."""
         mass = law.probability(token)
         self._text.append(-math.log(mass) if mass > 0.0 else math.inf)
         self._mass += mass
@@ -188,7 +188,7 @@ class _Sums:
         self._text = []
 
     def result(self, base: Sequence[float]) -> TeacherForced:
-        """Return the figures over all places; `base` are the surprises of the first law."""
+        """Return the figures over all places; `base`: the surprises of the first distribution."""
         finite = all(map(math.isfinite, (*self.surprises, *base)))
         pairs = zip(self.surprises, base, strict=False) if finite else ()
         excess = [own - other for own, other in pairs]

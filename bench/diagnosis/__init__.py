@@ -1,1 +1,1 @@
-"""Why drafting pays or does not: what was measured beside what the cost curve lets expect."""
+"""Why drafting pays or does not: measurements beside the expectations of the cost curve."""

@@ -1,9 +1,9 @@
-"""Diagnosis of a pair: expected against measured, what costs most, and the best achievable.
+"""Diagnosis of a pair: expected against measured, the largest costs, and the best achievable.
 
 A round of w drafted nodes takes T(1 + w) for the target, the drafter's own time and Python's. T is
 the measured cost curve, which has a second time for a round of another width than the one before,
-as llama.cpp then builds its graph anew. What would be gained without one of these, or with a better
-drafter, shows which of them stands in the way. Nothing is measured here: the same figures give the
+as llama.cpp then builds its graph anew. The possible gain without one of these, or with a better
+drafter, shows the cause. Nothing is measured here: the same figures give the
 same words.
 """
 
@@ -74,7 +74,7 @@ class Work:
 
 
 def work_of(results: Iterable[GenerationResult]) -> Work:
-    """Return what answers took; raises SpecrunError if one has no tokens that were timed."""
+    """Return the times of answers; raises SpecrunError if one has no tokens that were timed."""
     return Work.together(map(_of_answer, results))
 
 
@@ -86,7 +86,7 @@ def _of_answer(result: GenerationResult) -> Work:
     seconds = n / stats.tokens_per_second
     prompt = result.usage.prompt_tokens - 1
     rate = stats.prompt_tokens_per_second
-    # What the target took for the prompt is no part of decoding; the rest, but for Python, drafts.
+    # The target's time for the prompt is no part of decoding; the rest, but for Python, drafts.
     target = min(seconds, max(0.0, stats.target_s - (prompt / rate if rate else 0.0)))
     python = min(seconds - target, stats.overhead_s)
     tested = stats.tested_by_position
@@ -109,15 +109,15 @@ def _of_answer(result: GenerationResult) -> Work:
 
 
 PAYS = 1.02
-"""The speed-up from which drafting pays: less is within what the same drafter varies by."""
+"""The speed-up from which drafting pays: less is within the variation of a drafter."""
 
 _LONGEST = 16  # tokens of a chain that is imagined
 _GOOD = 0.8  # the acceptance of a good drafter
 _WORTH = 1.1  # by how much something must raise the speed to be worth saying
 _STEEP, _STEEP_AT = 1.5, 4  # times one token, for so many
 _SELDOM = 0.4  # of the rounds
-_FITS = 1.4  # times, up or down, that a plain token may take of what the curve says
-_QUOTING = ("prompt-lookup", "lookahead", "rest", "ngram", "auto")  # they need what repeats
+_FITS = 1.4  # times, up or down, that a plain token may take of the curve's time
+_QUOTING = ("prompt-lookup", "lookahead", "rest", "ngram", "auto")  # they need repetitions
 _MOST_REASONS = 3
 
 ReasonKind = Literal["curve", "drafter", "silent", "drafting", "python", "experts", "rounds"]
@@ -129,14 +129,14 @@ IN_SHORT: dict[ReasonKind, str] = {
     "drafting": "drafting takes too long",
     "python": "too much of a round is Python",
     "experts": "several tokens read more experts",
-    "rounds": "its rounds take longer than the cost curve says",
+    "rounds": "its rounds take longer than by the cost curve",
 }
 """Reasons in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """What costs speed, what would help, and the speed-up that there would be without it."""
+    """A cause of lost speed, a possible remedy, and the speed-up that there would be without it."""
 
     kind: ReasonKind
     text: str
@@ -162,7 +162,7 @@ class Achievable:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What was found of a drafter, against plain decoding in the same run.
+    """The findings on a drafter, against plain decoding in the same run.
 
     `speed_up` was measured, with its least and greatest value in a repetition. `expected` follows
     from tokens a round, the curve, and the time of drafter and Python. `rebuilt_share` is the share
@@ -214,7 +214,7 @@ class Diagnosis:
 
     @property
     def curve_fits(self) -> bool:
-        """Whether plain tokens took about what the curve says: else the machine was busy."""
+        """Whether plain tokens took about the curve's time: else the machine was busy."""
         return 1.0 / _FITS <= self.plain_ms / self.expected_plain_ms <= _FITS
 
     def to_dict(self) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class Diagnosis:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """What a round is made of, in seconds, as it was measured or is imagined."""
+    """The parts of a round, in seconds, as measured or imagined."""
 
     curve: CostCurve
     nodes: float
@@ -265,11 +265,11 @@ def diagnose(
     experts: ExpertReads | None = None,
     workload: str = "",
 ) -> Diagnosis:
-    """Return the diagnosis of what was measured; seconds of `curve` are those of the same machine.
+    """Return the diagnosis of the measurements; seconds of `curve` are those of the same machine.
 
-    `speed_up` is the one to tell, None: that of the sums. `mixture` are the experts of a layer and
-    how many of them a token uses, zeros for a dense model; `experts`, what its rounds read, if that
-    was counted; `workload` names the texts.
+    `speed_up` is the one to report, None: that of the sums. `mixture` are the experts of a layer
+    and how many of them a token uses, zeros for a dense model; `experts`, the experts that its
+    rounds read, if these were counted; `workload` names the texts.
     """
     curve = curve.as_padded()
     rounds, drafting = drafted.rounds, max(1, drafted.drafting_rounds)
@@ -368,7 +368,7 @@ def _needed(found: _Round) -> float | None:
     return None
 
 
-# -- what stands in the way ------------------------------------------------------------------------
+# -- causes ----------------------------------------------------------------------------------------
 
 
 def _reasons(
@@ -382,7 +382,7 @@ def _reasons(
     *,
     quotes: bool,
 ) -> tuple[Reason, ...]:
-    """Return what costs most, the first first; each would raise the speed by a tenth or more."""
+    """Return the largest costs, the first first; each would raise the speed by a tenth or more."""
     acceptance = drafted.acceptance
     slower = _slower(found, plain, drafted, speed_up)
     candidates = (
@@ -428,15 +428,15 @@ def _steep(
 
 
 def _slower(found: _Round, plain: Work, drafted: Work, speed_up: float) -> Reason | None:
-    """The target's rounds took longer than its curve says, and that is why it is slower."""
+    """The target's rounds took longer than by its curve, and that is why it is slower."""
     expected = found.curve.seconds(1) + found.plain_python_s
     machine = plain.seconds / plain.rounds / expected  # how much slower plain tokens were, too
     times = drafted.target_s / drafted.rounds / found.target_s / machine
     if times < _WORTH or found.speed_up < _WORTH * speed_up:
         return None
-    text = f"the target's rounds take {times:.1f} times as long as the cost curve says"
+    text = f"the target's rounds take {times:.1f} times as long as by the cost curve"
     help = (
-        "a quiet machine, or the curve measured anew (specrun tune); where heads read states or "
+        "a quiet machine, or the curve measured anew (specrun tune); if heads read states or "
         "layers of the target, those cost it time, too"
     )
     return Reason("rounds", text, help, found.speed_up)
@@ -463,7 +463,7 @@ def _silent(found: _Round, acceptance: float | None) -> Reason | None:
     known = _GOOD if acceptance is None else acceptance
     without = max(_chain(found, known, n, coverage=1.0) for n in range(1, _LONGEST + 1))
     text = f"it drafts in {100 * found.coverage:.0f} % of the rounds only, as little repeats"
-    help = "a drafter that always has something to say: a small model of the same family, a head"
+    help = "a drafter that drafts in every round: a small model of the same family, a head"
     return Reason("silent", text, help, without)
 
 
@@ -476,7 +476,7 @@ def _dear(found: _Round) -> Reason | None:
 
 def _python(found: _Round) -> Reason | None:
     total = found.target_s + found.drafter_s + found.python_s
-    # Plain decoding has a share of Python, too: what drafting adds to it is what could be saved.
+    # Plain decoding has a share of Python, too: the part that drafting adds to it could be saved.
     without = dataclasses.replace(found, python_s=found.plain_python_s).speed_up
     text = f"Python takes {100 * found.python_s / total:.0f} % of a round"
     help = "a larger target, whose evaluations outweigh it; a chain instead of a tree"

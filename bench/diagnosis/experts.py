@@ -2,7 +2,7 @@
 
 An evaluation of several tokens reads every expert that one of them chose. Tokens of one text choose
 more alike than by chance, so how many are read is counted, layer by layer, in evaluations of the
-answers' own tokens; `expected_experts` says it for choices by chance.
+answers' own tokens; `expected_experts` computes it for choices by chance.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _EVALUATIONS = 24  # of a width, at most
 
 @dataclass(frozen=True, slots=True)
 class ExpertReads:
-    """What a mixture's rounds of `width` tokens read, beside plain ones.
+    """The experts that a mixture's rounds of `width` tokens read, beside plain ones.
 
     Of the `n_experts` of a layer a token uses `n_used`; a round reads `read` of them, by chance it
     would be `by_chance`. `share` is that of all weights, `plain_share` the share for one token.

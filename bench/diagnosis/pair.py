@@ -35,21 +35,21 @@ from specrun.runtime.round import GenerationResult
 # == The cost curve, measured between the answers that are compared with it ========================
 #
 # A machine that others use, or that grows warm, is not as fast as it was when its curve was
-# measured, and not alike for all sizes: a curve of another minute may be 10 % off, which looks as
-# if rounds cost what they do not. So evaluations are timed behind each answer, and their medians
+# measured, and not alike for all sizes: a curve of another minute may be 10 % off, which looks like
+# costs that rounds do not have. So evaluations are timed behind each answer, and their medians
 # count, not their least: the answers have met the same disturbances.
 
 
 _ALWAYS = tuple(size for size in MEASURED_SIZES if size <= 8)
 ENOUGH = 16
-"""Visits of each size whose median is to be believed."""
+"""Visits of each size whose median counts."""
 
 
 class CurveBeside:
     """Times evaluations of a runtime's target, in a small context of their own, behind each answer.
 
-    `known` is the curve of another minute, which tells of larger sizes. `n_answers` will be timed,
-    whose middle lies behind `depth` tokens: attention to them is a part of what a token costs.
+    `known` is the curve of another minute, which has larger sizes. `n_answers` will be timed,
+    whose middle lies behind `depth` tokens: attention to them is a part of a token's cost.
     """
 
     def __init__(self, runtime: Runtime, known: CostCurve, n_answers: int, depth: int) -> None:
@@ -63,7 +63,7 @@ class CurveBeside:
         depth = min(depth, self._context.n_ctx - max(MEASURED_SIZES))
         try:
             self._times = EvaluationTimes(self._context, max(0, depth))
-        except BaseException:  # nobody enters what was never made
+        except BaseException:  # nobody enters a context that was never made
             self._context.close()
             raise
         self._is_backwards = False
@@ -75,7 +75,7 @@ class CurveBeside:
         self.close()
 
     def close(self) -> None:
-        """Free the context; what was timed stays."""
+        """Free the context; measured sizes stay."""
         self._context.close()
 
     def visit(self, answer: GenerationResult) -> None:
@@ -87,7 +87,7 @@ class CurveBeside:
             self._is_backwards = not self._is_backwards
 
     def curve(self) -> CostCurve:
-        """Return what was timed, and for larger sizes the known curve, in proportion."""
+        """Return the times, and for larger sizes the known curve, in proportion."""
         here, known = self._times.typical(), self._known
         last = here.sizes[-1]
         beyond = [place for place, size in enumerate(known.sizes) if size > last]
@@ -122,7 +122,7 @@ _VISIT = 30  # tokens that take about as long as a visit of `CurveBeside`
 
 @dataclass(frozen=True, slots=True)
 class PairOptions:
-    """What to diagnose: a `drafter` for a target, on `prompts`.
+    """The pair to diagnose: a `drafter` for a target, on `prompts`.
 
     All takes about `seconds`: the target's cost curve, if none was measured with these settings,
     and answers of at most `max_tokens`, at most `repetitions` times each. `as_chat` is that of
@@ -146,20 +146,20 @@ class PairOptions:
             if getattr(self, name) < 1:
                 raise OptionError(f"{name} is {getattr(self, name)}: give at least 1")
         if parse_expression(self.drafter).atom == PLAIN:
-            problem = "plain decoding is what drafting is compared with"
+            problem = "drafting is compared with plain decoding"
             raise OptionError(f"{problem}: name a drafter with --drafter or -md")
 
 
 def diagnose_pair(
     options: PairOptions, progress: Progress = lambda _what, _share, _left: None
 ) -> Diagnosis:
-    """Measure plain decoding and the drafter in turn, and say what stands in the way.
+    """Measure plain decoding and the drafter in turn, and name the causes of lost speed.
 
     Raises as `Runtime` does, and SpecrunError if the target answers nothing.
     """
     opening = parse_options(dict(options.options))
     budget = Budget(options.seconds)
-    progress("measuring what evaluations cost", *budget.progress())
+    progress("measuring the cost of evaluations", *budget.progress())
     with placing(opening.placement):
         curve = target_curve(
             options.target,

@@ -107,8 +107,8 @@ class DrafterResult:
     distribution. `acceptance_given_prefix[n]` is the acceptance at depth n + 1 of the
     `tested_by_position[n]` drafts that reached it; of a chain, EAGLE's n-alpha. Under rules that
     are not exact `total_variation` and `changed_share` are those of `SpecStats`. `alpha` is the
-    mean of sum min(p, q), None if it was not measured or a drafter has no law. `reason` is the
-    largest cost if drafting does not pay, if the target's cost curve was measured before. Of a
+    mean of sum min(p, q), None if it was not measured or a drafter has no distribution. `reason` is
+    the largest cost if drafting does not pay, if the target's cost curve was measured before. Of a
     suite there is a result for each `category`, and one for all with category "". `score` is the
     mean of the answers' scores (0 to 1) by a `metric`, None if nothing is known of them.
     """
@@ -161,7 +161,7 @@ class DrafterResult:
             f"({self.speed_up.value:.2f}x)"
         )
         if self.reason is not None:
-            return f"{slower}: {self.reason} (specrun why says more)"
+            return f"{slower}: {self.reason} (specrun why shows more)"
         return f"{slower}: draft fewer tokens (a lower n), or drop the drafter"
 
 
@@ -281,7 +281,7 @@ def _scored(
 
 
 def _alpha(arm: Arm, params: SamplingParams, max_tokens: int) -> float | None:
-    """Return the mean of sum min(p, q) over an arm's answers; None for a drafter without a law."""
+    """Return the mean of sum min(p, q) over an arm's answers; None without distributions."""
     runtime = arm.runtime
     try:
         require_law(runtime.environment, runtime.drafter)

@@ -85,7 +85,7 @@ def measure_theory(
                     max_tokens=measurement.max_tokens,
                 )
                 if not found.n_places:
-                    raise OptionError(f"{label} said nothing on these answers: ask for longer ones")
+                    raise OptionError(f"{label} drafted nothing in these answers: give a larger -n")
                 if curve is None:
                     progress("measuring T(n)", share)
                     curve = _curve(measurement, runtime)

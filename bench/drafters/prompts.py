@@ -25,11 +25,11 @@ Conversation = tuple[Mapping[str, str], ...]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question of a suite: the user's `turns`, each asked after the answer to the one before.
+    """A question of a suite: the user's `turns`, each sent after the answer to the one before.
 
-    `references` are what is known of the answers, turn by turn. `continued` is the text that models
-    without a chat template continue, if it is not the first turn. Questions `by_length` are told
-    apart by their tokens, too.
+    `references` are the known facts of the answers, turn by turn. `continued` is the text that
+    models without a chat template continue, if it is not the first turn. Questions `by_length` are
+    told apart by their tokens, too.
     """
 
     category: str
@@ -43,7 +43,7 @@ Prompt = str | Conversation | Question
 
 Workload = Literal["questions", "repeated", "edited", "quoted"]
 WORKLOADS: tuple[Workload, ...] = ("questions", "repeated", "edited", "quoted")
-"""`questions` alone; `repeated`: asked and answered before; `edited`: an answer nearly like an
+"""`questions` alone; `repeated`: answered before; `edited`: an answer nearly like an
 earlier one; `quoted`: a text to be repeated exactly (of which the embedded demo is not capable)."""
 
 GENERAL_PROMPTS = (

@@ -1,4 +1,4 @@
-"""Scores of answers by what a suite knows of them: a number, texts, or tests of a program."""
+"""Scores of answers by a suite's references: a number, texts, or tests of a program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Metric = Literal["exact match", "F1", "pass@1"]
 # == Numbers (GSM8K) ===============================================================================
 
 FINAL_MARK = "####"
-"""What GSM8K writes before the final number."""
+"""GSM8K's text before the final number."""
 
 _NUMBER = re.compile(r"(?<![\w.])-?\$?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
 
@@ -44,7 +44,7 @@ class FinalNumber:
 
     def score(self, answer: str) -> float:
         """Return 1 if the answer's final number is this one, else 0."""
-        # A text that goes on asks the next question itself.
+        # A text that goes on writes the next question itself.
         return float(final_number(answer.partition("\nQuestion:")[0]) == self.number)
 
 
@@ -81,7 +81,7 @@ def _f1(said: Counter[str], wanted: Counter[str]) -> float:
 # == Programs (HumanEval, MBPP) ====================================================================
 #
 # The processor time, memory and files of the process are limited, and its group is ended after a
-# wall time. It is no sandbox: the program may read what the user may read.
+# wall time. It is no sandbox: the program may read all that the user may read.
 
 _SECONDS = 10
 _LIMITS: Final = {
@@ -93,7 +93,7 @@ _LIMITS: Final = {
 }
 _FENCE = re.compile(r"^[ \t]*```[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
 _ENDS = ("\ndef ", "\nclass ", "\nif ", "\nprint(", "\nassert ", '\n"""', "\n@", "\n# ")
-"""What a model without a chat template goes on with after the function that was asked for."""
+"""Continuations of a model without a chat template after the requested function."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def passes(program: str, seconds: float = _SECONDS) -> bool:
 
 
 def _end_group(process: subprocess.Popen[Any]) -> None:
-    """End a process and what it started, whether or not it still runs."""
+    """End a process and those that it started, whether or not it still runs."""
     if hasattr(os, "killpg"):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)

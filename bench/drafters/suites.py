@@ -116,7 +116,7 @@ def _of_turns(record: Record, name: str) -> Question:
     turns = _texts(record, "turns")
     if not turns or not all(turn.strip() for turn in turns):
         raise ValueError("turns holds no text for every turn")
-    # SPEED-Bench alone says where a question is from; its tables are by length, too.
+    # SPEED-Bench alone has the source of a question; its tables are by length, too.
     by_length = "src_id" in record or "difficulty" in record
     category = str(record.get("category") or name)
     given = tuple(text for text in _texts(record, "reference") if text.strip())

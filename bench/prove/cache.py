@@ -1,4 +1,4 @@
-"""Cells of the cache: laws of texts in trees and of several conversations against plain ones."""
+"""Cells of the cache: distributions in trees and in several conversations against plain ones."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ class _TreeDrifts:
         if self.has_trees:
             draft = chain_drafts(trees.rounds, source, n_vocab)
             self.chains.add(force(target, cached, text, draft), text)
-        # What waits to be evaluated again may have been evaluated by itself.
+        # A waiting repetition may have been evaluated by itself.
         most = 1 + target.max_nodes
         rounds = [each._replace(width=min(each.width, most)) for each in trees.rounds]
         self.whole.add(force(target, cached, text, whole_drafts(rounds)), text)

@@ -1,10 +1,10 @@
-"""Forced texts: one text through rounds of any drafts, and how far its laws are from plain ones.
+"""Forced texts: one text through rounds of any drafts, its distributions against plain ones.
 
 Plain decoding writes a text, greedily, after a real prompt. The same text is then evaluated in
 rounds whose drafts hold some of it, as a target does while it generates. The rows that decide its
 tokens are compared with those of plain decoding by their total variation, that of the target's own
-laws (softmax of the logits, temperature 1): about how often a sampled text parts there. A row whose
-most likely token is another one is a flip: a greedy text parts there.
+distributions (softmax of the logits, temperature 1): about how often a sampled text parts there. A
+row whose most likely token is another one is a flip: a greedy text parts there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _FLATTER = 1.3  # the highest temperature of texts that are compared
 UNIT = "total variation a token (at temperature 1) beyond that of other rounds as wide"
 FALSE_ALARM = (
     f"{ALPHA:g} at most in noise (Hoeffding); no figure if the others have no noise, or if few "
-    "texts make the bound half of what a wrong cell makes"
+    "texts make the bound half of a wrong cell's effect"
 )
 
 

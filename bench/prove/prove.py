@@ -1,9 +1,9 @@
 """Proof: checks that a pair's text is the target's own, on the machine and with the options in use.
 
 Tests show it of tiny models, this of the user's: the rule by enumeration, rows after trees and
-of several conversations against those of chains, texts against plain decoding's, their law, and
-answers after faults. Every check has a control: an error that it would have seen. Without one it
-proves nothing and is left out.
+of several conversations against those of chains, texts against plain decoding's, their
+distribution, and answers after faults. Every check has a control: an error that it would have seen.
+Without one it proves nothing and is left out.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def prove(
 
 
 def verdict(proof: Proof) -> tuple[str, str]:
-    """Return two lines: what the checks found, and of which pair."""
+    """Return two lines: the results of the checks, and their pair."""
     failed = [check for check in proof.checks if check.status == "failed"]
     passed = [check.name for check in proof.checks if check.status == "passed"]
     left = [check.name for check in proof.checks if check.status == "left out"]
@@ -162,7 +162,7 @@ def proof_table(
 def _words(check: Check) -> str:
     note = check.note
     if not note and check.status == "left out":
-        note = "its control was not seen, so it says nothing of this model"
+        note = "its control was not detected, so it proves nothing about this model"
     parts = [f"{check.name}, {check.status}: {note}" if note else check.name]
     if check.tested:
         parts.append(f"{check.times:,} {check.tested}")

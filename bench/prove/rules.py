@@ -42,10 +42,10 @@ from specrun.runtime.laws.transform import row_cuts
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, most_likely, parse_topology
 
-# == Enumeration: the exact law of a program's result, and small trees of every kind ===============
+# == Enumeration: the exact distribution of a program's result, and small trees of every kind ======
 #
-# A noise source that branches replays a program under every script of decisions, so the exact law
-# of its result is computed and not sampled.
+# A noise source that branches replays a program under every script of decisions, so the exact
+# distribution of its result is computed and not sampled.
 
 
 Shape = Literal["chain", "siblings", "without replacement", "point masses", "mixed"]
@@ -73,7 +73,7 @@ class BranchingNoise:
     """Replays a script of decisions, then takes the first possible branch and notes the others.
 
     `accept` and `choose` are the only sources of randomness in the shipped loop, so running it
-    under every script enumerates the law of its result.
+    under every script enumerates the distribution of its result.
     """
 
     def __init__(self, script: list[int]) -> None:
@@ -93,7 +93,7 @@ class BranchingNoise:
         return self._branch([probability, 1.0 - probability]) == 0
 
     def choose(self, law: Law) -> int:
-        """Return each token of the law's support in turn."""
+        """Return each token of the distribution's support in turn."""
         support = law.probs.nonzero()[0]
         index = int(support[self._branch([float(law.probs[place]) for place in support])])
         return index if law.ids is None else int(law.ids[index])
@@ -113,7 +113,7 @@ class BranchingNoise:
 
 
 def enumerate_law(program: Callable[[BranchingNoise], Hashable]) -> dict[Hashable, float]:
-    """Return the exact law of the result of `program`."""
+    """Return the exact distribution of the result of `program`."""
     law: dict[Hashable, float] = defaultdict(float)
     script: list[int] = []
     while True:
@@ -131,7 +131,7 @@ def enumerate_law(program: Callable[[BranchingNoise], Hashable]) -> dict[Hashabl
 def grow(
     shape: Shape, law_after: Callable[[tuple[int, ...]], Law], noise: NoiseSource
 ) -> DraftTree:
-    """Return a tree of depth 2 drawn from the draft laws; nothing but draws is random."""
+    """Return a tree of depth 2 drawn from the draft distributions; nothing but draws is random."""
     tree = TreeBuilder()
     parents: dict[int, tuple[int, ...]] = {ROOT: ()}
     for width in _WIDTHS[shape]:
@@ -141,7 +141,7 @@ def grow(
             ranked = most_likely(law, width)
             for rank in range(width):
                 if shape == "point masses" or (shape == "mixed" and rank == 0):
-                    if rank == len(ranked):  # the law has no more tokens
+                    if rank == len(ranked):  # the distribution has no more tokens
                         break
                     token, drawn_from = ranked[rank][0], None
                 else:
@@ -153,7 +153,7 @@ def grow(
     return tree.build()
 
 
-# == Rules that emit a stated law: they must emit pi, position by position =========================
+# == Rules that emit a stated distribution: they must emit pi, position by position ================
 #
 # The emitted tokens must have the product of the rule's own pi, for random rows of a drafter
 # and a target, and for sampling settings from temperature 0 to a narrow top-p. A user's own rule
@@ -176,11 +176,11 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class RuleProof:
-    """The result for a rule: the largest error of any text's probability, in so many laws.
+    """The result for a rule: the largest error of any text's probability, in so many distributions.
 
     `control` is the error of the wrong rule that draws the token after a rejection from the
-    rest of the target's law, and the one after a whole draft from that law itself. If pi is the
-    target's law everywhere, that rule is right.
+    rest of the target's distribution, and the one after a whole draft from that distribution
+    itself. If pi is the target's distribution everywhere, that rule is right.
     """
 
     rule: str
@@ -190,20 +190,22 @@ class RuleProof:
 
     @property
     def sound(self) -> bool:
-        """Whether the rule emits its own law, to 1e-12, and a wrong one was seen not to."""
+        """Whether the rule emits its own distribution, to 1e-12, and the control did not."""
         return self.error <= TOLERANCE and self.control > _SEEN
 
 
 def prove_rule(rule: str | PairRule, times: int = 50, seed: int = 0) -> RuleProof:
-    """Enumerate a rule over random laws, settings and trees; a name is a value of `--accept`.
+    """Enumerate a rule, also by its name, over random distributions, settings and trees.
 
-    Raises `OptionError` for an exact rule, and if a rule's function returns no law.
+    Raises `OptionError` for an exact rule, and if a rule's function returns no distribution.
     """
     built = build_rule(rule) if isinstance(rule, str) else rule
     if not isinstance(built, PairRule):
-        raise OptionError(f"{built.name} states no law of its own: `specrun prove` is for it")
+        problem = f"{built.name} states no distribution of its own"
+        raise OptionError(f"{problem}: use `specrun prove` to test it")
     if built.chains_only:
-        raise OptionError(f"{built.name} has another law where drafts end: it is not proven here")
+        problem = f"{built.name} has another distribution at the end of a draft"
+        raise OptionError(f"{problem}: it cannot be proven here")
     error = control = 0.0
     for number in range(times):
         shape = SHAPES[number % len(SHAPES)]
@@ -215,7 +217,7 @@ def prove_rule(rule: str | PairRule, times: int = 50, seed: int = 0) -> RuleProo
 
 
 class _PairTable:
-    """Random rows of logits after every text, of a drafter and a target, as pairs of laws.
+    """Random rows of logits after every text, of a drafter and a target, as pairs of distributions.
 
     They agree about half, as models do; now and then a token has no mass.
     """
@@ -234,7 +236,7 @@ class _PairTable:
 
 
 def pair_of(draft: Logits, target: Logits, params: SamplingParams) -> LawPair:
-    """Return the laws of two rows of logits."""
+    """Return the distributions of two rows of logits."""
     tempered = (transformed_law(row, params) for row in (draft, target))
     return LawPair(RawLaw(draft), RawLaw(target), *tempered)
 
@@ -248,7 +250,7 @@ class LeavesPi:
     def accept(
         self, tree: DraftTree, pair_at: PairAt, noise: NoiseSource, position: int
     ) -> Acceptance:
-        """Test draws against pi; every token that was not drafted comes from the target's law."""
+        """Test draws against pi; other tokens come from the target's distribution."""
         path: list[int] = []
         while True:
             node = path[-1] if path else ROOT
@@ -307,7 +309,7 @@ def _largest_pair_error(
 
 
 def _unsteady(rule: PairRule) -> OptionError:
-    problem = f"the rule {rule.name!r} returned two laws for the same pair"
+    problem = f"the rule {rule.name!r} returned two distributions for the same pair"
     return OptionError(f"{problem}: it must depend on nothing else")
 
 
@@ -321,20 +323,20 @@ def _wanted(pi: functools._lru_cache_wrapper[Law], text: tuple[int, ...]) -> flo
 
 
 def _check_pair_rule(rule: PairRule, setting: Setting) -> Check:
-    """Enumerate a rule that states its law: its output must have that law, not the target's."""
+    """Enumerate a rule that states a distribution: its output must have that one."""
     proof = prove_rule(rule, seed=setting.seed)
-    settings = "random laws of 3 or 4 tokens, 5 settings of sampling, trees of depth 2"
+    settings = "random distributions of 3 or 4 tokens, 5 settings of sampling, trees of depth 2"
     return Check(
         "rule",
         judged(proof.error <= TOLERANCE, proof.control > _SEEN),
-        f"{settings}: all outcomes of {rule.name} against its own law, not the target's",
+        f"{settings}: all outcomes of {rule.name} against its own distribution, not the target's",
         proof.times,
         proof.error,
         TOLERANCE,
         "probability of a text",
         "none: nothing is sampled",
-        f"a rule that forgets its law after the drafts is off by {proof.control:.2g}",
-        "" if proof.error <= TOLERANCE else f"{rule.name} does not emit the law that it states",
+        f"a rule that forgets its distribution after the drafts is off by {proof.control:.2g}",
+        "" if proof.error <= TOLERANCE else f"{rule.name} does not emit its stated distribution",
     )
 
 
@@ -347,7 +349,7 @@ def _check_pair_rule(rule: PairRule, setting: Setting) -> Check:
 # without truncation are tried in addition.
 
 
-_MOST = 60  # random laws
+_MOST = 60  # random distributions
 _SIBLINGS = parse_topology("2x1")
 
 
@@ -361,7 +363,7 @@ class _Rows:
         self._known: dict[tuple[int, ...], tuple[Logits, Law]] = {}
 
     def of(self, text: tuple[int, ...]) -> tuple[Logits, Law]:
-        """Return the row after a text, float32 [n_vocab], and its law."""
+        """Return the row after a text, float32 [n_vocab], and its distribution."""
         if text not in self._known:
             source = np.random.default_rng([self._seed, len(text), *text])
             row = np.full(self._n_vocab, -np.inf, np.float32)
@@ -375,7 +377,7 @@ class _Rows:
         return self._known[text]
 
     def after(self, text: tuple[int, ...]) -> Law:
-        """Return the law after a text."""
+        """Return the distribution after a text."""
         return self.of(text)[1]
 
 
@@ -411,9 +413,9 @@ class RowsByPath(Source):
 def largest_error(
     rule: AcceptanceRule, params: SamplingParams, seed: int, shape: Shape, walks: Counter[str]
 ) -> float:
-    """Return the largest error of any text's probability, against the target's product of laws.
+    """Return the largest error of any text's probability, against the product of the target's own.
 
-    `walks` counts how often the rule accepted: "cut" where top-k cuts, else "open".
+    `walks` counts how often the rule accepted: "cut" if top-k cuts, else "open".
     """
     if params.is_greedy:  # whose drafts are chosen
         shape = "point masses"
@@ -449,10 +451,10 @@ def largest_error(
 
 
 class WithoutResidual:
-    """A wrong rule, for controls: a rejected draft is replaced from the target's whole law.
+    """A wrong rule, for controls: after a rejection it draws from the target's whole distribution.
 
-    It is a right rule with a source of decisions that draws every token from the target's law at
-    the node in place of the law that it is given.
+    It is a right rule with a source of decisions that draws every token from the target's
+    distribution at the node in place of the distribution that it is given.
     """
 
     name = "without residual"
@@ -465,7 +467,7 @@ class WithoutResidual:
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
         """Accept as the rule does, and forget the residual."""
-        asked: dict[int, int] = {}  # by depth, the node whose law was read
+        asked: dict[int, int] = {}  # by depth, the node whose distribution was read
 
         def note(node: int) -> int:
             asked[0 if node == ROOT else tree.depths[node]] = node
@@ -476,7 +478,7 @@ class WithoutResidual:
 
 
 class _Forgetful:
-    """A source that draws from the target's law at a depth, whatever law it is given."""
+    """A source that draws from the target's distribution at a depth, and from no other."""
 
     def __init__(self, source: NoiseSource, whole: Callable[[int], Law], start: int) -> None:
         self._source, self._whole, self._start = source, whole, start
@@ -489,7 +491,7 @@ class _Forgetful:
         self._source.seek(position)
 
     def choose(self, law: Law) -> int:
-        """Return a token of another law than `law`."""
+        """Return a token of another distribution than `law`."""
         return self._source.choose(self._whole(self._depth))
 
 
@@ -497,12 +499,12 @@ class _Forgetful:
 
 
 def check_rule(setting: Setting) -> Check:
-    """Enumerate the rule under test over random laws and trees of every kind."""
+    """Enumerate the rule under test over random distributions and trees of every kind."""
     rule = setting.rule
     if isinstance(rule, PairRule) and not rule.chains_only:
         return _check_pair_rule(rule, setting)
     if not rule.exact or isinstance(rule, PairRule | SequentialCascade):
-        why = f"{rule.name} is not exact: it trades the target's law for speed"
+        why = f"{rule.name} is not exact: it trades the target's distribution for speed"
         return Check("rule", "left out", note=why)
     settings = [*setting.params, _OPEN]
     least = len(SHAPES) * len(settings)
@@ -518,7 +520,7 @@ def check_rule(setting: Setting) -> Check:
     return Check(
         "rule",
         judged(error <= TOLERANCE, seen),
-        f"random laws of 3 or 4 tokens, trees of depth 2, all outcomes of {rule.name}: "
+        f"random distributions of 3 or 4 tokens, trees of depth 2, all outcomes of {rule.name}: "
         + _walked(walks, setting.params),
         times,
         error,
@@ -526,7 +528,7 @@ def check_rule(setting: Setting) -> Check:
         "probability of a text",
         "none: nothing is sampled",
         f"a rule that forgets the residual, walked alike, is off by {wrong:.2g}",
-        "" if error <= TOLERANCE else f"{rule.name} changes the target's law",
+        "" if error <= TOLERANCE else f"{rule.name} changes the target's distribution",
     )
 
 

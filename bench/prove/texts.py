@@ -1,10 +1,10 @@
-"""Texts of a pair against plain decoding: the same text, the same law, the same after faults.
+"""Texts of a pair against plain decoding: the same text, the same distribution, also after faults.
 
 Drafts that are chosen rather than drawn change no token at any temperature, and at temperature 0 no
 drafts do. If evaluations vary in width, rounding may turn a choice between two tokens that are
 almost equally likely: texts may then part, but neither between tokens that are further apart than
 chains were seen to move them, nor more often than chains explain. Texts whose drafts are drawn can
-only be compared in law: by a chi-square test.
+only be compared in distribution: by a chi-square test.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _LENGTH = 32  # tokens of a text that is compared
 
 _TIMES_RATE = 2.0  # at other temperatures than that at which it was measured
 
-_DEPTH = 3  # tokens of a text whose law is tested
+_DEPTH = 3  # tokens of a text whose distribution is tested
 _LEAST_TEXTS, _MOST_TEXTS = 150, 1500
 _EXPECTED = 5.0  # texts in a cell
 _CELLS = 8
-_LAWS = 48  # prefixes whose laws are computed
+_LAWS = 48  # prefixes whose distributions are computed
 _TILTS = (1.1, 1.25, 1.5, 2.0, 3.0)
 
 _FAULTY_LENGTH = 16  # tokens of an answer that a fault may cut short
@@ -64,7 +64,7 @@ def answer(
 
 
 def plain_law(session: Session, tokens: Sequence[int], params: SamplingParams) -> Law:
-    """Return the law after tokens, by an evaluation without drafts."""
+    """Return the distribution after tokens, by an evaluation without drafts."""
     conversation: Conversation = session.conversation
     conversation.begin(session.target, tokens)
     rows = session.target.evaluate(conversation, DraftTree())
@@ -188,10 +188,10 @@ class Partings:
     def false_alarm(self) -> str:
         """How probable a failure of a sound pair is, in words."""
         if self._setting.width is not None:
-            return "none: the same bits are asked for"
+            return "none: the bits must be the same"
         return (
-            "no figure of how far tokens are apart: twice what chains move them, or what a step of "
-            f"the cache's type does; {ALPHA:g} of more than {self._most} partings in "
+            "no figure of how far tokens are apart: twice that of chains, or that of one step of "
+            f"the cache's type; {ALPHA:g} of more than {self._most} partings in "
             f"{self.n_tokens} tokens, at {_TIMES_RATE:g} times the rate of chains"
         )
 
@@ -260,7 +260,8 @@ def check_texts(setting: Setting) -> Check:
 def check_faults(setting: Setting) -> Check:
     """Let evaluations fail and interrupts come; the next answer has to be plain decoding's.
 
-    Under a rule that states a law of its own it has to be that of the session when it was fresh.
+    Under a rule that states a distribution of its own it has to be that of the session when it was
+    fresh.
     """
     source, deadline = setting.source("faults"), setting.deadline(0.15)
     params, prompts = sampled(0.0), setting.prompts()
@@ -299,7 +300,7 @@ def check_faults(setting: Setting) -> Check:
     )
 
 
-# -- the law of texts ------------------------------------------------------------------------------
+# -- the distribution of texts ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,18 +328,19 @@ def chi_square_tail(statistic: float, freedom: int) -> float:
 
 
 def tilted(laws: Mapping[Text, Law], factor: float) -> dict[Text, Law]:
-    """Return the laws at `factor` times their temperature: those of a wrong sampler."""
+    """Return the distributions at `factor` times their temperature: those of a wrong sampler."""
     return {
         prefix: Law.normalised(law.probs ** (1.0 / factor), law.ids) for prefix, law in laws.items()
     }
 
 
 def fit(texts: Sequence[Text], laws: Mapping[Text, Law]) -> Fit:
-    """Test texts against the laws, over all tokens, after some of their beginnings, () among them.
+    """Test texts against distributions of all tokens, after some of their beginnings, () included.
 
-    Each text falls into the cell of its shortest beginning that has no law. Cells that expect fewer
-    than 5 texts are pooled with their siblings, likeliest first, so that a law of many rare tokens
-    has many cells, too; the rest of a beginning is pooled with the rest of the others.
+    Each text falls into the cell of its shortest beginning that has no distribution. Cells that
+    expect fewer than 5 texts are pooled with their siblings, likeliest first, so that a
+    distribution of many rare tokens has many cells, too; the rest of a beginning is pooled with the
+    rest of the others.
     """
     n_texts = len(texts)
     chances: dict[Text, float] = {(): 1.0}
@@ -355,7 +357,7 @@ def fit(texts: Sequence[Text], laws: Mapping[Text, Law]) -> Fit:
         counts = np.bincount([text[len(prefix)] for text in begun], minlength=len(probs))
         counts[deeper] = 0
         if counts[len(probs) :].any() or counts[: len(probs)][weights == 0.0].any():
-            return Fit(math.inf, max(1, len(expected)), 0.0)  # a token that the law excludes
+            return Fit(math.inf, max(1, len(expected)), 0.0)  # an excluded token
         for weight, count in _cells(weights, counts):
             if weight >= _EXPECTED:
                 expected.append(weight)
@@ -397,7 +399,7 @@ def _cells(
 def likely_laws(
     law_after: Callable[[Text], Law], n_texts: int, end_tokens: frozenset[int]
 ) -> dict[Text, Law]:
-    """Return the laws after the likeliest beginnings: those that enough texts will have."""
+    """Return the distributions after the likeliest beginnings, which enough texts will have."""
     laws: dict[Text, Law] = {}
     waiting: list[tuple[float, Text]] = [(1.0, ())]
     while waiting and len(laws) < _LAWS:
@@ -413,7 +415,7 @@ def likely_laws(
 
 
 def check_law(setting: Setting) -> Check:
-    """Sample short texts with the pair, and test them against the law of plain evaluation."""
+    """Sample short texts with the pair, and test them against plain evaluation's distribution."""
     rule, session = setting.rule, setting.runtime.session
     if not rule.exact:
         why = f"{rule.name} is not exact: its texts do not have the target's distribution"
@@ -451,14 +453,14 @@ def check_law(setting: Setting) -> Check:
         found.p_value,
         ALPHA,
         "p-value (at least)",
-        f"about {ALPHA:g}, and more only where drafts move the logits by rounding",
+        f"about {ALPHA:g}, and more only if drafts move the logits by rounding",
         control,
         {"failed": problem, "left out": control}.get(status, ""),
     )
 
 
 def _open_question(setting: Setting) -> tuple[list[int], float]:
-    """Return a prompt and the least temperature at which its law has enough cells for a test."""
+    """Return a prompt and the least temperature with enough cells for a test."""
     prompts = setting.prompts()
     with setting.session(NoDrafter()) as plain:
         for temperature in (1.0, 1.5, 2.0, 3.0):

@@ -1,4 +1,4 @@
-"""Requests with tools, in the forms of three APIs, and what their streams of events say.
+"""Requests with tools, in the forms of three APIs, and the contents of their streams of events.
 
 One conversation is written as OpenAI's chat completions, OpenAI's responses and Anthropic's
 messages have it. A stream of any of them is read as items: reasoning, content and calls.
@@ -201,7 +201,7 @@ class Item(NamedTuple):
 
 @dataclass(slots=True)
 class Stream:
-    """What a stream of events says, without ids, times and the rounds that it came in.
+    """The content of a stream of events, without ids, times and its rounds.
 
     `scores` are log-probabilities: of each token and of the likeliest there, the first first.
     """
@@ -225,7 +225,7 @@ class Stream:
 
 
 def read_stream(api: Api, events: bytes) -> Stream:
-    """Return what the events of a stream say; raises `SpecrunError` for one that contradicts it."""
+    """Return the content of a stream's events; raises `SpecrunError` for a contradiction."""
     stream = Stream()
     for payload in _payloads(events):
         _READERS[api](stream, payload)

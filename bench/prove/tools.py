@@ -1,7 +1,7 @@
 """Tool calls of a served model: the streams of its answers with drafts and without.
 
-Requests go to the server that users have, by the three APIs; what of the answers comes in which
-round differs, and no byte of reasoning, content and calls may. Drafts are the pair's own, those of
+Requests go to the server that users have, by the three APIs; the rounds of parts of answers differ,
+and no byte of reasoning, content and calls may. Drafts are the pair's own, those of
 prompt lookup, and random trees that hold some of the tokens to come: those are right and wrong at
 every place of a call, whatever the model is. Rounding may part texts, as in other checks.
 """
@@ -91,7 +91,7 @@ Opening = Callable[
 
 
 class PlantedDrafts:
-    """Makes drafters of random trees that hold some of the tokens to come, of texts it was told."""
+    """Makes drafters of random trees that hold some of the tokens to come, of given texts."""
 
     name = "random-trees"
 
@@ -108,7 +108,7 @@ class PlantedDrafts:
 
 
 class _PlantedDrafter(ForkingDrafter):
-    """Drafts what came after the same tokens in a text that is known, and wrong tokens beside."""
+    """Drafts the continuation of the same tokens in a known text, and wrong tokens beside."""
 
     def __init__(
         self,
@@ -161,7 +161,7 @@ class _Compared:
 
     @property
     def problem(self) -> str:
-        """What is wrong, the first first; empty if nothing is."""
+        """The errors, the first first; empty if there are none."""
         more = len(self.problems) - _MOST_PROBLEMS
         told = self.problems[:_MOST_PROBLEMS] + ([f"and {more} more"] if more > 0 else [])
         return "; ".join([*told, *filter(None, [self.partings.problem])])
@@ -204,7 +204,7 @@ def broken_calls(asked: _Asked) -> Iterator[str]:
     """Yield the calls of a whole reply that had to follow schemas, and are no JSON objects."""
     case, stream = asked.case, asked.stream
     if not (case.required or case.strict):
-        return  # a model may write what it likes
+        return  # a model may write any text
     if stream.finish not in ("tool_calls", "completed", "tool_use"):
         return  # the last one may be cut short
     for item in stream.calls:
@@ -220,7 +220,7 @@ def broken_calls(asked: _Asked) -> Iterator[str]:
 
 
 class ToolProof:
-    """The checks of a served pair's tool calls, and what they found in two lines.
+    """The checks of a served pair's tool calls, and their results in two lines.
 
     In a fixed shape, where rounding is the same whatever drafts, one answer at a time has to be the
     same byte by byte. As a server is used, several answers at once in a free shape, rounding may
@@ -269,7 +269,7 @@ class ToolProof:
             return prove(engine, self._options, progress=progress, steps=steps)
 
     def verdict(self, proof: Proof) -> tuple[str, str]:
-        """Return two lines: what was found, and what was drafted."""
+        """Return two lines: the results, and the drafts."""
         drafts = Counter[str]()
         kept = Counter[str]()
         for each in self._found:
@@ -321,7 +321,7 @@ class ServedTools:
         )
 
     def steps(self, *, strict: bool, several: bool, apis: bool) -> list[tuple[str, Step]]:
-        """Return the checks in their order: the cache's bounds what rounding does in the others."""
+        """Return the checks in order: the cache's bounds the effect of rounding in the others."""
         if strict:
             self._shape = "in a fixed shape"
         elif several:
@@ -371,7 +371,7 @@ class ServedTools:
             found.problems += [f"{case.name}, plain: {each}" for each in broken_calls(plain)]
             for name, choice in self._arms.items():
                 if case.temperature and choice is None:
-                    continue  # drafts that are drawn have other texts, with the same law
+                    continue  # drafts that are drawn have other texts, with the same distribution
                 reply = self._post(PATHS[api], _drafted_by(plain.body, choice))
                 self._count(name, reply)
                 self._compare(setting, found, plain, reply, name)
@@ -382,7 +382,7 @@ class ServedTools:
         return self._report(setting, api, found, f"streams of {found.calls} calls", refused)
 
     def _plain(self, setting: Setting, api: Api, case: ToolCase) -> _Asked:
-        """Return a request with its plain answer, which the random trees then know."""
+        """Return a request with its plain answer, which the random trees then have."""
         known = (each for each in self._asked if (each.api, each.case) == (api, case))
         if (earlier := next(known, None)) is not None:
             return earlier
@@ -438,7 +438,7 @@ class ServedTools:
 
     @contextmanager
     def _judge(self, setting: Setting, plain: _Asked, *, parted: bool) -> Iterator[Session]:
-        """Yield a session that has the laws of a text; texts that do not part need none."""
+        """Yield a session with the distributions of a text; texts that do not part need none."""
         if not parted:
             yield self._engine.session
             return
@@ -448,7 +448,7 @@ class ServedTools:
             yield session
 
     def _other_seed(self) -> str:
-        """Return what another seed's streams differ by, which has to be seen; empty if not."""
+        """Return the differences of another seed's streams, which have to be seen; empty if not."""
         case = dataclasses.replace(CASES[0], temperature=_CONTROL_TEMPERATURE)
         bodies = [request_body("chat completions", case, seed, _LENGTH) for seed in _CONTROL_SEEDS]
         streams = []
@@ -458,7 +458,7 @@ class ServedTools:
         return difference(*streams)
 
     def _together(self, setting: Setting) -> Check:
-        """Ask again, as many at once as there are slots and one more, and compare."""
+        """Send requests again, as many at once as there are slots and one more, and compare."""
         n_slots = self._engine.statistics().slots
         if n_slots == 1:
             raise UnsupportedModelError("this pair answers one conversation at a time")
@@ -550,7 +550,7 @@ def _distance(ours: Sequence[float], theirs: Sequence[float]) -> float:
 
 
 def _stream_of(api: Api, reply: Reply) -> Stream:
-    """Return what a reply says; raises `SpecrunError` for an error."""
+    """Return the content of a reply; raises `SpecrunError` for an error."""
     if reply.status != 200:
         text = reply.content.decode(errors="replace")
         with suppress(ValueError, LookupError, TypeError):

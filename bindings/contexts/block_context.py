@@ -132,7 +132,8 @@ class BlockContext(Context):
 
     def _parameters(self) -> Any:  # noqa: ANN401 - a ctypes structure
         params = super()._parameters()
-        # llama.cpp asserts that what sees itself in both directions is evaluated at once.
+        # llama.cpp asserts that tokens that see each other in both directions are evaluated at
+        # once.
         params.n_ubatch = params.n_batch
         if self._lender is not None:
             params.ctx_other = self._lender.handle

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _DRAFTERS = {"gemma4-assistant": "mtp(FILE)", "dflash": "dflash(FILE)"}
 
 
-# Architectures whose graphs end with the hidden states if these are asked for.
+# Architectures whose graphs end with the hidden states if these are requested.
 _STATES_WITHOUT_LOGITS = frozenset({"lfm2", "lfm2moe"})
 
 
@@ -86,7 +86,7 @@ class Context:
             raise
 
     def _set_up(self, model: Model) -> None:
-        """Read the facts of the native context, and make what belongs to it."""
+        """Read the facts of the native context, and make its parts."""
         model.adopt(self)
         self.n_ctx = int(self._native.llama_n_ctx(self._handle))
         threads = self._native.llama_n_threads, self._native.llama_n_threads_batch
@@ -211,7 +211,7 @@ class Context:
         if params.n_rs_seq and part < least:
             problem = f"{params.n_rs_seq} tokens of {self.model.path} are to be taken back at once"
             advice = (
-                f"raise what is computed at once (-ub, -b, -c), now {part}, to at least {least}"
+                f"raise the tokens of one computation (-ub, -b, -c) from {part} to {least} or more"
             )
             raise OptionError(f"{problem}: {advice}")
         last_native_errors()
@@ -474,7 +474,7 @@ class MtpContext(Context):
             raise OptionError(f"NextN blocks read hidden states of {width} numbers beside tokens")
         asking = f"{batch.n_outputs} of {batch.n_tokens} tokens"
         if batch.n_outputs not in (0, batch.n_tokens):
-            raise OptionError(f"{asking} ask for rows: all must, or none")
+            raise OptionError(f"{asking} need rows: all must, or none")
         return super().decode(batch)
 
 

@@ -55,7 +55,7 @@ class RopeScaling:
                 advice = "give a positive number, or 0 for the model's own"
                 raise OptionError(f"{name} is {value}: {advice}")
         if self.kind == "none" and self.scale not in (0.0, 1.0):
-            problem = f"rope scale is {self.scale:g} where rope scaling is none"
+            problem = f"rope scale is {self.scale:g} and rope scaling is none"
             raise OptionError(f"{problem}: use linear or yarn")
         if not 0 <= self.yarn_orig_ctx < _MAX_CTX:
             advice = "give the trained length, or 0 for the model's"
@@ -89,7 +89,7 @@ class RopeScaling:
         """Raise OptionError if a file's own scaling (a kind or "", `factor`) defeats this."""
         scale = f"rope scale is {self.scale:g}"
         if self.kind == "model" and kind_of_file == "none" and self.scale not in (0.0, 1.0):
-            problem = f"{scale}, and the model's file says that its positions are not scaled"
+            problem = f"{scale}, and by the model's file its positions are not scaled"
             raise OptionError(f"{problem}: add --rope-scaling linear or yarn")
         if self.kind in ("linear", "yarn") and not self.scale and factor == 1.0:
             problem = f"rope scaling is {self.kind}, by no factor"

@@ -146,7 +146,7 @@ class EmbeddingBatch(Batch):
         super().__init__(capacity, max_ids_per_token)
         self.embeddings = np.zeros((capacity, width), np.float32)
         fields = dict(self.struct._fields_)
-        # One of the two pointers is null: that is how llama.cpp knows.
+        # One of the two pointers is null: llama.cpp recognises them by that.
         self.struct.token = fields["token"]()
         self.struct.embd = ctypes.cast(self.embeddings.ctypes.data, fields["embd"])
 

@@ -110,7 +110,7 @@ class Memory:
             return
         if not self._can_branch:
             self._forget_states(sequence, start)
-        if self.spare is not None:  # what it holds would keep cells in use
+        if self.spare is not None:  # its states would keep cells in use
             self._remove(self._handle, self.spare, 0, -1)
         if not self._remove(self._open_handle or self._handle, sequence, start, end):
             problem = f"llama.cpp cannot drop positions from {start} on of this memory"
@@ -170,7 +170,7 @@ class Memory:
         return 0
 
     def hold(self) -> None:
-        """Hold sequence 0 as it is now; what was held before is dropped.
+        """Hold sequence 0 as it is now; the state held before is dropped.
 
         The next evaluation of the sequence leaves its state and takes another cell.
         """
@@ -193,7 +193,7 @@ class Memory:
         self._share(self._open_handle or self._handle, source, target, start, end)
 
     def follow(self, source: int, first: int, end: int, moves: Moves) -> None:
-        """Let sequences share what they lack of the positions first <= p < end of `source`.
+        """Let sequences share missing cells of the positions first <= p < end of `source`.
 
         Other cells, to which they stray, are dropped. Moves are in the order of their sequences. A
         tree of a dozen leaves makes two dozen calls: they are checked once.
@@ -267,7 +267,7 @@ def save_sequence(context: Context, tokens: list[int], path: Path) -> None:
     save = native_function("llama_state_seq_save_file", _size, *kinds)
     last_native_errors()
     if not save(context.handle, bytes(path), 0, ids.ctypes.data, len(ids)):
-        reason = last_native_errors() or "llama.cpp does not say why"
+        reason = last_native_errors() or "llama.cpp gives no reason"
         raise SpecrunError(f"the cache of {len(ids):,} tokens cannot be saved: {reason}")
 
 
@@ -284,7 +284,7 @@ def load_sequence(context: Context, path: Path) -> list[int]:
     there = ctypes.byref(count)
     if not load(context.handle, bytes(path), 0, ids.ctypes.data, len(ids), there):
         context.memory.clear()
-        reason = last_native_errors() or "llama.cpp does not say why"
+        reason = last_native_errors() or "llama.cpp gives no reason"
         raise MalformedFileError(f"{path} does not fit this context: {reason}")
     for sequence in range(1, context.options.n_sequences):
         context.memory.branch(0, sequence)
@@ -297,7 +297,7 @@ def copy_sequence(
     *,
     state_only: bool = False,
 ) -> npt.NDArray[np.uint8]:
-    """Return a copy of the cached positions of a sequence, in bytes; of its state alone if asked.
+    """Return a copy of the cached positions of a sequence, in bytes; perhaps of its state alone.
 
     A memory without keys and values is all state.
     """
@@ -308,7 +308,7 @@ def copy_sequence(
     copy = native_function("llama_state_seq_get_data_ext", _size, *kinds)
     last_native_errors()
     if copy(handle, data.ctypes.data, len(data), sequence, flags) != len(data):
-        reason = last_native_errors() or "llama.cpp does not say why"
+        reason = last_native_errors() or "llama.cpp gives no reason"
         raise SpecrunError(f"the cache of sequence {sequence} cannot be copied: {reason}")
     return data
 
@@ -326,7 +326,7 @@ def place_sequence(
     place = native_function("llama_state_seq_set_data_ext", _size, *kinds)
     last_native_errors()
     if place(handle, data.ctypes.data, len(data), sequence, flags) != len(data):
-        reason = last_native_errors() or "llama.cpp does not say why"
+        reason = last_native_errors() or "llama.cpp gives no reason"
         raise SpecrunError(f"the cache of sequence {sequence} cannot be placed: {reason}")
 
 

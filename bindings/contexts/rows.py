@@ -220,7 +220,9 @@ class OutputBuffers:
         """Raise `StaleViewError` for rows of an earlier generation, `ClosedError` after `close`."""
         if generation != self.generation:
             self._open()
-            problem = "these rows were overwritten by a later evaluation: copy what must be kept"
+            problem = (
+                "these rows were overwritten by a later evaluation: copy rows that must be kept"
+            )
             raise StaleViewError(problem)
 
     def _open(self) -> NativeHandle:
@@ -304,7 +306,7 @@ class Rows:
         """Return the logits of one row, float32 of shape [n_vocab], a view."""
         buffers = self._buffers
         if self._are_plain and 0 <= row < self.count and self._generation == buffers.generation:
-            # Views are the buffers' to keep: what is closed is freed with the last one in use.
+            # Views are the buffers' to keep: closed ones are freed with the last one in use.
             generation, _, known = buffers.whole_rows
             if generation != self._generation or row >= len(known):
                 known = buffers.logits(self._native_count)

@@ -44,7 +44,7 @@ class DirectCalls(Protocol):
         """Return the bytes of a token."""
 
     BATCH_BYTES: int
-    """Bytes of llama.cpp's batch, as `step` knows it."""
+    """Bytes of llama.cpp's batch, as `step` reads it."""
 
     def step(
         self,

@@ -88,7 +88,7 @@ class _HeaderReader:
         """Have the bytes up to `end` in memory, to read `what`; return how many are there."""
         if end > self.size:
             needed, left = end - self.position, self.size - self.position
-            problem = f"{what} needs {needed:,} bytes where {left:,} are left"
+            problem = f"{what} needs {needed:,} bytes, and {left:,} are left"
             self.fail(f"is truncated or damaged: {problem}")
         if end > MAX_HEADER_BYTES:
             self.damaged(f"its header is larger than {MAX_HEADER_BYTES:,} bytes at {what}")

@@ -92,7 +92,7 @@ REMOVED_TENSOR_TYPES: Mapping[int, str] = MappingProxyType(
     {int(number): name for number, name in (entry.split(":") for entry in _REMOVED.split())}
 )
 
-# general.file_type: which mix of tensor types the quantizer was asked for (llama_ftype from 0 on;
+# general.file_type: the mix of tensor types that the quantizer was to write (llama_ftype from 0 on;
 # "-" is a number that is not, or no longer, given).
 _FILE_TYPES = """
     F32 F16 Q4_0 Q4_1 - - - Q8_0 Q5_0 Q5_1 Q2_K Q3_K_S Q3_K_M Q3_K_L Q4_K_S Q4_K_M Q5_K_S

@@ -57,7 +57,7 @@ class _Properties(ctypes.Structure):
 def devices(workers: Sequence[str] = ()) -> list[Device]:
     """Return every device of this machine and of these workers, in ggml's order.
 
-    No function is called of other workers that ggml knows: one that is gone would end the process,
+    No function is called of other workers in ggml's list: one that is gone would end the process,
     one that serves another client would not answer. Raises as `add_workers`.
     """
     llama()

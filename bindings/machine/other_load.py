@@ -24,7 +24,7 @@ class Times:
 
 
 def read_times() -> Times | None:
-    """Return the times so far; None if the system does not tell them (Linux does)."""
+    """Return the times so far; None if the system does not provide them (Linux does)."""
     try:
         first = _STATISTICS.read_text().split("\n", 1)[0].split()
         ticks = [int(text) for text in first[1:9]]
@@ -61,14 +61,14 @@ class OtherLoad:
         return max(0.0, others / seconds) if seconds > 0.0 else 0.0
 
     def disturbance(self) -> str:
-        """Return what disturbed everything since the last call, in words; "" if nothing did."""
+        """Return the disturbances since the last call, in words; "" if there were none."""
         others = self.since_last()
         if others <= self._free:
             return ""
         return f"other programs used {others:.1f} of {self._processors} processors"
 
     def now(self) -> str:
-        """Look at the machine for a moment; return what would disturb a measurement, or ""."""
+        """Look at the machine for a moment; return disturbances of a measurement, or ""."""
         self.since_last()
         self._wait(_LOOK_SECONDS)
         return self.disturbance()

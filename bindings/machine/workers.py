@@ -196,7 +196,7 @@ def _greet(endpoint: Endpoint) -> None:
             answer = b""
     known = len(answer) == 8 + 4 + _CAPABILITIES
     if not known or struct.unpack_from("<Q", answer)[0] != 4 + _CAPABILITIES:
-        raise OptionError(f"what listens at {endpoint} is no worker of llama.cpp: {start}")
+        raise OptionError(f"the program at {endpoint} is no worker of llama.cpp: {start}")
     major, minor, patch = answer[8:11]
     if major != PROTOCOL[0] or minor > PROTOCOL[1]:
         other, own = f"{major}.{minor}.{patch}", f"{PROTOCOL[0]}.{PROTOCOL[1]}"

@@ -81,7 +81,7 @@ def _load_lora(model: Model, lora: LoraFile) -> Any:  # noqa: ANN401 - a ctypes 
     last_native_errors()
     adapter = load(model.handle, bytes(lora.path))
     if not adapter:
-        reason = last_native_errors() or "llama.cpp does not say why"
+        reason = last_native_errors() or "llama.cpp gives no reason"
         raise MalformedFileError(f"{lora.path} is no adapter for {model.path}: {reason}")
     return adapter
 
@@ -249,9 +249,11 @@ class Model:
             advice = "Use a smaller quantization or fewer GPU layers (-ngl)"
             raise OutOfMemoryError(f"no memory to load {self.path}: {reason}. {advice}")
         if _UNKNOWN in reason:
-            kind = f"{self.path} holds '{self.header.architecture}', no model that llama.cpp knows"
+            kind = (
+                f"{self.path} holds '{self.header.architecture}', no model that llama.cpp supports"
+            )
             head = "a head drafts for a target: give it with -md, beside -m"
-            newer = "what is newer than this llama.cpp needs a newer specrun"
+            newer = "a model that is newer than this llama.cpp needs a newer specrun"
             raise ModelLoadError(f"{kind}; {head}; {newer}")
         raise ModelLoadError(f"llama.cpp cannot load {self.path}: {reason}")
 
@@ -407,7 +409,7 @@ class Model:
             raise OptionError(f"{problem}: it cannot evaluate anything")
 
     def adopt(self, context: Reader) -> None:
-        """Know a context that reads this model, so that the model is closed after it."""
+        """Register a context that reads this model, so that the model is closed after it."""
         self._contexts.add(context)
 
 

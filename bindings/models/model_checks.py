@@ -188,7 +188,7 @@ class _Checks:
         scaling = self._value("rope.scaling.type")
         if isinstance(scaling, str) and scaling not in _ROPE_SCALINGS:
             known = ", ".join(_ROPE_SCALINGS)
-            self._fail(f"scales positions by {scaling[:40]!r}, and llama.cpp knows {known}")
+            self._fail(f"scales positions by {scaling[:40]!r}, and llama.cpp supports {known}")
 
     def _positive(self, key: str, value: MetadataValue) -> None:
         for number in value if isinstance(value, ArrayValue) else (value,):

@@ -43,7 +43,7 @@ _NO_GPU["GGML_VK_VISIBLE_DEVICES"] = ""
 _AS_MODEL, _AS_VOCABULARY, _AS_HEAD = "-model", "-vocabulary", "-head"
 _AS_COUNTED = "-counted"
 _BUILT_IN = re.compile(r"\S*/vendor/llama\.cpp/")
-_TRUST = "if you know where it comes from, open it with --trust (Python: trust=True)"
+_TRUST = "if you trust its origin, open it with --trust (Python: trust=True)"
 
 _known_here: set[str] = set()  # if nothing can be stored
 _own_folders: set[Path] = set()
@@ -190,7 +190,9 @@ def _remember(key: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / key).touch()
     except (OSError, RuntimeError) as error:
-        logger.info("what was tried cannot be stored (%s): it is tried again next time", error)
+        logger.info(
+            "the result of a trial cannot be stored (%s): the file is tried again next time", error
+        )
 
 
 def _size(files: Sequence[Path]) -> int:

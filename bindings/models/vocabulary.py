@@ -289,7 +289,7 @@ class Vocabulary:
                     tokens += [self._unknown_token(piece)] * len(piece)
         if not add_special:
             return tokens
-        # An empty text has only what is added.
+        # An empty text has only the added tokens.
         added = self._tokenize("", True, False)
         is_first = bool(added) and added[0] == self.bos and self.adds_bos
         return [*added[:is_first], *tokens, *added[is_first:]]
@@ -305,12 +305,12 @@ class Vocabulary:
         """Return the tokens of a text that a model is to continue, as its author wrote it.
 
         Texts such as `<|im_start|>` are control tokens, unless `parse_special` is False. There is
-        one bos if the model wants one, also if the text has it already, and never an eos behind.
+        one bos if the model needs one, also if the text has it already, and never an eos behind.
         """
         return self.with_bos(self.tokenize(text, add_special=False, parse_special=parse_special))
 
     def with_bos(self, tokens: list[int]) -> list[int]:
-        """Return tokens that begin with the model's bos if it wants one; never with two."""
+        """Return tokens that begin with the model's bos if it needs one; never with two."""
         if not self.adds_bos or self.bos is None or tokens[:1] == [self.bos]:
             return tokens
         return [self.bos, *tokens]

@@ -1,4 +1,4 @@
-"""`specrun accelerate`: finds what makes one GGUF file faster here, and keeps it as a profile."""
+"""`specrun accelerate`: finds the fastest drafter for a GGUF file, and keeps it as a profile."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ figures. Ctrl-C keeps the results so far, and another call continues. Do not use
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """What is tried, and for how long."""
+    """The drafters and prompts to try, and the time for it."""
 
     hours: float | None
     prompts: Path | None
@@ -65,7 +65,7 @@ search_options = option_group(
     "search",
     SearchSettings,
     _SEARCH.option(
-        "--hours N", "Also train a head for the file, for about so many hours.", click.FLOAT
+        "--hours N", "Also train a head for the file, in about this many hours.", click.FLOAT
     ),
     _SEARCH.option(
         "--prompts",
@@ -107,7 +107,7 @@ sampling_options = grid_options("0,0.8", " to choose for")
 @load_options
 @search_options
 @sampling_options
-@json_option("Print everything that was found as JSON.")
+@json_option("Print all results as JSON.")
 @terminal_options
 @measures_time
 def accelerate(
@@ -118,7 +118,7 @@ def accelerate(
     as_json: bool,
     terminal: Terminal,
 ) -> None:
-    """Find what makes a model faster on this machine, and use it from then on."""
+    """Find the fastest drafter for a model on this machine, and use it from then on."""
     from specrun.bench.accelerate import accelerate as find
 
     options = _options(_with_model(load, file), search, sampling)

@@ -1,4 +1,4 @@
-"""What `specrun accelerate` and `specrun why` print: comparisons, diagnoses and the choice."""
+"""The output of `specrun accelerate` and `specrun why`: comparisons, diagnoses and the choice."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from specrun.runtime.planning import Choice
 
 
-# == A diagnosis: expected against measured, where the time goes, what would help ==================
+# == A diagnosis: expected against measured, where the time goes, possible remedies ================
 
 
 def print_diagnosis(diagnosis: Diagnosis, terminal: Terminal) -> None:
-    """Print the verdict and its reasons, what costs most first; with -v, all figures."""
+    """Print the verdict and its reasons, the largest cost first; with -v, all figures."""
     for line in verdict_lines(diagnosis):
         terminal.answer_line(line)
     if terminal.verbosity:
@@ -93,7 +93,7 @@ def verdict_lines(diagnosis: Diagnosis) -> list[str]:
         busy = "the machine is busy, or was when that was measured (specrun tune -m measures again)"
         lines.insert(0, f"The cost curve does not fit: {took}, {curve}: {busy}.")
     if diagnosis.reasons:
-        lines.append("What keeps it from more:" if diagnosis.pays else "Why:")
+        lines.append("Causes that keep the gain small:" if diagnosis.pays else "Why:")
     elif not diagnosis.pays:
         lines.append("No single cause was found.")
     for reason in diagnosis.reasons:
@@ -128,7 +128,7 @@ _MOST_TYPES = 4
 
 
 def print_report(result: AccelerateResult, terminal: Terminal) -> None:
-    """Print the verdict, everything that led to it, and what follows."""
+    """Print the verdict, everything that led to it, and the consequences."""
     for line in verdict_of(result):
         terminal.answer_line(line)
     temperatures = list(dict.fromkeys(row.temperature for row in result.rows))
@@ -146,7 +146,7 @@ def print_report(result: AccelerateResult, terminal: Terminal) -> None:
     _say_other_types(result, terminal)
     for temperature in temperatures:
         own = [choice for choice in result.choices if choice.temperature == temperature]
-        # Where all kinds of texts have the same drafter, a line says so.
+        # If all kinds of texts have the same drafter, there is one line for all.
         told = own[-1:] if len({choice.drafter for choice in own}) == 1 else own
         for choice in told:
             terminal.answer_line(_choice_line(choice))
@@ -182,7 +182,7 @@ def texts_of(workload: str) -> str:
 
 
 def _say_other_types(result: AccelerateResult, terminal: Terminal) -> None:
-    """Name the files of other weight types beside the target, where its curve is too steep."""
+    """Name the files of other weight types beside the target, if its curve is too steep."""
     from specrun.runtime.tuning import same_model
 
     kinds = {reason.kind for diagnosis in result.diagnoses for reason in diagnosis.reasons}
@@ -193,7 +193,7 @@ def _say_other_types(result: AccelerateResult, terminal: Terminal) -> None:
 
 
 def _telling(diagnoses: Sequence[Diagnosis]) -> list[Diagnosis]:
-    """Return the diagnoses that say something new: of another drafter, or with another end."""
+    """Return the diagnoses with something new: of another drafter, or with another end."""
     told: dict[tuple[str, bool], Diagnosis] = {}
     for diagnosis in diagnoses:
         told.setdefault((diagnosis.drafter, diagnosis.pays), diagnosis)
@@ -238,10 +238,10 @@ def _choice_line(choice: Choice) -> str:
 def _say_what_follows(result: AccelerateResult, terminal: Terminal) -> None:
     spent = duration_text(result.seconds)
     if result.interrupted:
-        terminal.warn(f"interrupted after {spent}: what is known is kept, and another call goes on")
+        terminal.warn(f"interrupted after {spent}: results are kept, and another call continues")
     elif not result.complete:
         terminal.warn(
-            "the time was over before everything was compared twice: another call goes on, or "
+            "the time was over before everything was compared twice: another call continues, or "
             "give --seconds more"
         )
     terminal.note(f"kept in {result.profile} ({spent})")

@@ -52,7 +52,7 @@ Examples:
 \b
 A rule without options runs with every --alpha, one with options as it is. Exact speculation, the plain
 target and the plain draft model are always measured too. There is no top-k and no min-p: all of both
-distributions counts. Ctrl-C shows what was measured until then. Do not use the machine meanwhile.
+distributions counts. Ctrl-C shows the results so far. Do not use the machine meanwhile.
 """  # noqa: E501 - as it is shown
 
 
@@ -170,7 +170,7 @@ def cascade(
         plot_cascades(points, settings.plot, settings.quality)
         terminal.note(f"drew {settings.plot}")
     if measured.interrupted:
-        terminal.note("interrupted: what was measured in whole repetitions is above", "yellow")
+        terminal.note("interrupted: the results of whole repetitions are above", "yellow")
         click.get_current_context().exit(INTERRUPTED)
 
 
@@ -185,7 +185,7 @@ def _comparison(target: Path, load: LoadSettings, settings: _CascadeSettings) ->
         raise click.UsageError("a cascade needs a small model: name one with -md FILE")
     kind = draft_kind(small)
     if kind != "draft":
-        advice = "a cascade's small model speaks alone, too: give a draft model"
+        advice = "a cascade's small model also generates by itself: give a draft model"
         raise click.UsageError(f"-md {small.name} is for --drafter {kind}: {advice}")
     if settings.texts is not None:
         examples = read_examples(settings.texts, settings.examples)

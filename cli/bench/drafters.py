@@ -155,7 +155,7 @@ prompt_choice_options = option_group(
     ),
     _PROMPTS.option(
         "--workload",
-        "Ask the demo's questions; repeated: answered before; edited: an answer nearly like an "
+        "questions: the demo's own; repeated: answered before; edited: an answer nearly like an "
         "earlier one; quoted: a text to repeat (too hard for the demo).",
         click.Choice(["questions", "repeated", "edited", "quoted"]),
         show_default="questions, with --demo",
@@ -199,7 +199,7 @@ measuring_options = option_group(
     _MEASURING.flag(
         "--run-code",
         "Run the programs in answers to HumanEval and MBPP, to report pass@1. A model wrote them: "
-        "time and memory are limited, but they may read and change what you may.",
+        "time and memory are limited, but they have all your rights to files.",
     ),
     plot_option("speed-ups and acceptance by position"),
 )
@@ -209,7 +209,7 @@ measuring_options = option_group(
 
 
 LONGEST_MESSAGES = 256
-"""Tokens by which the last messages of a workload may exceed the context that was asked for."""
+"""Tokens by which the last messages of a workload may exceed the requested context."""
 
 _ROOM_FOR_ANSWERS = 128
 
@@ -366,7 +366,7 @@ def drafters(
             workload = "; ".join(filter(None, (bench.workload, about_store)))
             bench = dataclasses.replace(bench, target=path, workload=workload)
             if has_programs(bench.prompts) and not bench.run_code:
-                terminal.note("pass@1 is left out: give --run-code to run what the model writes")
+                terminal.note("pass@1 is left out: give --run-code to run the model's programs")
             return measure_drafters(bench, progress=AnswerCount(terminal))
 
     results = measure_and_print("drafters", measure, drafters_table, form, terminal)

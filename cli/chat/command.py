@@ -40,9 +40,9 @@ from specrun.runtime import Runtime
 _EPILOG = """\b
 Examples:
   specrun chat --demo                                   the embedded models, offline
-  specrun chat --demo --show-draft                      see what was drafted
+  specrun chat --demo --show-draft                      see the drafted tokens
   specrun chat -m target.gguf -md small.gguf -c 8192
-  specrun chat -m target.gguf -md small.gguf --learn    the drafter learns from what was rejected
+  specrun chat -m target.gguf -md small.gguf --learn    the drafter learns from rejected drafts
   specrun chat -m target.gguf --drafter prompt-lookup --temp 0 -sys "Be brief."
   printf 'Hello\\nAnd again\\n' | specrun chat -m target.gguf -q
 

@@ -24,7 +24,7 @@ from specrun.runtime.round import ChatResult
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """One command: how it is written, and what it does; one without `run` leaves the chat."""
+    """One command: its form, and its effect; one without `run` leaves the chat."""
 
     usage: str
     help: str
@@ -226,9 +226,11 @@ _COMMANDS = {
     "/model": _Command(
         "/model NAME", "answer with another model: a file, a name, hf:OWNER/REPO", _model
     ),
-    "/drafter": _Command("/drafter EXPR", "draft otherwise, as --drafter or -md says", _drafter),
+    "/drafter": _Command(
+        "/drafter EXPR", "draft with another drafter, as --drafter or -md", _drafter
+    ),
     "/accept": _Command("/accept RULE", "accept drafts by another rule", _accept),
-    "/stats": _Command("/stats", "what the last answer and the chat took", _stats),
+    "/stats": _Command("/stats", "the time and the tokens of the last answer and the chat", _stats),
     "/thinking": _Command(
         "/thinking [on|off]", "show the last answer's thinking; show or fold all", _thinking
     ),
@@ -240,7 +242,7 @@ _COMMANDS = {
     "/save!": _Command(
         "/save! FILE", "the same, over an existing file", functools.partial(_save, force=True)
     ),
-    "/load": _Command("/load FILE", "go on with a saved conversation", _load),
+    "/load": _Command("/load FILE", "continue a saved conversation", _load),
     "/quit": _Command("/quit", "leave (also /bye, /exit, Ctrl-D)"),
 }
 _ALIASES = {"/?": "/help", "/bye": "/quit", "/exit": "/quit"}

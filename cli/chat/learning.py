@@ -1,6 +1,6 @@
 """A draft model that learns between answers (`--learn`), and the texts about it.
 
-torch is needed to learn, and is imported only for a chat that asks for it.
+torch is needed to learn, and is imported only for a chat that needs it.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class ChatLearning:
         texts = "the answers learnt" if update.measured_on_training else "answers not learnt"
         what = f"{update.n_places:,} rejected drafts of {update.n_answers:,} answers"
         self._terminal.note(
-            f"learnt from {what} in {seconds:.1f} s: alpha where drafts of {texts} were rejected "
+            f"learnt from {what} in {seconds:.1f} s: alpha at rejected drafts of {texts} "
             f"{update.before.rate:.3f} before, {update.after.rate:.3f} after"
         )
         if not update.swapped:
@@ -133,7 +133,7 @@ def open_learning(
     return learning
 
 
-# -- The server: the draft model learns in a thread while answers are made ------------------------
+# -- The server: the draft model learns in a thread while answers are made -------------------------
 #
 # Answers go on meanwhile, with the drafter there was; the new one is swapped in when none is being
 # made, and requests that come in that moment wait for it.

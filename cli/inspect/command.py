@@ -94,7 +94,7 @@ evaluation_options = option_group(
     *attention_options(_NOISE),
     _MEMORY.option(
         "--memory SIZE,...",
-        "Show what fits into cards with so much memory, such as 8G,12G. The cards need not be "
+        "Show the parts that fit into cards of these sizes, such as 8G,12G. The cards need not be "
         "in this machine. cards: 8G,12G,16G,24G. -c, -ngl, -fa, -ctk and -ctv have their "
         "meaning of specrun chat; without -c and -ngl the most that fits is chosen.",
         SIZES,
@@ -115,9 +115,9 @@ _EPILOG = """\b
 Examples:
   specrun inspect target.gguf
   specrun inspect target.gguf -md small.gguf      exit code 4 if they do not fit
-  specrun inspect target.gguf -md small.gguf --memory 8G      what a card of 8 GiB holds
-  specrun inspect target.gguf target-q4.gguf -f text.txt      what quantizing cost
-  specrun inspect target.gguf -f text.txt --batch-noise       what drafts change by rounding
+  specrun inspect target.gguf -md small.gguf --memory 8G      the parts that fit into 8 GiB
+  specrun inspect target.gguf target-q4.gguf -f text.txt      the loss by quantizing
+  specrun inspect target.gguf -f text.txt --batch-noise       changes by rounding with drafts
   specrun inspect target.gguf --sha256            print the checksum
   specrun inspect target.gguf --sha256 9f86d0...  exit code 3 if it differs
 """
@@ -173,12 +173,12 @@ def inspect(
     terminal: Terminal,
     as_json: bool,
 ) -> None:
-    """Show what a GGUF file holds, and whether a draft model fits it.
+    """Show the contents of a GGUF file, and whether a draft model fits it.
 
     Only the header is read; -md also loads both vocabularies. With OTHER, a model of the same
     vocabulary such as FILE quantized, both are evaluated on a text: perplexities, KL divergence,
     agreement, error by tensor. With --batch-noise, FILE alone is evaluated on it, by one token at
-    a time and by several. With --memory, what of it fits into cards of these sizes.
+    a time and by several. With --memory, the parts that fit into cards of these sizes.
     """
     named = file or model
     if named is None or (file is not None and model is not None):
@@ -280,7 +280,7 @@ def _pair_remark(target: Path, draft: Path) -> str:
             return DraftPair.of(first, other, Expression("draft")).remark
 
 
-# == Memory: what fits into cards of given sizes ===================================================
+# == Memory: parts that fit into cards of given sizes ==============================================
 
 
 def _plan_memory(
@@ -320,7 +320,7 @@ def _plan_memory(
 def _measure_noise(
     file: Path, settings: EvaluationSettings, terminal: Terminal, *, as_json: bool
 ) -> None:
-    """Show how far laws move with the width of an evaluation (bench/batch_noise.py)."""
+    """Show how far distributions move with the width of an evaluation (bench/batch_noise.py)."""
     from specrun.bench.batch_noise import NoiseOptions, measure_batch_noise
 
     facts = summarise(file, read_header(file))

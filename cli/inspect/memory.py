@@ -128,7 +128,7 @@ def memory_facts(cards: Sequence[FittedCard]) -> list[dict[str, Any]]:
 def print_memory(terminal: Terminal, cards: Sequence[FittedCard]) -> None:
     """Print a column for each card, and below it the ways out for cards that are too small."""
     head = ("", *(fitted.name for fitted in cards))
-    print_table(terminal, "what fits, by the card's memory", head, _rows(cards))
+    print_table(terminal, "parts that fit, by the card's memory", head, _rows(cards))
     for fitted in cards:
         if not fitted.plan.fits and len(cards) > 1:
             terminal.answer(f"{fitted.name}: {fitted.refusal}\n")
@@ -160,7 +160,7 @@ def _rows(cards: Sequence[FittedCard]) -> list[list[str]]:
     left = [device.budget - plan.total(0) for device, plan in zip(devices, plans, strict=True)]
     rows += [
         ["on the card", *(size_text(plan.total(0)) for plan in plans)],
-        ["left alone (margin)", *(size_text(device.margin) for device in devices)],
+        ["left free (margin)", *(size_text(device.margin) for device in devices)],
         ["free", *(size_text(free) if free >= 0 else "does not fit" for free in left)],
         ["in this machine's memory", *(size_text(plan.total(-1)) for plan in plans)],
     ]

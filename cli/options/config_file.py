@@ -1,8 +1,8 @@
-"""The user's config file: defaults of options, in TOML; flags and the environment go before it.
+"""The user's config file: defaults of options, in TOML. Flags and the environment override it.
 
-Keys are options' long names without dashes before them. Those at the top hold for every command
-that has the option, those of a table for the command of that name, those of a model for every
-command that opens it by -m, before all others:
+Keys are the long names of options, without the dashes before them. Keys at the top are for every
+command that has the option, and keys of a table for the command of that name. Keys of a model are
+for every command that opens the model by -m; they override the others:
 
     threads = 4
     [chat]
@@ -36,13 +36,13 @@ Settings = dict[str, Any]
 
 
 def config_path() -> Path:
-    """Return the path of the file, which may not exist: SPECRUN_CONFIG, or the user's folder."""
+    """Return the path of the file, which may not exist: SPECRUN_CONFIG, or in the user's folder."""
     given = os.environ.get(PATH_VARIABLE)
     return Path(given).expanduser() if given else Path(click.get_app_dir("specrun"), "config.toml")
 
 
 def read_config(path: Path) -> Settings:
-    """Return the content of a file, {} without one; raises OptionError if it is not TOML."""
+    """Return the content of a file, {} if there is none; raises OptionError if it is not TOML."""
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (FileNotFoundError, NotADirectoryError):
@@ -61,9 +61,9 @@ def has_model_tables() -> bool:
 def defaults_of(context: click.Context, model: Iterable[str] = ()) -> Settings:
     """Return the file's values for the running command, by the names of its parameters.
 
-    `model` are names of the one that it opens: its path, its name in a store. Raises OptionError,
-    with the nearest name, for a key that is no option of the command that its table is for, or for
-    one at the top or of a model that no command has.
+    `model` are the names of its model: its path, its name in a store. Raises OptionError, with the
+    nearest name, for a key of a command's table that is no option of this command, and for a key at
+    the top or of a model that is no option of any command.
     """
     path = config_path()
     settings, of_models = _split(read_config(path))
@@ -89,7 +89,7 @@ def defaults_of(context: click.Context, model: Iterable[str] = ()) -> Settings:
 
 
 def _split(settings: Settings) -> tuple[Settings, dict[str, Settings]]:
-    """Return the settings without the tables of models, and those by the models' names."""
+    """Return the settings without the tables of models, and these tables by the models' names."""
     table = settings.get(_MODELS)
     if not isinstance(table, dict):
         return settings, {}
@@ -99,7 +99,7 @@ def _split(settings: Settings) -> tuple[Settings, dict[str, Settings]]:
 
 
 def _names_of(text: str) -> Iterator[str]:
-    """Yield the names that the table of a model may have, in lower case."""
+    """Yield the possible names of a model's table, in lower case."""
     name = text.removeprefix("hf:").casefold()
     yield name
     last = name.rstrip("/\\").replace("\\", "/").rpartition("/")[2]
@@ -116,7 +116,7 @@ def _levels(
     for table in tables:
         if table not in known:
             near = difflib.get_close_matches(table, known, 1)
-            hint = f"did you mean {near[0]!r}?" if near else "a table is for a command"
+            hint = f"did you mean {near[0]!r}?" if near else "a table has the name of a command"
             raise OptionError(f"{path}: there is no command {table!r}: {hint}")
     yield {key: value for key, value in settings.items() if key not in tables}, command
     if names and names[0] in tables:
@@ -124,7 +124,7 @@ def _levels(
 
 
 def _subcommands(command: click.Command) -> Mapping[str, Any]:
-    """Return the commands of a group by name, each to be called for: they are imported then."""
+    """Return functions that import the commands of a group, by name."""
     if not isinstance(command, click.Group):
         return {}
     context = click.Context(command)

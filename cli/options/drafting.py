@@ -144,7 +144,7 @@ def _call(name: str, settings: DraftSettings) -> str:
     return f"{name}({', '.join(arguments)})" if arguments else name
 
 
-# == Online speculative decoding: whether a draft model learns, how often, what is kept ============
+# == Online speculative decoding: whether a draft model learns, how often, and its files ===========
 
 
 _EVERY = 10

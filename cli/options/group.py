@@ -134,7 +134,7 @@ class Section:
         """Declare an option by its usage as the help shows it, such as "-o, --output FILE".
 
         The command gets the value as `dest`, otherwise by the first long name. A default is shown
-        unless `show_default` says more about it.
+        unless `show_default` describes it.
         """
         *names, last = usage.split(", ")
         name, _, metavar = last.partition(" ")
@@ -327,7 +327,7 @@ def _set_offline(context: click.Context, _option: click.Parameter, wanted: bool)
 
 offline_option = MODEL.flag(
     "--offline",
-    "Take models of the hub from the cache alone, without the network.",
+    "Take models of the hub only from the cache, without the network.",
     expose_value=False,
     callback=_set_offline,
 )
@@ -344,7 +344,7 @@ def option_group(keyword: str, build: Callable[..., object], *options: Decorator
     Values of options that are fields of a dataclass come as one mapping, `fields`.
     """
 
-    # Only click knows the names of the options' values: declare them on a command.
+    # Only click has the names of the options' values: declare them on a command.
     probe = click.Command(None)
     for add in options:
         add(probe)

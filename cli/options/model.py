@@ -185,7 +185,7 @@ ROPE_OPTIONS: tuple[Decorator, ...] = (
     _stretching(
         "scale",
         "--rope-scale X",
-        "Make the context so many times longer. -c may then exceed the trained context.",
+        "Stretch the context by this factor. -c may then exceed the trained context.",
         click.FLOAT,
         default=None,
     ),
@@ -195,7 +195,11 @@ ROPE_OPTIONS: tuple[Decorator, ...] = (
         "The base of the rotary frequencies. A larger one stretches positions, too.",
         click.FLOAT,
     ),
-    EVALUATION.option("--rope-freq-scale X", "Short for --rope-scale of 1/X, as 0.5.", click.FLOAT),
+    EVALUATION.option(
+        "--rope-freq-scale X",
+        "Short for --rope-scale with 1/X; 0.5 doubles the context.",
+        click.FLOAT,
+    ),
     _stretching(
         "yarn_orig_ctx",
         "--yarn-orig-ctx N",
@@ -207,8 +211,8 @@ ROPE_OPTIONS: tuple[Decorator, ...] = (
         for name, help in (
             ("ext-factor", "YaRN's mix of interpolation (0) and extrapolation (1)."),
             ("attn-factor", "YaRN's scale of attention."),
-            ("beta-slow", "YaRN: interpolate frequencies of up to so many rotations."),
-            ("beta-fast", "YaRN: keep frequencies of at least so many rotations."),
+            ("beta-slow", "YaRN: interpolate frequencies of at most this many rotations."),
+            ("beta-fast", "YaRN: keep frequencies of at least this many rotations."),
         )
     ),
 )
@@ -437,7 +441,7 @@ _LOAD_OPTIONS = (
         "The number of threads for prompts and drafts.",
         click.IntRange(-1, 1024),
         default=-1,
-        show_default="as -t",
+        show_default="that of -t",
         read=partial(max, 0),
     ),
     *attention_options(EVALUATION, within="context."),
@@ -477,7 +481,7 @@ _LOAD_OPTIONS = (
     _loading(
         "backend_sampling",
         "-bs, --backend-sampling",
-        "Let the device cut rows of logits to the top k, and copy only those. auto: if the "
+        "Reduce rows of logits to the top k on the device, and copy only those. auto: if the "
         "whole target is on a GPU.",
         click.Choice(["auto", "on", "off"]),
     ),
@@ -515,7 +519,7 @@ draft_options = option_group(
     DRAFTING.option(
         "--drafter EXPR",
         f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "
-        "[default: what specrun accelerate found, else auto; with --demo: draft]",
+        "[default: the choice of specrun accelerate, else auto; with --demo: draft]",
     ),
     DRAFTING.option(
         "--spec-type TYPE",

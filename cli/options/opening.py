@@ -270,7 +270,7 @@ session_option = EVALUATION.option(
 def kept_session(
     opened: Callable[[], Runtime], path: Path | None, terminal: Terminal
 ) -> Iterator[None]:
-    """Take up the cache of a file, and keep what is cached at the end of the block.
+    """Take up the cache of a file, and keep the cached part at the end of the block.
 
     `opened` returns the runtime; if it has another model in the end, the file stays as it was.
     """

@@ -161,7 +161,7 @@ def json_option(help: str = "Print one JSON object.") -> Decorator:
 
 
 def plot_option(drawn: str) -> Decorator:
-    """Return --plot, the file for a picture of what `drawn` names."""
+    """Return --plot, the file for a picture of `drawn`."""
     return OUTPUT.option("--plot FILE", f"Draw {drawn}: a .png, .svg or .pdf.", NEW_FILE)
 
 

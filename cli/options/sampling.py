@@ -52,7 +52,7 @@ GRAMMAR_OPTIONS = (
     ),
     SAMPLING.option(
         "--grammar-after TEXT",
-        "Apply the grammar, schema or expression only behind this text, such as </think>.",
+        "Apply the grammar, schema or expression only after this text, such as </think>.",
     ),
 )
 """They hand on `json_schema`, `grammar`, `regex` and `grammar_after`: see `chosen_grammar`."""
@@ -118,7 +118,7 @@ USUAL = (
 """The settings that help and `/show` list first, in their order."""
 
 FURTHER = tuple(name for name in SETTINGS if name not in (*USUAL, "seed", "stop"))
-"""All others that change the distribution."""
+"""All other settings that change the distribution."""
 
 
 _ATTRIBUTES: dict[str, dict[str, Any]] = {
@@ -131,7 +131,7 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
         "show_default": ";".join(DEFAULT_ORDER),
     },
 }
-"""What click is told of settings that are no numbers."""
+"""Attributes of click's options for settings that are no numbers."""
 
 
 def _setting_option(name: str, *, metavar: bool = True) -> Decorator:
@@ -161,7 +161,7 @@ SAMPLER_OPTIONS = (
     _setting_option("samplers"),
     SAMPLING.option(
         "--sampler-seq, --sampling-seq",
-        "The same, a letter each: e penalties, d dry, s top_n_sigma, k top_k, y typ_p, p top_p, "
+        "The same as letters: e penalties, d dry, s top_n_sigma, k top_k, y typ_p, p top_p, "
         "m min_p, x xtc, t temperature.",
         Parsed("LETTERS", read_sampler_letters),
         dest="sampler_seq",
@@ -252,7 +252,9 @@ answer_options = option_group(
         click.IntRange(-1, MAX_COUNT),
         default=-1,
     ),
-    SAMPLING.option("--ignore-eos", "Never end an answer by the model's end token.", is_flag=True),
+    SAMPLING.option(
+        "--ignore-eos", "Ignore the model's end token and continue the answer.", is_flag=True
+    ),
     *map(_setting_option, ("stop", "seed", *USUAL)),
     *GRAMMAR_OPTIONS,
     *SAMPLER_OPTIONS,

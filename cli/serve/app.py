@@ -39,10 +39,10 @@ from specrun.cli.serve.replies import failure
 from specrun.cli.serve.settings import ServeSettings, host_name, is_loopback
 from specrun.runtime.engine import Engine
 
-# -- Middleware: the guard of all requests (Host, Origin, key), their count and their log ---------
+# -- Middleware: the guard of all requests (Host, Origin, key), their count and their log ----------
 #
 # A page of the web that a browser shows may send requests to this machine: under a name of its own
-# that it lets point here (DNS rebinding: the Host says it), or across origins (Origin says it).
+# that it lets point here (DNS rebinding: by the Host), or across origins (by Origin).
 
 
 _log = logging.getLogger(__name__)
@@ -81,11 +81,11 @@ class Guard:
     def _problem(self, scope: Scope, headers: Headers) -> RequestError | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._on_loopback and not is_loopback(host_name(host)):
-            problem = f"the Host {host!r} is not this machine's: ask http://{self._settings.host}"
+            problem = f"the Host {host!r} is not this machine's: use http://{self._settings.host}"
             return RequestError(problem, status=HTTPStatus.FORBIDDEN)
         own = origin is None or origin.rpartition("//")[2] == host
         if not own and "*" not in self._settings.cors and origin not in self._settings.cors:
-            problem = f"pages of {origin!r} may not ask: start the server with --cors {origin}"
+            problem = f"pages of {origin!r} have no access: start the server with --cors {origin}"
             return RequestError(problem, status=HTTPStatus.FORBIDDEN)
         keys = self._settings.api_keys
         is_public = scope["path"] in PUBLIC_PATHS or scope["path"].startswith(PREFIX)

@@ -1,4 +1,4 @@
-"""A server of this process that is asked by its own program, over a connection as by any client."""
+"""A server of this process with its own program as a client, over a usual connection."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def asking(engine: Engine) -> Iterator[Post]:
-    """Serve an engine on a free port until the block ends; yield what asks it.
+    """Serve an engine on a free port until the block ends; yield a client of it.
 
     Nobody else can: the key is random.
     """

@@ -1,7 +1,7 @@
 """Bodies of requests: JSON decoded into structs within bounds, with errors that name the field.
 
-The form of a body is its struct: types and their bounds say what a field may be, and `wanted` how
-an error asks for it. Objects that come in kinds (messages, parts, items, tools) are plain objects
+The form of a body is its struct: types and their bounds limit a field, and `wanted` is its form in
+words, for errors. Objects that come in kinds (messages, parts, items, tools) are plain objects
 in the body, and `checked` decodes one into the struct of its kind. Null is the same as a field
 that is not there; unknown fields are ignored.
 """
@@ -39,7 +39,7 @@ _SHOWN = 60  # characters of a value in a message
 
 
 class ModelBody(msgspec.Struct, kw_only=True):
-    """The field of all bodies: the model's name, which says nothing if there is one alone."""
+    """The field of all bodies: the model's name, which has no effect if there is one alone."""
 
     model: Any = None
 
@@ -136,7 +136,7 @@ def unpacked(data: bytes, packed_by: str, bounds: Bounds) -> bytes:
         except OverflowError:
             raise _too_large(bounds) from None
         except Exception as error:  # each of them has its own
-            raise RequestError(f"the body is not {name}, as its header says: {error}") from None
+            raise RequestError(f"the body is not {name}, unlike its header: {error}") from None
     return data
 
 
@@ -190,7 +190,7 @@ UNPACKERS = _unpackers()
 """The compressions of bodies that are read, by their names."""
 
 
-# -- Decoding -------------------------------------------------------------------------------------
+# -- Decoding --------------------------------------------------------------------------------------
 
 _DOTTED = "speculative."
 """The prefix of llama-server's names, as "speculative.n_max", for fields of `speculative`."""
@@ -243,7 +243,7 @@ def checked(value: object, kind: type[_Value], where: str = "", asked: str | Non
     """Return the struct of a body, or of an object within it; `where` is its place there.
 
     Numbers may be texts, whole ones may have a point, and true may be 1: clients are loose. Errors
-    name the field within it, or ask for the whole object as `asked`.
+    name the field within it, or demand the whole object as `asked`.
     """
     try:
         return msgspec.convert(value, kind, strict=False)
@@ -267,11 +267,11 @@ def _depth_of(data: bytes) -> int:
     return int(steps.cumsum(dtype=np.int32).max(initial=0))
 
 
-# -- Errors that name the field and the value -----------------------------------------------------
+# -- Errors that name the field and the value ------------------------------------------------------
 
 
 def wanted(text: str, *, whole: bool = False) -> Meta:
-    """Return the annotation of a type that says what an error asks for.
+    """Return the annotation of a type with the words for an error.
 
     `whole`: errors within the value are errors of the value.
     """
@@ -367,7 +367,7 @@ _WORDS: dict[type[inspect.Type], str] = {
 
 
 def _asked(node: inspect.Type | None) -> str:
-    """Return what an error asks for: the words of the type, or those of its kind."""
+    """Return the expected form for an error: the words of the type, or those of its kind."""
     if "wanted" in _extra(node):
         return str(_extra(node)["wanted"])
     asked: list[str] = []

@@ -41,7 +41,7 @@ from specrun.runtime.chat import (
 from specrun.runtime.engine import Engine
 from specrun.runtime.round import TokenEvent
 
-# -- Requests -------------------------------------------------------------------------------------
+# -- Requests --------------------------------------------------------------------------------------
 
 _PARTS = 'a text, or parts as {"type": "text", "text": "..."}'
 _CALL = '{"id": "...", "type": "function", "function": {"name": "...", "arguments": "{}"}}'
@@ -167,7 +167,7 @@ def chat_turn(body: ChatBody, engine: Engine) -> ChatTurn:
         raise RequestError("messages is missing or empty: give at least one message", "messages")
     for old, value in (("functions", body.functions), ("function_call", body.function_call)):
         if value is not None:
-            raise RequestError(f"{old} is what OpenAI had before tools: give tools", old)
+            raise RequestError(f"{old} was replaced by tools in OpenAI's API: give tools", old)
     new = first_new([str(each.get("role")) for each in body.messages])
     messages = [
         _message(each, f"messages[{place}]", is_new=place >= new)
@@ -220,7 +220,7 @@ def _message(value: Message, where: str, *, is_new: bool) -> Message:
     content = given.content
     if content is None and given.role == "assistant":
         content = given.refusal if isinstance(given.refusal, str) else ""
-    # "developer" is OpenAI's newer name, which templates do not know.
+    # "developer" is OpenAI's newer name, which templates do not have.
     own = "system" if given.role == "developer" else given.role
     is_asked = is_new and own == "user"
     text = text_of(content, f"{where}.content", _PARTS, is_new=is_asked)
@@ -234,7 +234,7 @@ def _message(value: Message, where: str, *, is_new: bool) -> Message:
     return message
 
 
-# -- Replies --------------------------------------------------------------------------------------
+# -- Replies ---------------------------------------------------------------------------------------
 
 
 class OpenAIForm(ReplyForm):
@@ -257,7 +257,7 @@ class OpenAIForm(ReplyForm):
         }
 
     def end(self) -> bytes:
-        """Return the end of a stream; before it a chunk about usage, if it was asked for."""
+        """Return the end of a stream; before it a chunk about usage, if it was requested."""
         done = b"data: [DONE]\n\n"
         if not self._with_usage:
             return done
@@ -324,7 +324,7 @@ class ChatForm(OpenAIForm):
 
 
 _FUNCTION, _CUSTOM = ("function", "arguments"), ("custom", "input")
-"""The fields of calls: their kind, and what they are given."""
+"""The fields of calls: their kind, and their arguments."""
 
 
 def fields_of(parts: Sequence[Part], plan: ReplyPlan) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`specrun serve`: answers several conversations at once, over HTTP."""
+"""`specrun serve`: a server over HTTP, for several conversations at once."""
 
 from __future__ import annotations
 
@@ -62,15 +62,15 @@ Examples:
   specrun serve --demo                                   the embedded models on http://127.0.0.1:8080
   specrun serve -m target.gguf -md small.gguf -c 16384
   specrun serve -m target.gguf -md small.gguf --learn    the drafter learns while it serves
-  specrun serve ~/models --idle-unload 600               all models of a folder, loaded when asked
-  specrun serve -m target.gguf --port 0                  a free port, which stdout names
+  specrun serve ~/models --idle-unload 600               all models of a folder, each loaded on request
+  specrun serve -m target.gguf --port 0                  any free port; stdout shows the address
   specrun serve -m target.gguf --host 0.0.0.0 --api-key-file keys.txt
 
 \b
-Clients of OpenAI's API take http://127.0.0.1:8080/v1 as their base URL; docs/server.md has all paths
-and fields. Sampling options are what requests leave out. The page at / is a chat that shows drafts.
-Of several models the field `model` of a request names one; [models."NAME"] of the config file has
-options of each. Options also come from SPECRUN_<OPTION>.
+The base URL for clients of OpenAI's API is http://127.0.0.1:8080/v1; docs/server.md lists all paths
+and fields. The page at / is a chat that shows the drafts. Sampling options are the defaults of
+requests. If there are several models, the field `model` of a request chooses one, and the config file
+may have options for each, in [models."NAME"]. Options also come from SPECRUN_<OPTION>.
 """  # noqa: E501 - as it is shown
 
 _SERVER = Section("Server")
@@ -79,7 +79,7 @@ _DEFAULTS = ServeSettings(model="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ServerOptions:
-    """The values of the options about how the server is reached, and what it keeps loaded."""
+    """The values of the options about the address, the clients and the loaded models."""
 
     host: str
     port: int
@@ -93,7 +93,7 @@ class _ServerOptions:
     models_max: int
 
     def keys(self) -> tuple[str, ...]:
-        """Return all keys: of options, of a file with one a line, of llama-server's variable."""
+        """Return all keys: of the options, of the file of keys, of llama-server's variable."""
         given, file = self.api_key, self.api_key_file
         listed = given or tuple(filter(None, [os.environ.get("LLAMA_API_KEY")]))
         keys = [key.strip() for text in listed for key in text.split(",")]
@@ -110,7 +110,7 @@ class _ServerOptions:
         keys = self.keys()
         require_packages()
         if not is_loopback(self.host) and not keys:
-            problem = f"{self.host} can be reached from other machines, and there is no key"
+            problem = f"{self.host} can be reached from other machines, and no key is set"
             raise OptionError(f"{problem}: give --api-key, or leave --host out")
         return ServeSettings(
             model="",
@@ -151,47 +151,52 @@ server_options = option_group(
     _ServerOptions,
     _SERVER.option("--host ADDRESS", "The address to listen on.", default=_DEFAULTS.host),
     _SERVER.option(
-        "--port N", "The port; 0: any free one.", click.IntRange(0, 65535), default=8080
+        "--port N",
+        "The port to listen on; 0: any free port.",
+        click.IntRange(0, 65535),
+        default=8080,
     ),
     _SERVER.option(
         "--queue N",
-        "How many more may wait; others are told to come back.",
+        "The most requests that may wait for a slot; others are refused.",
         click.IntRange(0, MAX_COUNT),
         default=_DEFAULTS.bounds.queue,
     ),
     _SERVER.option(
         "--api-key KEY",
-        "A key that clients must send; repeatable, or several with commas. Also LLAMA_API_KEY.",
+        "A key that clients must send; repeatable, or several with commas. Without it, "
+        "LLAMA_API_KEY is read.",
         multiple=True,
     ),
-    _SERVER.option("--api-key-file", "A file with a key a line.", FILE),
+    _SERVER.option("--api-key-file", "Read keys from this file, one a line.", FILE),
     _SERVER.option(
         "--cors ORIGIN",
-        "Let pages of this origin ask, as https://example.org; * is all; repeatable.",
+        "Allow requests from web pages of this origin, such as https://example.org; *: of any "
+        "origin; repeatable.",
         multiple=True,
     ),
     _SERVER.option(
         "--idle-unload, --sleep-idle-seconds SECONDS",
-        "Unload a model that nobody has asked for so long; the next request loads it again. 0: "
-        "never. Ollama's keep_alive of a request goes before it.",
+        "Unload a model after this time without a request; the next request loads it again. 0: "
+        "never. keep_alive of a request (Ollama) overrides this option.",
         click.FloatRange(-1, MAX_COUNT),
         default=0.0,
     ),
     _SERVER.option(
         "--models-max N",
-        "How many models are loaded at once; 0: as many as fit into memory.",
+        "The most models in memory at once; 0: as many as fit.",
         click.IntRange(0, MAX_COUNT),
         default=0,
     ),
     _SERVER.option(
         "--drain SECONDS",
-        "How long answers may go on when the server is told to end.",
+        "The time to finish answers when the server is stopped.",
         click.FloatRange(0, 3600),
         default=_DEFAULTS.drain_seconds,
     ),
     _SERVER.option(
         "-to, --timeout SECONDS",
-        "When a client that takes nothing is given up.",
+        "The time after which a client that reads nothing is disconnected.",
         click.FloatRange(1, 86400),
         default=_DEFAULTS.send_seconds,
     ),
@@ -204,27 +209,27 @@ _of_model = declare(
         _OwnOptions,
         _SERVER.option(
             "-np, --slots, --parallel N",
-            "How many answers are made at once.",
+            "The number of conversations that are answered at once.",
             click.IntRange(1, 256),
             default=4,
             dest="slots",
         ),
         _SERVER.option(
             "--chat-template-kwargs JSON",
-            'Variables of the chat template, as {"enable_thinking": false}; requests may have '
-            "others.",
+            'Variables of the chat template, such as {"enable_thinking": false}. Requests may '
+            "change them.",
             callback=_read_object,
         ),
         _SERVER.option(
             "--offer EXPR",
-            "Another drafter that a request may choose (speculative.drafter); repeatable.",
+            "Another drafter that requests may choose (speculative.drafter); repeatable.",
             multiple=True,
             default=("prompt-lookup",),
         ),
         _SERVER.option(
             "--offer-rule RULE",
-            "Let requests choose rules of this one's kind (accept): not exact ones must be named "
-            "here; repeatable.",
+            "Allow requests to choose acceptance rules of the same kind as this one (accept). "
+            "Rules that are not exact need this permission; repeatable.",
             multiple=True,
         ),
         _SERVER.option(
@@ -261,18 +266,18 @@ class _ModelSettings:
         return replace(self, load=replace(self.load, model=found.path), draft=draft)
 
     def check(self) -> None:
-        """Raise if it wants to learn and cannot."""
+        """Raise if --learn was given and cannot learn."""
         if self.learning.wanted:
             require_training("--learn")
             if not self.learning.learn_every:
                 problem = "--learn-every 0 learns at a chat's /learn"
-                raise OptionError(f"{problem}: give how many answers")
+                raise OptionError(f"{problem}: give a number of answers")
 
     @contextmanager
     def opened(
         self, name: str, settings: ServeSettings, terminal: Terminal, is_busy: bool
     ) -> Iterator[AnswerService]:
-        """Load the model, and serve it until the block ends; a busy machine measures nothing."""
+        """Load the model, and serve it until the block ends; on a busy machine measure nothing."""
         from specrun.cli.serve.service import AnswerService
 
         answer, own, load = self.answer, self.own, self.load
@@ -310,7 +315,7 @@ class _ModelSettings:
     def room(self, free_before: int, held: Mapping[str, int]) -> Room | None:
         """Return the memory that the model needs beside others: see `room_here`.
 
-        Raises for a file that cannot be read: nothing has to go for it.
+        Raises for a file that cannot be read: no model is unloaded for it.
         """
         path, options = self.load.model, self.load.options
         if path is None:
@@ -393,7 +398,7 @@ def _ids(found: Sequence[_Found]) -> list[str]:
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @click.argument(
-    "models", nargs=-1, type=MODEL_OR_FOLDER, help="Models, and folders of models, as of -m."
+    "models", nargs=-1, type=MODEL_OR_FOLDER, help="Models, or folders of models, as in -m."
 )
 @server_options
 @_of_model
@@ -404,16 +409,18 @@ def serve(
     terminal: Terminal,
     **values: Any,  # noqa: ANN401 - of `_ModelSettings`
 ) -> None:
-    """Answer over HTTP: OpenAI's API and llama-server's, several conversations at once.
+    """Serve models over HTTP, to several conversations at once.
 
-    Of several MODELS, or a folder of them, each is loaded when a request names it.
+    The server has the APIs of OpenAI, Anthropic, Ollama and llama-server. A single model is loaded
+    at the start. If there are several MODELS, or a folder of models, each is loaded when a request
+    names it.
     """
     settings, given = server.settings(), _ModelSettings(**values)
     from specrun.cli.serve.app import create_app
     from specrun.cli.serve.models import Models
     from specrun.cli.serve.server import run_server
 
-    # Before a model: that a port is in use is known at once.
+    # Before a model is loaded: if the port is in use, the error comes at once.
     with bound_socket(server.host, server.port) as listener:
         lost = outvoted(["model"], by=["demo", "models"])
         paths = models if lost else (*given.model, *models)
@@ -438,7 +445,7 @@ def serve(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What the user named, and `models`, which are there now.
+    """The models that the user named, and `models`, those that exist now.
 
     `free` is the memory of this machine before any of them was loaded.
     """
@@ -503,9 +510,9 @@ def _print_block(models: Models, rule: str, url: str, terminal: Terminal) -> Non
     terminal.note(f"specrun {specrun_version()} · {title}", "bold")
     for label, text in (
         *lines,
-        ("key", f"asked for ({n_keys})" if n_keys else "none: whoever is on this machine may ask"),
-        ("pages", ", ".join(settings.cors) or "its own alone"),
-        ("API", f"{url}/v1 · Ctrl-C ends it"),
+        ("key", f"required ({n_keys})" if n_keys else "none: this machine's users have access"),
+        ("pages", ", ".join(settings.cors) or "only its own"),
+        ("API", f"{url}/v1 · Ctrl-C stops the server"),
     ):
         terminal.note(f"{label:<9}{text}")
 
@@ -542,8 +549,8 @@ def _about_several(models: Models) -> tuple[str, _Lines]:
     most, idle = models.most, models.settings.idle_seconds
     kept = f"{most} at once" if most else "as many as fit"
     if idle is not None:
-        kept += f"; idle ones go after {idle:g} seconds"
-    return f"{len(models.models)} models, loaded when they are asked for", [
+        kept += f"; unloaded after {idle:g} seconds without a request"
+    return f"{len(models.models)} models, each loaded on request", [
         *lines,
         ("loaded", kept),
     ]

@@ -34,10 +34,10 @@ _PROMPTS = "a text, token ids, or a list of either"
 GivenPrompts = Annotated[str | list[int | str | list[int]] | None, wanted(_PROMPTS, whole=True)]
 """Prompts of a body: a text, a list of texts, tokens, or a list of lists of tokens."""
 _MOST_PROMPTS = 128
-_LEAST_ROOM = 16  # tokens of the answer if no length was asked for
+_LEAST_ROOM = 16  # tokens of the answer if no length was requested
 _BEHIND_SHARE = 4  # one part in so many of a full context is for the text behind the gap
 
-# -- Requests -------------------------------------------------------------------------------------
+# -- Requests --------------------------------------------------------------------------------------
 
 
 @with_settings
@@ -53,7 +53,7 @@ class CompletionBody(OpenAIBody, kw_only=True):
 
 
 class OtherFile(Struct):
-    """A file, or a piece of one, that the model should know."""
+    """A file, or a piece of one, that the model should read."""
 
     text: str
     filename: str = "file"
@@ -123,7 +123,7 @@ def infill_request(body: InfillBody, service: AnswerService) -> AnswerRequest:
     return answer_request(body, service, prompts=[prompt])
 
 
-# -- Prompts of gaps ------------------------------------------------------------------------------
+# -- Prompts of gaps -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ def _other_tokens(
     return tokens
 
 
-# -- Replies --------------------------------------------------------------------------------------
+# -- Replies ---------------------------------------------------------------------------------------
 
 
 class CompletionForm(OpenAIForm):

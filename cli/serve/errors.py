@@ -63,7 +63,7 @@ def request_error(problem: BaseException) -> RequestError:
     if isinstance(problem, SpecrunError):
         return RequestError(message, status=status)
     name = type(problem).__name__
-    return RequestError(f"{name}: this is a mistake in specrun; its log says more", status=status)
+    return RequestError(f"{name}: this is a mistake in specrun; its log shows more", status=status)
 
 
 def field_named_in(message: str) -> str | None:
@@ -104,6 +104,6 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     """Return Anthropic's error object: a type and a message, which names the field."""
     usual = "api_error" if error.status >= 500 else "invalid_request_error"
     kind = _ANTHROPIC_KINDS.get(error.status, usual)
-    # Clients of this API know the error by these words, and shorten the conversation.
+    # Clients of this API recognise the error by these words, and shorten the conversation.
     told = "prompt is too long: " if error.code == "context_length_exceeded" else ""
     return {"type": "error", "error": {"type": kind, "message": f"{told}{error}"}}

@@ -54,7 +54,7 @@ Plan = Callable[[Mapping[str, int]], "Room | None"]
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What the headers of a model's files say of it; nothing, if they cannot be read."""
+    """The facts of a model in the headers of its files; nothing, if they cannot be read."""
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     architecture: str = ""
@@ -131,7 +131,7 @@ class ServedModel:
 
     @functools.cached_property
     def facts(self) -> ModelFacts:
-        """What its files say of it."""
+        """Its facts from its files."""
         return ModelFacts.of(self.path)
 
     @property
@@ -451,7 +451,7 @@ class Models:
             service.end_all()
 
     def unload_all(self) -> None:
-        """Close what was opened here, when the server has ended."""
+        """Close everything opened here, when the server has ended."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         for model in self.models:
             model.service = None

@@ -1,4 +1,4 @@
-"""Ollama's API: /api/chat and /api/generate, and what its clients look up about models.
+"""Ollama's API: /api/chat and /api/generate, and its clients' look-ups about models.
 
 A body is put into OpenAI's fields, so everything means the same here as there. Ollama's `options`
 have llama.cpp's names. Answers are lines of JSON, streamed unless `stream` is false.
@@ -44,7 +44,7 @@ from specrun.runtime.round import GenerationResult
 
 _log = logging.getLogger(__name__)
 
-# -- Requests -------------------------------------------------------------------------------------
+# -- Requests --------------------------------------------------------------------------------------
 
 _Level = Literal["low", "medium", "high", "max"]
 _Think = Annotated[bool | _Level | None, wanted("true, false, low, medium or high")]
@@ -86,7 +86,7 @@ class OllamaBody(AnswerBody, kw_only=True):
     keep_alive: _Keeping = None
 
     def note_keeping(self, service: AnswerService) -> None:
-        """Let the model stay loaded for as long as the request says."""
+        """Let the model stay loaded for the time in the request."""
         if self.keep_alive is not None:
             seconds = _seconds(self.keep_alive)
             service.keep_seconds = None if seconds < 0 else seconds
@@ -145,7 +145,7 @@ class _NothingAsked(Exception):
         self._service = service
 
     def reply(self, fields: dict[str, Any]) -> Response:
-        """Return what was done, with the fields of an empty answer."""
+        """Return the result, with the fields of an empty answer."""
         reason = "unload" if self._service.keep_seconds == 0 else "load"
         stamp = _stamp(self._service)
         return json_reply({**stamp, **fields, "done": True, "done_reason": reason})
@@ -208,7 +208,7 @@ def ollama_generate_request(body: OllamaGenerate, service: AnswerService) -> Ans
     return chat_request(checked(values, ChatBody), service)
 
 
-# -- Replies --------------------------------------------------------------------------------------
+# -- Replies ---------------------------------------------------------------------------------------
 
 
 class OllamaForm(LinesForm):
@@ -344,7 +344,7 @@ async def generate(request: Request) -> Response:
         return nothing.reply({"response": ""})
 
 
-# -- Models ---------------------------------------------------------------------------------------
+# -- Models ----------------------------------------------------------------------------------------
 
 
 class _ShowBody(ModelBody):
@@ -378,7 +378,7 @@ async def running(request: Request) -> Response:
 
 
 def _expiry(seconds: float | None) -> str:
-    """Return when a model is unloaded if nobody asks it; long after all of us, if never."""
+    """Return when a model is unloaded without a request; long after all of us, if never."""
     if seconds is None or seconds > _LONGEST:
         return "9999-12-31T23:59:59Z"
     return _text_of(datetime.now(UTC) + timedelta(seconds=max(0.0, seconds)))

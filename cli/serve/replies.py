@@ -55,7 +55,7 @@ _LEFT = 499  # nginx's status for clients that left, for the log
 
 @dataclass(slots=True)
 class EndedChoice:
-    """A choice that is whole; its `events` are kept if log-probabilities were asked for."""
+    """A choice that is whole; its `events` are kept if log-probabilities were requested."""
 
     result: GenerationResult
     finish: Finish
@@ -240,7 +240,7 @@ def _event_stream(
 ) -> EventStream:
     """Return the reply with these events, in the media type of a form.
 
-    Comments between them say how much of the `model` is loaded.
+    Comments between them show how much of the `model` is loaded.
     """
 
     def comment() -> ServerSentEvent:
@@ -275,7 +275,7 @@ class EventStream(EventSourceResponse):
 
 @types.coroutine
 def _going_on(sending: Generator[Any, Any, None], waits_for: object) -> Generator[Any, Any, None]:
-    """Go on with what has begun to be sent, and waits."""
+    """Continue with a reply that has begun to be sent, and waits."""
     try:
         while True:
             try:
@@ -350,7 +350,7 @@ async def collected(answer: ServedAnswer) -> list[EndedChoice]:
     return [choices[index] for index in range(len(answer.streams))]
 
 
-# -- Clients that leave ---------------------------------------------------------------------------
+# -- Clients that leave ----------------------------------------------------------------------------
 
 
 async def _finished(
@@ -392,7 +392,7 @@ async def _still_there(
         gone.cancel()
 
 
-# -- Forms of items -------------------------------------------------------------------------------
+# -- Forms of items --------------------------------------------------------------------------------
 
 
 class ItemForm(ReplyForm):

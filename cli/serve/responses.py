@@ -34,7 +34,7 @@ from specrun.cli.serve.tools import (
 )
 from specrun.runtime.chat import CallBegun, Part, Reasoning, is_begun_answer, part_text
 
-# -- Requests -------------------------------------------------------------------------------------
+# -- Requests --------------------------------------------------------------------------------------
 
 _PARTS = 'a text, or parts as {"type": "input_text", "text": "..."}'
 _CALL = '{"type": "function_call", "call_id": "...", "name": "...", "arguments": "{}"}'
@@ -145,12 +145,12 @@ def _conversation(body: ResponseBody) -> list[Message]:
     new = max((place for place, own in enumerate(asked, 1) if not own), default=0)
     for place, item in enumerate(items):
         reader.read(item, f"input[{place}]", is_new=place >= new)
-    # A client that asks nothing yet warms the cache.
+    # A client that sends no question yet warms the cache.
     return _one_beginning(reader.messages or [{"role": "user", "content": ""}])
 
 
 class _ItemReader:
-    """Makes messages of items: what the model made up to the next result or question is one."""
+    """Makes messages of items: all items of the model up to the next result or question are one."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -185,19 +185,19 @@ class _ItemReader:
             role = "system" if message.role == "developer" else message.role
             self.messages.append({"role": role, "content": text})
             self._thoughts = ""
-        elif self._is_told():  # what it did comes before what it says
+        elif self._is_told():  # its calls come before its text
             self.messages[-1]["content"] += f"\n{text}"
         else:
             self.messages.append({"role": "assistant", "content": text})
             self._think()
 
     def _read_output(self, item: dict[str, Any], kind: str, where: str) -> None:
-        """Add the result of a call, in words if it is none that templates know."""
+        """Add the result of a call, in words if templates have no such call."""
         output = checked(item, OutputItem, where).output
         call_id = item.get("call_id") or item.get("id")
         if not isinstance(call_id, str):
             raise wrong(f"{where}.call_id", call_id, "the call's id")
-        if output is None:  # of a tool that says whether it was done
+        if output is None:  # of a tool that reports whether it was done
             output = str(item.get("status") or "")
         if isinstance(output, dict):
             output = [output]
@@ -207,7 +207,7 @@ class _ItemReader:
         self.messages.append({"role": "tool", "tool_call_id": call_id, "content": text})
 
     def _read_other(self, item: dict[str, Any], kind: str) -> None:
-        """Add what a tool of another server did; a call that its client ran is a call."""
+        """Add the result of another server's tool; a call that its client ran is a call."""
         asked = next((item[name] for name in _ASKED if isinstance(item.get(name), dict)), None)
         if isinstance(item.get("call_id"), str) and asked is not None:
             name = kind.removesuffix("_call")
@@ -218,7 +218,7 @@ class _ItemReader:
         message["content"] = f"{message['content']}\n{text}".lstrip("\n")
 
     def _is_told(self) -> bool:
-        """Whether the last message is the assistant's, and has words about what it did alone."""
+        """Whether the last message is the assistant's, and has only words about its calls."""
         last = self.messages[-1] if self.messages else {}
         is_answer = last.get("role") == "assistant" and "tool_calls" not in last
         return is_answer and str(last.get("content")).startswith("[")
@@ -248,7 +248,7 @@ def _one_beginning(messages: list[Message]) -> list[Message]:
     return [{"role": "system", "content": text}, *messages[count:]]
 
 
-# -- Replies --------------------------------------------------------------------------------------
+# -- Replies ---------------------------------------------------------------------------------------
 
 Item = dict[str, Any]
 _ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadata", "user")
@@ -257,7 +257,7 @@ _ECHOED = ("instructions", "max_output_tokens", "temperature", "top_p", "metadat
 
 _CALLS = (("function_call", "fc", "arguments"), ("custom_tool_call", "ctc", "input"))
 _TEXTS_OF_CALLS = {kind: text for kind, _, text in _CALLS}
-"""The items that are calls, and the fields of what they are given."""
+"""The items that are calls, and the fields of their arguments."""
 
 
 class ResponseForm(ItemForm):

@@ -130,7 +130,7 @@ def answer_request(
 ) -> AnswerRequest:
     """Return the request that a body makes; raises `RequestError` that names the field.
 
-    `top_logprobs` None asks for no log-probabilities at all; `max_tokens` goes before the
+    `top_logprobs` None: no log-probabilities at all; `max_tokens` goes before the
     body's, and so does `form`, the format of newer APIs in the field `form_field`.
     """
     own = body.speculative or Speculation()
@@ -206,7 +206,7 @@ def _setting(name: str, kind: object, value: Any) -> Any:  # noqa: ANN401 - any 
     return value
 
 
-# -- Biases ---------------------------------------------------------------------------------------
+# -- Biases ----------------------------------------------------------------------------------------
 
 _BIASES = 'token ids with numbers, as {"15043": 1.5} or [[15043, 1.5], [" text", false]]'
 
@@ -244,7 +244,7 @@ def _bias(given: object, vocabulary: Vocabulary) -> dict[int, float]:
     return bias
 
 
-# -- Grammars -------------------------------------------------------------------------------------
+# -- Grammars --------------------------------------------------------------------------------------
 
 
 def _grammar(body: AnswerBody) -> Grammar | None:

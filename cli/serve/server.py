@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from specrun.cli.serve.models import Models
 
 
-# -- Connections: their number, and the end of those that send no request -------------------------
+# -- Connections: their number, and the end of those that send no request --------------------------
 #
 # Every connection is an open file, so there are at most as many as this process may open. One waits
 # a bounded time for a request's header, for the rest of a body that is answered already, and for a
@@ -61,8 +61,8 @@ _BACKLOG = 2048
 _READ_BYTES = 1 << 14
 
 Phase = Literal["idle", "header", "body", "rest", "closing", "busy"]
-"""What a connection waits for: its next request, the header or the body of one, the rest of a body
-that is answered already, a client that takes the last bytes; or for the answer.
+"""The state of a connection that waits: its next request, the header or the body of one, the rest
+of a body that is answered already, a client that takes the last bytes; or for the answer.
 
 uvicorn's own time limit ends those that are idle.
 """
@@ -169,7 +169,7 @@ class Connections:
         self._warned = -_WARNING_SECONDS
 
     async def accept(self, listener: socket.socket) -> None:
-        """Accept what comes, for ever."""
+        """Accept connections, for ever."""
         loop = asyncio.get_running_loop()
         listener.listen(_BACKLOG)
         listener.setblocking(False)

@@ -38,7 +38,7 @@ from specrun.runtime.engine import Engine, GenerationStream, RoundTrace
 from specrun.runtime.laws import SamplingParams, random_if_unset
 from specrun.runtime.round import FinishReason, GenerationResult, TokenEvent
 
-# -- Requests -------------------------------------------------------------------------------------
+# -- Requests --------------------------------------------------------------------------------------
 
 
 Prompt = str | tuple[int, ...]
@@ -46,7 +46,7 @@ Prompt = str | tuple[int, ...]
 
 
 class Speculation(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an answer is drafted; None: as the server does. `trace` asks for all draft trees."""
+    """How an answer is drafted; None: as the server does. `trace`: with all draft trees."""
 
     drafter: str | None = None
     n_max: Annotated[int, Meta(ge=0, le=1024)] | None = None
@@ -59,8 +59,8 @@ class AnswerRequest:
     """A request for an answer: the `turn` of a conversation, or `prompts` that are continued.
 
     There are `n` choices for each prompt; choice k of prompt i is number i * n + k. `max_tokens`
-    None goes on until the model ends or the context is full. `logprobs` asks for the target's
-    log-probabilities, `top_logprobs` for those of so many likely tokens; `scores_prompts` for
+    None goes on until the model ends or the context is full. `logprobs`: with the target's
+    log-probabilities, `top_logprobs`: with those of so many likely tokens; `scores_prompts` for
     those of the prompts' own tokens, too. In prompts that are texts, names of control tokens are
     control tokens unless `parse_special` is False, and a bos is added if `adds_bos`.
     """
@@ -78,7 +78,7 @@ class AnswerRequest:
     speculative: Speculation = field(default_factory=Speculation)
 
 
-# -- Prompts --------------------------------------------------------------------------------------
+# -- Prompts ---------------------------------------------------------------------------------------
 #
 # A text that is longer than the context by its bytes alone is refused before it is tokenized.
 
@@ -148,8 +148,8 @@ class PromptReader:
     async def hopeless(self, request: AnswerRequest) -> RequestError | None:
         """Return the error for instructions that alone are longer than the context.
 
-        Agents shorten a conversation when they read that it is too long, and ask again: for ever,
-        if their own instructions and tools do not fit.
+        Agents shorten a conversation when they read that it is too long, and repeat the request:
+        for ever, if their own instructions and tools do not fit.
         """
         turn, n_ctx = request.turn, self._engine.n_ctx
         first = [*itertools.takewhile(lambda each: each["role"] == "system", turn.messages)]
@@ -284,7 +284,7 @@ class ServedAnswer:
         yield Delta(index, rest, parts, result=result, finish=finish)
 
     def cancel(self) -> None:
-        """Ask for no more tokens, and forget the answer."""
+        """End the tokens, and forget the answer."""
         for stream in self.streams:
             stream.cancel()
         self.service.answers.discard(self)

@@ -25,10 +25,10 @@ _PACKAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """The most that a request may ask for, and the seconds that it may take to ask.
+    """The most that a request may need, and the seconds that its arrival may take.
 
     A body has `body_seconds` and one more for every `body_rate` bytes of it, and may stop for
-    `pause_seconds` at most. `connections` 0: as many as this process may open files.
+    `pause_seconds` at most. `connections` 0: as many as this process may have open files.
     """
 
     connections: int = 0
@@ -43,16 +43,16 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeSettings:
-    """How a server is reached, and the defaults of its answers.
+    """The address and the clients of a server, and the defaults of its answers.
 
-    `host` is the address that is listened on: on loopback only requests for this machine's own
-    names are answered, so that no web page reaches the server by a name that its owner lets point
-    here (DNS rebinding). `api_keys`, where there are any, are asked of everyone. `cors` are origins
-    whose pages may ask, "*" for all. Answers that are under way when the server ends have
-    `drain_seconds` to finish; a reader that takes nothing for `send_seconds` is gone. A stream
-    begins with its first token, or after `head_seconds`. `template_kwargs` are variables of the
-    chat template, where a request does not set them itself. A model that is idle for `idle_seconds`
-    is unloaded until the next request, if it can be loaded again; None: never.
+    `host` is the address to listen on. On loopback, only requests for this machine's own names are
+    answered: no web page can reach the server through a name that its owner points here (DNS
+    rebinding). If there are `api_keys`, every client needs one. `cors` are the origins whose pages
+    may send requests, "*" for all. Unfinished answers have `drain_seconds` when the server ends; a
+    client that reads nothing for `send_seconds` is disconnected. A stream begins with its first
+    token, or after `head_seconds`. `template_kwargs` are variables of the chat template that a
+    request does not set itself. A model that is idle for `idle_seconds` is unloaded until the next
+    request, if it can be loaded again; None: never.
     """
 
     model: str
@@ -70,7 +70,7 @@ class ServeSettings:
 
 
 def require_packages() -> None:
-    """Raise `MissingPackageError` for the first one that is not installed."""
+    """Raise `MissingPackageError` for the first package that is not installed."""
     for module, package in _PACKAGES.items():
         if importlib.util.find_spec(module) is None:
             raise MissingPackageError("specrun serve", package, "serve")
@@ -108,7 +108,7 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
     family, kind, protocol, _, address = found[0]
     with socket.socket(family, kind, protocol) as listener:
         if os.name == "posix":  # elsewhere it would let two programs have the port
-            # As servers do: a port whose last connections are still closing is free.
+            # As other servers do: a port is free while its last connections are still closing.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
@@ -120,7 +120,7 @@ def bound_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def url_of(host: str, listener: socket.socket) -> str:
-    """Return the address that clients of this machine take."""
+    """Return the address for clients on this machine."""
     port = listener.getsockname()[1]
     name = "127.0.0.1" if host in ("0.0.0.0", "") else "::1" if host == "::" else host
     return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"

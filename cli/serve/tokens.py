@@ -47,7 +47,7 @@ class DetokenizeBody(ModelBody, kw_only=True):
 
 
 async def tokenize(request: Request) -> Response:
-    """Return the tokens of a text, with their texts if that is asked."""
+    """Return the tokens of a text, with their texts if requested."""
     return await _answered(request, TokenizeBody, _tokens_of)
 
 
@@ -154,7 +154,7 @@ def _text_of(body: DetokenizeBody, service: AnswerService) -> Callable[[], objec
     return work
 
 
-# -- Embeddings -----------------------------------------------------------------------------------
+# -- Embeddings ------------------------------------------------------------------------------------
 
 
 class EmbeddingBody(ModelBody, kw_only=True):

@@ -41,13 +41,13 @@ Tool = dict[str, Any]
 MOST_MESSAGES = 4096
 MOST_TOOLS = 512
 
-# -- History --------------------------------------------------------------------------------------
+# -- History ---------------------------------------------------------------------------------------
 
 
 def text_of(content: object, field: str, asked: str, *, is_new: bool = False) -> str:
-    """Return a content as a text: parts that a text model cannot read are told in words.
+    """Return a content as a text: parts that a text model cannot read are described in words.
 
-    `is_new`: it is what the user asks now, and has to be read.
+    `is_new`: it is the user's present question, and has to be read.
     """
     if isinstance(content, str):
         return content
@@ -83,7 +83,7 @@ def call_of(call_id: object, name: str, arguments: object, field: str) -> Messag
     }
 
 
-# -- Tools ----------------------------------------------------------------------------------------
+# -- Tools -----------------------------------------------------------------------------------------
 
 
 Schema = Annotated[dict[str, Any] | None, wanted("a JSON schema")]
@@ -118,7 +118,7 @@ def tool_choice_of(given: object) -> ToolChoice:
         raise RequestError(str(error), "tool_choice") from None
 
 
-# -- Turns ----------------------------------------------------------------------------------------
+# -- Turns -----------------------------------------------------------------------------------------
 
 
 # Claude Code writes one before the system's text, for its maker's bills; its hash changes with
@@ -179,11 +179,11 @@ def plan_turn(
     )
 
 
-# -- Offers: functions, custom tools, and tools that other servers would run ----------------------
+# -- Offers: functions, custom tools, and tools that other servers would run -----------------------
 #
-# A custom tool takes a text. Models know functions only: it is offered as one with a single text,
+# A custom tool takes a text. Models have functions only: it is offered as one with a single text,
 # and its calls are handed out in their own form. Tools that other servers run (web search, shells,
-# image generation) are passed over, and the log says so.
+# image generation) are passed over, with a line in the log.
 
 _INPUT = "input"
 """The name of a custom tool's text among the arguments of its function."""
@@ -331,7 +331,7 @@ def _input_in(arguments: str) -> str:
     return arguments
 
 
-# -- How much a client wants the model to think, as each API says it ------------------------------
+# -- The effort of thinking, in the form of each API -----------------------------------------------
 
 _Thinking = Literal["enabled", "disabled", "adaptive", "auto", "between_tools"]
 _Tokens = Annotated[int, Meta(ge=0), wanted("a number of tokens")]
@@ -376,7 +376,7 @@ def effort_of(
     reasoning: dict[str, Any] | None = None,
     thinking: dict[str, Any] | None = None,
 ) -> Effort:
-    """Return the effort that the fields of a body ask for; the more particular one counts."""
+    """Return the effort in the fields of a body; the more particular one counts."""
     given = checked(reasoning or {}, ReasoningFields, "reasoning")
     word = level_of(given.effort, "reasoning.effort") or level_of(level, level_field)
     is_on, budget = given.enabled, given.max_tokens
@@ -396,8 +396,8 @@ def thoughts_of(
 ) -> Thoughts:
     """Return the place of the reasoning in a reply.
 
-    `form` is `reasoning_format`, `include` is `include_reasoning`. What leaves it out counts most:
-    OpenRouter's `exclude`, and Anthropic's `display: omitted`, too.
+    `form` is `reasoning_format`, `include` is `include_reasoning`. A setting that leaves it out
+    counts most: OpenRouter's `exclude`, and Anthropic's `display: omitted`, too.
     """
     is_left_out = include is False or (thinking or {}).get("display") == "omitted"
     if is_left_out or (reasoning or {}).get("exclude") is True:

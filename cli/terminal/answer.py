@@ -63,7 +63,7 @@ class ReplyWriter:
     """Shows the reasoning of a chat's answer, then the answer by another writer.
 
     Reasoning is shown dim as it comes, or folded: a passing line shows its end, and then one line
-    tells how long it took.
+    shows its time.
     """
 
     def __init__(
@@ -152,10 +152,10 @@ def context_full(answer: Answer, max_tokens: int | None, runtime: Runtime) -> st
 
 
 def gain_line(result: GenerationResult, curve: CostCurve | None) -> str:
-    """Return in a line what drafting gained: speed, times plain decoding's, and kept guesses.
+    """Return the gain of drafting in a line: speed, times plain decoding's, and kept guesses.
 
     `curve` is the measured cost of evaluations, by which plain decoding's speed is known. If it
-    would allow no such gain with these tokens a round, the machine has changed: nothing is said.
+    would allow no such gain with these tokens a round, the machine has changed: nothing is shown.
     """
     stats = result.stats
     parts = [f"{_figure(stats.tokens_per_second, '.1f')} tok/s"]

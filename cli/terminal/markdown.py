@@ -32,8 +32,8 @@ class MarkdownWriter:
     """Writes the text of token events as Markdown, on a screen of cells that can be written again.
 
     A block (a paragraph, a list, code) is drawn anew as it grows, and left alone when the next one
-    begins. Of one that is higher than the screen, the lines above it are left alone before: what
-    has scrolled away cannot be changed.
+    begins. Of one that is higher than the screen, the lines above it are left alone before: lines
+    that have scrolled away cannot be changed.
     """
 
     def __init__(self, terminal: Terminal, clock: Callable[[], float] = time.monotonic) -> None:

@@ -168,7 +168,7 @@ class Report(Protocol):
 def progress_bar(terminal: Terminal, first: str) -> Iterator[Report]:
     """Yield a function that shows a step below a bar; `first` is the step until then.
 
-    The first seconds left that are known are told in a line. With them the bar goes on by itself
+    The first seconds left that are known are shown in a line. With them the bar goes on by itself
     between two reports.
     """
     pace, step = Pace(), first

@@ -85,7 +85,7 @@ _RESET = "\x1b[0m"
 class Terminal:
     """The two output streams of a command.
 
-    `color` "auto" colours terminals only, unless NO_COLOR or FORCE_COLOR says otherwise. `quiet`
+    `color` "auto" colours terminals only, unless NO_COLOR or FORCE_COLOR is set. `quiet`
     leaves out notes (banner, statistics), never answers, warnings or errors.
     """
 
@@ -256,7 +256,7 @@ def _forget_streams() -> None:
     os.close(nothing)
 
 
-# == Paths that users type: what is wrong with one, and what they may have meant ===================
+# == Paths that users type: their errors, and near names ===========================================
 
 
 MAX_TEXT_BYTES = 64 * 1024 * 1024

@@ -28,9 +28,9 @@ Examples:
 
 \b
 Data are a text, or JSON Lines: {"text"}, {"prompt", "answer"} or {"messages": [{"role", "content"}]}. Of
-prompts and chats only the answers are learnt. Without --data a target of dflash, eagle, eagle3, medusa or
-hydra answers built-in prompts, or those of --prompts, and its answers are learnt. Ctrl-C keeps a checkpoint,
-and --resume goes on from it.
+prompts and chats only the answers are used. Without --data a target of dflash, eagle, eagle3, medusa or
+hydra answers built-in prompts, or those of --prompts, and its answers are used. Ctrl-C keeps a checkpoint,
+and --resume continues from it.
 """  # noqa: E501 - as it is shown
 
 

@@ -85,7 +85,7 @@ the two close.
     ),
     _JOINT.option(
         "--heads-alone SHARE",
-        "The share of the steps that train the heads alone, before the model learns too.",
+        "The share of the steps that train only the heads, before the model learns too.",
         SHARE_BELOW_ONE,
         default=0.1,
     ),
@@ -349,7 +349,7 @@ def _layer_numbers(
     ),
     _HEAD.option(
         "--anchor-every N",
-        "Train a block behind one of every N tokens, drawn anew at each step.",
+        "Train a block after one of every N tokens, drawn anew at each step.",
         click.IntRange(1),
         default=4,
     ),
@@ -407,11 +407,11 @@ _POSITIONS, _MODEL = Section("Look-ahead positions"), Section("The model")
 
 _POSITION_OPTIONS = (
     _POSITIONS.option(
-        "--positions N", "The number of positions behind a token.", click.IntRange(1, 64), default=3
+        "--positions N", "The number of positions after a token.", click.IntRange(1, 64), default=3
     ),
     _POSITIONS.option(
         "--groups N",
-        "Train positions behind at most N tokens of a text in each step.",
+        "Train positions after at most N tokens of a text in each step.",
         click.IntRange(1),
         default=48,
     ),
@@ -433,7 +433,7 @@ Examples:
   specrun train pass --target Llama-3.2-1B --data prompts.jsonl -o ahead --answers target --from-law
 
 \b
-PaSS: the target and its file stay as they are. Training gives --positions embeddings, which stand behind a
+PaSS: the target and its file stay as they are. Training gives --positions embeddings, which stand after a
 token in the places of the tokens to come. The target drafts at them while it verifies.
 """  # noqa: E501 - as it is shown
 

@@ -308,8 +308,8 @@ keeps the new one's tokens. Compare its answers before you use it.
 
 \b
 The target answers the prompts of the data by Jacobi decoding, in specrun's runtime; answers of the data are
-not read. Then a copy of it learns to predict behind its own wrong guesses what it predicts behind the right
-tokens (--form global) or behind the next guesses (--form local). It goes on learning its own answers. Narrow
+not read. Then a copy of it learns to predict the same after its own wrong guesses as after the right
+tokens (--form global) or after the next guesses (--form local). It goes on learning its own answers. Narrow
 targets allow higher rates: at a width of 256 use -lr 1e-3.
 """  # noqa: E501 - as it is shown
 
@@ -324,7 +324,7 @@ targets allow higher rates: at a width of 256 use -lr 1e-3.
     ),
     _CONSISTENCY.option(
         "--form",
-        "The goal of each row: the distribution behind the answer itself, or behind the next "
+        "The goal of each row: the distribution after the answer itself, or after the next "
         "iterate.",
         click.Choice(["global", "local"]),
         default="global",
@@ -337,7 +337,7 @@ targets allow higher rates: at a width of 256 use -lr 1e-3.
     ),
     _CONSISTENCY.option(
         "--divergence",
-        "The divergence of the distribution behind guesses from the one that is learnt.",
+        "The divergence of the distribution after guesses from the one that is learnt.",
         DIVERGENCE,
         default="forward-kl",
     ),

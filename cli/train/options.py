@@ -169,7 +169,7 @@ _run_options = option_group(
     _RUN.flag("--resume", "Continue exactly from the checkpoint in the folder."),
     _RUN.option(
         "--save-every SECONDS",
-        "Write a checkpoint every so many seconds.",
+        "The seconds between checkpoints.",
         click.FloatRange(0),
         default=180.0,
     ),

@@ -1,1 +1,1 @@
-"""`specrun tune`: measures a pair of models and plans what to draft."""
+"""`specrun tune`: measures a pair of models and plans the drafts."""

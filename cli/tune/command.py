@@ -1,4 +1,4 @@
-"""`specrun tune`: measures a pair of models on this machine, and plans and keeps what to draft.
+"""`specrun tune`: measures a pair of models on this machine, and plans and keeps the drafts.
 
 First how the result is printed (cost curves, acceptance by rank, plans), then the command.
 """
@@ -170,7 +170,7 @@ def _gain(candidate: Candidate, setting: TunedSetting) -> str:
 
 
 def _verdict(setting: TunedSetting, draft: Path, *, several: bool) -> list[str]:
-    """Return what drafting gains by the best plan, and by a fixed shape."""
+    """Return the gain of drafting by the best plan, and by a fixed shape."""
     texts = f"answers at temperature {setting.params.temperature:g}" if several else "answers"
     best = setting.best
     if not best.options:
@@ -231,14 +231,14 @@ def tune(
     output: TuneOutput,
     terminal: Terminal,
 ) -> None:
-    """Measure a target and a draft model, and plan what to draft."""
+    """Measure a target and a draft model, and plan the drafts."""
     if layer_skip.wanted:
         from specrun.cli.tune.layer_skip import run_layer_skip
 
         run_layer_skip(load, text, layer_skip, sampling, output, terminal)
         return
     if layer_skip.output is not None:
-        raise click.UsageError("--cut writes what --layer-skip finds: give both")
+        raise click.UsageError("--cut writes the result of --layer-skip: give both")
     if text.model_draft is None and load.model is not None and not load.demo:
         if text.drafter:
             raise click.UsageError(
@@ -288,7 +288,7 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
 
 
 def _others(text: TuneText, *, demo: bool) -> tuple[str, ...]:
-    """Return the other drafters whose alpha is asked for, each with its file."""
+    """Return the other drafters whose alpha is to be measured, each with its file."""
     from specrun.bench.drafters.comparison import with_files
     from specrun.cli.options.drafting import require_draft_files
     from specrun.runtime.demo import demo_drafters

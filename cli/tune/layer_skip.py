@@ -30,7 +30,7 @@ def run_layer_skip(
     output: TuneOutput,
     terminal: Terminal,
 ) -> None:
-    """Search, print the best sets of layers, draw the search and write the best cut, as asked."""
+    """Search, print the best sets of layers, draw the search and write the best cut."""
     from specrun.bench.layer_search import search_layers
     from specrun.bindings.files import check_target
     from specrun.runtime.chat import prompt_tokens

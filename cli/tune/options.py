@@ -47,7 +47,7 @@ class LayerSkip:
 
 @dataclass(frozen=True, slots=True)
 class TuneOutput:
-    """What becomes of the result."""
+    """The use of the result."""
 
     as_json: bool
     plot: Path | None

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from specrun.runtime.tuning import WeightType
 
 
-# == Mixtures of experts: how many of them verification reads, and what that takes here ============
+# == Mixtures of experts: how many of them verification reads, and its time here ===================
 
 
 SIZES = (2, 4, 8)
@@ -29,7 +29,7 @@ SIZES = (2, 4, 8)
 
 
 def experts_text(n_experts: int, n_used: int) -> str:
-    """Say how many experts evaluations of several tokens read."""
+    """Print how many experts evaluations of several tokens read."""
     from specrun.runtime.planning import expected_experts
 
     read = ", ".join(f"{expected_experts(n_experts, n_used, n):.1f}" for n in SIZES)
@@ -41,7 +41,7 @@ def experts_text(n_experts: int, n_used: int) -> str:
 
 
 def warn_of_experts(target: Path, curve: CostCurve, terminal: Terminal) -> None:
-    """Warn, where the target is a mixture of experts, of what its evaluations read and take."""
+    """Warn of the reads and the time of a target's evaluations if it is a mixture of experts."""
     from specrun.bindings.gguf import read_header
     from specrun.runtime.planning import mixture
 
@@ -120,7 +120,7 @@ def _padded(curve: CostCurve, size: int) -> str:
 
 
 def _show_types(types: Sequence[WeightType], terminal: Terminal) -> None:
-    """Print how files of other weight types compare, and what is to be said of them."""
+    """Print how files of other weight types compare, and the notes on them."""
     from specrun.runtime.tuning import ACCEPTED
 
     rows = []

@@ -1,6 +1,6 @@
-"""`specrun theory`: what the formulas of speculative decoding say of a pair, or of numbers.
+"""`specrun theory`: the formulas of speculative decoding, applied to a pair or to numbers.
 
-Top to bottom: options, what is known of a drafter (given or measured), the tables, the command.
+Top to bottom: options, the facts of a drafter (given or measured), the tables, the command.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _COST = click.FloatRange(0.0, 1e6)
 
 @dataclass(frozen=True, slots=True)
 class TheoryNumbers:
-    """What is known without measuring; None: to be measured, or not known."""
+    """The facts known without measuring; None: to be measured, or not known."""
 
     alpha: float | None
     cost_ratio: float | None
@@ -49,7 +49,7 @@ class TheoryNumbers:
 
 @dataclass(frozen=True, slots=True)
 class TheoryPair:
-    """What is measured: drafters, and the answers that they draft for."""
+    """The measurements: drafters, and the answers that they draft for."""
 
     model_draft: Path | None
     drafter: tuple[str, ...]
@@ -66,7 +66,7 @@ numbers_options = option_group(
     ),
     _NUMBERS.option(
         "--cost-ratio C",
-        "c: what drafting a token takes, over plain decoding's time for one.",
+        "c: the time of a drafted token over that of a plain token.",
         _COST,
         show_default="measured",
     ),
@@ -80,7 +80,7 @@ numbers_options = option_group(
         "--length N",
         "Show chains of 1 to N drafts.",
         click.IntRange(1, 64),
-        show_default="what pays",
+        show_default="the lengths that pay",
     ),
     _NUMBERS.option(
         "--curve POINTS",
@@ -139,14 +139,14 @@ _FORMULAS = (
 
 @dataclass(frozen=True, slots=True)
 class _Chains:
-    """One table: whose chains, and what the formulas are given."""
+    """One table: whose chains, and the inputs of the formulas."""
 
     title: str
     inputs: ChainInputs
 
 
 def _given(numbers: TheoryNumbers, load: LoadSettings) -> _Chains:
-    """Return what was given as numbers, with what the target's file says, if there is one."""
+    """Return the given numbers, with the facts of the target's file, if there is one."""
     from specrun.bench.drafters.pair_theory import given_inputs
     from specrun.bindings.models.model import Model
     from specrun.runtime.planning import memory_traffic
@@ -194,7 +194,7 @@ def _measured(
     sampling: SamplingGrid,
     terminal: Terminal,
 ) -> list[_Chains]:
-    """Return what was measured of each drafter at each temperature."""
+    """Return the measurements of each drafter at each temperature."""
     from specrun.bench.drafters.pair_theory import TheoryMeasurement, measure_theory
     from specrun.bench.drafters.prompts import GENERAL_PROMPTS, demo_prompts
 
@@ -242,7 +242,7 @@ def _expressions(pair: TheoryPair, *, demo: bool) -> tuple[str, ...]:
     return expressions
 
 
-# -- what is printed -------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 def _shown(chains: _Chains, numbers: TheoryNumbers) -> tuple[BestLengths, list[ChainRow]]:
@@ -363,7 +363,7 @@ def theory(
         [_given(numbers, load)] if is_given else _measured(numbers, pair, load, sampling, terminal)
     )
     if numbers.bandwidth is not None and found[0].inputs.traffic is None:
-        raise click.UsageError("--bandwidth needs what evaluations read: give -m FILE, or --demo")
+        raise click.UsageError("--bandwidth needs the files of the models: give -m FILE, or --demo")
     if as_json:
         terminal.answer(json.dumps([_as_json(each, numbers) for each in found], indent=2) + "\n")
         return

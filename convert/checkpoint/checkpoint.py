@@ -81,7 +81,7 @@ def read_pickle(path: Path) -> dict[str, _PickledTensor]:
 
 
 def load_pickle(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
-    """Return what torch saved in a file: tensors and plain containers; raises as `read_pickle`."""
+    """Return the content of torch's file: tensors and plain containers; raises as `read_pickle`."""
     try:
         import torch
     except ModuleNotFoundError as error:
@@ -100,7 +100,7 @@ def load_pickle(path: Path) -> Any:  # noqa: ANN401 - whatever the file holds
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise UnsupportedModelError(
-            f"{path} asks for more than tensors, which could run code: nothing of it was run; "
+            f"{path} contains more than tensors, which could run code: nothing of it was run; "
             "get the checkpoint as safetensors"
         ) from error
     except _DAMAGED as error:
@@ -186,9 +186,7 @@ def _require_whole(path: Path, tensors: Iterable[_StoredTensor], start: int, siz
         if tensor.offset != end:
             found, wanted = tensor.offset - start, end - start
             what = f"overlaps {before}" if found < wanted else "follows a gap"
-            where = (
-                f"it begins at byte {found:,} of the data, and what is before ends at {wanted:,}"
-            )
+            where = f"it begins at byte {found:,} of the data, and the last one ends at {wanted:,}"
             raise MalformedFileError(f"{path} is damaged: {tensor.name} {what}: {where}; {_AGAIN}")
         end, before = end + tensor.n_bytes, tensor.name
     if end != size:
@@ -256,7 +254,7 @@ class Checkpoint(Named):
             raise self.malformed(f"has no tensor {name}: the checkpoint is incomplete")
         if stored.shape != shape:
             raise MalformedFileError(
-                f"{stored.path} has {name} of shape {stored.shape}, where {shape} is needed"
+                f"{stored.path} has {name} of shape {stored.shape}, and {shape} is needed"
             )
         return stored
 

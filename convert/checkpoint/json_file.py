@@ -76,7 +76,7 @@ class JsonObject(Named):
         value = self.values.get(key)
         if value is None:
             if default is None:
-                raise self.malformed(f"does not say {key!r}, which must be {kind}")
+                raise self.malformed(f"lacks {key!r}, which must be {kind}")
             return default
         if not fits(value):
             shown = repr(value) if len(repr(value)) <= 80 else repr(value)[:80] + "..."

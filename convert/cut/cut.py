@@ -261,7 +261,7 @@ class LayeredModel:
             possible = self.nearest(kept)
             hint = f"; --layers {range_text(possible)} can be kept" if possible else ""
             raise self._source.unsupported(
-                f"is a {name}, where a layer's number decides about rope or experts: "
+                f"is a {name}, in which a layer's number decides about rope or experts: "
                 f"layer {kept[moved]} cannot become layer {moved}{hint}"
             )
 

@@ -23,7 +23,7 @@ def unchanged(array: Array) -> Array:
 class TensorRule:
     """A tensor of the GGUF file: made from the tensors `sources`, each of `shape`, by `change`.
 
-    Where sources have other shapes, `source_shapes` has each one's, and `shape` is the result's.
+    If sources have other shapes, `source_shapes` has each one's, and `shape` is the result's.
     Shapes are numpy's (rows first). `change` gets the sources' arrays, in their own number type,
     and returns an array of `result_shape`, which is `shape` unless given. `keep_f32` is for tensors
     that llama.cpp reads as float32 whatever type the rest is stored as; those of one dimension

@@ -21,7 +21,7 @@ _NORMS = {
 
 
 def _describe_gemma(config: JsonObject, metadata: Metadata) -> None:
-    # Early configs say "gelu" in hidden_act, and transformers runs the tanh form of it.
+    # Early configs have "gelu" in hidden_act, and transformers runs the tanh form of it.
     key = "hidden_activation" if "hidden_activation" in config else "hidden_act"
     if config.text(key, "gelu_pytorch_tanh") not in ("gelu", "gelu_pytorch_tanh"):
         raise config.unsupported(f"has {key} {config.text(key)!r}: llama.cpp has GELU (tanh)")

@@ -30,7 +30,7 @@ _EXPERT_NORMS = {
     "post_ffw_norm_2": "post_feedforward_layernorm_2",
     "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
 }
-_UNROTATED = 1e30  # what a frequency is divided by so that its pair stays as it is
+_UNROTATED = 1e30  # the divisor of a frequency whose pair stays as it is
 _BOTH = ("sliding_attention", "full_attention")
 _BACKBONE = "backbone_hidden_size"
 
@@ -54,7 +54,7 @@ def _layers(config: JsonObject) -> list[_Layer]:
         raise config.malformed(f"has layer_types for {len(kinds)} of {count} layers")
     if kinds[-1] != "full_attention":
         raise config.unsupported("has a window in its last layer, which must have none")
-    # transformers 5 writes what full layers have of their own for each of them.
+    # transformers 5 writes the full layers' own settings for each of them.
     stated = config.object("per_layer_config").object(str(kinds.index("full_attention")))
     head = stated.count("head_dim", config.count("global_head_dim", 512))
     shares_values = config.flag("attention_k_eq_v", False)
@@ -214,7 +214,7 @@ def _describe_assistant(config: JsonObject, metadata: Metadata) -> None:
 
 
 def _sharing(config: JsonObject) -> JsonObject:
-    """Return an assistant's config, which need not say that no layer has keys of its own."""
+    """Return an assistant's config, which may omit that no layer has keys of its own."""
     count = config.count("num_hidden_layers")
     return JsonObject({**config.values, "num_kv_shared_layers": count}, config.shown)
 

@@ -45,7 +45,7 @@ def head_width(config: JsonObject) -> int:
 
 
 def require(config: JsonObject, key: str, wanted: object) -> None:
-    """Raise UnsupportedModelError unless `key` is absent or `wanted`, all that llama.cpp knows."""
+    """Raise UnsupportedModelError unless `key` is absent or `wanted`: llama.cpp has no more."""
     if key in config and config.any(key) != wanted:
         raise config.unsupported(f"has {key} = {config.any(key)!r}: llama.cpp has only {wanted!r}")
 

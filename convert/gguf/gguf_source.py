@@ -25,7 +25,7 @@ from specrun.convert.names import Named
 
 
 class _MetadataReader(GGUFReader):
-    """Reads the metadata only: the package refuses tensors of types that it does not know."""
+    """Reads the metadata only: the package refuses tensors of types that it does not support."""
 
     def _build_tensors(self, start_offs: int, fields: object) -> None:
         self.tensors = []

@@ -109,7 +109,7 @@ def _front_matter(path: Path) -> Mapping[str, Any]:
 
 
 # llama.cpp looks for these in the name. If one is there, control tokens swallow the spaces behind
-# them, as Phi-3's tokenizer wants, and a file without the four tokens cannot be loaded.
+# them, as Phi-3's tokenizer requires, and a file without the four tokens cannot be loaded.
 _PHI3 = ("phi-3", "phi3")
 _PHI3_TOKENS = ("</s>", "<unk>", "<s>", "<|endoftext|>")
 

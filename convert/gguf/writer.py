@@ -242,7 +242,7 @@ def _write_header(
                 writer.data_alignment = value
         for tensor in tensors:
             # The type's number, not gguf's name of it: llama.cpp has types that the package does
-            # not know. With one given, any numpy type but uint8 lets the shape stay in numbers.
+            # not support. With one given, any numpy type but uint8 lets the shape stay in numbers.
             code: Any = _CODES[tensor.type_name]
             kind = np.dtype(np.float32)
             writer.add_tensor_info(tensor.name, tensor.shape, kind, tensor.n_bytes, code)

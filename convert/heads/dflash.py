@@ -46,7 +46,7 @@ _DFLASH = frozenset({"DFlashDraftModel", "DFlashSpeculator", "DFlash2DraftModel"
 _DSPARK = frozenset({"Qwen3DSparkModel", "DSparkDraftModel", "DSparkSpeculator"})
 _GEMMA4 = "Gemma4DSparkModel"
 _DSPARK |= {"Lfm2DSparkDraftModel", "LingDSparkModel", _GEMMA4}
-# Those whose graph neither llama.cpp nor the runtime has, by what their checkpoints say or hold.
+# Those whose graph neither llama.cpp nor the runtime has, by facts or tensors of their checkpoints.
 _REFUSED_ARCHITECTURES = {
     "DeepseekV4DSparkModel": "DSpark of DeepSeek-V4, whose layers are that model's own",
     "DominoDraftModel": "a Domino drafter, whose GRU reads the tokens before in the block",
@@ -125,7 +125,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     return HeadPlan(metadata, rules, hidden, vocab_size, left_out, checkpoint)
 
 
-# == The checkpoint: its names, settings, and what is refused ======================================
+# == The checkpoint: its names, settings, and refused variants =====================================
 
 
 def _usual_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -210,7 +210,7 @@ def _is_dflash2(checkpoint: Checkpoint, config: JsonObject) -> bool:
 def _from_anchor(checkpoint: Checkpoint, config: JsonObject) -> bool:
     """Return whether the slot of the text's last token predicts the first token.
 
-    DeepSpec's do. Speculators say it since they can; before, that slot predicted nothing.
+    DeepSpec's do. Newer speculators store it; before, that slot predicted nothing.
     """
     if "sample_from_anchor" in config:
         return config.flag("sample_from_anchor")
@@ -251,7 +251,7 @@ def _taps(checkpoint: Checkpoint, config: JsonObject, target: TargetFacts) -> Se
     elif not _DFLASH.isdisjoint(architectures(config)):
         taps = [output + 1 for output in _usual_outputs(config)]
     else:
-        raise config.malformed(f"does not say which layers are read ({outputs})")
+        raise config.malformed(f"does not name the layers that are read ({outputs})")
     n = _n_layers(target)
     outside = next((tap for tap in taps if not 0 <= tap <= n), None)
     if outside is not None:
@@ -283,7 +283,7 @@ def _describe_block(
         drafts = f"has a block of {block_size} tokens, the last one of the text included"
         raise config.malformed(f"{drafts}: one of 2 to {_LARGEST_BLOCK} drafts something")
     if mask is None:
-        raise config.malformed(f"does not say {_MASK!r}, the token that stands for those to draft")
+        raise config.malformed(f"lacks {_MASK!r}, the token that stands for those to draft")
     if mask >= target.vocab_size:
         size = f"the target has {target.vocab_size} tokens"
         pair = f"{config.shown} does not fit the target {target.path}"
@@ -393,7 +393,7 @@ def _gemma4_rope(config: JsonObject, metadata: Metadata) -> Iterator[TensorRule]
 
 
 def _layer_types(config: JsonObject) -> list[str]:
-    """Return the kind of attention of each layer, nothing if the config does not say."""
+    """Return the kind of attention of each layer, nothing if the config has none."""
     n, types = config.count("num_hidden_layers"), config.items("layer_types")
     if types and len(types) != n:
         raise config.malformed(f"has {len(types)} layer_types for {n} layers")
@@ -533,7 +533,7 @@ def _layer(checkpoint: Checkpoint, config: JsonObject, layer: int) -> Iterator[T
 
 
 def _gemma4_layer(config: JsonObject, layer: int) -> Iterator[TensorRule]:
-    """Yield what a layer of Gemma 4 has in addition: norms behind its parts, and a factor."""
+    """Yield the additional tensors of a layer of Gemma 4: norms behind its parts, and a factor."""
     hidden, ours, theirs = (config.count("hidden_size"),), f"blk.{layer}.", f"layers.{layer}."
     for name, source in (
         ("post_attention_norm", "post_attention_layernorm"),

@@ -1,6 +1,6 @@
 """A head's file with a draft vocabulary: the tokens that it drafts, counted on texts (FR-Spec).
 
-Where a vocabulary is large, the output matrix is most of what a head multiplies. EAGLE-1's files
+If a vocabulary is large, the output matrix is most of a head's operations. EAGLE-1's files
 list the tokens (`draft_tokens`), and the runtime takes their rows of the target's matrix. Those of
 EAGLE-3 and block drafters have a map (`d2t`) and the rows themselves, as llama.cpp has it.
 """
@@ -35,7 +35,7 @@ _FEWEST = 16
 
 @dataclass(frozen=True, slots=True)
 class DraftVocabulary:
-    """Tokens by how often they were said, the most frequent first, of `n_tokens` in all."""
+    """Tokens by their frequency, the most frequent first, of `n_tokens` in all."""
 
     tokens: npt.NDArray[np.int64]
     n_tokens: int
@@ -44,7 +44,7 @@ class DraftVocabulary:
     def counted(
         texts: Sequence[Sequence[int]], n_tokens: int, most: int, always: Sequence[int] = ()
     ) -> DraftVocabulary:
-        """Return the `most` tokens said most often in texts, and those of `always`.
+        """Return the `most` frequent tokens of texts, and those of `always`.
 
         Ties go to lower ids, by which vocabularies of byte pairs count how frequent tokens are.
         """

@@ -75,7 +75,7 @@ def _has_bias(checkpoint: Checkpoint) -> bool:
     """Return whether fc has a bias: the tensors count, and the config must agree."""
     there = _BIAS in checkpoint.tensors
     if there and not checkpoint.config.flag("bias", True):
-        raise checkpoint.malformed(f"has {_BIAS}, and {checkpoint.config.shown} says bias = false")
+        raise checkpoint.malformed(f"has {_BIAS}, and {checkpoint.config.shown} has bias = false")
     return there or checkpoint.config.flag("bias", False)
 
 

@@ -50,7 +50,7 @@ _BEGINNINGS = [(prefix, prefix + layer) for prefix in ("", "model.") for layer i
 _ARCHITECTURES = {"LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM"}
 _ARCHITECTURES |= {"Eagle3Speculator", "Eagle3DraftModel", "Qwen3Eagle3Model"}
 _ARCHITECTURES |= {"PEagleSpeculator", "PEagleDraftModel"}
-# Those whose graph neither llama.cpp nor the runtime has, by what their checkpoints say or hold.
+# Those whose graph neither llama.cpp nor the runtime has, by facts or tensors of their checkpoints.
 _FOURTH = "EAGLE-4, which adds a candidate head and a window to EAGLE-3"
 _GEMMA4 = "EAGLE-3 with a layer of Gemma 4"
 _REFUSED_ARCHITECTURES = {"LlamaForCausalLMEagle4": _FOURTH, "Gemma4Eagle3Model": _GEMMA4}
@@ -139,7 +139,7 @@ def _tensor_names(checkpoint: Checkpoint) -> _TensorNames:
     """Return the beginnings of the names; raises MalformedFileError for no EAGLE-3 head."""
     for prefix, layer in _BEGINNINGS:
         if f"{layer}hidden_norm.weight" in checkpoint.tensors:
-            # No layer is passed over: those behind a gap are tensors that nothing knows.
+            # No layer is passed over: those behind a gap are unknown tensors.
             more = [layer]
             while f"{prefix}layers.{len(more)}.input_layernorm.weight" in checkpoint.tensors:
                 more.append(f"{prefix}layers.{len(more)}.")
@@ -240,7 +240,7 @@ def _parallel(
     mask = next((token for token in stated if token is not None), None)
     if mask is None:
         keys = ", ".join(_MASK_TOKENS)
-        raise config.malformed(f"does not say which token stands for those to draft ({keys})")
+        raise config.malformed(f"lacks the token that stands for those to draft ({keys})")
     if mask >= target.vocab_size:
         raise PairError(
             f"{config.shown} does not fit the target {target.path}: its mask is token {mask}, and "

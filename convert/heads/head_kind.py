@@ -46,9 +46,9 @@ class HeadKind:
     """A kind of head: `name`, that of a method, is `--kind` and mostly the file's architecture.
 
     `weights` are the names of weight files, without ending, that only this kind has; `in_config`
-    and `in_tensors` tell whether a config, or the names of a checkpoint's tensors, are this kind's
-    beyond doubt. `plan` makes the plan of a checkpoint: it raises UnsupportedModelError for a
-    layout or a setting that the runtime could not compute as the checkpoint means it,
+    and `in_tensors` decide whether a config, or the names of a checkpoint's tensors, are this
+    kind's beyond doubt. `plan` makes the plan of a checkpoint: it raises UnsupportedModelError for
+    a layout or a setting that the runtime could not compute as the checkpoint means it,
     MalformedFileError for tensors that are missing or contradict each other, PairError for a head
     that does not fit the target. Sizes and vocabularies are compared with the target for every
     kind.
@@ -74,7 +74,7 @@ def architectures(config: JsonObject) -> list[str]:
 def known_as(
     checkpoint: Checkpoint, by_architecture: Mapping[str, str], by_tensor: Mapping[str, str]
 ) -> str | None:
-    """Return what a checkpoint is, by its architecture or the beginning of a tensor's name."""
+    """Return the kind of a checkpoint, by its architecture or the beginning of a tensor's name."""
     named = [by_architecture[n] for n in architectures(checkpoint.config) if n in by_architecture]
     names = [name.removeprefix("model.") for name in checkpoint.tensors]
     named += [what for start, what in by_tensor.items() if any(n.startswith(start) for n in names)]

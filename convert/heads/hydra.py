@@ -169,7 +169,7 @@ def _prefix_rules(
     if hidden % heads or hidden // heads % 2 or hidden // heads * shared != kv_size:
         raise checkpoint.malformed(
             f"has a prefix layer with keys of {kv_size} numbers, and the "
-            f"target's config asks for {shared} of {heads} heads of hidden states of {hidden}"
+            f"target's config requires {shared} of {heads} heads of hidden states of {hidden}"
         )
     scaling = target.settings.get("rope.scaling.type", "none")
     if scaling not in ("none", "linear"):

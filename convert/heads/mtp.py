@@ -26,7 +26,7 @@ from specrun.convert.gguf import GGUFSource, Metadata
 from specrun.convert.heads.head_kind import HeadKind, HeadPlan
 from specrun.convert.heads.target_facts import TargetFacts
 
-# What is done to norms: Qwen 3.5 and Qwen3-Next store their difference from 1.
+# The change of norms: Qwen 3.5 and Qwen3-Next store their difference from 1.
 _NORMS = {"qwen35": plus_one, "qwen35moe": plus_one, "qwen3next": plus_one, "glm4moe": unchanged}
 _BEGINNING = re.compile(
     r"(model\.)?(language_model\.)?(mtp\.layers\.\d+\.|mtp_layers\.\d+\.|mtp\.)"
@@ -186,7 +186,7 @@ def _named(
     for theirs, tensor in block.items():
         name = _NAMES.get(theirs)
         if name is None:
-            continue  # those of experts, or what nothing knows, which the map of tensors refuses
+            continue  # those of experts, or unknown ones, which the map of tensors refuses
         change = norm if name.endswith("norm.weight") else unchanged
         shape, flat = tensor.shape, shapes.get(name, ())
         if shape == (1, *flat):  # a row that llama.cpp has as a vector

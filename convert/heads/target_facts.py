@@ -121,7 +121,9 @@ def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> T
     if path.is_dir():
         return _of_folder(path, pre)
     if pre is not None:
-        raise OptionError(f"{path} says how it splits text: leave the pre-tokenizer ({pre}) out")
+        raise OptionError(
+            f"{path} has its own way to split text: leave the pre-tokenizer ({pre}) out"
+        )
     return _of_file(path)
 
 
@@ -196,7 +198,7 @@ def _facts(
     own = f"{architecture}."
     found = {key.removeprefix(own): value for key, value in metadata.items() if key.startswith(own)}
     if not found:
-        raise MalformedFileError(f"{path} says nothing of its {architecture}; get it again")
+        raise MalformedFileError(f"{path} has no facts of its {architecture}; get it again")
     single = (bool, int, float, str)
     settings = {key: value for key, value in found.items() if isinstance(value, single)}
     return TargetFacts(

@@ -256,7 +256,7 @@ def _resumed(
     matrix = read_importance(target)
     if matrix.next_chunk is None:
         raise OptionError(
-            f"{target} does not say where it ends: it was not made by specrun; add to it with "
+            f"{target} does not name its last chunk: it was not made by specrun; add to it with "
             "--in-file and --chunk"
         )
     what = ""

@@ -88,7 +88,7 @@ def write_importance(
         writer = _Writer(aside, "")
         try:
             writer.add_string("general.type", "imatrix")
-            # Even an empty list: llama-quantize wants the key. The package leaves empty arrays out.
+            # Even an empty list: llama-quantize needs the key. The package leaves empty arrays out.
             names = list(matrix.datasets or ("",))
             writer.add_key_value(_DATASETS, names, GGUFValueType.ARRAY, GGUFValueType.STRING)
             writer.add_uint32(_CHUNKS, matrix.chunk_count)

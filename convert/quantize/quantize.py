@@ -75,7 +75,7 @@ def _planned_types(header: GGUFHeader, log: Iterable[str]) -> list[_PlannedType]
     missing = next((name for name in tensors if name not in planned), None)
     if missing is not None:
         raise SpecrunError(
-            f"llama.cpp's plan says nothing of the tensor {missing}: this is a mistake in specrun"
+            f"llama.cpp's plan lacks the tensor {missing}: this is a mistake in specrun"
         )
     return list(planned.values())
 
@@ -139,7 +139,7 @@ def _check_entry(model: Path, name: str, tensor: TensorInfo | None, size: int) -
     if size != wanted:
         raise PairError(
             f"the importance matrix is of another model: it has {size:,} inputs for {name}, "
-            f"where {model} has {wanted:,}"
+            f"and {model} has {wanted:,}"
         )
 
 

@@ -1,6 +1,6 @@
 """llama.cpp's name for the way a byte-level BPE tokenizer splits text before merging.
 
-llama.cpp splits in one of a few built-in ways. Its converter knows which by the vocabulary: the
+llama.cpp splits in one of a few built-in ways. Its converter chooses by the vocabulary: the
 SHA-256 of the token ids of a probe text, written as Python writes a list. pre_tokenizers.txt has a
 name and its hashes a line: llama.cpp's own table, as of the pinned version.
 """
@@ -64,7 +64,7 @@ _SHAPES: dict[tuple[tuple[str, str], ...], str] = {
 
 
 def probe_hash(path: Path) -> str:
-    """Return the hash by which llama.cpp knows the tokenizer.json at `path`.
+    """Return the hash by which llama.cpp recognises the tokenizer.json at `path`.
 
     Raises MalformedFileError if the file is no tokenizer, MissingPackageError without the package
     tokenizers.
@@ -89,7 +89,7 @@ def pre_tokenizer_name(tokenizer: JsonObject, path: Path, chosen: str | None = N
     splitting is taken if the file has exactly that. `chosen` is taken without a look at
     either.
 
-    Raises OptionError if llama.cpp does not know `chosen`, UnsupportedModelError if nothing is
+    Raises OptionError if llama.cpp has no `chosen`, UnsupportedModelError if nothing is
     recognised, naming the hash and, if the file's stages are familiar, the name to choose.
     """
     shape = _SHAPES.get(tuple(_stages(tokenizer.any("pre_tokenizer"))))

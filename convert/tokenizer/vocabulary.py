@@ -24,7 +24,7 @@ class BytePairVocabulary:
 
     `types` has NORMAL, CONTROL, USER_DEFINED or UNUSED for each token; `merges` are "left right",
     the first first; `special_ids` maps names such as "bos", "eos", "padding" to ids; `pre` names
-    the way text is split before merging, as llama.cpp knows it. `chat_templates` have names, such
+    the way text is split before merging, by llama.cpp's name. `chat_templates` have names, such
     as "default" and "tool_use".
     """
 

@@ -33,8 +33,9 @@ from specrun.runtime.laws.sampling import unknown_name
 # == Sequential cascades: one of two models answers, without verification. NOT exact ===============
 #
 # Narasimhan et al. 2024 (arXiv 2405.19261), section 2 and algorithm 2: the baselines of speculative
-# cascades. Nothing that the small model says is verified. With q its raw law at a place (the
-# softmax of its logits, before any transformation) and S the transformation that sampling makes:
+# cascades. The small model's tokens are not verified. With q its raw distribution at a place
+# (the softmax of its logits, before any transformation) and S the transformation that sampling
+# makes:
 #
 #     token-cascade     delta(q) = 1 where max q < 1 - alpha            (section 3.1, Chow's rule)
 #                       pi = (1 - delta) S(q) + delta S(p)
@@ -42,10 +43,10 @@ from specrun.runtime.laws.sampling import unknown_name
 #                       the large one then answers anew
 #
 # The score is the mean of log q(y_t), or a quantile of them: section 2's rule reads the probability
-# of the best answer, which nobody can compute, and which shrinks with every token, where a mean
-# does not. The end token counts, because it was said as well.
+# of the best answer, which cannot be computed, and which shrinks with every token, where a mean
+# does not. The end token counts, because it was generated as well.
 #
-# These are settings: what runs them is `specrun.runtime.engine.sequential`.
+# These are settings: `specrun.runtime.engine.sequential` runs them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +65,11 @@ class TokenCascade:
 
     @property
     def exact(self) -> bool:
-        """Whether texts have the target's law: they have not."""
+        """Whether texts have the target's distribution: they have not."""
         return False
 
     def defers(self, largest: float) -> bool:
-        """Whether the large model is asked where the small one's largest probability is this."""
+        """Whether the large model decides if the small one's largest probability is this."""
         return largest < 1.0 - self.alpha
 
 
@@ -96,7 +97,7 @@ class SequenceCascade:
 
     @property
     def exact(self) -> bool:
-        """Whether texts have the target's law: they have not."""
+        """Whether texts have the target's distribution: they have not."""
         return False
 
     def defers(self, log_probs: Sequence[float]) -> bool:
@@ -109,7 +110,7 @@ class SequenceCascade:
 
 
 SequentialCascade = TokenCascade | SequenceCascade
-"""What `--accept` may name beside acceptance rules: a way to decode that verifies nothing."""
+"""Names for `--accept` beside acceptance rules: a way to decode that verifies nothing."""
 
 
 def _require_share(kind: str, name: str, value: float) -> None:
@@ -121,7 +122,7 @@ def _require_share(kind: str, name: str, value: float) -> None:
 
 
 Rule = AcceptanceRule | PairRule
-"""What decides rounds: by the target's law alone, or by the drafter's too."""
+"""The rule of rounds: by the target's distribution alone, or by the drafter's too."""
 
 
 def rule_names() -> list[str]:
@@ -157,24 +158,25 @@ def build_rule(text: str) -> Rule | SequentialCascade:
 def register_rule(name: str, rule: LawFunction | PairRule) -> None:
     """Let `--accept NAME` and `Runtime(accept=NAME)` name a rule of your own.
 
-    `rule` is a function from the laws that tokens are drawn from, the drafter's and the target's,
-    to the law pi that is to come out: float64 [n_vocab], each sums to 1. It must depend on nothing
-    else. A rule that compares raw laws is a subclass of `PairRule`. Registering a name again
-    replaces it; raises `OptionError` for the name of a rule that exists, or no name.
+    `rule` is a function from the distributions that tokens are drawn from, the drafter's and the
+    target's, to the distribution pi that is to come out: float64 [n_vocab], each sums to 1. It must
+    depend on nothing else. A rule that compares raw distributions is a subclass of `PairRule`.
+    Registering a name again replaces it; raises `OptionError` for the name of a rule that exists,
+    or no name.
     """
     if parse_expression(name) != Expression(name):
         raise OptionError(f"{name!r} is no name for a rule: give letters, digits and dashes")
     if name in _RULES or name in _RULES_WITH_OPTIONS or name in _OTHER_NAMES or name == "cascade":
         raise OptionError(f"{name!r} is the name of a rule that exists: give another one")
     if not (isinstance(rule, PairRule) or callable(rule)):
-        raise OptionError(f"the rule {name!r} is {rule!r}: give a function of two laws")
+        raise OptionError(f"the rule {name!r} is {rule!r}: give a function of two distributions")
     _REGISTERED[name] = rule if isinstance(rule, PairRule) else UserRule(name, rule)
 
 
 def _build_typical(expression: Expression) -> AcceptanceRule:
     """Build `typical(eps=0.09, delta=0.3)`."""
     options = ExpressionOptions(expression, ["eps", "delta"], 0)
-    # The defaults of Medusa's program: threshold 0.09, and 0.3 for what it calls alpha.
+    # The defaults of Medusa's program: threshold 0.09, and 0.3 for its alpha.
     return TypicalRule(options.number("eps", 0.09), options.number("delta", 0.3))
 
 

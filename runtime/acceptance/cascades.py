@@ -1,4 +1,4 @@
-"""Rules that emit a stated law of the drafter's and the target's: cascades, BiLD. NOT exact."""
+"""Rules that mix the drafter's and the target's distributions: cascades, BiLD. NOT exact."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # == Speculative cascades ==========================================================================
 #
 # Narasimhan et al. 2024 (arXiv 2405.19261, algorithm 5). A cascade lets the large model decide
-# where the small one is not good enough. With q and p the raw laws of drafter and target, S(q) and
-# S(p) what tokens are drawn from, and a rule delta(q, p) in {0, 1} that defers (appendix C.1),
+# where the small one is not good enough. With q and p the raw distributions of drafter and target,
+# S(q) and S(p) those of which tokens are drawn, and a rule delta(q, p) in {0, 1} that defers
+# (appendix C.1),
 #
 #     pi = (1 - delta) S(q) + delta S(p)
 #
-# With m(L) the largest probability of a law, H its entropy in nats, TV = TV(S(p), S(q)):
+# With m(L) the largest probability of a distribution, H its entropy in nats, TV = TV(S(p), S(q)):
 #
 #     cascade-chow      delta = 1 where m(q) < 1 - alpha                      (section 3.1)
 #     cascade-diff      delta = 1 where m(q) < m(p) - alpha                   (section 4.2)
@@ -73,7 +74,7 @@ DEFERRALS: dict[str, Defers] = {
 """The rules that decide for all tokens of a place, by the name they have in `--accept`."""
 
 Bars = Callable[[LawPair, float], Bar]
-"""From a pair and alpha to what the tokens with r(v) = 0 reach."""
+"""From a pair and alpha to the bar that the tokens with r(v) = 0 reach."""
 
 TOKEN_RULES: dict[str, Bars] = {
     "cascade-token-v1": lambda pair, alpha: _below_best(pair, pair.raw_draft, alpha),
@@ -99,7 +100,7 @@ class SpecCascadeRule(PairRule):
         self._defers = DEFERRALS[kind]
 
     def law(self, pair: LawPair) -> Law:
-        """Return S(p) where the rule defers, else S(q)."""
+        """Return S(p) if the rule defers, else S(q)."""
         return pair.target if self._defers(pair, self.alpha) else pair.draft
 
 
@@ -144,7 +145,7 @@ class TopBetaRule(PairRule):
 
 
 def interleaved(pair: LawPair, bar: Bar) -> Law:
-    """Return pi(v) = S(q)(v) (1 - r(v)) + S(p)(v) sum_u r(u) S(q)(u); r = 0 of what reaches bar."""
+    """Return pi(v) = S(q)(v) (1 - r(v)) + S(p)(v) sum_u r(u) S(q)(u); r = 0 if v reaches bar."""
     draft, target = pair.draft, pair.target
     own = bar.reached_by(draft.ids)[: len(draft.probs)]
     if own.all():
@@ -168,8 +169,8 @@ def check_alpha(kind: str, alpha: float) -> None:
         raise OptionError(f"{kind}: alpha is {alpha:g}: give 0 to 1")
 
 
-# A sum of exponentials over the vocabulary is the most that these cost: where rough sums settle
-# what is asked, with bounds of their error, the others are not made. The answer is the same.
+# A sum of exponentials over the vocabulary is the most that these cost: if rough sums with bounds
+# of their error suffice, the others are not made. The answer is the same.
 
 
 def _is_unsure(pair: LawPair, least: float) -> bool:
@@ -203,7 +204,7 @@ def _is_vaguer(pair: LawPair, margin: float) -> bool:
 
 
 def _below_best(pair: LawPair, law: Law, alpha: float) -> Bar:
-    """Return what tokens of a probability of at least m(p) - alpha in `law` reach."""
+    """Return the bar of tokens with a probability of at least m(p) - alpha in `law`."""
     if largest_between(pair.raw_target)[1] <= alpha:
         return at_least(law, 0.0)
     return at_least(law, largest(pair.raw_target) - alpha)
@@ -216,24 +217,25 @@ def _distance(pair: LawPair) -> float:
 # == Lossy speculative sampling: accepts up to 1 / (1 - alpha) times too often. NOT exact ==========
 #
 # Tran-Thien 2023, and Narasimhan et al. 2024, section 2 and lemma 2; Leviathan et al.'s lenience
-# (2023, appendix A.5) is beta = 1 - alpha there. With q and p the laws that tokens are drawn from
-# (appendix C.2: this rule compares the transformed ones), a draft v is accepted with probability
+# (2023, appendix A.5) is beta = 1 - alpha there. With q and p the distributions that tokens are
+# drawn from (appendix C.2: this rule compares the transformed ones), a draft v is accepted with
+# probability
 #
 #     min(1, p(v) / ((1 - alpha) q(v)))
 #
 # and else replaced by a draw from norm(max(0, p / beta - q)), for a beta >= 1 - alpha. With a =
-# min(q, p / (1 - alpha)), what is kept of the drafts, the law of what comes out is
+# min(q, p / (1 - alpha)), the accepted part of the drafts, the output's distribution is
 #
 #     beta a number:  pi = a + c max(0, p / beta - q),   c such that it sums to 1
 #     beta = solve:   pi = max(a, p / beta), of the smallest beta for which that sums to 1
 #
-# which is the law of lemma 2: of all betas the one that makes c = 1. Where a sums to 1 nothing is
-# rejected, and pi = q (beta is infinite). Where max(0, p / beta - q) is zero although a draft was
-# rejected, the draw is from p: pi = a + (1 - sum a) p.
+# which is the distribution of lemma 2: of all betas the one that makes c = 1. If a sums to 1
+# nothing is rejected, and pi = q (beta is infinite). If max(0, p / beta - q) is zero although a
+# draft was rejected, the draw is from p: pi = a + (1 - sum a) p.
 #
 # Drafts are verified against pi (algorithm 4), which accepts and replaces as above, and in the last
-# case accepts more often, with the same law. At temperature 0 all of that is the target's own
-# token.
+# case accepts more often, with the same distribution. At temperature 0 all of that is the target's
+# own token.
 
 
 Beta = float | Literal["solve"]
@@ -294,32 +296,34 @@ def solved_share(kept: FloatArray, target: FloatArray) -> float:
 # == The Big Little Decoder (BiLD, Kim et al. 2023) ================================================
 #
 # NOT exact. Narasimhan et al. 2024 (arXiv 2405.19261), appendix B and table 1, set it beside
-# speculative cascades; q and p are raw laws, S(q) and S(p) what tokens are drawn from.
+# speculative cascades; q and p are raw distributions, S(q) and S(p) those of which tokens are
+# drawn.
 #
 # `bild`, the original: the small model goes on while max q >= fallback, for at most as many tokens
 # as its drafter is given. The large one then reads all of them at once and rolls back to the first
 # token v whose distance exceeds `rollback`; in its place, or after the last, comes a token of its
-# own. The distance of a token is D(v) = -log p(v) in nats: the cross-entropy of what the small
-# model said, as in the authors' program. So where the small model spoke the law is
+# own. The distance of a token is D(v) = -log p(v) in nats: the cross-entropy of the small model's
+# tokens, as in the authors' program. So where the small model spoke the distribution is
 #
 #     pi(v) = S(q)(v) [D(v) <= rollback] + S(p)(v) sum_u S(q)(u) [D(u) > rollback]
 #
 # and S(p) elsewhere: where it was not sure, after a whole draft, and for an answer's last token.
 #
-# `bild-star`, the variant of table 1 that rejects by chance, so that it can be compared as a law:
+# `bild-star`, the variant of table 1 that rejects by chance, so that it can be compared as a
+# distribution:
 #
 #     pi = S(p) where D(q, p) > rollback, else S(q)
 #
 # The appendix that names D is not among our sources. Taken here is D(q, p) = -log p(argmax q), the
-# distance of the original for the token that the small model would say at temperature 0: it depends
-# on both laws and on nothing that is drawn, as a deferral has to.
+# distance of the original for the small model's token at temperature 0: it depends
+# on both distributions and on nothing that is drawn, as a deferral has to.
 
 
 class BildRule(PairRule):
     """Rolls back to the first token that the target finds less likely than exp(-rollback).
 
     `fallback` in [0, 1] ends drafts: see `PairRule.fallback`. `rollback` is in nats. Chains only:
-    of siblings nobody says which the small model said.
+    of siblings it is not known which the small model chose.
     """
 
     reads_draft = False
@@ -369,7 +373,7 @@ class BildStarRule(PairRule):
         self.name = f"bild-star(rollback={rollback:g})"
 
     def law(self, pair: LawPair) -> Law:
-        """Return S(p) where D(q, p) exceeds the threshold, else S(q)."""
+        """Return S(p) if D(q, p) exceeds the threshold, else S(q)."""
         favourite, _ = pair.raw_draft.most_likely
         near = at_least(pair.raw_target, math.exp(-self.rollback)).is_reached_by(favourite)
         return pair.draft if near else pair.target
@@ -380,17 +384,17 @@ def _require_distance(kind: str, rollback: float) -> None:
         raise OptionError(f"{kind}: rollback is {rollback:g}: give 0 nats or more")
 
 
-# == Rules of the user's own: functions from the two laws to the law pi ============================
+# == Rules of the user's own: functions from the two distributions to the distribution pi ==========
 
 
 LawFunction = Callable[[FloatArray, FloatArray], FloatArray]
-"""From S(q) and S(p), the laws that tokens are drawn from, to pi: all [n_vocab], each sums to 1."""
+"""From S(q) and S(p), of which tokens are drawn, to pi: all [n_vocab], each sums to 1."""
 
 _ROUNDING = 1e-6  # float32 functions are welcome
 
 
 class UserRule(PairRule):
-    """Emits what a function makes of both laws; `raw` laws are for subclasses of `PairRule`."""
+    """Emits a function of both distributions; `raw` ones are for subclasses of `PairRule`."""
 
     reads_raw_draft = False
 
@@ -398,7 +402,7 @@ class UserRule(PairRule):
         self.name, self._function = name, function
 
     def law(self, pair: LawPair) -> Law:
-        """Return the function's law; raises `OptionError` where it is none."""
+        """Return the function's distribution; raises `OptionError` if it is none."""
         size = max(_size(pair.draft), _size(pair.target))
         dense = Law(np.zeros(size))
         probs = self._function(pair.draft.aligned_to(dense), pair.target.aligned_to(dense))
@@ -422,11 +426,11 @@ class UserRule(PairRule):
 
     def _no_law(self, what: str) -> OptionError:
         advice = "give probabilities of all tokens that sum to 1"
-        return OptionError(f"the rule {self.name!r} returned no law, but {what}: {advice}")
+        return OptionError(f"the rule {self.name!r} returned no distribution, but {what}: {advice}")
 
 
 def _numbers(returned: object) -> FloatArray | None:
-    """Return what a function returned as an array, None where it is none."""
+    """Return the result of a function as an array, None if it is none."""
     try:
         probs = np.asarray(returned, dtype=np.float64)
     except (TypeError, ValueError):

@@ -1,9 +1,9 @@
 """The token-wise rule for any tree: recursive rejection sampling over the draws of each node.
 
-At a node with target law P and draws x_1..x_k made in this order, x_i from Q_i given everything
-before it: start with R = P; accept x_i with probability min(1, R(x_i) / Q_i(x_i)); on rejection R
-becomes norm(max(0, R - Q_i)); after the last rejection the token is drawn from R. A point mass is
-accepted with probability R(x_i) and then removed from R.
+At a node with target distribution P and draws x_1..x_k made in this order, x_i from Q_i given
+everything before it: start with R = P; accept x_i with probability min(1, R(x_i) / Q_i(x_i)); on
+rejection R becomes norm(max(0, R - Q_i)); after the last rejection the token is drawn from R. A
+point mass is accepted with probability R(x_i) and then removed from R.
 
 One formula covers the literature: a chain is Leviathan et al. (2023, algorithm 1) and Chen et al.
 (2023); i.i.d. siblings are SpecInfer's multi-step speculative sampling (Miao et al. 2023, algorithm
@@ -66,10 +66,10 @@ def decide(
         target_prob = remaining.probability(token)
         draft_prob = 1.0 if draw.law is None else draw.law.probability(token)
         if draft_prob <= 0.0:
-            raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
+            raise OptionError(f"token {token} was drafted from a distribution that lacks it")
         if target_prob > 0.0 and noise.accept(target_prob / draft_prob):
             return draw.node, token
-        # Rejected: the next draw is tested against what the target's law has left.
+        # Rejected: the next draw is tested against the residual.
         remaining = remaining.without(token) if draw.law is None else remaining.residual(draw.law)
     return settle_point_masses(tree, draws[n_tested:], remaining, noise)
 
@@ -77,10 +77,10 @@ def decide(
 # == Block verification: accepts or rejects a chain as a whole, and keeps more =====================
 #
 # Sun et al., "Block Verification Accelerates Speculative Decoding" (2024), algorithm 2. With p_0 =
-# 1, draft laws Q_i and target laws P_i (P_{i+1} is the law after x_i):
+# 1, draft distributions Q_i and target distributions P_i (P_{i+1} is the distribution after x_i):
 #
-#     p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))    the target's mass that x_1..x_i may claim
-#     S_i = sum_x (p_i P_{i+1}(x) - Q_{i+1}(x))+   what x_{i+1} cannot claim of it
+#     p_i = min(1, p_{i-1} P_i(x_i) / Q_i(x_i))    the target's mass for x_1..x_i
+#     S_i = sum_x (p_i P_{i+1}(x) - Q_{i+1}(x))+   its part that x_{i+1} cannot have
 #     h_i = S_i / (S_i + 1 - p_i) for i < L, h_L = p_L
 #
 # keep the last i with u_i <= h_i (none: i = 0); the next token is drawn from norm((p_i P_{i+1} -
@@ -91,20 +91,20 @@ def decide(
 # value. By induction from the end: E[p_{i+1}] = sum min(Q_{i+1}, p_i P_{i+1}) = p_i - S_i, and (p_i
 # - S_i) + (1 - p_i + S_i) h_i = p_i. So the token after it is x with probability min(Q, p_i P)(x) +
 # S_i norm((p_i P - Q)+)(x) = p_i P(x). The argument needs no fixed length: where the chain ends may
-# depend on the tokens above and on the law of the next one, as with `planning.draft_plan`, though
-# not on the value of a draw that is then left out; and at its end any exact rule may go on.
+# depend on the tokens above and on the distribution of the next one, as with `planning.draft_plan`,
+# though not on the value of a draw that is then left out; and at its end any exact rule may go on.
 #
 # Degenerate cases. If p_i = 1 and S_i = 0, then P_{i+1} = Q_{i+1} and h_i is 0/0: the next token is
-# never refused, so only rounding asks; h_i = 1 and the residual is P_{i+1}. Once p_i = 0 nothing
-# deeper can be kept, and no further law is computed.
+# never refused, so only rounding matters; h_i = 1 and the residual is P_{i+1}. Once p_i = 0 nothing
+# deeper can be kept, and no further distribution is computed.
 
 
 class BlockRule:
-    """Block verification of the tree's leading chain, the token-wise rule for what branches below.
+    """Block verification of the tree's leading chain, the token-wise rule for branches below.
 
     A tree that branches at its root is therefore left to the token-wise rule. So is one whose
-    leading chain holds only point masses: there both rules have one law, and the token-wise one
-    repeats plain decoding's own text.
+    leading chain holds only point masses: there both rules have one distribution, and the
+    token-wise one repeats plain decoding's own text.
     """
 
     name = "exact"
@@ -130,8 +130,8 @@ class BlockRule:
         if share > 0.0 and noise.accept(share):
             return self._below(tree, chain, law_at, noise, position)
         kept = len(levels) - 1
-        # From the deepest up: h_i is the probability of i given that no more are kept. What passes
-        # no test keeps nothing.
+        # From the deepest up: h_i is the probability of i given that no more are kept. A draft that
+        # passes no test keeps nothing.
         while kept > 0 and not noise.accept(levels[kept].keep_probability):
             kept -= 1
         # The recovered token is drawn with the numbers of its own position.
@@ -142,7 +142,7 @@ class BlockRule:
     def _below(
         self, tree: DraftTree, chain: list[Draw], law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
-        """Return the fully accepted chain and what is kept of the tree below it, token by token."""
+        """Return the fully accepted chain and the accepted path below it, token by token."""
         last = chain[-1].node
         # The chain's end takes the root's place, so that the other rule sees an ordinary tree.
         below = replace(tree, draws={**tree.draws, ROOT: tree.draws.get(last, ())})
@@ -158,7 +158,7 @@ class BlockRule:
 class _Level:
     """After i tokens of the chain: p_i, P_{i+1} and Q_{i+1}.
 
-    Passes over the vocabulary wait until they are asked for: a draft kept whole needs none.
+    Passes over the vocabulary wait until they are needed: a draft kept whole needs none.
     """
 
     __slots__ = ("_left", "_total", "draft", "law", "share")
@@ -183,7 +183,7 @@ class _Level:
         return self.total / rest if rest > 0.0 else 1.0
 
     def residual(self) -> Law:
-        """Return the law of the recovered token."""
+        """Return the distribution of the recovered token."""
         if self.total <= 0.0 or self._left is None:
             return self.law
         return Law(self._left, self.law.ids)
@@ -208,13 +208,13 @@ def _levels(tree: DraftTree, chain: list[Draw], law_at: LawAt) -> tuple[list[_Le
     share, node, tokens = 1.0, ROOT, tree.tokens
     for drawn, drawn_law in chain:
         token = tokens[drawn]
-        # A point mass is the law that is sure of its token: Q_i(x_i) = 1.
+        # A point mass is the distribution that is sure of its token: Q_i(x_i) = 1.
         draft = Law.point(token) if drawn_law is None else drawn_law
         draft_prob = draft.probability(token)
         if draft_prob <= 0.0:
-            raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
+            raise OptionError(f"token {token} was drafted from a distribution that lacks it")
         law = law_at(node)
-        # Before the share moves on: a level pairs p_i with the laws of token i + 1.
+        # Before the share moves on: a level pairs p_i with the distributions of token i + 1.
         levels.append(_Level(share, law, draft))
         share = share * law.probability(token) / draft_prob
         if share > 1.0:

@@ -1,7 +1,7 @@
 """SpecTr's k-SEQ: k i.i.d. draws tested against one scaled-down ratio, near the best possible.
 
 Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport" (NeurIPS 2023), k-sequential
-selection. For k draws from Q below a node with law P and a scale rho in [1, k]:
+selection. For k draws from Q below a node with distribution P and a scale rho in [1, k]:
 
     b = sum_x min(Q(x), P(x) / rho)                     the probability that one draw passes
     accept each draw in turn with min(1, P(x) / (rho Q(x)))
@@ -9,11 +9,11 @@ selection. For k draws from Q below a node with law P and a scale rho in [1, k]:
 
 The residual is not negative where (1 - (1 - b)^k) / b <= rho, and acceptance, 1 - (1 - b)^k, falls
 with rho; so rho is the root of 1 - (1 - b)^k = rho b, where the left side falls and the right side
-rises. That accepts at least (1 - (1 - 1/k)^k) times what the best transport of k draws does (their
-approximation theorem), and never less than the exact rule's recursive rejection, whose later draws
-pass less often than its first: for the same acceptance A it tests fewer draws on average, so A <=
-sum min(P, Q (1 - (1 - b)^k) / b) with A = 1 - (1 - b)^k, and A is largest where the two are equal,
-at k-SEQ's root.
+rises. That accepts at least (1 - (1 - 1/k)^k) times as often as the best transport of k draws
+(their approximation theorem), and never less than the exact rule's recursive rejection, whose later
+draws pass less often than its first: for the same acceptance A it tests fewer draws on average, so
+A <= sum min(P, Q (1 - (1 - b)^k) / b) with A = 1 - (1 - b)^k, and A is largest where the two are
+equal, at k-SEQ's root.
 
 (1 - (1 - b)^k) / b is computed as the sum of (1 - b)^j over j < k, which needs no case for b = 0
 (it is k: nothing can be accepted, rho is k and the residual P) nor for b = 1 (it is 1: P equals Q,
@@ -40,12 +40,12 @@ from specrun.runtime.laws.law import FloatArray, Law
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.trees.tree import DraftTree, Draw
 
-# Relative, and not far above float64's rounding (2e-16): a narrower interval says no more.
+# Relative, and not far above float64's rounding (2e-16): a narrower interval has no use.
 _PRECISION = 1e-14
 
 
 class KSeq:
-    """What the rule needs of k draws from `draft` against `target`: the scale, and the residual."""
+    """The rule's numbers for k draws from `draft` against `target`: the scale, and the residual."""
 
     def __init__(self, target: Law, draft: Law, k: int) -> None:
         self._target = target
@@ -69,7 +69,7 @@ class KSeq:
         return _expected_tries(min(1.0, float(self.passed.sum())), self._k)
 
     def residual(self) -> Law:
-        """Return the law after k rejections; the target's own where these are impossible."""
+        """Return the distribution after k rejections; the target's own if these are impossible."""
         left = self._target.probs - self.passed * self._tries
         np.maximum(left, 0.0, out=left)
         total = float(left.sum())
@@ -77,12 +77,12 @@ class KSeq:
 
 
 class KSeqRule:
-    """k-SEQ for every run of draws from one law; the exact formula, its case k = 1, for all others.
+    """k-SEQ for every run of draws from one distribution; the exact formula (k = 1) for all others.
 
-    Draws belong to a run if they follow each other with the same law. That says they are i.i.d.
-    only if their number and their laws were settled before the first of them was drawn: a drafter
-    that draws again *because* of what it drew ("until two differ") is within the exact rule's
-    terms, but not within this one's.
+    Draws belong to a run if they follow each other with the same distribution. That means they are
+    i.i.d. only if their number and their distributions were settled before the first of them was
+    drawn: a drafter that draws again *because* of its draws ("until two differ") is within the
+    exact rule's terms, but not within this one's.
     """
 
     name = "kseq"
@@ -109,21 +109,22 @@ def _decide(
             token = tree.tokens[draw.node]
             draft_prob = draft.probability(token)
             if draft_prob <= 0.0:
-                problem = "was drafted from a law that gives it probability 0"
+                problem = "was drafted from a distribution that lacks it"
                 raise OptionError(f"token {token} {problem}")
             target_prob = remaining.probability(token)
             if target_prob > 0.0 and noise.accept(target_prob / (plan.scale * draft_prob)):
                 return draw.node, token
-        # What a run leaves of P is what the next run faces, as in recursive rejection.
+        # The next run is tested against the rest of P, as in recursive rejection.
         remaining = plan.residual()
     return settle_point_masses(tree, draws[n_tested:], remaining, noise)
 
 
 def _runs(draws: Sequence[Draw]) -> Iterator[list[Draw]]:
-    """Yield the draws in order: neighbours of one law together, point masses one by one."""
+    """Yield the draws in order: neighbours of one distribution together, point masses alone."""
     run: list[Draw] = []
     for draw in draws:
-        # Siblings without replacement have a law each: runs of one, with rho = 1 the exact rule.
+        # Siblings without replacement have a distribution each: runs of one, with rho = 1 the exact
+        # rule.
         if run and not _same_law(run[0].law, draw.law):
             yield run
             run = []

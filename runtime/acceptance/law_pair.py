@@ -1,9 +1,9 @@
-"""Pairs of laws, drafter's and target's, raw and as tokens are drawn: what cascades weigh.
+"""Pairs of distributions, drafter's and target's, raw and as tokens are drawn, for cascades.
 
-q and p are softmax of the untransformed rows of logits, S(q) and S(p) what sampling settings make
-of them: the laws that tokens come from. Deferral is decided by the raw laws and mixes the
-transformed ones (Narasimhan et al. 2024, appendix C.1): at temperature 0, or behind a narrow top-p,
-the transformed laws have nothing left to compare.
+q and p are softmax of the untransformed rows of logits, S(q) and S(p) those after sampling
+settings: the distributions that tokens come from. Deferral is decided by the raw distributions and
+mixes the transformed ones (Narasimhan et al. 2024, appendix C.1): at temperature 0, or behind a
+narrow top-p, the transformed distributions have nothing left to compare.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 
 
 class RawLaw(Law):
-    """softmax(logits) of a row [n_vocab], untransformed; nothing is worked out before it is asked.
+    """softmax(logits) of a row [n_vocab], untransformed; nothing is worked out before it is needed.
 
     Thresholds on its probabilities are compared in logits, so that few rules need its exponentials.
     """
@@ -109,9 +109,9 @@ class RawLaw(Law):
 # Not frozen: that costs a call for every field, at every place.
 @dataclass(slots=True)
 class LawPair:
-    """The drafter's law and the target's at one place: q, p, S(q) and S(p).
+    """The drafter's distribution and the target's at one place: q, p, S(q) and S(p).
 
-    Where the drafter says nothing (its own context has ended), its laws are the target's.
+    If the drafter has no row (its own context has ended), its distributions are the target's.
     """
 
     raw_draft: Law
@@ -121,57 +121,57 @@ class LawPair:
 
     @property
     def is_silent(self) -> bool:
-        """Whether the drafter says nothing here: then pi is the target's law."""
+        """Whether the drafter has no row here: then pi is the target's distribution."""
         return self.raw_draft is self.raw_target
 
 
 PairAt = Callable[[int], LawPair]
-"""The laws after a node (or ROOT); worked out only for nodes that a rule visits."""
+"""The distributions after a node (or ROOT); worked out only for nodes that a rule visits."""
 
 
 class PairRule(ABC):
-    """A rule that emits a stated law pi of drafter's and target's laws in place of the target's.
+    """A rule that emits a distribution pi, made of the drafter's and the target's distributions.
 
     Speculative sampling with a target distribution of one's own (Narasimhan et al. 2024, algorithm
     4): drafts face pi at every place, and the token after a whole draft comes from pi too, so that
-    what is emitted is exactly pi, however long drafts are. As pi depends on nothing that is drawn,
+    the output is exactly pi, however long drafts are. As pi depends on nothing that is drawn,
     this holds for trees, whatever scheme their siblings were drawn by.
     """
 
     exact = False
 
     name: str
-    """What `--accept` was given, with its parameters."""
+    """The rule of `--accept`, with its parameters."""
 
     reads_raw_draft: bool = True
     """Whether it reads q itself: then every drafted place needs the drafter's whole row."""
 
     reads_draft: bool = True
-    """Whether it reads more of the drafter than what was drawn, and from which law."""
+    """Whether it reads more of the drafter than the drawn tokens and their distributions."""
 
     chains_only: bool = False
-    """Whether what it states does not hold for siblings."""
+    """Whether its distribution does not hold for siblings."""
 
     fallback: float = 0.0
     """Drafts end before a token where the drafter's own largest raw probability is below this."""
 
     takes_points: bool = False
-    """Whether, at temperature 0, the drafted token may stand for S(q) where nobody knows q."""
+    """Whether, at temperature 0, the drafted token may stand for S(q) if q is unknown."""
 
     @abstractmethod
     def law(self, pair: LawPair) -> Law:
-        """Return pi, the law of the token at this place."""
+        """Return pi, the distribution of the token at this place."""
 
     def accept(
         self, tree: DraftTree, pair_at: PairAt, noise: NoiseSource, position: int
     ) -> Acceptance:
-        """Walk down the tree, one token per node, as the exact rule does, with pi for its law."""
+        """Walk down the tree, one token per node, as the exact rule does, but with pi."""
         laws: list[tuple[Law, Law]] = []
 
         def law_at(node: int) -> Law:
             pair = pair_at(node)
-            # Where the drafter says nothing there is nothing to trade: not even p for p, of which
-            # a token-specific rule would make another law.
+            # If the drafter has no row, there is nothing to trade: not even p for p, of which
+            # a token-specific rule would make another distribution.
             law = pair.target if pair.is_silent else self.law(pair)
             laws.append((law, pair.target))
             return law
@@ -180,18 +180,18 @@ class PairRule(ABC):
         return Acceptance(accepted.path, accepted.next_token, accepted.rejected, tuple(laws))
 
 
-# -- what laws are compared by ---------------------------------------------------------------------
+# -- comparisons of distributions ------------------------------------------------------------------
 
 
 def largest(law: Law) -> float:
-    """Return the largest probability of a law."""
+    """Return the largest probability of a distribution."""
     if isinstance(law, RawLaw):
         return math.exp(law.highest - law.log_mass)
     return float(law.probs.max())
 
 
 def entropy(law: Law) -> float:
-    """Return the entropy of a law, in nats."""
+    """Return the entropy of a distribution, in nats."""
     return law.entropy if isinstance(law, RawLaw) else _entropy(law.probs)
 
 
@@ -204,7 +204,7 @@ def _entropy(probs: FloatArray) -> float:
 Range = tuple[float, float]
 """Bounds that hold a number, also as it is computed: sums round."""
 
-_ROUGH = 0.0004  # what rough sums may be off, and rounding
+_ROUGH = 0.0004  # the error of rough sums, and rounding
 
 
 def largest_between(law: Law) -> Range:
@@ -237,7 +237,7 @@ def total_variation(law: Law, other: Law) -> float:
 
 
 class Bar(NamedTuple):
-    """The tokens of a law whose logit, of laws without logits probability, is at least `lowest`."""
+    """The tokens of a distribution with logits (or else probabilities) of at least `lowest`."""
 
     law: Law
     lowest: float

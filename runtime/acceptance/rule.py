@@ -11,7 +11,7 @@ from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.trees.tree import ROOT, DraftTree, Draw, Siblings
 
 LawAt = Callable[[int], Law]
-"""The target's transformed law after a node (or ROOT); computed only for nodes a rule visits."""
+"""The target's transformed distribution after a node or ROOT, computed when a rule visits it."""
 
 
 @dataclass(slots=True)
@@ -20,8 +20,8 @@ class Acceptance:
 
     `rejected` is True if the walk ended by rejecting every draw of a node (the token is then
     recovered), False if it reached a node without draws (a bonus token). `laws` are, under a rule
-    that emits a stated law in place of the target's, that law and the target's for each token of
-    the path and the next.
+    that emits a stated distribution in place of the target's, that distribution and the target's
+    for each token of the path and the next.
     """
 
     # Not frozen: that costs a call for every field, in every round.
@@ -40,7 +40,7 @@ class AcceptanceRule(Protocol):
     def accept(
         self, tree: DraftTree, law_at: LawAt, noise: NoiseSource, position: int
     ) -> Acceptance:
-        """Return what is kept of `tree`.
+        """Return the accepted part of `tree`.
 
         `position` is where the first new token will stand; the token at `position + depth` is
         decided by draws keyed with that position.
@@ -48,7 +48,7 @@ class AcceptanceRule(Protocol):
 
 
 Decide = Callable[[DraftTree, Sequence[Draw], Law, NoiseSource], tuple[int | None, int]]
-"""From a node's draws and the target's law to the accepted child (None: none) and next token."""
+"""From a node's draws and the target's distribution to the accepted child and next token."""
 
 
 def walk(
@@ -60,7 +60,7 @@ def walk(
 ) -> Acceptance:
     """Return the path that `decide` keeps, one token per node, with draws keyed by its position.
 
-    `law_at(node)` is the target's law after a node; the first new token stands at `position`.
+    `law_at(node)` is the target's distribution after a node; `position` is the first new token's.
     """
     path: list[int] = []
     node, all_draws = ROOT, tree.draws
@@ -77,11 +77,11 @@ def walk(
 def count_to_test(draws: Sequence[Draw]) -> int:
     """Return how many draws must be tested in turn: all up to the last one that was sampled."""
     count = len(draws)
-    # Not `isinstance`: of an abstract class that takes as long as a law of few tokens.
+    # Not `isinstance`: of an abstract class that takes as long as a distribution of few tokens.
     if type(draws) is Siblings:
         return count
     # Point masses at the end are settled by one draw. One before a sampled draw has to be tested,
-    # because the sampled one faces what its rejection left.
+    # because the sampled one faces the residual of its rejection.
     while count and draws[count - 1].law is None:
         count -= 1
     return count
@@ -95,7 +95,7 @@ def settle_point_masses(
 ) -> tuple[int | None, int]:
     """Return the child that one draw from `law` names, if there is one, and the token.
 
-    Testing point masses one by one and then drawing from what remains is the same as drawing
+    Testing point masses one by one and then drawing from the rest is the same as drawing
     once and descending if the token was drafted. That single draw is plain decoding's own, so
     deterministic drafters repeat plain decoding's text at every temperature, given equal logits.
     """

@@ -1,22 +1,22 @@
 """Medusa's typical acceptance: longer drafts for another distribution than the target's. NOT exact.
 
-Cai et al. 2024, section 2.3.1. With P the target's law after a node, a drafted token x below that
-node is typical if
+Cai et al. 2024, section 2.3.1. With P the target's distribution after a node, a drafted token x
+below that node is typical if
 
     P(x) >= min(eps, delta exp(-H(P))),   H(P) = -sum_y P(y) log P(y)
 
 Of all paths of typical tokens the longest is kept, of several the one the target finds most likely.
-The token after it is a draw from the target's law there.
+The token after it is a draw from the target's distribution there.
 
 Where this differs from the authors' program (FasterDecoding/Medusa, medusa/model/utils.py,
-evaluate_posterior): P is the law that tokens are drawn from, with its truncations and penalties,
-not the softmax alone; the token after the path is a draw, where their `fast` mode takes the
-likeliest; and the logarithm of H has no 1e-5 in it.
+evaluate_posterior): P is the distribution that tokens are drawn from, with its truncations and
+penalties, not the softmax alone; the token after the path is a draw, where their `fast` mode takes
+the likeliest; and the logarithm of H has no 1e-5 in it.
 
-What comes out is not the target's law: a typical draft is kept for certain, whatever its
-probability, so the text leans towards what is drafted, and how much of it is drafted changes the
-text. At temperature 0 P is sure of one token, only that one is typical, and the text is plain
-decoding's own.
+The output does not have the target's distribution: a typical draft is kept for certain, whatever
+its probability, so the text leans towards the drafts, and their length changes the text. At
+temperature 0 P is sure of one token, only that one is typical, and the text is plain decoding's
+own.
 """
 
 from __future__ import annotations
@@ -66,7 +66,8 @@ class TypicalRule:
         last = max(reached, key=lambda node: (*reached[node], -node))
         path = tuple(tree.path_to(last))
         noise.seek(position + len(path))
-        # Nothing was looked for below a leaf: its law is needed only if the path ends there.
+        # Nothing was looked for below a leaf: its distribution is needed only if the path ends
+        # there.
         law = laws[last] if last in laws else law_at(last)
         # A typical draft is kept for certain, whatever its probability.
         decided = [(Law.point(tree.tokens[node]), laws[tree.parents[node]]) for node in path]
@@ -100,8 +101,8 @@ class TypicalRule:
 
 
 def typical_threshold(law: Law, eps: float, delta: float) -> float:
-    """Return min(eps, delta exp(-H)) of a law; entropy in nats."""
-    # exp(-H) = 1 for a law that is sure.
+    """Return min(eps, delta exp(-H)) of a distribution; entropy in nats."""
+    # exp(-H) = 1 for a distribution that is sure.
     if len(law.probs) == 1:
         return min(eps, delta)
     # 0 log 0 counts as 0, where numpy would make NaN of it.

@@ -2,10 +2,11 @@
 
 The runtime does not use it: an engine verifies slot by slot, from rows of logits of which it reads
 no more than it needs. It is here for callers that have such arrays, and as a second implementation
-of chains that says what the first should: one row of a batch is one sequence with its own chain of
+of chains that must agree with the first: one row of a batch is one sequence with its own chain of
 drafted tokens and its own noise. Token by token it is Leviathan et al. (2023, algorithm 1) and Chen
 et al. (2023, algorithm 2): accept x with probability min(1, P(x) / Q(x)), after a rejection draw
-from norm(max(0, P - Q)), after full acceptance from the target's law behind the last token.
+from norm(max(0, P - Q)), after full acceptance from the target's distribution behind the last
+token.
 
 Unlike vLLM, the residual is not clamped to a smallest positive value (which would draw tokens of
 zero mass), and the bonus token is drawn here, from the last row of `target_probs`, unless the
@@ -13,10 +14,10 @@ caller gives it. Every decision and every call of the noise source is `ExactRule
 gives the same tokens, also those of the compiled walk.
 
 Measured with 2, 4 and 8 chains of 5 tokens, vocabulary 32,000, one core of a busy machine, least of
-15 repetitions: from whole laws that are there, 250, 618 and 1,068 us here, 234, 597 and 1,080 us
-slot by slot (what costs is the residual, which both compute once a chain); from rows of logits with
-top-k 40, the laws of all places as arrays included, 503, 1,439 and 3,115 us here, 97, 246 and 472
-us slot by slot.
+15 repetitions: from whole distributions that are there, 250, 618 and 1,068 us here, 234, 597 and
+1,080 us slot by slot (the residual takes most of it; both compute it once a chain); from rows of
+logits with top-k 40, the distributions of all places as arrays included, 503, 1,439 and 3,115 us
+here, 97, 246 and 472 us slot by slot.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.noise import NoiseSource, SeededNoise
 
 PADDING = -1
-"""What fills a row of the output after its last token."""
+"""The filling of a row of the output after its last token."""
 
 Probs = npt.NDArray[np.floating]
 TokenIds = npt.NDArray[np.integer]
@@ -80,18 +81,19 @@ def verify_batch(
 ) -> OutputIds:
     """Return each sequence's accepted tokens, one more, then PADDING: int64 [batch, k + 1].
 
-    `target_probs` [batch, k + 1, vocab] are the target's transformed laws: row i decides drafted
-    token i, the row behind the last drafted token the bonus token. `draft_probs` [batch, k, vocab]
-    are the laws the tokens `draft_token_ids` [batch, k] were drawn from; None means that they are
-    point masses. `noise` holds one source, or a seed, per sequence. `num_draft_tokens` [batch] says
-    how many of the k tokens a sequence really drafted (what follows them is not read), `positions`
-    [batch] where its first new token will stand (0 if left out): it keys noise sources that have a
-    key. After a draft that was kept whole stands the token of `bonus_token_ids` [batch], where
-    these are given (they must have been drawn from the target's law there), or none with
-    `disable_bonus`; then the row behind the last drafted token is not read.
+    `target_probs` [batch, k + 1, vocab] are the target's transformed distributions: row i decides
+    drafted token i, the row behind the last drafted token the bonus token. `draft_probs` [batch, k,
+    vocab] are the distributions the tokens `draft_token_ids` [batch, k] were drawn from; None means
+    that they are point masses. `noise` holds one source, or a seed, per sequence.
+    `num_draft_tokens` [batch] holds the number of the k tokens that a sequence really drafted (the
+    others are not read), `positions` [batch] where its first new token will stand (0 if left out):
+    it keys noise sources that have a key. After a draft that was kept whole stands the token of
+    `bonus_token_ids` [batch], if these are given (they must have been drawn from the target's
+    distribution there), or none with `disable_bonus`; then the row behind the last drafted token is
+    not read.
 
-    `strict` checks shapes, types, ranges and that the laws sum to one, which costs more than the
-    verification.
+    `strict` checks shapes, types, ranges and that the distributions sum to one, which costs more
+    than the verification.
     """
     if strict:
         _check(target_probs, draft_probs, draft_token_ids, noise, num_draft_tokens, positions)
@@ -120,7 +122,7 @@ def verify_batch(
 
 @dataclass(frozen=True, slots=True)
 class BatchCounts:
-    """What became of drafts: vLLM's counters. `possible` is what could have been emitted."""
+    """The results of drafts: vLLM's counters. `possible`: the most that could be emitted."""
 
     drafted: int
     accepted: int
@@ -129,7 +131,7 @@ class BatchCounts:
 
     @property
     def acceptance_rate(self) -> float | None:
-        """Accepted over drafted tokens; None where nothing was drafted."""
+        """Accepted over drafted tokens; None if nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
     @property
@@ -149,11 +151,11 @@ class BatchCounts:
 def count_batch(
     output: OutputIds, draft_token_ids: TokenIds, num_draft_tokens: TokenIds | None = None
 ) -> BatchCounts:
-    """Return the counters of what `verify_batch` returned for these drafts."""
+    """Return the counters of `verify_batch`'s results for these drafts."""
     batch, k = draft_token_ids.shape
     lengths = np.full(batch, k) if num_draft_tokens is None else num_draft_tokens
     is_drafted = np.arange(k) < lengths[:, None]
-    # What comes in place of a rejected token is another one: its residual has none of it.
+    # A rejected token is replaced by another one: its residual has none of it.
     kept = np.cumprod((output[:, :k] == draft_token_ids) & is_drafted, axis=1)
     n_drafted = int(lengths.sum())
     emitted = int(np.count_nonzero(output != PADDING))
@@ -161,7 +163,7 @@ def count_batch(
 
 
 def _readable(draft_token_ids: TokenIds, lengths: Sequence[int]) -> TokenIds:
-    """Return the ids with 0 in place of what is not read, which may be no token."""
+    """Return the ids with 0 in place of unread ones, which may be no tokens."""
     k = draft_token_ids.shape[1]
     return np.where(np.arange(k) < np.asarray(lengths).reshape(-1, 1), draft_token_ids, 0)
 
@@ -199,15 +201,15 @@ def _walk(
     for index, token in enumerate(drafted):
         noise.seek(position + index)
         if draft_probs is None or chances is None:
-            # One draw tells whether the point mass is accepted and, if not, what comes instead.
+            # One draw decides whether the point mass is accepted and, if not, the token instead.
             output.append(noise.choose(_law(target_probs[index])))
             if output[-1] != token:
                 return output, False
             continue
         target_prob, draft_prob = chances[0][index], chances[1][index]
         if draft_prob <= 0.0:
-            raise OptionError(f"token {token} was drafted from a law that gives it probability 0")
-        # Without target mass no number is asked for, as in `decide`: the same calls, the same text.
+            raise OptionError(f"token {token} was drafted from a distribution that lacks it")
+        # Without target mass no number is drawn, as in `decide`: the same calls, the same text.
         if not (target_prob > 0.0 and noise.accept(target_prob / draft_prob)):
             residual = _law(target_probs[index]).residual(_law(draft_probs[index]))
             return [*output, noise.choose(residual)], False
@@ -228,8 +230,9 @@ def _check(
     num_draft_tokens: TokenIds | None,
     positions: TokenIds | None,
 ) -> None:
-    """Raise `OptionError` for the first argument that is not what `verify_batch` says."""
-    # Types, then shapes, then values: each check reads only what those before it made sure of.
+    """Raise `OptionError` for the first argument that `verify_batch` does not allow."""
+    # Types, then shapes, then values: each check reads only values that those before it made sure
+    # of.
     _check_type("draft_token_ids", draft_token_ids, "iu", 2)
     _check_type("target_probs", target_probs, "f", 3)
     batch, k = draft_token_ids.shape
@@ -248,7 +251,7 @@ def _check(
             _check_shape(name, counts, (batch,))
             _check_range(name, counts, highest)
     lengths = np.full(batch, k) if num_draft_tokens is None else num_draft_tokens
-    # [batch, k]: what follows a row's draft is not read, so it may hold anything.
+    # [batch, k]: numbers after a row's draft are not read, so they may be anything.
     is_drafted = np.arange(k) < lengths[:, None]
     _check_range("draft_token_ids", np.where(is_drafted, draft_token_ids, 0), vocab - 1)
     # One row more than there are drafted tokens: the bonus token's.
@@ -283,29 +286,29 @@ def _check_range(name: str, values: TokenIds, highest: int | None) -> None:
 
 
 def _check_laws(name: str, probs: Probs, is_read: npt.NDArray[np.bool_]) -> None:
-    """Raise unless every law that will be read is finite, not negative, and sums to one."""
+    """Raise unless every distribution to be read is finite, not negative, and sums to one."""
     lowest = probs.min(axis=2, initial=0.0)
     totals = probs.sum(axis=2, dtype=np.float64)
-    # NaN fails both comparisons, so they are asked the way that lets it through to the error.
+    # NaN fails both comparisons, so they are written such that NaN leads to the error.
     wrong = is_read & ~((lowest >= 0.0) & (np.abs(totals - 1.0) <= _TOLERANCE))
     if wrong.any():
         row, index = (int(place) for place in np.argwhere(wrong)[0])
         total = f"sums to {totals[row, index]:.6g}"
         problem = total if lowest[row, index] >= 0.0 else "has a negative or NaN entry"
         place = f"{name}[{row}, {index}]"
-        raise OptionError(f"{place} {problem}: it must be a law (not negative, sum 1)")
+        raise OptionError(f"{place} {problem}: it must be a distribution (not negative, sum 1)")
 
 
 def _check_support(
     draft_probs: Probs, token_ids: TokenIds, is_drafted: npt.NDArray[np.bool_]
 ) -> None:
-    """Raise if a token was drafted from a law that excludes it."""
-    # What is not read may be no token id, such as PADDING: 0 is a safe index in its place.
+    """Raise if a token was drafted from a distribution that excludes it."""
+    # Unread numbers may be no token ids, such as PADDING: 0 is a safe index in its place.
     ids = np.where(is_drafted, token_ids, 0)
     chosen = np.take_along_axis(draft_probs, ids[:, :, None], axis=2)[:, :, 0]
     wrong = is_drafted & ~(chosen > 0.0)
     if wrong.any():
         row, index = (int(place) for place in np.argwhere(wrong)[0])
         token = f"draft_token_ids[{row}, {index}] is {int(token_ids[row, index])}"
-        problem = "to which draft_probs gives probability 0: it cannot be drawn from that law"
+        problem = "to which draft_probs gives probability 0: it cannot be drawn from these"
         raise OptionError(f"{token}, {problem}")

@@ -245,7 +245,7 @@ def _as_object(arguments: object) -> str:
 
 
 def _named(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
-    """Read a name and what stands before the arguments, and these."""
+    """Read a name, the text before the arguments, and these."""
     if syntax.at_start and not (yield from reader.ahead(reader.tools, BLANK)):
         raise NotACallError  # at once: it is a text that is shown
     head = ""
@@ -368,7 +368,7 @@ def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
 
 
 def _up_to(reader: Reader, text: str) -> Reading[str]:
-    """Return what stands before a text, in this line."""
+    """Return the part of this line before a text."""
     seen = ""
     while not seen.endswith(text):
         character = yield from reader.next()
@@ -396,10 +396,10 @@ _CDATA = "<![CDATA["
 class _TagValue:
     """The value of an argument, up to its closing tag, which may stand within it or be missing.
 
-    A closing tag is the argument's if what may follow an argument does. Tags of calls that are
-    opened and closed within the value belong to it. Where the closing tag is missing, the value
-    ends at the tag of one of the other `keys`, or at the end of the call. A text is given out by
-    `give` as it comes: up to a possible end, and to the first closing tag that may be its end.
+    A closing tag is the argument's if a possible continuation of an argument follows. Tags of calls
+    that are opened and closed within the value belong to it. If the closing tag is missing, the
+    value ends at the tag of one of the other `keys`, or at the end of the call. A text is given out
+    by `give` as it comes: up to a possible end, and to the first closing tag that may be its end.
     """
 
     def __init__(
@@ -424,7 +424,7 @@ class _TagValue:
             self._nested, self._others = f"{self._before}{key}>", []
         self._behind = (*syntax.closers, *syntax.openers, *syntax.sections)
         self._text = ""
-        self._open: list[str] = []  # closing tags of what was opened within the value
+        self._open: list[str] = []  # closing tags of tags opened within the value
         self._breaks = form.between.endswith("\n") or form.behind.startswith("\n")
         self._give, self._n_given = give, 0
 
@@ -469,7 +469,7 @@ class _TagValue:
                 self._hand_out(self._give, closed)
 
     def _hand_out(self, give: Callable[[Reader, str], None], closed: int | None) -> None:
-        """Give out what is in the value however it ends."""
+        """Give out the certain part of the value."""
         text, tags = self._text, (self._close, self._call_close, self._nested)
         first = int(self._breaks and text[:1] == "\n")
         if (not first and text[:1] == "\n") or _CDATA.startswith(text[: len(_CDATA)]):
@@ -489,7 +489,7 @@ class _TagValue:
         return self._text.endswith(tag)
 
     def _closes(self, tag: str) -> bool:
-        """Whether a closing tag closes what was opened within the value."""
+        """Whether a closing tag closes a tag opened within the value."""
         is_inner = tag in self._open if tag == self._call_close else self._open[-1:] == [tag]
         while is_inner and self._open.pop() != tag:
             pass

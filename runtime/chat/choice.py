@@ -50,12 +50,12 @@ class ToolChoice:
         raise OptionError(f"{problem}: give auto, none, required, or {form}")
 
     def used(self, tools: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-        """Return those of the tools that the model is told of: all, or none.
+        """Return those of the tools that are shown to the model: all, or none.
 
         Raises `OptionError` if none can be called, and a call is required.
         """
         if self.must_call and not tools:
-            raise OptionError("tool_choice asks for a call, and there are no tools")
+            raise OptionError("tool_choice requires a call, and there are no tools")
         if self.mode == "none":
             return ()
         known = {_name_of(tool) for tool in tools}

@@ -54,7 +54,7 @@ class Effort:
         return next(fitting, "high")
 
     def variables(self, template: ChatTemplate) -> dict[str, Any]:
-        """Return the variables of a template that say so; none that the template does not read."""
+        """Return the variables of a template for it; none that the template does not read."""
         if self.thinks is None:
             return {}
         found: dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """The table of families: how each writes reasoning and calls, and how its templates are known.
 
 Nothing in a model's file names its family; the marks that its chat template writes do. The first
-row that fits is taken. What each row means is in `syntax.py`; docs/families.md is this table for
-readers.
+row that fits is taken. The meaning of each row is in `syntax.py`; docs/families.md is this table
+for readers.
 """
 
 from __future__ import annotations

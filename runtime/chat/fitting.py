@@ -1,7 +1,7 @@
 """Conversations in the form that a template takes: whatever clients send is rendered whole.
 
-Many templates take one system message, and only at the beginning; some take none, or raise where
-roles do not alternate; some print parts of a content and skip a text. Nothing in a file says so.
+Many templates take one system message, and only at the beginning; some take none, or raise if
+roles do not alternate; some print parts of a content and skip a text. Nothing in a file shows this.
 So the template is tried: first with the messages as they are, then with changes that keep every
 text, the least first. A way has failed if the template raises, or leaves out a text.
 """
@@ -400,7 +400,7 @@ class Fitted:
 
 
 class Fitting:
-    """How conversations are put for one template; remembers what the template was tried with."""
+    """How conversations are put for one template; keeps the results of trials of the template."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -412,7 +412,7 @@ class Fitting:
     def fitted(self, messages: Messages, write: Writer, mark: str) -> Fitted:
         """Return a conversation in the first form that loses nothing.
 
-        If each loses something, it is the first one, and the log says so. Raises `TemplateError`
+        If each loses something, it is the first one, with a line in the log. Raises `TemplateError`
         if the template refuses all, or writes the user's last message in none. `mark` is a
         character that is nowhere in the conversation.
         """
@@ -421,7 +421,7 @@ class Fitting:
         tried: list[Messages] = []
         for way in _WAYS:
             if _CALLS in way and any(each.keeps_calls for each in attempts):
-                break  # in a text they are not what the model learnt
+                break  # in a text they are other tokens than the model learnt
             changed = messages
             for name in way:
                 changed = self._changes[name](changed)

@@ -64,7 +64,7 @@ class ForcedCalls:
         is_json = not (form.mark or form.keywords)
         if not is_json or not f"{form.before_all}{form.before_name}".startswith(("{", "[")):
             return f"{self._calls(rules, form.with_lead)} | {answer}"
-        # Both begin with a bracket: one schema has them, so that they share what they begin with.
+        # Both begin with a bracket: one schema has them, so that they share their beginnings.
         calls = [_call_schema(form, name, schema) for name, schema in self.schemas.items()]
         texts = rules.json(any_of([followed(self.answer, _REPLY, {}), *calls]), SPACES)
         if form.tag not in self.control:
@@ -87,7 +87,7 @@ class ForcedCalls:
             heads.append((form.before_name + name + form.before_arguments, rest))
 
         def any_call(before: str) -> str:
-            # One text with what stands before: the lexer cannot go back behind a line break.
+            # One text with its prefix: the lexer cannot go back behind a line break.
             return " | ".join(f"{rules.text(before + head)} {rest}" for head, rest in heads)
 
         many = rules.add("call", any_call(form.before_all))
@@ -238,7 +238,7 @@ def _pairs(
 ) -> str:
     """Return pairs of names and values with marks between; optional ones may be left out.
 
-    From the last one: what may come behind another pair, and what may come as the first.
+    From the last one: the forms after another pair, and those of the first.
     """
     comma, assign = (rules.text(mark) for mark in marks)
     behind = first = ""

@@ -1,7 +1,7 @@
-"""Parts of contents as texts: what a text model cannot read is told in words.
+"""Parts of contents as texts: parts that a text model cannot read are described in words.
 
-Clients send pictures, files, search results and blocks of tools that some server ran. A model is
-told that they were there, and by which name; the texts within them are kept.
+Clients send pictures, files, search results and blocks of tools that some server ran. The text for
+the model names them; the texts within them are kept.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def joined(parts: Sequence[Mapping[str, Any]]) -> str:
 
 
 def part_text(part: Mapping[str, Any]) -> str:
-    """Return the text of a part, or words that tell what it was, with the texts within it."""
+    """Return the text of a part, or a description of it, with the texts within it."""
     text = _plain_text(part)
     if text is not None:
         return text
@@ -102,11 +102,11 @@ def _media(part: Mapping[str, Any]) -> str | None:
     return _MEDIA.get(kind)
 
 
-# -- What a part is --------------------------------------------------------------------------------
+# -- The kind of a part ----------------------------------------------------------------------------
 
 
 def _label(part: Mapping[str, Any]) -> str:
-    """Return what a part is, its name, its kind and its place, as far as they are known."""
+    """Return a part's kind, name, type and place, as far as they are known."""
     facts: list[str] = []
     for holder in _holders(part):
         for names in (_NAMES, _KINDS, _PLACES):
@@ -125,7 +125,7 @@ def _label(part: Mapping[str, Any]) -> str:
 
 
 def _holders(part: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield a part, and the objects in it that say what it is."""
+    """Yield a part, and the objects in it that describe it."""
     yield part
     for name in _HOLDERS:
         if isinstance(part.get(name), Mapping):

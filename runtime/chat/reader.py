@@ -190,7 +190,7 @@ class Reader:
         return "".join(reversed(self._again))
 
     def require_more(self) -> None:
-        """Raise `NotACallError` if the reader is strict: what is read is not whole."""
+        """Raise `NotACallError` if the reader is strict: the text is not whole."""
         if self._is_strict:
             raise NotACallError
 

@@ -110,7 +110,7 @@ class ReplyParser:
     def finish(self, *, is_cut: bool = False) -> list[Part]:
         """Return the parts that were held back: the text has ended.
 
-        What is missing in arguments is added, unless the text is cut by its length.
+        Missing parts of arguments are added, unless the text is cut by its length.
         """
         self._reader.is_cut = is_cut
         self._send("")

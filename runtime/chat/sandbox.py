@@ -68,7 +68,7 @@ _LIST_FILTERS = frozenset(
 )
 _PADDING = frozenset({"center", "ljust", "rjust", "zfill"})
 # They make much of little, or (fromkeys) take for ever over numbers of one hash; the rest of this
-# module does not know bytes.
+# module does not handle bytes.
 _REFUSED = frozenset({"encode", "expandtabs", "fromkeys", "to_bytes", "translate"})
 # They compare every place of a text with every character of another.
 _SEARCHES = frozenset({"lstrip", "rfind", "rindex", "rpartition", "rsplit", "rstrip", "strip"})
@@ -139,7 +139,7 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}`, by which trainers find answers: what it encloses is rendered."""
+    """`{% generation %}`, by which trainers find answers: its content is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 

@@ -21,8 +21,8 @@ CallKind = Literal["object", "named", "tags", "keywords"]
 class ThinkTags(NamedTuple):
     """The marks around a model's reasoning.
 
-    `around` are marks around the answer behind it, which are no content; `follow` is what the model
-    writes between its reasoning and a call. `anywhere`: reasoning may come again, behind content.
+    `around` are marks around the answer behind it, which are no content; `follow` is the text
+    between the model's reasoning and a call. `anywhere`: reasoning may come again, behind content.
     """
 
     first: str

@@ -198,7 +198,7 @@ def chat_text(
 
     Messages that the template refuses, or leaves out, are put in another form that it takes
     (`Fitting`). `is_begun`: the last message is not whole, and the prompt ends behind its text.
-    `no_thoughts`: the answer begins behind a reasoning that is empty, where the template opens one
+    `no_thoughts`: the answer begins behind a reasoning that is empty, if the template opens one
     or has no variable for it.
 
     The template's own texts may name control tokens; the same texts inside a message, a tool or a
@@ -297,8 +297,8 @@ def require_message(message: Message) -> Message:
 def _checked(message: Message) -> dict[str, Any]:
     """Return a message with its content as a text; raises `OptionError` if it is none.
 
-    "developer" is OpenAI's newer name of the system, which templates do not know; the reasoning
-    of an answer has the names that they know.
+    "developer" is OpenAI's newer name of the system, which templates do not have; the reasoning of
+    an answer has the names that they read.
     """
     own = dict(require_message(message))
     if own["role"] == "developer":
@@ -319,7 +319,7 @@ def _begun_text(message: Message) -> str:
 
 
 class _Ending:
-    """Renders messages with what follows them: the begin of an answer, or one that was begun."""
+    """Renders messages with their continuation: the begin of an answer, or one that was begun."""
 
     def __init__(
         self,
@@ -463,7 +463,7 @@ def prompt_tokens(model: Model, prompts: Sequence[str], as_text: bool = False) -
 
 
 def template_of(source: str, vocabulary: Vocabulary) -> ChatTemplate:
-    """Return a compiled template that knows the vocabulary's bos and eos."""
+    """Return a compiled template with the vocabulary's bos and eos."""
     special = (vocabulary.bos, vocabulary.eos)
     bos, eos = ("" if token is None else vocabulary.text(token) for token in special)
     return ChatTemplate(source, bos=bos, eos=eos)

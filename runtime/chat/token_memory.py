@@ -43,7 +43,7 @@ class TokenMemory:
         margin = max(map(len, vocabulary.special_texts), default=0)
         best, n_ends = None, 0
         for each in reversed(kept):
-            # A name may reach over the end of what both share.
+            # A name may reach over the end of the common part.
             shared = _n_shared(each.text, text) - margin
             count = bisect_right(each.ends, shared)
             if count and (best is None or each.ends[count - 1] > best.ends[n_ends - 1]):

@@ -101,7 +101,7 @@ def arguments_of(arguments: object) -> Any:  # noqa: ANN401 - any JSON value
     try:
         return json.loads(arguments or "{}")
     except (ValueError, RecursionError):
-        return {"arguments": arguments}  # of a call that was cut short, say
+        return {"arguments": arguments}  # such as of a call that was cut short
 
 
 def _call(call: object) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _fitting(call_id: str, length: int | None) -> str:
 
 
 _NAMES_OF_TOOLS = ("xml_tools", "functions", "available_tools", "custom_tools")
-"""What some templates call the tools."""
+"""The name of the tools in some templates."""
 _TOOLS_OF_MESSAGE = re.compile(r"""message(\.tools\b|\[['"]tools['"]\])""")
 """How templates read tools that are a field of the system's message, as Phi-4-mini's does."""
 
@@ -146,7 +146,7 @@ def _shown(
 def _with_tools(
     messages: Sequence[Message], tools: Sequence[Tool], syntax: ToolSyntax
 ) -> list[Message]:
-    """Return the messages with a text about the tools, for a template that knows none."""
+    """Return the messages with a text about the tools, for a template without tools."""
     example = syntax.form.written([("NAME", {"ARGUMENT": "VALUE"})])
     text = (
         "You may call functions. Each line describes one, its parameters by a JSON schema:\n"

@@ -24,10 +24,10 @@ _KEY, _COLON, _VALUE, _NEXT = "key", "colon", "value", "next"
 class ValueReading:
     """Reads a value, and gives it out as JSON while it comes.
 
-    What JSON writes otherwise is written so: texts in single quotes or between `quote` marks, keys
-    without quotes, Python's words, keyword arguments in parentheses (with `names` for those that
-    have none), line breaks in texts. What is missing at one of the `marks`, or at the end of the
-    text, is added; a reader that is strict raises `NotACallError` there.
+    The forms in which JSON differs are written so: texts in single quotes or between `quote` marks,
+    keys without quotes, Python's words, keyword arguments in parentheses (with `names` for those
+    that have none), line breaks in texts. Missing parts at one of the `marks`, or at the end of the
+    text, are added; a reader that is strict raises `NotACallError` there.
     """
 
     reader: Reader
@@ -37,7 +37,7 @@ class ValueReading:
     names: Sequence[str] = ()
     _open: list[str] = field(default_factory=list)
     _state: str = _VALUE
-    _pending: str = ""  # white space and a comma, which are given with what follows them
+    _pending: str = ""  # white space and a comma, which are given with the text after them
 
     def value(self) -> Reading[None]:
         """Read the value that comes next."""
@@ -114,7 +114,7 @@ class ValueReading:
             self._state = _KEY if self._in_object() else _VALUE
 
     def _end(self, character: str) -> None:
-        """Add what is missing: a mark comes, or the text has ended."""
+        """Add missing parts: a mark comes, or the text has ended."""
         self.reader.require_more()
         if not character and self.reader.is_cut:
             return
@@ -136,7 +136,7 @@ class ValueReading:
     # -- keys, texts and words ---------------------------------------------------------------------
 
     def _before(self, *, is_key: bool) -> None:
-        """Give what stands before a key or a value: commas, colons and names may be missing."""
+        """Give the text before a key or a value: commas, colons and names may be missing."""
         if self._state == _NEXT and self._open:
             self._pending = "," + (self._pending or " ")
             self._state = _KEY if self._in_object() else _VALUE
@@ -167,7 +167,7 @@ class ValueReading:
         return False
 
     def _text(self, quote: str) -> Reading[None]:
-        """Give the text whose quote was read; "" is the quote mark, which knows no escapes."""
+        """Give the text whose quote was read; "" is the quote mark, which has no escapes."""
         self._before(is_key=self._open != [")"])
         self._give('"')
         give, following, special = self.give, self.reader.next, ('"', "\\", quote or self.quote[0])
@@ -310,7 +310,7 @@ def takes_text(schema: object) -> bool:
 
 
 def kinds_of(schema: object, root: object = None, depth: int = 8) -> set[str]:
-    """Return JSON's types that a schema takes; none if it does not say."""
+    """Return JSON's types that a schema takes; none if it names none."""
     if not isinstance(schema, Mapping) or depth == 0:
         return set()
     root = schema if root is None else root

@@ -1,9 +1,9 @@
-"""Drafts of several conversations: what draft models and heads evaluate for all of them at once.
+"""Drafts of several conversations: evaluations of draft models and heads for all of them at once.
 
 Of a draft model there is one context, with sequences for each conversation. A conversation's
-drafter sees a `ContextPart`: a context with nothing in it but its own text. What parts `ask` for is
-evaluated together, when the engine says so (`DraftMeeting.evaluate`); what they `decode` is
-evaluated at once, alone.
+drafter sees a `ContextPart`: a context with nothing in it but its own text. Requests of parts
+(`ask`) are evaluated together, when the engine starts it (`DraftMeeting.evaluate`); `decode`
+evaluates at once, alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FoundT = TypeVar("FoundT")
 
 
 class SharedRequest(Generic[GivenT, FoundT]):
-    """A request for one shared evaluation of what is `given`, and the result."""
+    """A request for a shared evaluation of the `given` tokens, and the result."""
 
     def __init__(self, given: GivenT) -> None:
         self.given = given
@@ -115,10 +115,10 @@ class Joint(ABC, Generic[WaitingT]):
 
 
 class DraftMeeting:
-    """The draft models and heads of an engine, and what its conversations wait to have from them.
+    """The draft models and heads of an engine, and the requests of its conversations.
 
-    `n_drafting` is how many conversations draft now: where it is one, nothing is waited for. What
-    an evaluation costs each of them follows from it, so drafts shrink with the load.
+    `n_drafting` is how many conversations draft now: if it is one, nothing is waited for. Each
+    one's share of an evaluation follows from it, so drafts shrink with the load.
     """
 
     def __init__(self, n_texts: int) -> None:
@@ -131,16 +131,16 @@ class DraftMeeting:
         return SharedDraftContext(self, model, options, self.n_texts)
 
     def join(self, joint: Joint[Any]) -> None:
-        """Let something be evaluated with what others ask for."""
+        """Let something be evaluated with the requests of others."""
         self._joint.append(joint)
 
     def leave(self, joint: Joint[Any]) -> None:
-        """Forget what was closed."""
+        """Forget closed ones."""
         if joint in self._joint:
             self._joint.remove(joint)
 
     def evaluate(self) -> float:
-        """Evaluate what is asked for, as much as fits each one's batch; return the seconds."""
+        """Evaluate the requests, as many as fit each one's batch; return the seconds."""
         return sum(joint.evaluate() for joint in self._joint if joint.asking)
 
 
@@ -173,14 +173,14 @@ class SharedDraftContext(Joint["ContextPart"]):
         super().__init__(meeting)
 
     def part(self, *, copies: bool) -> ContextPart | None:
-        """Return a part that nobody has, None where there is none left.
+        """Return a part that nobody has, None if there is none left.
 
         `copies`: its rows are to outlive evaluations of others.
         """
         return ContextPart(self, self._free.pop(0), copies=copies) if self._free else None
 
     def give_back(self, part: ContextPart) -> None:
-        """Take back a part, and drop what it holds."""
+        """Take back a part, and drop its cells."""
         part.withdraw()
         if self.context.is_open:
             part.memory.clear()
@@ -232,7 +232,7 @@ class SharedDraftContext(Joint["ContextPart"]):
 
 
 class ContextPart(Context):
-    """What one conversation has of a shared context: sequences of its own, numbered from 0."""
+    """The part of one conversation in a shared context: sequences of its own, numbered from 0."""
 
     # Not Context's own beginning: there is no native context to make.
     def __init__(self, shared: SharedDraftContext, number: int, *, copies: bool) -> None:
@@ -260,26 +260,26 @@ class ContextPart(Context):
         return not self._closed and self._shared.context.is_open
 
     def ask(self, batch: Batch) -> None:
-        """Ask for the evaluation of a batch, which nobody changes before it is answered."""
+        """Request the evaluation of a batch, which nobody changes before it is evaluated."""
         self.asked, self._answered = batch, None
         self._shared.asking.append(self)
 
     def answered(self) -> Rows | None:
-        """Return the rows of what was asked for, None before; raises what their evaluation did."""
+        """Return the rows of the request, None before; raises the error of their evaluation."""
         answered, self._answered = self._answered, None
         if isinstance(answered, SpecrunError):
             raise answered
         return answered
 
     def answer(self, answered: Rows | SpecrunError, seconds: float) -> None:
-        """Give it what it asked for, which took so much of an evaluation's time."""
+        """Give it the rows of its request, with its share of an evaluation's time."""
         if self._copies and not isinstance(answered, SpecrunError):
             answered = cast("Rows", _CopiedRows(answered, self.asked.n_outputs))
         self._answered = answered
         self.native_seconds += seconds
 
     def withdraw(self) -> None:
-        """Ask for nothing any more."""
+        """Withdraw the request."""
         self._answered = None
         self._shared.withdraw(self)
 
@@ -318,7 +318,7 @@ class MemoryPart(Memory):
         self._memory.branch(self._placed(source), self._placed(target), start, end)
 
     def follow(self, source: int, first: int, end: int, moves: Moves) -> None:
-        """Let sequences share what they lack of some positions of `source`."""
+        """Let sequences share the cells that they lack of some positions of `source`."""
         placed = [(self._placed(own), shared, strays) for own, shared, strays in moves]
         self._memory.follow(self._placed(source), first, end, placed)
 

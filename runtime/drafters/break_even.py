@@ -1,18 +1,18 @@
 """Drafters whose rounds are timed, and stopped while they do not break even.
 
-A drafter plans with a cost curve (`LiveCurve`), which its rounds correct. What measured time may
-decide is its `Pace`:
+A drafter plans with a cost curve (`LiveCurve`), which its rounds correct. Its `Pace` limits the
+decisions by measured time:
 
-- timed: what evaluations are believed to cost;
+- timed: the expected cost of evaluations;
 - compared: also when to stop (`BreakEven`). A model or heads draft as much as their plan expects
-  to pay, and nothing while what they lost stands in the account. If costs were not measured, the
+  to pay, and nothing while their loss stands in the account. If costs were not measured, the
   first rounds are plain: all others are compared with them;
-- greedy: of a drafter that draws, as compared at temperature 0. Elsewhere its drafts are part of
-  which text comes of a seed, and must not depend on what was timed before;
+- greedy: of a drafter that draws, as compared at temperature 0. Elsewhere a seed's text depends on
+  its drafts, which must not depend on earlier times;
 - paying: as compared, and how much is drafted. A drafter without a model proposes by estimates of
   acceptance and costs that a text and a machine may belie.
 
-What is stopped by the clock are point masses, so the text is plain decoding's own all the same.
+The clock stops only point masses, so the text is plain decoding's own all the same.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _FIRST, _GROWTH = 3, 4  # nodes of a first draft, and how much wider the next ma
 
 
 class BreakEven:
-    """What a drafter may draft, by what its rounds lost against plain decoding.
+    """The length of a drafter's drafts, by its rounds' loss against plain decoding.
 
     Their loss is booked (`Account`), the drafter's own time included. A draft that is expected to
     gain (by a plan or `Drafter.forecast`) is made while anything may be lost, others as far as all
-    of their nodes may be rejected. If not even one fits, the drafter sleeps: to ask it in vain
+    of their nodes may be rejected. If not even one fits, the drafter sleeps: a proposal in vain
     takes the time that is being saved up, and may be all that a token allows (a small model, a fast
     machine).
     """
@@ -49,7 +49,7 @@ class BreakEven:
         return self.account.tokens_until(self._loss_of(2))
 
     def _loss_of(self, nodes: int) -> float:
-        """Return what a draft of so many nodes loses if all are rejected; 0 before it is known."""
+        """Return the loss of a draft of so many nodes if all are rejected; 0 before it is known."""
         if not self._costs.widest:
             return 0.0
         # No more than may be lost at first: a steep curve must not let it sleep for ever.
@@ -90,17 +90,17 @@ class BreakEven:
         if width == 1 and not follows:
             self.account.lose(own)
             return False
-        # Pauses of the machine are no loss of the drafter's, as far as they can be told.
+        # Pauses of the machine are no loss of the drafter's, as far as they can be recognised.
         plain = costs.seconds(1)
         self.account.lose(min(evaluated, STALL * costs.seconds(width)) / plain - new + own)
         return True
 
 
 class TimedDrafter(Drafter):
-    """Tells `costs` what each round took after its draft was made, and drafts what its pace allows.
+    """Reports each round's time after the draft to `costs`, and drafts as its pace allows.
 
-    A drafter that finds the text is not called at all while it sleeps: to be told that it sleeps
-    costs too much where a token takes little. All others observe these rounds, for they need the
+    A drafter that finds the text is not called at all while it sleeps: a note that it sleeps costs
+    too much if a token takes little. All others observe these rounds, for they need the
     target's states. `share` is how much of a plain round's time one takes now that is evaluated
     with other conversations.
     """
@@ -126,7 +126,7 @@ class TimedDrafter(Drafter):
         self.embedding_inputs, self.waits = inner.embedding_inputs, inner.waits
         self._costs, self._clock, self._share = costs, clock, share
         self._break_even = BreakEven(costs)
-        # What has a plan, or is not to be stopped, decides itself how much it drafts.
+        # A drafter with a plan, or one that is not to be stopped, chooses its length itself.
         self._is_bounded = pace == "paying"
         self.pause = Pause() if self._is_bounded else inner.pause
         self._request: DraftRequest | None = None  # of the round under way
@@ -135,14 +135,14 @@ class TimedDrafter(Drafter):
         self._proposed: float | None = None
         self._rest = 0  # rounds that it sleeps on
         self._stopped = 0
-        self._is_first = True  # what it takes for the first draft of an answer reads the prompt
+        self._is_first = True  # the first draft of an answer also takes the time of the prompt
 
     def take_target(self, target: TargetModel) -> None:
         """Pass on."""
         self.inner.take_target(target)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Pass on; what was lost is lost, and it sleeps on."""
+        """Pass on; the loss stays, and it sleeps on."""
         self._end_pause()
         self._request, self._proposed, self._stopped, self._is_first = None, None, 0, True
         self.inner.begin(tokens)
@@ -163,7 +163,7 @@ class TimedDrafter(Drafter):
         return self._asked is None or self.inner.prepare(request)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return what the drafter proposes within what its pace allows."""
+        """Return the drafter's proposal within the limits of its pace."""
         self._start(request)
         if self._asked is None:
             self._proposed = self._clock()
@@ -205,7 +205,7 @@ class TimedDrafter(Drafter):
         """Return how many nodes it may draft, of so many."""
         most = self._break_even.affordable(wanted)
         trusted = self._break_even.affordable(wanted, trusted=True)
-        # It is only asked what it expects if that decides.
+        # Its forecast is only computed if that decides.
         if trusted > most and self.inner.forecasts and self.inner.forecast(request) > 1.0:
             return trusted
         return most
@@ -226,7 +226,7 @@ class TimedDrafter(Drafter):
         return self.inner.forecast(request)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Tell the curve what the round took, and pass on unless it sleeps; book what it lost."""
+        """Report the round's time to the curve, and pass on unless it sleeps; book its loss."""
         now, width, share = self._clock(), 1 + len(outcome.tree), self._share()
         spent = 0.0 if self._proposed is None else now - self._proposed
         evaluated = spent / share
@@ -244,7 +244,7 @@ class TimedDrafter(Drafter):
         compared = self._break_even.book(width, outcome.n_new, evaluated)
         if not self._is_bounded:
             self.inner.observe(outcome)
-        elif not compared:  # one more is timed otherwise: that one was not what plain rounds take
+        elif not compared:  # one more is timed otherwise: that one was no plain round
             self.pause.begin(self._rest)
 
     def _own_rounds(self, seconds: float) -> float:
@@ -260,7 +260,7 @@ class TimedDrafter(Drafter):
         self.inner.rewind(length)
 
     def report(self) -> dict[str, Any]:
-        """Return what the drafter reports, and in how many rounds it was stopped."""
+        """Return the drafter's report, and in how many rounds it was stopped."""
         self._end_pause()
         stopped = {"stopped": self._stopped} if self._stopped else {}
         return {**self.inner.report(), **stopped}

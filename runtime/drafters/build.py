@@ -37,7 +37,7 @@ def build_drafter(text: str, env: DraftEnvironment) -> DrafterWeights:
     expression = parse_expression(text)
     if expression.count is not None:
         raise OptionError(
-            f"{expression}: @{expression.count} says how many tokens a part of relay(...) drafts"
+            f"{expression}: @{expression.count} is the number of tokens of a part of relay(...)"
         )
     timed = env
     if env.by_clock and env.costs is None:
@@ -66,7 +66,7 @@ def _timed(drafter: Drafter, pace: Pace, env: DraftEnvironment) -> Drafter:
     if learnt is None and has_plan:
         return drafter  # costs were given: it plans with these
     if learnt is None:
-        # Costs that were given are not corrected: what rounds take is this conversation's own.
+        # Costs that were given are not corrected: the time of rounds is this conversation's own.
         learnt = LiveCurve(env.known)
     elif has_plan and env.meeting is not None:
         # So are shares of evaluations with others. Their first rounds are plain, measured or not.
@@ -81,10 +81,10 @@ def load_builder(method: Method) -> Builder:
 
 def _build(expression: Expression, env: DraftEnvironment) -> DrafterWeights:
     method = find_method(expression.atom)
-    # Refuses what the method does not take, before anything is loaded.
+    # Refuses options that the method does not have, before anything is loaded.
     always = _drafts_always(method, expression, env)
-    # Members go on from each other's guesses: nobody waits for others. What they draft is as it was
-    # named, but for those of `auto`, of which one drafts a round alone.
+    # Members go on from each other's guesses: none waits for others. Their drafts are as named,
+    # but for those of `auto`, of which one drafts a round alone.
     inner = env
     if method.members != 0:
         fills = env.may_fill and method.name == "auto"
@@ -102,7 +102,7 @@ def _build(expression: Expression, env: DraftEnvironment) -> DrafterWeights:
 def _drafts_always(method: Method, expression: Expression, env: DraftEnvironment) -> bool:
     """Return whether no clock stops the drafter: the option `always`, or a file of the demo.
 
-    The demo shows what drafting is, though it gains nothing with models of its size.
+    The demo shows drafting, though it gains nothing with models of its size.
     """
     options = method.read(expression)
     if "always" not in method.options:
@@ -112,7 +112,7 @@ def _drafts_always(method: Method, expression: Expression, env: DraftEnvironment
 
 
 def _is_sized(expression: Expression) -> bool:
-    """Return whether an expression says how much is drafted: then it is no more than that."""
+    """Return whether an expression sets the length of drafts: then it is no more than that."""
     sizes = {"n", *TREE_OPTIONS}
     return any(name in sizes and value.atom != "auto" for name, value in expression.options)
 

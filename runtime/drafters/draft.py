@@ -27,7 +27,7 @@ RANKED_TOKENS = 40
 
 GrownT = TypeVar("GrownT")
 RowSteps = Generator[Asked, Any, GrownT]
-"""A draft that grows: yields what to evaluate, and receives rows or named children, or None."""
+"""A draft that grows: yields nodes to evaluate, and receives rows or named children, or None."""
 
 
 # == Settings of a draft's distributions ===========================================================
@@ -44,9 +44,9 @@ def without_penalties(params: SamplingParams) -> SamplingParams:
 def ranking_params(params: SamplingParams, ranked: int) -> SamplingParams:
     """Return the settings that rank the `ranked` most likely tokens.
 
-    Greedy settings make a law of one token, which ranks nothing and is always certain: temperature
-    1 takes their place. Otherwise the ranking keeps the target's truncation: tokens that it can
-    never emit are not worth a node.
+    Greedy settings make a distribution of one token, which ranks nothing and is always certain:
+    temperature 1 takes their place. Otherwise the ranking keeps the target's truncation: tokens
+    that it can never emit are not worth a node.
     """
     if params.is_greedy:
         return params.replace(temperature=1.0, top_k=ranked, top_p=1.0, min_p=0.0, mirostat=0)
@@ -166,7 +166,7 @@ class Draft:
             return rows.highest.laws(without_penalties(params))
         whole = whole_rows(rows)
         if not self._favourites and not params.has_penalties:
-            if all(row is whole[0] for row in whole):  # as of a block's slot: one law serves all
+            if all(row is whole[0] for row in whole):  # as of a block's slot: one for all
                 return [transformed_law(whole[0], params, (), state)] * len(whole)
             return transformed_laws([*whole], params, state)
         windows = [self._window(node) for node in range(first, first + len(whole))]

@@ -35,10 +35,10 @@ from specrun.runtime.round.text import common_prefix
 
 # == The first layers as a ggml graph over the target's own tensors ================================
 #
-# What comes out of layer K - 1, normed by the output norm and multiplied by the output matrix, is
-# the early exit's law of the next token (the logit lens; LayerSkip, PPD). Layer l reads the input
-# of layer l alone, so the states of a text are the target's own, and so would be its keys and
-# values: they are kept here once more, for these layers, in F32.
+# The output of layer K - 1, normed by the output norm and multiplied by the output matrix, is
+# the early exit's distribution of the next token (the logit lens; LayerSkip, PPD). Layer l reads
+# the input of layer l alone, so the states of a text are the target's own, and so would be its keys
+# and values: they are kept here once more, for these layers, in F32.
 #
 # For plain Llama layers with attention heads of n_embd / n_heads numbers: the architectures `llama`
 # and `qwen2`, without experts and without other scalings of rotary positions than linear ones.
@@ -53,7 +53,7 @@ _OPERATIONS = 60  # of a layer
 
 
 class _Layer:
-    """A layer's tensors of the target by the names that `decoder_layer` asks for."""
+    """A layer's tensors of the target by the names that `decoder_layer` uses."""
 
     def __init__(self, tensors: TargetTensors, known: set[str], prefix: str) -> None:
         self._tensors, self._known, self._prefix = tensors, known, prefix
@@ -62,7 +62,7 @@ class _Layer:
         return self._tensors.named(self._prefix + name)
 
     def get(self, name: str) -> Tensor | None:
-        """Return an optional tensor, None where the target has none."""
+        """Return an optional tensor, None if the target has none."""
         return self[name] if self._prefix + name in self._known else None
 
 
@@ -257,12 +257,12 @@ def _sizes(target: Model) -> tuple[AttentionSizes, float]:
 
 # == The source of rows ============================================================================
 #
-# LayerSkip's self-speculative decoding (Elhoushi et al. 2024) without a file of its own, and what
-# predictive pipelined decoding (PPD, Yang et al. 2023) is on one device. PPD lets the exit's guess
+# LayerSkip's self-speculative decoding (Elhoushi et al. 2024) without a file of its own, and
+# predictive pipelined decoding (PPD, Yang et al. 2023) on one device. PPD lets the exit's guess
 # start on a second device while the deep layers of the first still run. On one device nothing runs
-# meanwhile: when an evaluation ends, the exit's law of its last position is of a token that the
-# target's own row has just decided. So the first layers go on by themselves, over tokens that they
-# draft.
+# meanwhile: when an evaluation ends, the exit's distribution of its last position is of a token
+# that the target's own row has just decided. So the first layers go on by themselves, over tokens
+# that they draft.
 
 
 class EarlyExitSource(Source):

@@ -32,24 +32,23 @@ class Places(Protocol):
     def nearest(
         self, context: Sequence[int], count: int, length: int, min_match: int
     ) -> list[tuple[int, list[int]]]:
-        """Return up to `count` places, each match's length and what follows it."""
+        """Return up to `count` places, each match's length and its continuation."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DraftEnvironment:
-    """What builders may need; `default_files` are the demo's, by the names of methods.
+    """The inputs of builders; `default_files` are the demo's, by the names of methods.
 
-    `costs` is what evaluations of the target cost, None: as it was measured on this machine
-    (`measured`, or else what is stored), or else a typical curve, which rounds then correct
-    (`learnt`). `clock` is what drafters that
-    measure read; where nothing may be chosen `by_clock`, drafts depend on counts alone, as under
-    rules whose law is the drafter's too; `keeps_rows` says that such a rule reads the drafter's own
-    rows. `shape` says whether all evaluations have one width. At a `meeting` draft models of
-    several conversations are evaluated together. Drafts of a recurrent target have at most `n_kept`
-    tokens if no number is given, because each keeps a state; None: as many as pay and fit. What
-    drafters leave empty of a block may be filled up (`may_fill`, `fills`). `answers` are those that
-    are kept, for prompt lookups.
+    `costs` are those of the target's evaluations, None: as it was measured on this machine
+    (`measured`, or else the stored ones), or else a typical curve, which rounds then correct
+    (`learnt`). Drafters that measure read `clock`; if nothing may be chosen `by_clock`, drafts
+    depend on counts alone, as under rules whose distribution is the drafter's too; `keeps_rows`:
+    such a rule reads the drafter's own rows. `shape` sets whether all evaluations have one width.
+    At a `meeting` draft models of several conversations are evaluated together. Drafts of a
+    recurrent target have at most `n_kept` tokens if no number is given, because each keeps a state;
+    None: as many as pay and fit. The empty places of a block may be filled up (`may_fill`,
+    `fills`). `answers` are those that are kept, for prompt lookups.
     """
 
     target: Model
@@ -88,18 +87,18 @@ class DraftEnvironment:
 
     @property
     def curve(self) -> CostCurve:
-        """What evaluations of the target cost: learnt while decoding, where drafters may be timed.
+        """The cost of the target's evaluations: learnt while decoding, if drafters may be timed.
 
-        Where they may not it stays as it was known, whatever rounds take.
+        If they may not it stays as it was known, whatever rounds take.
         """
         return self.known if self.learnt is None else self.learnt
 
     @property
     def known(self) -> CostCurve:
-        """What evaluations of the target were known to cost before anything was decoded.
+        """The known cost of the target's evaluations before anything was decoded.
 
-        It may descend if batches cannot be padded: a recurrent state takes back what fills them,
-        and no more than it may.
+        It may descend if batches cannot be padded: a recurrent state takes back the tokens that
+        fill them, and no more than it can.
         """
         if self.costs is not None:
             return self.costs
@@ -121,9 +120,9 @@ class DraftEnvironment:
 
     @property
     def fills(self) -> bool:
-        """Whether what a drafter of this environment leaves empty of a block may be filled.
+        """Whether places that a drafter of this environment leaves empty may be filled.
 
-        Only where evaluations were measured, and under exact rules.
+        Only if evaluations were measured, and under exact rules.
         """
         return (
             self.by_clock
@@ -136,7 +135,7 @@ class DraftEnvironment:
 
     @property
     def most_drafted(self) -> int:
-        """The most tokens drafted where no number is given: a fixed shape's rounds cost as much."""
+        """The most tokens drafted if no number is given: a fixed shape's rounds cost as much."""
         usual = _FIXED_WIDTH if self.shape == "fixed" else MOST_DRAFTED + 1
         width = self.shape if isinstance(self.shape, int) else usual
         return self.bounded(max(1, min(width, self.context.n_batch) - 1))
@@ -159,10 +158,10 @@ class DraftEnvironment:
     ) -> DraftPlan:
         """Return the plan of a drafter of chains, or of trees at most `depth` deep.
 
-        It reads `share` of the target for a token of a chain or a depth of a tree. `text_share` is
-        what evaluations of the target read in addition to its weights, the keys and values of the
-        text, as a share of these. It is computed in every round, if drafters read less of it.
-        `rounds` takes the place of `share` if depths cost what no sum of shares is.
+        It reads `share` of the target for a token of a chain or a depth of a tree. `text_share` are
+        the keys and values of the text, which evaluations of the target read in addition to its
+        weights, as a share of these. It is computed in every round, if drafters read less of it.
+        `rounds` takes the place of `share` if the cost of depths is no sum of shares.
         """
         step = max(share, _LEAST_STEP)
         cost: Callable[[int], float] = lambda n: n * step  # noqa: E731
@@ -179,7 +178,7 @@ class DraftEnvironment:
         return DraftPlan(learnt, learnt_cost, self.most_drafted, depth=depth, drawn=drawn)
 
     def _draft_cost(self, curve: CostCurve, rounds: Callable[[int], float]) -> DraftCost:
-        """Return what drafts take, learnt where the target's rounds are timed."""
+        """Return the time of drafts, learnt if the target's rounds are timed."""
         if not isinstance(curve, LiveCurve):
             return DraftCost(rounds, lambda: curve.seconds(1))
         return DraftCost(rounds, lambda: curve.seconds(1), self.clock, lambda: curve.is_timed)
@@ -221,7 +220,7 @@ class DraftEnvironment:
 
 
 BuildPart = Callable[[Expression, DraftEnvironment], DrafterWeights]
-"""Builds a part of an expression: what combinators are given to build their members with."""
+"""Builds a part of an expression: the function with which combinators build their members."""
 
 
 def build_parts(

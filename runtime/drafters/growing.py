@@ -128,7 +128,7 @@ class GrowingDrafter(Drafter):
             self._plans = ShapePlans(shape, has_values=plan is not None)
         self._plain_highest = self._highest = 0
         self._row_memory = RowMemory()
-        # An answer's settings, those of its draft's distributions, and what is read of these.
+        # An answer's settings, those of its draft's distributions, and the numbers read of these.
         self._known: tuple[SamplingParams, SamplingParams, bool] | None = None
         # A draft that is evaluated with others', for which request, and the finished tree.
         self._steps: RowSteps[DraftTree] | None = None
@@ -145,7 +145,7 @@ class GrowingDrafter(Drafter):
                 return prepared
         if self._is_plain and request.keep == "nothing" and not (self.waits and self.source.waits):
             params, way = request.params, self._way
-            # One SamplingParams serves a whole answer: identity tells whether it is still the same.
+            # One SamplingParams serves a whole answer: identity shows whether it is still the same.
             _, names, laws = way if way[0] is params else self._new_way(params)
             if names and request.max_nodes > 0 and request.max_depth > 0:
                 named = self._named_plainly(request)
@@ -347,7 +347,7 @@ class GrowingDrafter(Drafter):
 
     def _settings(self, params: SamplingParams, *, points: bool) -> tuple[SamplingParams, bool]:
         """Return the settings of distributions, and whether only their favourite is read."""
-        # One SamplingParams serves a whole answer: identity tells whether it is still the same.
+        # One SamplingParams serves a whole answer: identity shows whether it is still the same.
         if self._known is None or self._known[0] is not params:
             self._known = params, *self._new_settings(params, points=points)
         return self._known[1:]
@@ -363,7 +363,8 @@ class GrowingDrafter(Drafter):
                 return params if params.is_greedy else params.favourites(), True
             if not params.is_greedy:
                 return params, False
-        # A fixed shape needs the order of tokens alone; path probabilities and p_min the law.
+        # A fixed shape needs the order of tokens alone; path probabilities and p_min the
+        # distribution.
         only_order = isinstance(shape, Topology) and not reads
         ranked = shape.max_width if only_order else max(RANKED_TOKENS, shape.max_width)
         return ranking_params(params, ranked), False
@@ -382,7 +383,7 @@ class GrowingDrafter(Drafter):
         return request.keep == "rows" or chosen or ranks or not has_children
 
     def _most_highest(self, params: SamplingParams) -> int:
-        """Return how many of the highest logits say as much as whole rows; 0 if none do."""
+        """Return how many of the highest logits suffice instead of whole rows; 0 if none do."""
         if not 0 < params.top_k <= _MOST_HIGHEST or not params.is_plain:
             return 0
         if params.logit_bias or params.has_penalties:
@@ -444,7 +445,7 @@ class GrowingDrafter(Drafter):
         self.source.take_target(target)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start an answer: keep the state of what the prompt shares with the last text."""
+        """Start an answer: keep the state of the prompt's common part with the last text."""
         self._steps = self._prepared = None
         self.source.begin(tokens)
         if self._plan is not None:
@@ -459,7 +460,7 @@ class GrowingDrafter(Drafter):
         self.source.read_along(tokens, end)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Let the source keep what was accepted, and the plan learn how much pays."""
+        """Let the source keep accepted tokens, and the plan learn how much pays."""
         self.source.observe(outcome)
         if self._plan is not None:
             self._plan.observe(outcome)

@@ -1,6 +1,6 @@
 """The nodes of a tree that grows in a context, and llama.cpp's sequences, handed out on the way.
 
-A tree that still grows does not know its leaves. So the first child of a node goes on in its
+A tree that still grows has no final leaves. So the first child of a node goes on in its
 parent's sequence, and each further one takes an unused sequence that first shares the parent's
 cells. Sharing (`seq_cp`) and dropping (`seq_rm`) walk all cells of the context: a sequence catches
 up with the text only when it is taken, in the same walk.
@@ -36,7 +36,7 @@ class GrowingNodes:
         self.depths: list[int] = []
         self._free: list[int] = []  # sequences without nodes
         # Whether sequences may hold nodes: an interrupted draft leaves it set. Last, because lists
-        # without nodes say nothing of what is in the memory.
+        # without nodes show nothing of the memory.
         self.grows = False
 
     def __len__(self) -> int:

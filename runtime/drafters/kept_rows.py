@@ -1,4 +1,4 @@
-"""A drafter's own rows of one round, kept for rules that weigh its laws (`DraftTree.rows`).
+"""A drafter's own rows of one round, for rules that weigh its distributions (`DraftTree.rows`).
 
 A row is a view that dies with the next evaluation of the model or head. If a rule reads all rows,
 they are copied into memory that each draft uses again, so they die with the next draft. The row

@@ -1,7 +1,7 @@
 """Trees of point masses by estimated probability: best-first growth, cut where drafting pays best.
 
 Lookahead decoding, prompt lookup and REST draft tokens that followed the same context before. Each
-estimates how likely such a token is to come again; what they do with the estimates is the same and
+estimates how likely such a token is to come again; their use of the estimates is the same and
 stands here. Estimates depend on counts of tokens alone, never on time, so that the same text leads
 to the same drafts.
 """
@@ -50,8 +50,7 @@ def grow_likely(
     def expand(probability: float, place: int, level: int, state: State) -> None:
         nonlocal serial
         for token, share, below in children(state):
-            # A child is never more probable than its parent, so
-            # what is cut here cuts all below it too.
+            # A child is never more probable than its parent, so a cut here cuts all below it too.
             if probability * share >= least:
                 heapq.heappush(queue, (-probability * share, serial, place, level, token, below))
                 serial += 1

@@ -71,12 +71,12 @@ class LookaheadFile:
         self.inputs = EmbeddingInputs(target, embeddings, n_threads=n_threads)
 
     def tokens(self, count: int) -> tuple[int, ...]:
-        """Return what stands for the first `count` positions in a tree: ids past the vocabulary."""
+        """Return the nodes of the first `count` positions in a tree: ids past the vocabulary."""
         first = self.inputs.n_vocab
         return tuple(first if self._is_shared else first + index for index in range(count))
 
     def close(self) -> None:
-        """Free what looks embeddings up; again does nothing."""
+        """Free the graph that looks embeddings up; again does nothing."""
         self.inputs.close()
 
 
@@ -84,17 +84,18 @@ class LookaheadFile:
 #
 # Behind a token the target evaluates n more positions, whose inputs are learnt: the look-ahead
 # embeddings of PaSS, a target that stays as it is; or SPACE's mask token, of a target that was
-# fine-tuned to read it. At the j-th the target says the token j + 1 places ahead, without those in
-# between. These are the drafts of the next round, and they cost no evaluation of their own: one
+# fine-tuned to read it. At the j-th the target predicts the token j + 1 places ahead, without those
+# in between. These are the drafts of the next round, and they cost no evaluation of their own: one
 # evaluation verifies the drafts of the last and looks ahead for the next.
 #
-# What comes next is only known after acceptance, so the look-ahead positions must stand below the
+# The next token is only known after acceptance, so the look-ahead positions must stand below the
 # node that will be the last accepted one. SPACE puts a group of them below the root and below every
 # candidate: n + (n + 1) n nodes, and each round drafts. PaSS puts one below the last candidate: 2 n
 # nodes in a chain, but after a rejection the next round has nothing to verify and only looks ahead.
 #
 # The positions are nodes that are no candidates: nothing attends to them but their own group, and
-# `commit` drops them. Drafts are point masses, or each is drawn from its row's law, which it keeps.
+# `commit` drops them. Drafts are point masses, or each is drawn from its row's distribution, which
+# it keeps.
 
 
 ParallelSampling = Literal["argmax", "with"]
@@ -130,7 +131,7 @@ class LookaheadSource(Source):
         return NodeRows(rows[:1]) if rows else None
 
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows:
-        """Return the row of the next position: it does not see what is drafted."""
+        """Return the row of the next position: it does not see drafts."""
         self._depth += 1
         return NodeRows(self.rows[0][self._depth : self._depth + 1])
 
@@ -200,7 +201,7 @@ class ParallelDrafter(GrowingDrafter):
         return super().propose(request.within(n_rows, request.max_nodes))
 
     def _next_best(self, drafts: DraftTree, request: DraftRequest) -> list[int]:
-        """Return what stands beside the first draft, the best first: point masses, like it."""
+        """Return the siblings of the first draft, the best first: point masses, like it."""
         count = min(self._topk - 1, request.max_nodes - len(drafts))
         points = self._sampling == "argmax" or request.params.is_greedy
         if count < 1 or not len(drafts) or not points:

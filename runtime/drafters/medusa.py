@@ -53,7 +53,7 @@ MOST_STATES = 16
 
 @dataclass(slots=True)
 class HeadsSaid:
-    """What the heads say after a state: each one's tokens, the most likely first.
+    """The heads' results after a state: each one's tokens, the most likely first.
 
     `log_probs` are those of the tokens by their heads, if these were prepared for that.
     """
@@ -65,7 +65,7 @@ class HeadsSaid:
 class MedusaHead:
     """The weights of a file's heads on the target's device. Close it before the target.
 
-    What they say depends on the hidden state alone, so conversations share their graph, too.
+    They depend on the hidden state alone, so conversations share their graph, too.
     `ranks[k]` is how many tokens head k has to name; heads without an entry are left out.
     """
 
@@ -115,7 +115,7 @@ class MedusaHead:
     ) -> None:
         """Build the graph for one hidden state and heads that name so many tokens each.
 
-        With `probabilities` it says those, too, with `whole_rows` all logits.
+        With `probabilities` it returns those, too, with `whole_rows` all logits.
         """
         # Built before the old ones are closed: a refused shape leaves the heads as they were.
         graph = self._build(ranks, 1, probabilities=probabilities, whole_rows=whole_rows)
@@ -131,7 +131,7 @@ class MedusaHead:
     def tokens_along(
         self, features: npt.NDArray[np.float32], ranks: int
     ) -> Iterator[list[list[int]]]:
-        """Yield for each hidden state [n, hidden] what `said_of` names, `ranks` of each head.
+        """Yield the results of `said_of` for each hidden state [n, hidden], `ranks` of each head.
 
         Several states share an evaluation, and so the reading of the weights.
         """
@@ -157,7 +157,7 @@ class MedusaHead:
             reach = f"these Medusa heads reach 1 to {self.n_heads} tokens deep"
             raise OptionError(f"a tree of depth {len(ranks)}: {reach}")
         if max(ranks) > self._vocab_size:
-            known = f"these Medusa heads know {self._vocab_size} tokens"
+            known = f"these Medusa heads have {self._vocab_size} tokens"
             raise OptionError(f"a tree of {max(ranks)} branches: {known}")
         n_operations = sum(2 * len(names) + _OPERATIONS for names in self._names)
         with closing(GraphBuilder(self.device, n_operations)) as builder:
@@ -175,7 +175,7 @@ class MedusaHead:
             return builder.build()
 
     def said_of(self, states: npt.NDArray[np.float32]) -> list[HeadsSaid]:
-        """Return what the heads say after each final hidden state [n, hidden], in one evaluation.
+        """Return the heads' results after each final hidden state [n, hidden], in one evaluation.
 
         At most `MOST_STATES`. Raises `OptionError` before the heads were prepared.
         """
@@ -196,7 +196,7 @@ class MedusaHead:
         ]
 
     def said_of_one(self, state: npt.NDArray[np.float32]) -> HeadsSaid:
-        """Return what the heads say after one final hidden state [1, hidden], as `said_of`."""
+        """Return the heads' results after one final hidden state [1, hidden], as `said_of`."""
         graph = self._graphs.get(1) or self._graph_of(1)
         graph.inputs["features"][...] = state
         graph.compute()
@@ -219,7 +219,7 @@ class MedusaHead:
 
     @property
     def rows(self) -> list[npt.NDArray[np.float32]]:
-        """Each head's whole row of logits of the last state that was asked about alone: views."""
+        """Each head's whole row of logits of the last single state: views."""
         graph = self._graphs[1]
         rows = [graph.peek(f"logits{head}")[0] for head in range(len(self._ranks))]
         return [row.astype(np.float32, copy=False) for row in rows]
@@ -269,7 +269,7 @@ def _tensor_names(file: HeadFile, n_heads: int) -> list[list[str]]:
 
 # == The heads for several conversations: their states are rows of one evaluation ==================
 #
-# What the heads say depends on a state alone, so any number of states have the same shape. Where
+# The heads' results depend on a state alone, so any number of states have the same shape. If
 # one conversation drafts alone, nothing is waited for.
 
 
@@ -281,7 +281,7 @@ AskedState = SharedRequest[State, HeadsSaid]
 
 
 class SharedHeads(Joint[AskedState]):
-    """The heads of several conversations, and the states that they are asked about."""
+    """The heads of several conversations, and the states that they read."""
 
     def __init__(self, heads: MedusaHead, meeting: DraftMeeting) -> None:
         super().__init__(meeting)
@@ -420,7 +420,7 @@ class MedusaSource(Source):
         return True
 
     def result(self) -> NamedChildren | None:
-        """Return the tree of the state that was asked about; None before it was evaluated."""
+        """Return the tree of the requested state; None before it was evaluated."""
         asked = self._asked
         if asked is None or not asked.is_answered:
             return None
@@ -449,7 +449,7 @@ class MedusaSource(Source):
 def build_medusa(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `medusa(heads.gguf)`, with `tree=4x2` or `nodes=16, accuracy=FILE.csv`.
 
-    Where neither says which nodes there are, a round verifies what pays of the largest tree.
+    If neither names the nodes, a round verifies the part of the largest tree that pays.
     """
     options = options_of(expression)
     path = model_file_of(expression, env)

@@ -1,4 +1,4 @@
-"""N-gram laws: smoothed counts that are drawn from (Leviathan et al. 2023, bigram drafters)."""
+"""N-gram distributions: smoothed counts to draw from (Leviathan et al. 2023, bigram drafters)."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from specrun.runtime.trees.tree import ROOT
 # == N-gram counts: of a growing text, which can be cut back, and of fixed texts ===================
 #
 # `GrowingCounts` are hash tables, quick to change; `TextCounts` a trie in sorted arrays, which
-# holds millions of n-grams in some bytes each and is searched by bisection. Both say which tokens
-# followed a context, how often.
+# holds millions of n-grams in some bytes each and is searched by bisection. Both hold the tokens
+# after a context, with their counts.
 
 
 MAX_ORDER = 5
@@ -49,7 +49,7 @@ class TextCounts:
     """The n-grams of texts, of 1 to `order` tokens; none reaches from one text into the next.
 
     Level j of the trie has an entry for each different j-gram, sorted by the number of its first
-    j - 1 tokens on the level above and then by its last token: so what followed a context is a
+    j - 1 tokens on the level above and then by its last token: so the tokens after a context are a
     stretch of a level, and a context is found by a bisection a token.
     """
 
@@ -79,7 +79,7 @@ class TextCounts:
         return sum(map(len, self._keys))
 
     def followers(self, context: Sequence[int]) -> Followers:
-        """Return what followed a context of fewer than `order` tokens; the tokens for an empty."""
+        """Return the tokens after a context of fewer than `order` tokens; all for an empty one."""
         if not context:
             return self._all
         entry = 0
@@ -102,13 +102,13 @@ class GrowingCounts:
         self.order = order
         self.tokens: list[int] = []
         self._followers: dict[tuple[int, ...], dict[int, int]] = {}
-        # All tokens of the text, sorted: every law asks for them, and a round changes few.
+        # All tokens of the text, sorted: every distribution needs them, and a round changes few.
         self._all: Followers | None = None
         # Set while tokens and counts change: an interrupt leaves it set, and all is counted anew.
         self._changing = False
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Turn to another text; what it shares with the one before stays counted."""
+        """Turn to another text; the common part with the one before stays counted."""
         shared = common_prefix(self.tokens, tokens)
         if self._changing:
             self.tokens, self._followers, self._all, shared = [], {}, None, 0
@@ -148,7 +148,7 @@ class GrowingCounts:
         self._changing = False
 
     def followers(self, context: Sequence[int]) -> Followers:
-        """Return what followed a context of fewer than `order` tokens; the tokens for an empty."""
+        """Return the tokens after a context of fewer than `order` tokens; all for an empty one."""
         if not context:
             if self._all is None:
                 self._all = _sorted(self._followers.get((), {}))
@@ -185,8 +185,8 @@ def _sorted(found: Mapping[int, int]) -> Followers:
 # of Jelinek and Mercer): a context in which many things followed leaves more to the shorter one.
 # The text's own counts are interpolated with those of files in the same way, as if files were a
 # still shorter context: P(w | nothing) of the text is smoothed by the file's P(w | h), a cache
-# model. At the bottom are relative frequencies; the law has mass on tokens that were counted, which
-# is enough to be drawn from.
+# model. At the bottom are relative frequencies; the distribution has mass on tokens that were
+# counted, which is enough to be drawn from.
 
 
 _NO_IDS = np.zeros(0, np.intp)
@@ -205,7 +205,7 @@ class Counts(Protocol):
 
 
 class NgramLaw:
-    """The smoothed law of several counts: `sources` from what says least of the text to most."""
+    """The smoothed distribution of several counts: `sources` by rising length of context."""
 
     def __init__(self, sources: Sequence[Counts]) -> None:
         self._sources = sources
@@ -216,7 +216,7 @@ class NgramLaw:
         self._places: list[IdArray] = []
 
     def after(self, tokens: Sequence[int]) -> Law | None:
-        """Return the law of the next token, on the tokens that were counted; None without any."""
+        """Return the distribution of the next token over counted tokens; None if there are none."""
         self._align()
         if not len(self._ids):
             return None
@@ -252,7 +252,7 @@ class NgramSource(Source):
     """Counts of the text so far, and of `sources`, as rows of the tokens that were counted.
 
     Penalties and biases of the target are not applied: they would cost the whole vocabulary, and
-    what they change is tested all the same.
+    their changes are tested all the same.
     """
 
     few_tokens = True
@@ -266,7 +266,7 @@ class NgramSource(Source):
         self._paths: list[list[int]] = []
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Count the prompt; what it shares with the text before stays counted."""
+        """Count the prompt; the common part with the text before stays counted."""
         self._text.begin(tokens)
 
     def root(self, request: DraftRequest, highest: int) -> NodeRows | None:
@@ -294,7 +294,7 @@ class NgramSource(Source):
         return NodeRows(whole, highest=row_of(law))
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Count what was committed."""
+        """Count committed tokens."""
         self._text.extend(outcome.tokens[len(self._text.tokens) :])
 
     def rewind(self, length: int) -> None:
@@ -336,7 +336,7 @@ class _WholeRow(Sequence[Logits]):
 
 
 def allowed(law: Law, place: GrammarState) -> Law:
-    """Return a law on few tokens given that a grammar allows them; itself, if it allows none."""
+    """Return a distribution of few tokens given a grammar; itself if the grammar allows none."""
     ids = np.arange(len(law.probs)) if law.ids is None else law.ids
     weights = np.where(place.allowed(ids), law.probs, 0.0)
     kept = weights.nonzero()[0]
@@ -353,7 +353,7 @@ ORDER = 2
 def build_ngram(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `ngram(order=2, file=F, pool=F, n=auto, sampling=with, p_min=0)`.
 
-    Raises OptionError for an order that is not counted, and what reading the files raises.
+    Raises OptionError for an order that is not counted, and the errors of reading the files.
     """
     options = options_of(expression)
     order, chain = options.integer("order", ORDER), ChainOptions.of(expression, "with")

@@ -33,7 +33,7 @@ SINK, WINDOW, CHUNK = 4, 256, 32
 
 @dataclass(frozen=True, slots=True)
 class PartialCache:
-    """A bounded cache of a target: which tokens it keeps, and what a context for it is like."""
+    """A bounded cache of a target: the tokens that it keeps, and the form of its context."""
 
     window: Window
     options: ContextOptions
@@ -44,7 +44,7 @@ class PartialCache:
     chunk: int
     n_embd: int
     layer: int
-    """The layer of the target whose inputs say which chunks are kept."""
+    """The layer of the target whose inputs decide which chunks are kept."""
 
     @property
     def most_cells(self) -> int:
@@ -57,7 +57,7 @@ class PartialCache:
         return (self.layer,) if self.n_chunks else ()
 
     def kept(self) -> KeptTokens:
-        """Return what says which tokens of a conversation are kept."""
+        """Return the rule for the kept tokens of a conversation."""
         if not self.n_chunks:
             return KeptTokens(self.window)
         chunks = ChunkMemory(
@@ -75,13 +75,13 @@ class PartialCache:
 
     @property
     def remark(self) -> str:
-        """What the user is to know, where it is no smaller than the target's own cache."""
+        """A note for the user, if it is no smaller than the target's own cache."""
         if self.most_cells < self.n_ctx:
             return ""
         kept = f"sink={self.window.sink}, window={self.window.size}"
         return (
             f"partial({kept}) keeps up to {self.most_cells} tokens, all of a context of "
-            f"{self.n_ctx}: its drafts cost what the target's own tokens do"
+            f"{self.n_ctx}: its drafts cost as much as the target's own tokens"
         )
 
     def state(self, context: Context) -> DraftModelState:
@@ -90,9 +90,9 @@ class PartialCache:
 
 
 def partial_cache(expression: Expression, env: DraftEnvironment, n_nodes: int) -> PartialCache:
-    """Return what `sink=` and `window=` say; drafts have up to `n_nodes` tokens.
+    """Return the values of `sink=` and `window=`; drafts have up to `n_nodes` tokens.
 
-    Raises OptionError for a window that is too small for them, and UnsupportedModelError where the
+    Raises OptionError for a window that is too small for them, and UnsupportedModelError if the
     target's memory cannot drop a part of a text.
     """
     options = options_of(expression)

@@ -49,8 +49,8 @@ class NodeRows:
 
     `whole` are rows of logits [vocabulary or fewer], views that die with the next evaluation;
     `ranked` the best tokens of each row with their log-probabilities; `highest` its highest logits.
-    `certainties` are chances that the next tokens are accepted, where the method itself says so:
-    they take the place of the greatest probabilities. In no form: nothing could be evaluated.
+    `certainties` are chances that the next tokens are accepted, if the method itself estimates
+    them: they take the place of the greatest probabilities. In no form: nothing could be evaluated.
     """
 
     whole: Sequence[Logits] | None = None
@@ -100,7 +100,7 @@ class Source(ABC):
     shares = False
     """Whether its evaluations may serve other conversations at the same time."""
     most_highest = 0
-    """Of how many highest logits `root` can be asked; 0: it returns none."""
+    """How many highest logits `root` can return; 0: it returns none."""
     few_tokens = False
     """Whether its rows are of few tokens, the log-probabilities of a distribution."""
     names_trees = False

@@ -58,7 +58,7 @@ class StatesSource(Source, Generic[StateT]):
         """Return a copy [n, width] of the target's states at these rows."""
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the states of what the prompt shares with the last text."""
+        """Keep the states of the prompt's common part with the last text."""
         self._prompt = list(tokens)
         self.state.begin(tokens)
 

@@ -1,4 +1,4 @@
-"""The options of a drafter expression that say which tree it drafts.
+"""The options of a drafter expression about its tree.
 
 Draft models and EAGLE's heads (`TreeOptions`), which draft a chain without any of them:
 
@@ -49,7 +49,7 @@ _PLANNED_NODES = 24
 
 @dataclass(frozen=True, slots=True)
 class TreeOptions:
-    """The options that describe a tree, None where they were not given."""
+    """The options that describe a tree, None if they were not given."""
 
     tree: str | None = None
     depth: int | None = None
@@ -74,7 +74,7 @@ class TreeOptions:
 
     @property
     def asks_for_tree(self) -> bool:
-        """Whether any of them asks for more than a chain."""
+        """Whether any of them sets more than a chain."""
         return any(option is not None for option in (self.tree, self.depth, self.topk, self.nodes))
 
     @property
@@ -153,7 +153,7 @@ class TreeOptions:
             raise OptionError(f"n={self.n} drafts a chain and {shape} a tree: give one of them")
         if self.tree is None:
             return
-        # Sequoia's planner takes nodes and depth; its branching is what it finds out.
+        # Sequoia's planner takes nodes and depth; it finds its branching itself.
         extra: dict[str, int | str | None] = {"topk": self.topk}
         if self.tree != "sequoia":
             extra |= {"nodes": self.nodes, "depth": self.depth}
@@ -231,7 +231,7 @@ class ChainOptions:
             raise
 
     def pace(self, env: DraftEnvironment) -> Pace:
-        """Return what measured time may decide of the drafts."""
+        """Return the decisions about drafts that measured time may make."""
         return env.pace_of(chooses=self.n is None, draws=self.sampling != "argmax")
 
 
@@ -254,10 +254,10 @@ def head_tree(
     depth_cost: float,
     typical: Accuracy = TYPICAL_ACCURACY,
 ) -> Topology:
-    """Return the tree that the expression asks for, or the planned one.
+    """Return the tree of the expression, or the planned one.
 
-    `stored` are the accuracies of the head's file, `typical` what stands in for them where nothing
-    was measured, `n_depths` how deep its guesses reach, `depth_cost` what a depth of them costs in
+    `stored` are the accuracies of the head's file, `typical` stands in for them if nothing was
+    measured, `n_depths` is the depth of its guesses, `depth_cost` the cost of a depth of them in
     evaluations of the target with one token. Raises OptionError, and MalformedFileError for a bad
     CSV.
     """
@@ -265,7 +265,7 @@ def head_tree(
     if tree is not None:
         for name in ("nodes", "accuracy"):
             if options.optional(name) is not None:
-                problem = f"tree= says which nodes there are; leave out {name}="
+                problem = f"tree= names the nodes; leave out {name}="
                 raise OptionError(f"{expression}: {problem}")
         return parse_topology(find_method(expression.atom).published_tree(tree))
     nodes = options.optional_integer("nodes")

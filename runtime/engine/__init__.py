@@ -1,6 +1,6 @@
 """Sessions, `Runtime`, and `Engine`: several conversations, verified in one evaluation.
 
-What opens models is imported when a model is opened.
+The modules that open models are imported when a model is opened.
 """
 
 from typing import TYPE_CHECKING

@@ -320,7 +320,7 @@ class Answer(Mailbox):
             # Before anything is evaluated: the compiler's errors are raised at once.
             self._grammar = compiled(params.grammar, vocabulary)
         self._place: GrammarState | None = None  # where the text begins under it
-        self.guided: GuidedDrafter | None = None  # drafts what the grammar forces
+        self.guided: GuidedDrafter | None = None  # drafts the grammar's forced tokens
         self._tracer: Tracer | None = None
         if options.trace:
             from specrun.runtime.engine.trace import Tracer
@@ -418,7 +418,8 @@ class Answer(Mailbox):
     def _verifier(self) -> Target:
         """Return the target that verifies drafts: whole rows, or only the best logits of them."""
         session, params, rule = self.session, self._params, self.rule
-        # Rules that weigh raw laws read whole rows; at temperature 0 any other one is exact.
+        # Rules that weigh raw distributions read whole rows; at temperature 0 any other one is
+        # exact.
         by_law = not isinstance(rule, PairRule) and (rule.exact or params.is_greedy)
         reads_rows = self.drafter.reads_logits or session.rejections is not None
         sampled = session.backend_sampling and by_law and not reads_rows
@@ -582,7 +583,7 @@ class Answer(Mailbox):
         return event
 
     def take_round(self) -> None:
-        """Hand out what is left of the round, if anything, without events."""
+        """Hand out the rest of the round, if any, without events."""
         spoken, self.spoken = self.spoken, None
         if spoken is None or self._assembler.stopped_by is not None:
             return

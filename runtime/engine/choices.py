@@ -314,7 +314,7 @@ class LargestDrafts:
 
     @staticmethod
     def of(drafters: Sequence[Drafter]) -> LargestDrafts:
-        """Return what these drafters need together; raises `OptionError` if that cannot be."""
+        """Return the needs of these drafters together; raises `OptionError` if that cannot be."""
         with_inputs = [each for each in drafters if each.embedding_inputs is not None]
         inputs = {id(each.embedding_inputs): each for each in with_inputs}
         if len(inputs) > 1:
@@ -360,5 +360,5 @@ def require_fitting(rule: Rule | SequentialCascade, drafter: Drafter, shape: Sha
         return
     small_model(rule, drafter)
     if shape != "free":
-        why = "evaluates what the target missed at once, in batches of any width"
+        why = "evaluates the target's missing tokens at once, in batches of any width"
         raise OptionError(f"{rule.name} {why}, and the shape is {shape}: give --shape free")

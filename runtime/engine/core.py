@@ -71,7 +71,7 @@ class EngineCore(ABC):
     send only the best logits, a small model speak alone, a drafter use look-ahead positions, and a
     conversation's cache be kept in a file. `fitted` is the memory plan that layers and context were
     chosen by, None if nothing was to be chosen; `rejections` the store of rejected drafts, if any;
-    `contact_line` describes what was measured because the file is new here, "" if nothing was.
+    `contact_line` describes the measurements of a new file, "" if there were none.
     """
 
     options: RuntimeOptions
@@ -88,11 +88,11 @@ class EngineCore(ABC):
         slots: int = 1,
     ) -> None:
         """Open a target, or the embedded one, with slots."""
-        # To import what opens models takes longer than all of the rest.
+        # The import of the modules that open models takes longer than all of the rest.
         from specrun.runtime.engine.opening import open_slots
 
         self._sessions: Sequence[Session] = ()
-        self._requests: list[Answer] = []  # that the schedule does not know of yet
+        self._requests: list[Answer] = []  # that the schedule does not have yet
         self._template: ChatTemplate | None = None
         self._tool_template: ChatTemplate | None = None
         opened = open_slots(target, drafter, options, slots)
@@ -328,8 +328,8 @@ class EngineCore(ABC):
     def _swap(self, drafter: str, files: Mapping[str, Path] | None) -> None:
         from specrun.runtime.engine.opening import loading_with
 
-        # Liu et al. 2023: the drafter changes between answers. Each draw is tested with the law
-        # that it was drawn from, so never in the middle of one.
+        # Liu et al. 2023: the drafter changes between answers. Each draw is tested with the
+        # distribution that it was drawn from, so never in the middle of one.
         with loading_with(self.options):
             self._choices.swap(drafter, files)
             try:
@@ -404,7 +404,7 @@ class EngineCore(ABC):
     def session(self) -> Session:
         """The first slot, a runtime's only one; raises `ClosedError` after `close()`.
 
-        An engine's thread owns its slots: while it answers, others may only read what stays.
+        An engine's thread owns its slots: while it answers, others may only read facts that stay.
         """
         self._require_open()
         return self._sessions[0]
@@ -456,7 +456,7 @@ class EngineCore(ABC):
 
     @property
     def remark(self) -> str:
-        """What the user is to know of how it drafts; "" if there is nothing."""
+        """A note for the user on its drafting; "" if there is none."""
         session = self._sessions[0]
         if session.drafter.max_nodes and not session.target.max_nodes:
             kind = f"{self.model.architecture} models evaluate accepted drafts again"

@@ -25,9 +25,9 @@ _Result = TypeVar("_Result")
 class Engine(EngineCore):
     """Answers several conversations at once. Any thread, and any event loop, may `submit`.
 
-    `n_ctx` tokens are shared by all slots: a conversation takes what it needs, at most the length
-    that the model was trained for, and what idle ones still hold of their texts goes when others
-    need it; 0 is that length for every slot, or as much of it as there is memory for
+    `n_ctx` tokens are shared by all slots: a conversation takes the cells that it needs, at most
+    the length that the model was trained for, and cells of idle ones are dropped when others need
+    them; 0 is that length for every slot, or as much of it as there is memory for
     (`memory_line`). Names of targets, expressions of drafters and further options are as for
     `Runtime`. Every slot drafts with a drafter of its own, all with the same weights. Close it, or
     use it as a context manager.

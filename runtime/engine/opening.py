@@ -76,8 +76,8 @@ class RuntimeOptions(LoadOptions):
     `lora` are adapters for the target, each a FILE or FILE:SCALE; the drafter stays as it is, so
     its acceptance may fall. `learn` True keeps rejected drafts in a buffer (`Runtime.rejections`),
     "keep" in the user's state folder, a path in that file; only a
-    `specrun.train.online.online_drafter.OnlineDrafter` learns from them. `answers` True keeps what
-    was answered for prompt lookups of later answers, "keep" in the user's state folder, a path in
+    `specrun.train.online.online_drafter.OnlineDrafter` learns from them. `answers` True keeps
+    answers for prompt lookups of later ones, "keep" in the user's state folder, a path in
     that file. A request may choose
     "none", the drafter or one of the drafters `others` (expressions, or makers of drafters of one's
     own), in full or by the name of its method if only one has it, and another acceptance rule: any
@@ -121,7 +121,7 @@ def _default_drafter(target: Path, options: RuntimeOptions) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenSlots:
-    """The slots of an engine, open, and what they share.
+    """The slots of an engine, open, and their common parts.
 
     `owned` is closed after all slots, in this order. `shared` evaluates for several slots.
     """
@@ -161,7 +161,7 @@ def open_slots(
         fitted = fit_here(loading)
         if fitted is not None:
             loading = fitted.applied_to(loading)
-        # What was opened is closed again if the rest fails: the last opened first.
+        # Opened parts are closed again if the rest fails: the last opened first.
         with noting_plan(loading), ExitStack() as opened:
             model = _open_model(loading, options)
             opened.callback(model.close)
@@ -204,7 +204,7 @@ def open_slots(
 
 
 def _first_contact(loading: Loading, options: RuntimeOptions, model: Model) -> Contact:
-    """Return what evaluations cost, measured now if a drafter of an unknown file depends on it."""
+    """Return the cost of evaluations, measured now if a drafter of an unknown file needs it."""
     drafts = any(name != "none" for name in (loading.drafter, *options.others))
     # Adapters cost something, too, and belong to no file.
     measures = options.measure and drafts and not options.lora
@@ -325,7 +325,7 @@ _KINDS: dict[object, tuple[Callable[[object], bool], str]] = {
 
 
 def _wanted_kind(value: object, kind: object) -> str:
-    """Return what an option of this kind has to be, "" if the value may be that."""
+    """Return the rule for options of this kind that the value breaks, "" if it is valid."""
     fits, wanted = _KINDS.get(kind, (lambda _: True, ""))
     return "" if fits(value) else wanted
 

@@ -251,7 +251,7 @@ class Schedule:
         answer.stage = stage
 
     def _end(self, session: Session, problem: BaseException | None = None) -> None:
-        """End a slot's answer; what it has cached stays for the next prompt that begins so."""
+        """End a slot's answer; its cached tokens stay for the next prompt that begins so."""
         answer = session.running
         assert answer is not None
         if session.slot is not None:
@@ -278,7 +278,7 @@ class Schedule:
                 ends = piece == session.n_unread
                 if left is not None and (piece > left or (any_ended and not ends)):
                     break
-                # For the whole text: of one that does not fit, what is read would be lost again.
+                # For the whole text: of one that does not fit, the tokens read would be lost again.
                 if piece and not self._make_room(session.n_unread, session):
                     self.load.waited += 1
                     return

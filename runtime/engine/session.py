@@ -68,13 +68,13 @@ class Session:
     memory_note: Callable[[], str] = staticmethod(lambda: "")
     """Describes the memory in use, for errors of memory."""
     answers: AnswerStore | None = None
-    """Takes what was answered, if that is kept."""
+    """Takes the answers, if they are kept."""
     rejections: RejectionNotes | None = None
     """Takes the target's rows at rejected drafts, if there is a buffer."""
     clock: Callable[[], float] | None = None
     """Seconds of its own work, if it is done between that of others."""
     costs: CostCurve | None = None
-    """What evaluations of the target are known to cost."""
+    """The known cost of the target's evaluations."""
     cost_of: Callable[[int], EvaluationCost] = staticmethod(
         lambda n: EvaluationCost(n, n, 1, 0.0, 0.0)
     )
@@ -159,7 +159,7 @@ class Session:
         """Raise the error of a request that cannot be answered here.
 
         That is `ContextFullError` for a prompt that does not fit, `OptionError` for an empty one, a
-        rule that needs laws which the drafter does not have, or one that is not exact with
+        rule that needs distributions which the drafter does not have, or one that is not exact with
         mirostat.
         """
         rule, prompt = request.rule or self.rule, request.prompt
@@ -211,7 +211,8 @@ class Session:
         """Draft with another drafter by default, from the next answer on; neither is closed.
 
         The context has room for its trees. Never in the middle of an answer: each draw is tested
-        with the law that it was drawn from. Raises BusyError while an answer is being streamed.
+        with the distribution that it was drawn from. Raises BusyError while an answer is being
+        streamed.
         """
         self.require_idle()
         if self.drafters is not None:
@@ -287,7 +288,7 @@ class Session:
         """Free the drafter, then the target's context and the rest; an answer cannot go on.
 
         It never waits, and may be called in any thread or signal handler: a step of an answer that
-        is under way meets a closed context soon, raises `ClosedError`, and frees what it used.
+        is under way meets a closed context soon, raises `ClosedError`, and frees its memory.
         """
         step = self._step
         if step is None:

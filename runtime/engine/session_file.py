@@ -108,7 +108,7 @@ def _states(
 ) -> list[tuple[int, npt.NDArray[np.uint8]]]:
     """Return the checkpoints of a file, which lie before place `end`, by their numbers of tokens.
 
-    Raises MalformedFileError for what cannot be some of a text of so many tokens.
+    Raises MalformedFileError if they cannot be part of a text of so many tokens.
     """
     sizes = facts.get(_STATES)
     pairs: list[Any] = sizes if isinstance(sizes, list) else [None]

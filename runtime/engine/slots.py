@@ -301,7 +301,7 @@ class SlotTarget(TargetModel):
 
     @property
     def has_lost_cache(self) -> bool:
-        """Whether the cache holds less of the text than is said to be cached.
+        """Whether the cache holds less of the text than its number of cached tokens.
 
         A failed evaluation of other texts clears a memory with recurrent states.
         """
@@ -407,7 +407,7 @@ class SharedEvaluation:
     one sequence more, `parking`, for cells that were dropped and are not free yet (`slot_options`);
     None: texts lie apart. No text is longer than `n_positions`. The slots' drafters draft together
     at `meeting`. Evaluations of the numbers of tokens in `widths` are filled up, in a second
-    sequence more; those of texts that lie apart to what is `wider` and cheaper. `n_cells_taken`
+    sequence more; those of texts that lie apart to `wider` and cheaper ones. `n_cells_taken`
     counts the cells before the first of those that no token has taken since the texts were last
     copied together.
     """
@@ -448,14 +448,14 @@ class SharedEvaluation:
 
     @property
     def n_cells_free(self) -> int:
-        """How many cells are free; where texts lie apart, each has room for its own."""
+        """How many cells are free; if texts lie apart, each has room for its own."""
         used = 0 if self.parking is None else self.n_cells_used
         return self.context.n_ctx - used
 
     def _together(self, slots: Sequence[SlotTarget]) -> Sequence[SlotTarget]:
         """Return those of waiting slots that one evaluation can serve, in llama.cpp's order.
 
-        That is all of them, or where texts lie apart neighbours of the one that waits for longest.
+        That is all of them, or if texts lie apart neighbours of the one that waits for longest.
         """
         if self.parking is not None or not slots:
             return slots
@@ -524,9 +524,9 @@ class SharedEvaluation:
         return self._wider(n * width, n * max(width, most), n) // n
 
     def _decode(self, texts: list[tuple[list[int], int, BatchShape]], n_tokens: int) -> Rows:
-        """Evaluate texts side by side, in a batch that is filled up where that takes less time.
+        """Evaluate texts side by side, in a batch that is filled up if that takes less time.
 
-        What fills it is a text of its own, behind all others, whose cells are free again at once.
+        The filling is a text of its own, behind all others, whose cells are free again at once.
         """
         width = self._widths.get(n_tokens, 0)
         room = self.context.n_ctx - self.n_cells_taken

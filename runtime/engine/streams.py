@@ -30,7 +30,7 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
     An engine makes its answers in its own thread; then any thread or event loop may be the one
     reader. A runtime's answer goes on while it is read, by the reader's calls (`go_on`). Closing
     or dropping the stream early (or Ctrl-C while it runs) ends the answer, an engine's within a
-    round; `result` then says "cancelled", and the slot is free. Reading raises the error that
+    round; `result` is then "cancelled", and the slot is free. Reading raises the error that
     ended the answer, such as `ContextFullError` or `ClosedError`. The result of a chat is a
     `ChatResult`.
     """
@@ -60,7 +60,7 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
     def __next__(self) -> TokenEvent:
         answer, making, go_on = self._answer, self._making, self._go_on
         while True:
-            ended = answer.ended  # read before: what came until the end is there then
+            ended = answer.ended  # read before: the events until the end are there then
             if (event := self._take()) is not None:
                 return event
             if ended is not None:
@@ -151,8 +151,8 @@ class GenerationStream(Iterator[TokenEvent], AsyncIterator[TokenEvent]):
 
         If a device computes (a GPU), tokens of a runtime's round are handed out while it evaluates
         the next one, so that the time of `consume`, such as printing, is no part of a round.
-        Answers with stop strings or log-probabilities are handed out before: those decide what
-        comes next, or read rows that the next evaluation overwrites. An error of `consume` ends the
+        Answers with stop strings or log-probabilities are handed out before: those decide the next
+        step, or read rows that the next evaluation overwrites. An error of `consume` ends the
         answer.
         """
         answer, read = self._answer, self._read

@@ -31,7 +31,7 @@ BEST = 6
 
 @dataclass(frozen=True, slots=True)
 class NamedToken:
-    """A token, its text (control tokens by name), and its probability in some law."""
+    """A token, its text (control tokens by name), and its probability in some distribution."""
 
     token: int
     text: str
@@ -254,7 +254,7 @@ class Tracer:
 
 def _draft_law(tree: DraftTree, place: int) -> Law | None:
     """Return the distribution that drafts after a node were drawn from, or the drafter's row."""
-    # Of several draws, the first is from the law itself: see `loop.law_pairs`.
+    # Of several draws, the first is from the distribution itself: see `loop.law_pairs`.
     draws = tree.draws.get(place, ())
     law = next((draw.law for draw in draws if draw.law is not None), None)
     if law is not None or tree.rows is None or not draws:
@@ -264,6 +264,6 @@ def _draft_law(tree: DraftTree, place: int) -> Law | None:
 
 
 def _softmax(row: Logits) -> Law:
-    """Return a row's law before any setting."""
+    """Return a row's distribution before any setting."""
     weights = np.exp(row - row.max(), dtype=np.float64)
     return Law(weights / weights.sum())

@@ -1,6 +1,6 @@
 """Grammars compiled by llguidance for one vocabulary, in processes of their own (`process`).
 
-The first grammar starts the one that knows the vocabulary, which llguidance reads once (a second
+The first grammar starts the one with the vocabulary, which llguidance reads once (a second
 for 150,000 tokens); every grammar is a fork of it, and every answer a fork of its grammar's. No
 grammar can harm whoever compiles it, however deep, large or ambiguous it is.
 """
@@ -37,7 +37,7 @@ _LIMITS: dict[str, Any] = {
 _SHOWN = re.compile(r"\s*(\d+ \||\^\s*$)")
 _PLACE = re.compile(r"^at (\d+)\(\d+\): ")
 _KEPT_BYTES = 256 << 20  # of compiled grammars: clients repeat theirs
-_PROCESS_BYTES = 4 << 20  # what a process takes beside its grammar
+_PROCESS_BYTES = 4 << 20  # the memory of a process beside its grammar
 _WATCH_SECONDS = 0.1
 _TOO_SLOW = f"that takes longer than {COMPILE_SECONDS:g} s: give a smaller or simpler one"
 _TOO_DEEP = (
@@ -63,12 +63,12 @@ class CompiledGrammar:
     def start(self, length: int, patience: float | None = None) -> GrammarState:
         """Return the place after a prompt of so many tokens, with a matcher of its own.
 
-        `patience`: how many seconds whoever asks may wait, see `state.Cursor`.
+        `patience`: the seconds that its user may wait, see `state.Cursor`.
         """
         try:
             matcher = self._process.fork()
         except ProcessEnded:
-            raise _refusal(self._grammar, "its process was ended; ask again") from None
+            raise _refusal(self._grammar, "its process was ended; send the request again") from None
         cursor = Cursor(matcher, self._grammar, self._lexicon, patience)
         return GrammarState(cursor, length, tail=b"" if self._grammar.after else None)
 
@@ -80,7 +80,7 @@ class GrammarCompiler:
         spelled = [vocabulary.named(token) for token in range(vocabulary.size)]
         self.lexicon = Lexicon(vocabulary, spelled)
         ends = sorted(vocabulary.end_of_generation)
-        # Control tokens are no text; nor is what ends an answer, however the file has it.
+        # Control tokens are no text; nor are end tokens, whatever their kind in the file.
         special = [each for each in range(len(spelled)) if vocabulary.is_control(each)]
         special = sorted({*special, *ends})
         if not ends:  # llguidance needs one: beyond the vocabulary, where no text has it
@@ -100,7 +100,7 @@ class GrammarCompiler:
     ) -> CompiledGrammar:
         """Return the compiled grammar; raises `GrammarError` with the compiler's message.
 
-        Raises `ClosedError` where it is not wanted any more.
+        Raises `ClosedError` if it is not wanted any more.
         """
         with self._lock:
             known = self._compiled.get(grammar)
@@ -136,7 +136,7 @@ class GrammarCompiler:
         return made
 
     def _forked(self, reads_bytes: bool) -> GrammarProcess:
-        """Return a process for a grammar; the one that knows the vocabulary is started first.
+        """Return a process for a grammar; the one with the vocabulary is started first.
 
         `reads_bytes`: it reads the vocabulary as bytes, too, which its forks then need not.
         """
@@ -162,10 +162,10 @@ _OPENING = threading.Lock()
 def compiled(
     grammar: Grammar, vocabulary: Vocabulary, is_wanted: Callable[[], bool] = lambda: True
 ) -> CompiledGrammar:
-    """Return a grammar compiled for a vocabulary, quickly where it was before.
+    """Return a grammar compiled for a vocabulary, quickly if it was before.
 
     Raises `GrammarError` for one that llguidance cannot compile, or not within `COMPILE_SECONDS`;
-    `ClosedError` where it is not wanted any more.
+    `ClosedError` if it is not wanted any more.
     """
     with _OPENING:
         compiler = _COMPILERS.get(vocabulary)
@@ -175,7 +175,7 @@ def compiled(
 
 
 def _source(grammar: Grammar) -> str:
-    """Return what the compiler reads: of a schema, the part that a mask can follow."""
+    """Return the compiler's input: of a schema, the part that a mask can follow."""
     if grammar.kind != "json-schema":
         return grammar.source
     try:
@@ -187,7 +187,7 @@ def _source(grammar: Grammar) -> str:
 def _refusal(grammar: Grammar, message: str) -> GrammarError:
     """Return one sentence of a compiler's message, which shows the place on further lines.
 
-    The places of all but Lark grammars are in the text that was made of them: nobody knows that.
+    The places of all but Lark grammars are in the text that was made of them: that is unknown.
     """
     shown = message.split("<backtrace>")[0].splitlines()
     lines = [line for line in shown if not _SHOWN.match(line)]

@@ -1,7 +1,7 @@
 """Conditions of a JSON schema (`if`, `not`, `dependentRequired`, ...) as alternatives.
 
 A mask has no conditions, but it has alternatives: a value fits "if A then B" if it fits A and B, or
-does not fit A. So a condition is exact where "does not fit" is a schema itself: for lists of values
+does not fit A. So a condition is exact if "does not fit" is a schema itself: for lists of values
 whose others are known, types, bounds, and names of properties.
 """
 
@@ -20,7 +20,7 @@ _BRANCHES = {"if", "then", "else"}
 _ABSENT = "absent"
 _MOST_WORK = 2000  # alternatives times properties, above which the compiler refuses a schema
 
-# The keyword that holds where a bound does not, and what is added to it.
+# The keyword that holds where a bound does not, and the number added to it.
 _BEYOND = {
     "minimum": ("number", "exclusiveMaximum", 0),
     "maximum": ("number", "exclusiveMinimum", 0),

@@ -357,7 +357,7 @@ def _without_left_recursion(rules: list[Rule]) -> list[Rule]:
 
 
 def _grows(rules: list[Rule], group: list[int]) -> bool:
-    """Whether something follows a rule of the group where another one begins with it."""
+    """Whether something follows a rule of the group if another one begins with it."""
     empty, members = nullable(rules), set(group)
     return any(
         symbol in members and place + 1 < len(symbols)

@@ -1,6 +1,6 @@
 """Grammars (JSON schema, regular expression, GBNF, Lark) that an answer has to follow.
 
-This is what a user asks for. `compile` makes of it what decoding needs, with llguidance.
+This is the user's wish. `compile` makes it ready for decoding, with llguidance.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class GrammarError(OptionError):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer has to be; make it by `json_schema`, `gbnf`, `lark` or `regex`.
+    """The form of an answer; make it by `json_schema`, `gbnf`, `lark` or `regex`.
 
     With `after`, the grammar begins only behind the first place where the answer has this text,
-    such as "</think>", which may stand within a token; before it anything may be said, also the end
-    of the text. Raises `GrammarError` for what cannot be a grammar of its kind; what the compiler
-    has against it is known once there is a vocabulary (`Session.stream`).
+    such as "</think>", which may stand within a token; before it anything is allowed, also the end
+    of the text. Raises `GrammarError` for a text that cannot be a grammar of its kind; the
+    compiler's errors come once there is a vocabulary (`Session.stream`).
     """
 
     kind: GrammarKind
@@ -100,5 +100,5 @@ class Grammar:
 
     @property
     def noun(self) -> str:
-        """What messages call it."""
+        """Its name in messages."""
         return _NOUNS[self.kind]

@@ -2,7 +2,7 @@
 
 Schemas have ECMAScript's syntax, or that of the language that wrote them. Masks have no
 assertions: look-arounds, word boundaries and anchors within a text are left out, and a reference
-to a group allows any text. What is left allows all that the pattern does, and maybe more.
+to a group allows any text. The rest allows all that the pattern does, and maybe more.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Processes that grammars live in, as those see them who ask: see `worker`."""
+"""Processes that grammars live in, as their users see them: see `worker`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WORKER = Path(__file__).with_name("worker.py")
 
 
 class ProcessEnded(Exception):
-    """A process ended before it replied; `in_time`: by what it met, not because it took long."""
+    """A process ended before it replied; `in_time`: by an error, not because it took long."""
 
     def __init__(self, *, in_time: bool) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class ProcessEnded(Exception):
 
 
 class GrammarProcess:
-    """One process: it answers a request at a time, and ends when it is closed or forgotten."""
+    """One process: it answers a request at a time, and ends when it is closed or dropped."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -58,8 +58,8 @@ class GrammarProcess:
             self.close()
             raise ProcessEnded(in_time=True) from None
 
-    def reply(self, wait: float | None = None) -> Any:  # noqa: ANN401 - of whatever was asked
-        """Return the reply, None where it has not come within so many seconds (None: wait).
+    def reply(self, wait: float | None = None) -> Any:  # noqa: ANN401 - of any request
+        """Return the reply, None if it has not come within so many seconds (None: wait).
 
         Raises `ProcessEnded`.
         """
@@ -100,7 +100,7 @@ class GrammarProcess:
         self._connection.close()
 
     def _interrupt(self) -> None:
-        """Kill it where it is busy; else it ends itself when its connection closes."""
+        """Kill it if it is busy; else it ends itself when its connection closes."""
         if self._is_busy and self._pid:
             self._is_busy = False
             with suppress(ProcessLookupError):
@@ -112,9 +112,9 @@ class GrammarProcess:
 def start(
     spelled: Sequence[bytes], ends: Sequence[int], special: Sequence[int], bos: int | None
 ) -> GrammarProcess:
-    """Return a process that knows a vocabulary, to be forked for grammars.
+    """Return a process with a vocabulary, to be forked for grammars.
 
-    Raises `GrammarError` where there is no llguidance, or no process can be started.
+    Raises `GrammarError` if there is no llguidance, or no process can be started.
     """
     ours, theirs = Pipe()
     process = GrammarProcess(ours)

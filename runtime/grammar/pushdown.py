@@ -1,7 +1,7 @@
-"""What may follow a text under rules of characters: the tokens that llama.cpp's grammars allow.
+"""The next tokens of a text under rules of characters: those that llama.cpp's grammars allow.
 
 A grammar stands at sets of stacks, as llama.cpp's does: the top of each is the character that comes
-next, below it is what follows when its rule ends. Here a set is one *state*, known by a number, and
+next, below it is the continuation after its rule. Here a set is one *state*, known by a number, and
 a byte leads from one to another; both are found once. Stacks with a common top share it, so sets
 stay small. Masks are read off a tree of the vocabulary's bytes, a level at a time.
 """
@@ -33,12 +33,12 @@ _MANY_NODES = 64  # more than finding out where a state leads to costs
 _UNKNOWN = np.uint64(2**64 - 1)
 _LEADS = ((0x80, 0), (0x800, 0xC0), (0x10000, 0xE0), (0x110000, 0xF0))
 Tails = frozenset[int]
-"""What may follow the top of a stack: frames, by number; frame 0 is the end of the text."""
+"""The continuations of a stack's top: frames, by number; frame 0 is the end of the text."""
 
 
 @dataclass(slots=True)
 class _State:
-    """One set of stacks: what may come next, and whether the text may end.
+    """One set of stacks: the possible next tokens, and whether the text may end.
 
     `characters`: the node of a character's bytes, the place of that character, and its tails.
     """
@@ -77,13 +77,13 @@ class Pushdown:
         self.start = self._closed([(start, bottom) for start in self._starts[0]], {}, {})
 
     def state(self, number: int) -> _State:
-        """Return what is known of a state."""
+        """Return the facts of a state."""
         return self._states[number]
 
-    # -- what may follow ---------------------------------------------------------------------------
+    # -- continuations -----------------------------------------------------------------------------
 
     def mask(self, state: int) -> Mask:
-        """Return which tokens may follow a state; nothing is said of the end of the text."""
+        """Return which tokens may follow a state; the end of the text is not included."""
         known = self._masks.get(state)
         if known is None:
             known = self._masks[state] = self._walked(state)
@@ -116,7 +116,7 @@ class Pushdown:
         return found
 
     def _passed(self, states: Ints) -> npt.NDArray[np.uint64]:
-        """Return the bits of what leads each state back to itself; 0 for those of few nodes."""
+        """Return the bits that lead each state back to itself; 0 for states of few nodes."""
         found = self._passes[states]
         unknown = found == _UNKNOWN
         if unknown.any():
@@ -257,7 +257,7 @@ class Pushdown:
 
 
 _Source = Tails | int
-"""What follows a place: known tails, or those of a rule that was entered here."""
+"""The continuation of a place: known tails, or those of a rule that was entered here."""
 
 
 class _Walk:
@@ -304,7 +304,7 @@ class _Walk:
                 self.tops.add(each)
 
     def returns(self, rule: int) -> Iterable[tuple[int, _Source]]:
-        """Return where a rule returns to: at the end of a caller that is what follows this one."""
+        """Return where a rule returns to: at the end of a caller, where that one returns to."""
         waiting, seen = [rule], {rule}
         while waiting:
             for place, source in self.callers[waiting.pop()]:
@@ -356,7 +356,7 @@ class _Tails:
 
 
 class _Bytes:
-    """The characters of a grammar as bytes of UTF-8: nodes, and what leads from one to the next.
+    """The characters of a grammar as bytes of UTF-8: nodes, and the edges between them.
 
     Bytes that lead to the same everywhere are one class.
     """
@@ -366,7 +366,7 @@ class _Bytes:
         self._node_of: dict[tuple[tuple[int, int, int], ...], int] = {}
         known: dict[Ranges, int] = {}
         self.roots: list[int] = []
-        """By place: the node of its character, 0 where there is none."""
+        """By place: the node of its character, 0 if there is none."""
         for symbol in symbols:
             root = _DONE
             if isinstance(symbol, Characters) and symbol.ranges:

@@ -1,4 +1,4 @@
-"""What the references of a JSON schema name."""
+"""The schemas that the references of a JSON schema name."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class References:
         return self._anchors.get(name)
 
     def resolved(self, node: Schema) -> Schema:
-        """Return a schema, or what it refers to."""
+        """Return a schema, or the one that it refers to."""
         for _ in range(8):
             if not (isinstance(node, dict) and "$ref" in node):
                 break

@@ -1,7 +1,7 @@
 """JSON schemas as people and generators write them, in the part of them that can be a mask.
 
-Annotations are passed over. What a mask cannot follow is left out, and said in the log: then the
-grammar allows all that the schema does, and more. Nothing here makes a schema narrower.
+Annotations are passed over. Parts that a mask cannot follow are left out, with a line in the log:
+then the grammar allows all that the schema does, and more. Nothing here makes a schema narrower.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _TYPES = ("null", "boolean", "number", "string", "array", "object")
 def loosened(schema: Schema) -> tuple[Schema, list[str]]:
     """Return a schema that can be a mask and allows all that this one does.
 
-    In addition what it does not follow, each as "KEYWORD at PATH: reason". Raises `RecursionError`
-    for values that are nested too deep.
+    In addition the parts that it does not follow, each as "KEYWORD at PATH: reason". Raises
+    `RecursionError` for values that are nested too deep.
     """
     if not isinstance(schema, dict):
         return schema, []
@@ -78,7 +78,7 @@ def any_of(schemas: Sequence[Schema]) -> _Node:
 
 
 def followed(schema: Schema, whose: str, options: Mapping[str, Any]) -> _Node:
-    """Return a loosened schema that says where spaces may stand; warn once of what is lost.
+    """Return a loosened schema with the places of spaces; warn once of the lost parts.
 
     The schema's own options (`x-guidance`) go before those given here.
     """
@@ -177,8 +177,8 @@ class _Loosening:
     def _joins_itself(self, node: _Node, *, is_joined: bool) -> bool:
         """Whether a value has to fit a schema that leads back to itself, and others, too.
 
-        The compiler cannot join a reference to such a schema: a copy stands there instead. What is
-        joined is a definition, so that the copy leads back to it.
+        The compiler cannot join a reference to such a schema: a copy stands there instead. The
+        joined schema is a definition, so that the copy leads back to it.
         """
         for name in ("$ref", "$dynamicRef", "$recursiveRef", *_COMBINED):
             if name not in node or not (is_joined or _keywords(node) - {name} or name == "allOf"):
@@ -196,7 +196,7 @@ class _Loosening:
     def _fill(self, task: _Task) -> None:
         """Write a schema, its keywords in their order, which is that of the answer's keys."""
         node, path, out = task.node, task.path, task.out
-        if self._is_old and "$ref" in node:  # what stands beside it is not looked at there
+        if self._is_old and "$ref" in node:  # its neighbours are not read there
             node = {name: node[name] for name in ("$ref", "nullable") if name in node}
         if node.get("nullable") is True and "null" not in _listed(node.get("type")):
             inner = {name: value for name, value in node.items() if name != "nullable"}
@@ -216,7 +216,7 @@ class _Loosening:
     # -- keywords that stay ------------------------------------------------------------------------
 
     def _required(self, task: _Task, name: str, value: object) -> None:
-        if isinstance(value, list):  # a bool is of draft 3, and says it of the property itself
+        if isinstance(value, list):  # a bool is of draft 3, about the property itself
             task.out[name] = value
 
     def _values(self, task: _Task, name: str, value: object) -> None:
@@ -296,7 +296,7 @@ class _Loosening:
             task.out[name] = found
 
     def _format(self, task: _Task, name: str, value: object) -> None:
-        """Write a format; a pattern beside it says the same, and the generator's own way."""
+        """Write a format; a pattern beside it has the same meaning, in the generator's own form."""
         types = _listed(task.node.get("type", "string"))
         if "string" not in types or "pattern" in task.node or not isinstance(value, str):
             return
@@ -329,7 +329,7 @@ class _Loosening:
             task.out[name] = value
 
     def _any_of(self, task: _Task, name: str, value: object) -> None:
-        """Write `anyOf`, and `oneOf` as the same: where one may match, several may."""
+        """Write `anyOf`, and `oneOf` as the same: if one may match, several may."""
         if not isinstance(value, list):
             task.out[name] = value
             return
@@ -414,7 +414,7 @@ class _Loosening:
                 task.out["additionalProperties"] = {"anyOf": made}
 
     def _can_split(self, patterns: _Node) -> bool:
-        """Whether no name fits two of the patterns, and each is read as what it is."""
+        """Whether no name fits two of the patterns, and each is read as it is written."""
         if not all(written(pattern)[1] for pattern in patterns):
             return False
         prefixes = [literal_prefix(pattern) for pattern in patterns]
@@ -480,7 +480,7 @@ class _Loosening:
     # -- conditions --------------------------------------------------------------------------------
 
     def _conditions(self, task: _Task) -> Conditions | None:
-        """Return the conditions of a schema, None if it has none; say which are lost."""
+        """Return the conditions of a schema, None if it has none; log the lost ones."""
         node = task.node
         parts = node.get("allOf")
         nested = any(_keywords(each) & {*CONDITIONS} for each in _listed(parts))
@@ -554,11 +554,11 @@ _WRITERS: Mapping[str, _Writer] = {
 }
 
 
-# -- what schemas and values are -------------------------------------------------------------------
+# -- kinds of schemas and values -------------------------------------------------------------------
 
 
 def _keywords(node: Schema) -> set[str]:
-    """Return the keywords of a schema that say something of a value."""
+    """Return the keywords of a schema that restrict a value."""
     return set(node.keys() & _WRITERS.keys()) if isinstance(node, dict) else set()
 
 

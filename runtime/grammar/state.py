@@ -1,9 +1,9 @@
-"""Places of a text under a grammar: what may follow each of them (llguidance's token masks).
+"""Places of a text under a grammar: the possible next tokens of each (llguidance's token masks).
 
-A place is known by the tokens that lead to it, and says what may come next whoever asks and in
-whatever order: nobody advances a grammar, so nobody can leave it advanced by a branch of a draft
+A place is known by the tokens that lead to it, and its next tokens do not depend on the order of
+questions: nobody advances a grammar, so nobody can leave it advanced by a branch of a draft
 tree that was rejected. Behind that, one matcher moves to and fro between places: `Cursor` has it
-take back what it has consumed down to where two texts part, and consume the other's tokens. It
+take back tokens down to where two texts part, and consume the other's tokens. It
 lives in a process of its own, so whoever has other answers to go on with need not wait for it.
 """
 
@@ -27,7 +27,7 @@ from specrun.runtime.grammar.grammar import Grammar, GrammarError
 from specrun.runtime.grammar.process import GrammarProcess, ProcessEnded
 
 PLACE_SECONDS = 5.0
-"""How long it may take to find out what may follow a place; most take microseconds."""
+"""The time limit for the next tokens of a place; most take microseconds."""
 _POLL_SECONDS = 0.002
 _SLOW_SECONDS = 0.02
 _NAMED = re.compile(rb"\xff\[(\d+)\]")
@@ -37,9 +37,10 @@ _Row = TypeVar("_Row", bound=npt.NDArray[np.floating])
 
 
 class Seen(NamedTuple):
-    """What a matcher says of a place: what may follow, and how many seconds it took to find out.
+    """A matcher's facts of a place: the next tokens, and the seconds that it took to find them.
 
-    A bit for every token, lowest first; whether the text may end there, has to, and what is forced.
+    A bit for every token, lowest first; whether the text may end there, has to, and the forced
+    text.
     """
 
     bits: bytes
@@ -65,14 +66,14 @@ class Lexicon:
         return self._spelled[token] if token < self.size else b""
 
     def tokens_of(self, text: bytes) -> tuple[int, ...] | None:
-        """Return tokens that spell these bytes; None where there are none."""
+        """Return tokens that spell these bytes; None if there are none."""
         tokens = tuple(self._tokens_within(text))
         return tokens if b"".join(map(self.spelling, tokens)) == text else None
 
     def unambiguous_tokens_of(
         self, text: bytes, preference: npt.NDArray[np.floating] | None = None
     ) -> list[int]:
-        """Return tokens that spell these bytes, but for an end that may depend on what follows.
+        """Return tokens that spell these bytes, but for an end that may depend on the next text.
 
         They are the tokenizer's own or, with a `preference` (a number for each token), of those
         that may come next the preferred ones. Tokens that a grammar names by their ids stand as
@@ -119,7 +120,7 @@ class Lexicon:
         return sorted(self._spelled)
 
     def _tokens_within(self, text: bytes) -> list[int]:
-        """Return the tokens of a text in the middle of another; none where the model is closed."""
+        """Return the tokens of a text in the middle of another; none if the model is closed."""
         vocabulary = self._vocabulary()
         try:
             return vocabulary.tokenize_within(text) if vocabulary is not None and text else []
@@ -127,7 +128,7 @@ class Lexicon:
             return []
 
     def completing(self, tail: bytes, marker: bytes) -> Iterator[tuple[int, bytes]]:
-        """Return the tokens that complete a marker after a tail and go on, and with what."""
+        """Return the tokens that complete a marker after a tail and go on, with their rests."""
         table = self._completing.get(marker)
         if table is None:
             table = self._completing[marker] = self._completing_any(marker)
@@ -153,11 +154,11 @@ class Lexicon:
 
 
 class Cursor:
-    """One matcher, which stands at one place; it is moved to another to see what may follow there.
+    """One matcher, which stands at one place; it is moved to another to find the next tokens there.
 
     With `patience`, whoever has other conversations to go on with waits no longer than that for a
-    draft's places (`hurries`) and for the end of a text; without, and for what the law needs, until
-    it is known. A place that takes longer than `PLACE_SECONDS` ends the answer.
+    draft's places (`hurries`) and for the end of a text; without, and if the distribution needs
+    them, until they are known. A place that takes longer than `PLACE_SECONDS` ends the answer.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class Cursor:
         self._asked: GrammarState | None = None
 
     def see(self, place: GrammarState, wait: float | None) -> Seen | None:
-        """Return what follows a place, None where that is not known within so many seconds."""
+        """Return the next tokens of a place, None if they are not known within so many seconds."""
         if self._asked is not None and self._asked is not place and not self._answered(wait):
             return None
         if place.seen is None and not place.problem:
@@ -198,11 +199,11 @@ class Cursor:
         return list(found)
 
     def close(self) -> None:
-        """End the matcher: nothing is asked of these places any more."""
+        """End the matcher: these places are not needed any more."""
         self._matcher.close()
 
     def _answered(self, wait: float | None) -> bool:
-        """Whether the place that was asked for is known now."""
+        """Whether the requested place is known now."""
         reply = self._reply(wait)
         if reply is None:
             return False
@@ -214,17 +215,17 @@ class Cursor:
             asked.seen = Seen(*reply)
         return True
 
-    def _reply(self, wait: float | None) -> Any:  # noqa: ANN401 - of whatever was asked
+    def _reply(self, wait: float | None) -> Any:  # noqa: ANN401 - of any request
         try:
             return self._matcher.reply(wait)
         except ProcessEnded as ended:
             why = "it takes more memory than it may"
             if not ended.in_time:
-                why = f"what may follow takes longer than {PLACE_SECONDS:g} s to find out"
+                why = f"finding the possible next tokens takes longer than {PLACE_SECONDS:g} s"
             raise self._problem(why) from None
 
     def _ask(self, name: str, place: GrammarState, *arguments: object) -> None:
-        """Move the matcher to a place, and ask it something there."""
+        """Move the matcher to a place, and send it a request there."""
         here, taken_back = self._here, 0
         wanted: list[GrammarState] = []
         ahead: GrammarState | None = place
@@ -243,7 +244,7 @@ class Cursor:
         self._here = place
 
     def _problem(self, error: str) -> GrammarError:
-        """Return the error of an answer, in one sentence of what llguidance said."""
+        """Return the error of an answer, in one sentence of llguidance's."""
         first = " ".join(error.split("<state>")[0].split())
         noun, why = self.grammar.noun, first[:300] or "no reason is given"
         if first == "NoExtensionBias":
@@ -257,10 +258,10 @@ class Cursor:
 class GrammarState:
     """The place after `length` tokens of a text; `parent` is the one before its last token.
 
-    `fed` are the tokens that the matcher consumes on the way from there: that one, none where the
+    `fed` are the tokens that the matcher consumes on the way from there: that one, none if the
     grammar has not begun, the rest of a token that completes the marker. `tail` is the end of the
     text while the marker is waited for, else None. A place that is `closed` lies behind a token
-    that the grammar forbids, or behind the end of the text: nothing is said of what follows.
+    that the grammar forbids, or behind the end of the text: nothing is known of the next tokens.
     """
 
     __slots__ = (
@@ -288,7 +289,7 @@ class GrammarState:
     ) -> None:
         self._cursor, self.length, self.parent = cursor, length, parent
         self.fed, self.tail, self.closed = fed, tail, closed
-        self.seen: Seen | None = None  # until it is asked for
+        self.seen: Seen | None = None  # until it is needed
         self.problem = ""
         self._children: dict[int, GrammarState] = {}
         self._mask: Mask | None = None
@@ -345,10 +346,10 @@ class GrammarState:
         found = dict(zip(map(tuple, known), self._cursor.follow(self, known), strict=True))
         return [found.get(tuple(text), False) for text in texts]
 
-    # -- what is said of a place -------------------------------------------------------------------
+    # -- the facts of a place ----------------------------------------------------------------------
 
     def _look(self, wait: float | None = None) -> Seen | None:
-        """Return what the matcher says here; None where that takes longer than it may."""
+        """Return the matcher's facts here; None if that takes longer than it may."""
         if self.seen is not None:
             return self.seen
         cursor = self._cursor
@@ -356,17 +357,17 @@ class GrammarState:
 
     @property
     def is_known(self) -> bool:
-        """Whether what follows was found out, if it has to be."""
+        """Whether the next tokens were found, if they are needed."""
         return self.closed or self.tail is not None or self.seen is not None
 
     @property
     def is_seen(self) -> bool:
-        """Whether what follows is known, or can be found out in time."""
+        """Whether the next tokens are known, or can be found in time."""
         return self.is_known or self._look() is not None
 
     @property
     def is_ready(self) -> bool:
-        """Whether what follows is known, or may be waited for: nobody else has to go on."""
+        """Whether the next tokens are known, or may be waited for: nobody else has to go on."""
         if self.is_known or self._cursor.patience is None:
             return True
         return self._look(_POLL_SECONDS) is not None
@@ -379,7 +380,7 @@ class GrammarState:
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:
-        """Wait for what follows places no longer than the answer's patience."""
+        """Wait for the next tokens of places no longer than the answer's patience."""
         self._cursor.hurries = True
         try:
             yield
@@ -387,14 +388,14 @@ class GrammarState:
             self._cursor.hurries = False
 
     def close(self) -> None:
-        """End the matcher of this text: nothing is asked of its places any more."""
+        """End the matcher of this text: its places are not needed any more."""
         self._cursor.close()
 
     @property
     def is_over(self) -> bool:
         """Whether the text is whole: the grammar allows nothing more.
 
-        False where finding out takes longer than may be waited for: only its end may follow then.
+        False if finding out takes longer than may be waited for: only its end may follow then.
         """
         if self.closed or self.tail is not None:
             return False
@@ -411,7 +412,7 @@ class GrammarState:
         return not self.child(token).closed
 
     def forced(self, most: int, preference: npt.NDArray[np.floating] | None = None) -> list[int]:
-        """Return up to `most` tokens that spell what the grammar forces; all of them are allowed.
+        """Return up to `most` tokens that spell the grammar's forced text; all of them are allowed.
 
         The text may be spelled otherwise: the target's distribution decides that. `preference` is
         that of `Lexicon.unambiguous_tokens_of`.
@@ -428,10 +429,10 @@ class GrammarState:
         return found
 
     def masked(self, logits: _Row, text: Sequence[int]) -> _Row:
-        """Return a row after a text with -inf for what may not follow, a copy.
+        """Return a row after a text with -inf for forbidden tokens, a copy.
 
-        `text` are all tokens, the first `length` of which lead to this place. Where the grammar
-        says nothing, and where a drafter's row has none of the tokens that may follow, it is the
+        `text` are all tokens, the first `length` of which lead to this place. If the grammar
+        restricts nothing, or if a drafter's row has none of the tokens that may follow, it is the
         row itself.
         """
         mask = self.after(text[self.length :])._allowed
@@ -446,7 +447,7 @@ class GrammarState:
         return row
 
     def allowed(self, ids: npt.NDArray[np.intp]) -> Mask:
-        """Return which of these tokens may follow; all, where the grammar says nothing."""
+        """Return which of these tokens may follow; all, if the grammar restricts nothing."""
         mask = self._allowed
         if mask is None:
             return np.ones(len(ids), bool)
@@ -454,7 +455,7 @@ class GrammarState:
 
     @property
     def _allowed(self) -> Mask | None:
-        """A bool for every token: may it follow? None where the grammar says nothing."""
+        """A bool for every token: may it follow? None if the grammar restricts nothing."""
         if self.closed:
             return None
         if self._mask is None and self.tail is not None:

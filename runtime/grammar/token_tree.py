@@ -110,7 +110,8 @@ class TokenWalk:
     """Walks the tree with the states of one grammar, a level at a time.
 
     `advance` returns the states behind bytes of classes, 0 for none; `passes` the bits of those
-    bytes that each state leads back to itself by: what has no others below it may follow whole.
+    bytes that each state leads back to itself by: tokens without others below them may follow
+    whole.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""The process in which grammars live: it compiles them, and says what may follow a text.
+"""The process in which grammars live: it compiles them, and finds the next tokens of a text.
 
-Whatever a client writes runs here, in llguidance: what needs too much stack, time or memory ends
-this process and no other. `process` starts it as a script, so it imports nothing of specrun. It
-reads a vocabulary once, and forks for every grammar, and from there for every answer: a fork has a
-matcher of its own. Where a request takes longer than it may, its process ends; the system sees to
-that, whatever llguidance does meanwhile.
+Whatever a client writes runs here, in llguidance: a grammar that needs too much stack, time or
+memory ends this process and no other. `process` starts it as a script, so it imports nothing of
+specrun. It reads a vocabulary once, and forks for every grammar, and from there for every answer: a
+fork has a matcher of its own. If a request takes longer than it may, its process ends; the
+system sees to that, whatever llguidance does meanwhile.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _tokenizer(
 
     class Spelled(SimpleNamespace):
         def __call__(self, _text: bytes | str) -> list[int]:
-            return []  # only who forces tokens asks: see `_unforced`
+            return []  # only needed to force tokens: see `_unforced`
 
     words = Spelled(
         tokens=spelled, eos_token_id=ends[0], bos_token_id=bos, special_token_ids=special
@@ -128,13 +128,13 @@ def _serve(connection: Connection, words: _Words) -> None:
         connection.send(reply)
 
 
-# -- what it answers -------------------------------------------------------------------------------
+# -- answers ---------------------------------------------------------------------------------------
 
 
 def _compiled(
     words: _Words, stack: int, kind: str, text: str, limits: dict[str, Any]
 ) -> tuple[_Text | _CharacterText | None, tuple[str, int]]:
-    """Return an empty text under a grammar; what is wrong with that, or its bytes."""
+    """Return an empty text under a grammar, and its error or its bytes."""
     before, made = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, list[Any]()
     threading.stack_size(stack)
     thread = threading.Thread(target=lambda: made.append(_empty(words, kind, text, limits)))
@@ -151,7 +151,7 @@ def _compiled(
 def _empty(
     words: _Words, kind: str, text: str, limits: dict[str, Any]
 ) -> _Text | _CharacterText | str:
-    """Return an empty text under a grammar, or what is wrong with that."""
+    """Return an empty text under a grammar, or the error of that."""
     if kind != "gbnf":
         matcher = _matcher(words.tokenizer, kind, text, limits)
         return matcher if isinstance(matcher, str) else _Text(matcher)
@@ -170,7 +170,7 @@ def _matcher(
 
     try:
         source = _unforced(_source(kind, text))
-    except Exception as problem:  # the converter raises plain ones, and what its parser runs into
+    except Exception as problem:  # the converter raises plain ones, and its parser's errors
         return str(problem) or "no reason is given"
     bounds = LLParserLimits(**limits)
     matcher = LLMatcher(tokenizer, source, log_level=0, limits=bounds)
@@ -178,14 +178,14 @@ def _matcher(
 
 
 class _Text:
-    """A text under a grammar, and what may follow it."""
+    """A text under a grammar, and its possible next tokens."""
 
     def __init__(self, empty: LLMatcher) -> None:
         self._empty, self._matcher = empty, empty.deep_copy()
         self._tokens: list[int] = []
 
     def look(self, back: int, tokens: list[int]) -> str | tuple[Any, ...]:
-        """Move, see `_move`; return the fields of `state.Seen`, or what is wrong there."""
+        """Move, see `_move`; return the fields of `state.Seen`, or the error there."""
         begun, matcher = time.perf_counter(), self._move(back, tokens)
         bits, is_over = matcher.compute_bitmask(), matcher.is_stopped()
         may_end = matcher.is_accepting()
@@ -206,7 +206,7 @@ class _Text:
         return matcher.get_error() or found
 
     def _move(self, back: int, tokens: list[int]) -> LLMatcher:
-        """Take back some tokens and consume others, with a fresh matcher where it gave up."""
+        """Take back some tokens and consume others, with a fresh matcher if it gave up."""
         if back:
             del self._tokens[-back:]
         if self._matcher.is_error():
@@ -225,7 +225,7 @@ class _Text:
 
 
 class _CharacterText:
-    """A text under rules of characters (GBNF), and what may follow it: as `_Text`."""
+    """A text under rules of characters (GBNF), and its possible next tokens: as `_Text`."""
 
     def __init__(self, words: _Words, rules: list[Rule]) -> None:
         from specrun.runtime.grammar.pushdown import Pushdown
@@ -286,8 +286,8 @@ def _unforced(source: str) -> str:
     """Return a Lark source whose options, its `%llguidance {...}`, have `no_forcing`.
 
     That leaves free how a forced text is spelled. Otherwise masks would allow the tokenizer's own
-    spelling alone where the text is forced, and the law would not be the target's given that the
-    text follows the grammar.
+    spelling alone if the text is forced, and the distribution would not be the target's given
+    that the text follows the grammar.
     """
     found = _OPTIONS.match(source)
     if found is None:

@@ -57,28 +57,28 @@ class HeadFile:
         return tensor in self._tensors
 
     def size(self, name: str, most: int = 1 << 24, *, default: int | None = None) -> int:
-        """Return the positive whole number `<kind>.<name>`, or `default` where it is absent."""
+        """Return the positive whole number `<kind>.<name>`, or `default` if it is absent."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= most:
             raise self._fault(name, value)
         return value
 
     def number(self, name: str, default: float) -> float:
-        """Return the positive number `<kind>.<name>`, or `default` where it is absent."""
+        """Return the positive number `<kind>.<name>`, or `default` if it is absent."""
         value = self._value(name, default)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < 1e12:
             raise self._fault(name, value)
         return float(value)
 
     def flag(self, name: str, *, default: bool = False) -> bool:
-        """Return the truth value `<kind>.<name>`, `default` where it is absent."""
+        """Return the truth value `<kind>.<name>`, `default` if it is absent."""
         value = self._value(name, default)
         if not isinstance(value, bool):
             raise self._fault(name, value)
         return value
 
     def numbers(self, name: str) -> list[float] | None:
-        """Return the list `<kind>.<name>`, None where it is absent."""
+        """Return the list `<kind>.<name>`, None if it is absent."""
         value = self._value(name)
         if value is None:
             return None
@@ -103,7 +103,7 @@ class HeadFile:
         # GGUF leaves out trailing dimensions of 1.
         if given + (1,) * (4 - len(given)) != tuple(shape) + (1,) * (4 - len(shape)):
             raise MalformedFileError(
-                f"{self.path} has {tensor} of shape {list(given)}, and its metadata ask for "
+                f"{self.path} has {tensor} of shape {list(given)}, and its metadata require "
                 f"{list(shape)}"
             )
         return tensor
@@ -154,7 +154,7 @@ class HeadFile:
         if not isinstance(ours, ArrayValue) or not isinstance(theirs, ArrayValue) or ours == theirs:
             return
         if ours.element_type != "string" or theirs.element_type != "string":
-            return  # what is no list of tokens llama.cpp has refused in the target
+            return  # llama.cpp refused other values than a list of tokens in the target
         n = min(len(ours), len(theirs))
         different = [token for token in range(n) if ours.bytes_at(token) != theirs.bytes_at(token)]
         if len(different) > _MAX_DIFFERENT_TOKENS:
@@ -173,7 +173,7 @@ class HeadFile:
 # depth add up to the probability that any of them is.
 #
 # In the head's GGUF: `<kind>.node_accuracy`, the rows one after another, and
-# `<kind>.node_accuracy_depths`, how many there are (as many as heads where it is absent). Beside
+# `<kind>.node_accuracy_depths`, how many there are (as many as heads if it is absent). Beside
 # it: a CSV with the columns head, rank and accuracy, both numbers counted from 0; other columns are
 # not read.
 
@@ -191,7 +191,7 @@ _ROUNDING = 1e-3  # shares of a head may add up to this much more than 1, as rou
 def stored_accuracy(file: HeadFile, n_heads: int | None = None) -> Accuracy | None:
     """Return the accuracies of a head's file, None if it has none; `n_heads` is for old files.
 
-    Those do not say how many rows there are: one for each head. Raises MalformedFileError for
+    Those do not contain the number of rows: one for each head. Raises MalformedFileError for
     numbers that are no shares, or that do not make so many rows.
     """
     numbers = file.numbers(KEY)
@@ -235,7 +235,7 @@ def read_accuracy_csv(path: str | os.PathLike[str], n_depths: int | None = None)
 
 
 class _BadLine(Exception):
-    """What is wrong with the line that was read last."""
+    """The error of the last line read."""
 
 
 def _fault(name: str, line: int, problem: str) -> MalformedFileError:

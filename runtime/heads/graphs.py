@@ -62,7 +62,7 @@ class Timed(Protocol):
 class NativeShare:
     """Counts the native `seconds` of a `device` inside its `with` blocks; they do not nest.
 
-    So each of the conversations that share a head knows the native time that it caused itself.
+    So each of the conversations that share a head has its own native time.
     """
 
     def __init__(self, device: Timed) -> None:
@@ -118,7 +118,8 @@ Key = TypeVarTuple("Key")
 class LengthGraphs(Generic[*Key]):
     """Graphs over a cache that are kept to be run again: all read the same number of its cells.
 
-    `build` makes one when it is first asked for, from the length and what else tells them apart.
+    `build` makes one when it is first needed, from the length and the other differences of
+    graphs.
     """
 
     def __init__(self, build: Callable[[int, *Key], Graph]) -> None:
@@ -148,8 +149,8 @@ class LengthGraphs(Generic[*Key]):
 
 # == A Llama decoder layer of a head: attention over a key-value cache in a ggml graph =============
 #
-# The cache is a table of cells. A graph writes the keys and values of its rows into the cells it is
-# told, then each row attends to the cells its mask shows: that serves a prompt, a chain and a tree
+# The cache is a table of cells. A graph writes the keys and values of its rows into the given
+# cells, then each row attends to the cells its mask shows: that serves a prompt, a chain and a tree
 # alike, wherever the rows lie.
 #
 # Tensors of a layer, after a prefix of the head's: `attn_{q,k,v,output}.weight` and
@@ -202,7 +203,7 @@ class KeyValueCache:
         parts = ("keys", "values")
         self._names = [f"{part}{layer}" for layer in range(n_layers) for part in parts]
         self._tensors = TensorStore(device, dict.fromkeys(self._names, shape))
-        # What `length` returned last, and the most cells that would have been too few for it.
+        # The last result of `length`, and the most cells that would have been too few for it.
         self._length = 0, -1
 
     def length(self, used: int) -> int:
@@ -218,7 +219,7 @@ class KeyValueCache:
         return self._length[0]
 
     def places(self, builder: GraphBuilder, n: int, length: int) -> Places:
-        """Return inputs for where n rows stand and what they see; `fill_places` fills them."""
+        """Return inputs for the positions and cells of n rows; `fill_places` fills them."""
         return Places(
             self,
             builder.input("positions", I32, n),
@@ -287,7 +288,7 @@ the cells from there on each sees, its own among them, [n, m], contiguous."""
 class Places:
     """Where n rows of a graph stand: in which cache, at which positions (n), in which cells (n).
 
-    `mask`, (length, n), says which cells they see.
+    `mask`, (length, n), holds the cells that they see.
     """
 
     cache: KeyValueCache
@@ -313,7 +314,7 @@ class Places:
 def mask_below(
     builder: GraphBuilder, above: Tensor, parents: Tensor, own: Tensor, zeros: Tensor
 ) -> Tensor:
-    """Return the mask (length, n) of rows that see what a row above does, and one cell more.
+    """Return the mask (length, n) of rows that see the cells of a row above, and one more.
 
     `above` is the mask of the rows above, of which `parents`, I32 (n), names each row's. `own`, I64
     (n), are the places of the cells in the new mask, seen as one row; `zeros` is F32 (1, n).
@@ -337,7 +338,7 @@ def fill_places(
 
 def fill_chain(graph: Graph, given: FloatRows, position: int, count: int, spare: int) -> None:
     """Fill a graph's inputs with rows [n, width], a chain: see `write_chain`."""
-    seen, graph.filled = graph.filled, None  # an interrupt leaves what is not known
+    seen, graph.filled = graph.filled, None  # an interrupt leaves unknown cells
     cells = graph.cells
     four = cells["positions"], cells["cells"], cells["mask"], cells["rows"]
     write_chain(*four, given, position, count, -1 if seen is None else seen, spare)
@@ -351,7 +352,7 @@ class LayerTensors(Protocol):
         """Return a tensor that is there."""
 
     def get(self, name: str) -> Tensor | None:
-        """Return an optional tensor, None where there is none."""
+        """Return an optional tensor, None if there is none."""
 
 
 class LayerWeights:
@@ -364,7 +365,7 @@ class LayerWeights:
         return Tensor(self._store[self._prefix + name])
 
     def get(self, name: str) -> Tensor | None:
-        """Return an optional tensor, None where the head has none."""
+        """Return an optional tensor, None if the head has none."""
         return self[name] if self._prefix + name in self._store else None
 
 

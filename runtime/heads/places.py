@@ -1,7 +1,7 @@
 # cython: annotation_typing=False, boundscheck=False, wraparound=False
-"""The inputs of a head's graph: where its rows stand, in which cells, and what they see.
+"""The inputs of a head's graph: where its rows stand, in which cells, and the cells that they see.
 
-Cython compiles this file where there is a compiler (`places.pxd` has the types), as after an
+Cython compiles this file if there is a compiler (`places.pxd` has the types), as after an
 evaluation numpy's code is not in the processor's caches. All arrays are flat: a graph's own memory.
 """
 
@@ -75,7 +75,7 @@ def write_places(
 ) -> None:
     """Write rows wherever they stand: row i, of the token named[i], at at[i] in the cell own[i].
 
-    It sees the first `seen` cells, and of those from there on what sees[i] says. `given`, [n,
+    It sees the first `seen` cells, and those of sees[i] from there on. `given`, [n,
     width], goes into `into`, if they are not None. Rows that only fill up are zeros in the spare
     cell, and see the first one: of no cell a softmax is NaN.
     """
@@ -141,7 +141,7 @@ def _open(numbers: Any) -> Any:  # noqa: ANN401 - an array, or a view in C
 
 
 def _write_rows(into: npt.NDArray[np.float32], given: npt.NDArray[np.float32]) -> None:
-    """Write rows, and zeros behind them: what an earlier round left there may be anything."""
+    """Write rows, and zeros behind them: the rest of an earlier round there may be anything."""
     flat = given.reshape(-1)
     into[: len(flat)] = flat
     into[len(flat) :] = 0.0

@@ -1,11 +1,11 @@
-"""A head's rows of one conversation's text: what of the target's states it has cached, what waits.
+"""A head's rows of one conversation's text: its cached states of the target, and the waiting ones.
 
 EAGLE's heads, Hydra's prefix layer and NextN blocks evaluate one row for each position of the
-committed text and keep its keys and values in a cell of their cache. Rows wait until the head is
-asked to draft: they are then evaluated together with the draft, or many at once where nothing was
+committed text and keep its keys and values in a cell of their cache. Rows wait until the head
+drafts: they are then evaluated together with the draft, or many at once if nothing was
 drafted for some rounds.
 
-What is known is one value that is replaced as a whole, so that Ctrl-C at any line leaves the old
+The facts are one value that is replaced as a whole, so that Ctrl-C at any line leaves the old
 state or the new one, never half of a change.
 """
 
@@ -47,8 +47,8 @@ _Held = tuple[int, int, int, tuple[FloatRows, ...], FloatRows | None, Said | Non
 
 The rows of positions `base` to `base + count - 1` lie in cells 0 to `count - 1`; those of the next
 positions up to `end` are pending, pieces [n, ...] in their order, which nobody may change. `last`
-[1, ...] are the numbers of the last row in a cell and `said` what the head said after it, both None
-where they are not there any more. `early` [1, ...] is the row at `end`, whose token is not known
+[1, ...] are the numbers of the last row in a cell and `said` the head's result after it, both None
+if they are not there any more. `early` [1, ...] is the row at `end`, whose token is not known
 yet. A tuple with names would take several times as long to make and to take apart."""
 
 
@@ -57,7 +57,7 @@ class TextRows(Generic[Said]):
 
     Row j is made of the target's state at position j, and depends on the tokens up to j + `ahead`:
     0 for the state alone, 1 for a pair of the state and the token after it. `evaluate` puts rows
-    into their cells and returns what the head says after the last one; there are `n_cells`. At most
+    into their cells and returns the head's result after the last one; there are `n_cells`. At most
     `chunk` rows wait.
 
     With a `window` at most so many rows are kept. `drop(n, position)` then takes the first n, which
@@ -82,7 +82,7 @@ class TextRows(Generic[Said]):
         self._chunk, self.window = chunk, window
         self._drop, self._step = drop, step
         self._most = min(window or n_cells, n_cells)
-        # Rows belong to the beginning of it that they depend on. What may follow means nothing: an
+        # Rows belong to the beginning of it that they depend on. Later cells mean nothing: an
         # interrupt may have left it there.
         self._text: list[int] = []
         self._held: _Held[Said] = _nothing_from(0)
@@ -123,7 +123,7 @@ class TextRows(Generic[Said]):
         """Keep the rows of positions before `end`."""
         base, count, known, pending, last, said, _ = self._held
         n = end - base
-        # Nothing to forget behind what is known.
+        # Nothing to forget behind the known ones.
         if end >= known:
             return
         if n <= 0:
@@ -131,14 +131,14 @@ class TextRows(Generic[Said]):
         elif n < count:
             self._held = base, n, end, (), None, None, None
         else:
-            # What lies in cells stays; of the pending rows those that still hold.
+            # Cells stay; of the pending rows those that still hold.
             pending = (_joined(pending)[: n - count],) if n > count else ()
             self._held = base, count, end, pending, last, said, None
 
     def learn(self, start: int, rows: FloatRows, tokens: Sequence[int]) -> None:
         """Take the rows [n, ...] of positions `start` on of the text `tokens`, never to be changed.
 
-        The token after the last of them may be missing. What is known already stays. Where rows are
+        The token after the last of them may be missing. Known facts stay. If rows are
         missing before these, or come before all that are known, the others are given up: the head
         then sees less of the text, which costs acceptance and nothing else.
         """
@@ -146,7 +146,7 @@ class TextRows(Generic[Said]):
         after, n_known = start + len(rows), len(tokens) - self._ahead
         follow = start == end > base and early is None and start < after <= n_known
         if follow and after - base <= self._most and after - base - count <= self._chunk:
-            # What most rounds do: rows that follow those that are known, with all their tokens.
+            # The usual round: rows that follow those that are known, with all their tokens.
             self._text[start:] = tokens[start : after + self._ahead]
             self._held = base, count, after, (*pending, rows), last, said, None
             return
@@ -182,7 +182,7 @@ class TextRows(Generic[Said]):
             self._put(self._chunk)
 
     def _drop_first(self, n: int) -> None:
-        """Forget the first n rows or a few more, whatever the others know of them."""
+        """Forget the first n rows or a few more, whatever the others have of them."""
         while self._n_pending:
             self._put(min(self._chunk, self._n_pending))
         base, count, end, _, last, said, early = self._held
@@ -196,10 +196,10 @@ class TextRows(Generic[Said]):
     # -- drafting ----------------------------------------------------------------------------------
 
     def said(self, tokens: Sequence[int]) -> Said | None:
-        """Return what the head says after the row before a text's last token; None if unknown."""
+        """Return the head's result after the row before a text's last token; None if unknown."""
         if not self._is_known(tokens):
             return None
-        # What the head said was not kept: the last row is evaluated again.
+        # The head's result was not kept: the last row is evaluated again.
         if self._held[5] is None:
             self._return_last()
         while (waiting := self._n_pending) > 0:
@@ -207,14 +207,14 @@ class TextRows(Generic[Said]):
         return self._held[5]
 
     def forget_said(self) -> None:
-        """Have the last row evaluated again before anything is said after it."""
+        """Have the last row evaluated again before any result after it."""
         self._return_last()
 
     def due(self, tokens: Sequence[int], most: int) -> RowPiece | None:
         """Return up to `most` rows before a text's last token, to be evaluated with a draft.
 
-        Earlier ones are put into their cells. None where the last row is not known. Whoever has
-        evaluated them says so (`settle`), and otherwise they are due again.
+        Earlier ones are put into their cells. None if the last row is not known. Their
+        evaluation is confirmed by `settle`, and otherwise they are due again.
         """
         base, count, end, pending, _, _, _ = self._held
         # As in most rounds: one piece waits, and nothing is left of it to be put into cells.
@@ -236,7 +236,7 @@ class TextRows(Generic[Said]):
         return self._piece(waiting)
 
     def settle(self, piece: RowPiece, said: Said | None = None) -> None:
-        """Note that the first pending rows lie in their cells, and what the head said then."""
+        """Note that the first pending rows lie in their cells, and the head's result then."""
         base, count, end, pending, _, _, early = self._held
         rows = piece.rows
         n = len(rows)
@@ -263,7 +263,7 @@ class TextRows(Generic[Said]):
         return self._text[newest] == tokens[newest]
 
     def _return_last(self) -> None:
-        """Let the last row wait again where none does: it is to be evaluated once more."""
+        """Let the last row wait again if none does: it is to be evaluated once more."""
         base, count, end, _, last, _, early = self._held
         if end == base + count and last is not None:
             self._held = base, count - 1, end, (last,), None, None, early
@@ -284,11 +284,11 @@ class TextRows(Generic[Said]):
 
 
 def _nothing_from(base: int) -> _Held[Any]:
-    """Return what is known where rows from a position on are to come."""
+    """Return the facts if rows from a position on are to come."""
     return base, 0, base, (), None, None, None
 
 
 def _joined(pending: tuple[FloatRows, ...]) -> FloatRows:
     """Return pending rows as one array."""
-    # Only when they are read: rows wait for many rounds where nothing is drafted.
+    # Only when they are read: rows wait for many rounds if nothing is drafted.
     return pending[0] if len(pending) == 1 else np.concatenate(pending)

@@ -41,7 +41,7 @@ class TreePlan:
     `ranks[d]` are the children of a row of depth d, `widths[d]` how many rows it has, the root's
     being the first with one. `chosen[d]` are the children of depth d, counted there from 0, that
     are evaluated as rows of the next, ascending; None stands for those of the highest path
-    probability. `has_values`: the children's path probabilities are asked for.
+    probability. `has_values`: the children's path probabilities are requested.
     """
 
     ranks: tuple[int, ...]
@@ -75,7 +75,7 @@ class TreePlan:
 class NamedChildren:
     """The children of a tree by number: their tokens, of the target, and views of the rest.
 
-    Where the plan has values, `values` are the natural logarithms of their path probabilities, and
+    If the plan has values, `values` are the natural logarithms of their path probabilities, and
     `rows` the numbers of the children that became rows, from the second depth's first row on.
     """
 
@@ -90,7 +90,7 @@ class NamedChildren:
 
 
 class TreeGraphs(LengthGraphs[int]):
-    """The graphs of a head's trees of one plan, and the table in which they leave what they find.
+    """The graphs of a head's trees of one plan, and the table of their results.
 
     `build` takes length and width of the text's rows; it adds every depth with `add` and ends with
     `output`. Close it before the device.
@@ -139,7 +139,7 @@ class TreeGraphs(LengthGraphs[int]):
         """Note the children of a depth's rows, logits (vocab, n); return the next depth's rows.
 
         None after the last depth. `values`, (1, n), are those of the rows, None at the root. `ids`,
-        I32 (1, vocab), names the target's tokens where the logits are of others.
+        I32 (1, vocab), names the target's tokens if the logits are of others.
         """
         plan, ranks, n = self.plan, self.plan.ranks[depth], self.plan.widths[depth]
         n_here = ranks * n
@@ -206,9 +206,9 @@ Given = TypeVar("Given")
 
 
 class PlannedTrees(Generic[Trees]):
-    """The graphs of a conversation's trees by their depth: one plan of each, the last asked for.
+    """The graphs of a conversation's trees by their depth: one plan of each, the last requested.
 
-    `make` makes those of a plan when they are first asked for. It, and running them, may raise
+    `make` makes those of a plan when they are first needed. It, and running them, may raise
     UnsupportedModelError, if no backend computes them: that is found once. Their time goes into
     `share`.
     """
@@ -227,7 +227,7 @@ class PlannedTrees(Generic[Trees]):
     ) -> NamedChildren | None:
         """Return the children that `run` names after `n_rows` rows of the text.
 
-        It is a method of the graphs, which get what is given. None if one graph cannot.
+        It is a method of the graphs, which get its arguments. None if one graph cannot.
         """
         if len(plan.ranks) > MOST_DEPTHS or n_rows > MOST_CHAIN_ROWS:
             return None
@@ -267,7 +267,7 @@ class NextRows:
     """A depth's rows inside a graph: their tokens and the rows above them, I32 (n).
 
     Rows above are counted in their own depth from 0; `values` (1, n) are path probabilities in
-    nats, None where the shape is fixed.
+    nats, None if the shape is fixed.
     """
 
     tokens: Tensor
@@ -281,7 +281,7 @@ class NextRows:
 class ShapePlans:
     """A shape, the plans by which a head's graph grows it, and the draft trees that follow.
 
-    If a request allows less than the shape, the smaller tree is a part of what the graph names. A
+    If a request allows less than the shape, the smaller tree is a part of the graph's. A
     shape that is less deep has a plan of its own (`of`), whose children are numbered alike.
     """
 

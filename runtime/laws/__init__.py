@@ -1,6 +1,6 @@
 """Distributions of the next token: from a row of logits by samplers and a grammar, and draws.
 
-A `Law` is a distribution over tokens. This room reads rows of logits and knows nothing of trees.
+A `Law` is a distribution over tokens. This room reads rows of logits and does not depend on trees.
 """
 
 from specrun.runtime.laws.law import Law

@@ -4,7 +4,7 @@
 Probabilities are in float64: they come from float32 logits, but residuals subtract nearly equal
 numbers. Of a `RankedLaw` only the best tokens are known: those that a head names on its device.
 
-This file is compiled by Cython where there is a compiler (`law.pxd` has the types), and interpreted
+This file is compiled by Cython if there is a compiler (`law.pxd` has the types), and interpreted
 elsewhere: both give the same bits. Loops are for the few tokens that truncation leaves; numpy's
 operations are for more tokens than `SHORT`.
 """
@@ -111,7 +111,7 @@ class Law:
     def normalised(weights: FloatArray, ids: IdArray | None = None) -> Law:
         """Return the distribution proportional to non-negative weights of positive mass."""
         total = float(weights.sum())
-        # NaN is not greater than 0: asked this way, it is refused.
+        # NaN is not greater than 0: written this way, it is refused.
         if not total > 0.0 or not np.isfinite(total):
             raise OptionError(f"weights with total mass {total} are not a law")
         return Law(weights / total, ids)
@@ -140,7 +140,7 @@ class Law:
         return place if self._is_dense else int(self._ids[place])
 
     def token_at(self, uniform: float) -> int:
-        """Return the token at `uniform` (in [0, 1)) of the cumulative law, none of zero mass."""
+        """Return the token at `uniform` (in [0, 1)) of the cumulative masses, none of mass 0."""
         self._fill()
         if self._size == 1:
             return self._token_in(0)
@@ -177,9 +177,9 @@ class Law:
         return self._token_in(best)
 
     def draw_distinct(self, count: int, word: int, first: int) -> list[int]:
-        """Return up to `count` tokens, each drawn from what the earlier ones left.
+        """Return up to `count` tokens, each drawn from the rest after the earlier ones.
 
-        Draw i takes number 2 (first + i) of the SplitMix64 sequence of `word`. What is left is not
+        Draw i takes number 2 (first + i) of the SplitMix64 sequence of `word`. The rest is not
         renormalised: each number is scaled by the new total instead. At most `SHORT` tokens.
         """
         self._fill()
@@ -205,7 +205,7 @@ class Law:
         return self._token_in(index), float(self._probs[index])
 
     def residual(self, draft: Law) -> Law:
-        """Return norm(max(0, P - Q)), the law after a draw from `draft` was rejected.
+        """Return norm(max(0, P - Q)), the distribution after a draw from `draft` was rejected.
 
         (Leviathan et al. 2023, section 2.3; Chen et al. 2023, equation 2.) If nothing is left, P
         equals Q and a rejection has probability zero: it can only come from rounding, and P itself
@@ -215,7 +215,7 @@ class Law:
         return self._with(left) if scale_to_one(left) > 0.0 else self
 
     def left_over(self, draft: Law, share: float = 1.0) -> FloatArray:
-        """Return max(0, share P - Q) of the tokens of this law, in its order."""
+        """Return max(0, share P - Q) of the tokens of this distribution, in its order."""
         self._fill()
         draft._fill()
         if self._is_dense or draft._is_dense or self._size > SHORT:
@@ -236,13 +236,13 @@ class Law:
         return array
 
     def surplus(self, draft: Law) -> float:
-        """Return sum max(0, P - Q): the total variation between two laws."""
+        """Return sum max(0, P - Q): the total variation between two distributions."""
         return float(np.add.reduce(self.left_over(draft)))
 
     def without(self, token: int) -> Law:
-        """Return the law given that it is not `token`: the residual of a rejected point mass.
+        """Return the distribution without `token`: the residual of a rejected point mass.
 
-        A law that is sure of `token` is returned as it is: rejecting it then had probability zero.
+        A distribution with no other token is returned as it is: a rejection had probability zero.
         """
         place = self._place_of(token)
         if place < 0:
@@ -258,7 +258,7 @@ class Law:
         return law
 
     def aligned_to(self, other: Law) -> FloatArray:
-        """Return this law's probabilities of the tokens of `other`, in its order."""
+        """Return this distribution's probabilities of the tokens of `other`, in its order."""
         probs, ids, others = self.probs, self.ids, other.ids
         if others is None:
             dense = np.zeros(len(other.probs))
@@ -280,9 +280,9 @@ class Law:
 
 
 def side_by_side(law: Law, other: Law) -> tuple[FloatArray, FloatArray, IdArray | None]:
-    """Return both laws' probabilities of all tokens of either, and the ids, rising.
+    """Return both distributions' probabilities of all tokens of either, and the ids, rising.
 
-    They are None if both laws have all tokens.
+    They are None if both distributions have all tokens.
     """
     ids, others = law.ids, other.ids
     if ids is None and others is None and len(law.probs) == len(other.probs):
@@ -298,7 +298,7 @@ def side_by_side(law: Law, other: Law) -> tuple[FloatArray, FloatArray, IdArray 
 
 
 def _merged(law: Law, other: Law) -> tuple[FloatArray, FloatArray, IdArray]:
-    """Return `side_by_side` of two laws of few tokens, in one pass over both."""
+    """Return `side_by_side` of two distributions of few tokens, in one pass over both."""
     room, n, i, j = law._size + other._size, 0, 0, 0
     arrays = np.empty(room), np.empty(room), np.empty(room, np.intp)
     mine, theirs, joint = arrays
@@ -340,7 +340,7 @@ def _law_over(probs: FloatArray, ids: IdArray | None, size: int) -> Law:
 
 
 def _place_at(probs: FloatArray, size: int, uniform: float) -> int:
-    """Return the place at `uniform` of the cumulative law; -1 if nothing has mass."""
+    """Return the place at `uniform` of the cumulative distribution; -1 if nothing has mass."""
     total, reached, last = 0.0, 0.0, -1
     for i in range(size):
         total += probs[i]
@@ -469,7 +469,7 @@ class _Point(Law):
         return self._token, 1.0
 
 
-# == Truncation: what top-k, top-p and min-p leave of a row, and its probabilities by temperature ==
+# == Truncation: a row after top-k, top-p and min-p, and its probabilities by temperature ==========
 
 
 Cuts = tuple[int, float, float, float]
@@ -533,7 +533,7 @@ class Truncation:
         self._used, self._width = 0, k
 
     def _cut(self, start: int, names: npt.NDArray[np.int32] | None) -> int:
-        """Keep and normalise what the cuts leave of ranked entries; return how many these are."""
+        """Keep and normalise the ranked entries that the cuts leave; return how many these are."""
         ids, values, ordered = self._ids, self._values, self._ordered
         count = _count_left(ordered, self._width, self._share, self._lowest)
         last, n_last, kept = ordered[count - 1], 0, start
@@ -621,7 +621,7 @@ class RankedLaw(Law):
 
     def _fill(self) -> None:
         if not self._is_filled:
-            # A law's ids ascend, whatever the ranking: see `Law`.
+            # A distribution's ids ascend, whatever the ranking: see `Law`.
             order = np.argsort(self._tokens)
             weights = np.exp(self._log_probs[order], dtype=np.float64)
             law = Law.normalised(weights, self._tokens[order].astype(np.intp))
@@ -632,13 +632,13 @@ class RankedLaw(Law):
     def of_rows(
         cls, tokens: npt.NDArray[np.int32], log_probs: npt.NDArray[np.float32]
     ) -> list[RankedLaw]:
-        """Return the laws of n rows, both [n, ranks], their probabilities worked out at once."""
+        """Return the distributions of n rows, both [n, ranks], all computed at once."""
         probs = np.exp(log_probs, dtype=np.float64).tolist()
         rows = zip(tokens, log_probs, tokens.tolist(), probs, strict=True)
         return [cls(row, logs, _without_zeros(named, own)) for row, logs, named, own in rows]
 
     def best(self, count: int) -> list[tuple[int, float]]:
-        """Return the `count` most likely tokens with their whole-law probabilities, none of 0."""
+        """Return the `count` most likely tokens with their probabilities among all, none of 0."""
         if self._best is None:
             probs = np.exp(self._log_probs[:count], dtype=np.float64).tolist()
             return _without_zeros(self._tokens[:count].tolist(), probs)
@@ -646,7 +646,7 @@ class RankedLaw(Law):
 
     @property
     def most_likely(self) -> tuple[int, float]:
-        """The best token with its probability in the whole law."""
+        """The best token with its probability in the whole distribution."""
         best = self.best(1)
         return best[0] if best else super().most_likely
 

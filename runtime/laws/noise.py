@@ -2,11 +2,12 @@
 """Random draws for acceptance and drafting, hashed from an answer's key and a token's position.
 
 The token at position p is decided once, by draws keyed with (key, p). Plain decoding and every
-drafter of point masses therefore make the same choice from the same law: their texts agree at any
-temperature. An answer's key is a hash of (seed, index, prompt): with the seed alone, a text that
-comes back in a prompt at other positions would meet the numbers that made it, and repeat itself.
+drafter of point masses therefore make the same choice from the same distribution: their texts agree
+at any temperature. An answer's key is a hash of (seed, index, prompt): with the seed alone, a text
+that comes back in a prompt at other positions would meet the numbers that made it, and repeat
+itself.
 
-This file is compiled by Cython where there is a compiler, and interpreted elsewhere, as `law.py`.
+This file is compiled by Cython if there is a compiler, and interpreted elsewhere, as `law.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class NoiseSource(Protocol):
         """Return a token drawn from `law`."""
 
     def for_drafting(self, round_start: int) -> NoiseSource:
-        """Return an independent source for what is drafted in the round that starts at a position.
+        """Return an independent source for drafts of the round that starts at a position.
 
         A position may be drafted in several rounds, so its draws are keyed by the round as well.
         """
@@ -90,10 +91,11 @@ class SeededNoise:
         """Return a token of `law`, the winner of a race between its tokens.
 
         Token i arrives after an exponential time of rate probs[i], made from a hash of the position
-        and i; the first to arrive is a draw from the law (Gumbel-max in other words). Backends
-        round batches differently, and one uniform number on the cumulative law would feel every
-        such difference; here the choice changes with about the probability by which the laws
-        differ, and a token that truncation drops or adds changes no other token's time.
+        and i; the first to arrive is a draw from the distribution (Gumbel-max in other words).
+        Backends round batches differently, and one uniform number on the cumulative distribution
+        would feel every such difference; here the choice changes with about the probability by
+        which the distributions differ, and a token that truncation drops or adds changes no other
+        token's time.
         """
         if law.size == 1:
             return law.token_at(0.0)
@@ -124,7 +126,7 @@ class SeededNoise:
 
 
 class DraftNoise(SeededNoise):
-    """Noise for drafts, which no run has to repeat: one uniform number on the cumulative law.
+    """Noise for drafts, which no run has to repeat: a uniform number on cumulative probabilities.
 
     It is that of the round that starts at `round_start`, for the drafts of a drafter that draws
     from `stream`.
@@ -150,7 +152,7 @@ class DraftNoise(SeededNoise):
         return law.token_at(uniform_of(self._hash(2 * self._choices)))
 
     def choose_distinct(self, law: Law, count: int) -> list[int]:
-        """Return up to `count` tokens, each drawn from what the earlier ones left of `law`.
+        """Return up to `count` tokens, each drawn from the rest of `law` after the earlier ones.
 
         The same numbers give the same tokens as `choose` and `Law.without` in turn, and in less
         time.
@@ -158,20 +160,20 @@ class DraftNoise(SeededNoise):
         if law.size > SHORT:
             return choose_in_turn(self, law, count)
         tokens = law.draw_distinct(count, self._position_word(), self._choices + 1)
-        # A law of one token asks for no number, here as in `choose`.
+        # A distribution of one token needs no number, here as in `choose`.
         self._choices += len(tokens) if law.size > 1 else 0
         return tokens
 
 
 def choose_in_turn(noise: NoiseSource, law: Law, count: int) -> list[int]:
-    """Return up to `count` different tokens, each chosen from what the earlier ones left."""
+    """Return up to `count` different tokens, each chosen from the rest after the earlier ones."""
     tokens: list[int] = []
     while True:
         tokens.append(noise.choose(law))
         if len(tokens) == count:
             return tokens
         rest = law.without(tokens[-1])
-        if rest is law:  # the law was sure of this token: it is exhausted
+        if rest is law:  # the distribution was sure of this token: it is exhausted
             return tokens
         law = rest
 
@@ -204,7 +206,7 @@ _ORDER = bytes(
 
 
 def blake2b(count: int, first: int, second: int, third: int) -> int:
-    """Return what `digest` does, by the loops of the standard."""
+    """Return the same as `digest`, by the loops of the standard."""
     m = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     v = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
     m[0], m[1], m[2] = first, second, third

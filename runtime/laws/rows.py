@@ -1,6 +1,6 @@
 """Loops over a row of logits: its highest entries, and sums of its exponentials.
 
-They are in C where there was a compiler when specrun was installed, else in numpy. The highest
+They are in C if there was a compiler when specrun was installed, else in numpy. The highest
 entries are equal to the bit. Sums round otherwise: they decide thresholds of rules that are not
 exact, and no draw.
 """
@@ -24,7 +24,7 @@ _LOWEST = -87.0  # exp of it is the least normal float32: nothing that counts in
 
 
 class RowLoops(Protocol):
-    """The functions in C; their docstrings and their equals below say what they return."""
+    """The functions in C; their docstrings and their equals below name their results."""
 
     def rank(
         self,

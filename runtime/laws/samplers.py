@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 # == Truncations and temperatures over candidates ==================================================
 #
 # Each function is one of llama.cpp's samplers. None but XTC draws anything: it cuts with a chance,
-# and what it leaves where it cuts is `without_top_choices`.
+# and its result is then `without_top_choices`.
 
 
 FloatArray = npt.NDArray[np.float64]
 IdArray = npt.NDArray[np.intp]
 _Number = TypeVar("_Number", np.float32, np.float64)
 _GROUPS = 1024
-_TINY = 1e-300  # in place of 0 under a logarithm: what it is multiplied with is 0
-_COLDEST = 1e-30  # below it, dividing would overflow, and the law is a point mass anyway
+_TINY = 1e-300  # in place of 0 under a logarithm: its factor is 0
+_COLDEST = 1e-30  # below it, dividing would overflow, and the distribution is a point mass anyway
 
 
 @dataclass(slots=True)
@@ -99,7 +99,7 @@ def not_below_highest(values: npt.NDArray[np.floating], k: int) -> IdArray | Non
     groups: the k-th highest group maximum is a bound that k entries reach and every one of the k
     highest entries too, so only the entries that reach it, few more than k, are ever sorted.
     """
-    # What the groups leave at the end has no part in the bound, but is compared with it too.
+    # The rest of the groups has no part in the bound, but is compared with it too.
     length = -(-len(values) // _GROUPS)
     groups = len(values) // length
     if groups < 2 * k or length < 2:
@@ -155,9 +155,9 @@ def keep_above_sigma(candidates: Candidates, n_sigma: float) -> Candidates:
 
 
 def without_top_choices(candidates: Candidates, threshold: float) -> Candidates | None:
-    """Return what XTC leaves where it cuts: of the likely tokens the least likely, and all others.
+    """Return XTC's tokens when it cuts: of the likely tokens the least likely, and all others.
 
-    Likely are those of probability `threshold` and more. None where there are fewer than two of
+    Likely are those of probability `threshold` and more. None if there are fewer than two of
     these: nothing is cut then.
     """
     likely = (candidates.probabilities() >= threshold).nonzero()[0]
@@ -225,7 +225,7 @@ def penalised(
     frequency: float,
     presence: float,
 ) -> npt.NDArray[_Number]:
-    """Return the logits of tokens that were said so many times (CTRL, Keskar 2019, section 4.1)."""
+    """Return the logits of tokens that occurred so many times (CTRL, Keskar 2019, section 4.1)."""
     number = values.dtype.type
     scale = number(repeat)
     # Dividing a negative logit would raise it: it is multiplied, as in llama.cpp.
@@ -267,7 +267,7 @@ _LARGEST_FLOAT, _LOG_LARGEST_FLOAT = 3.4e38, 88.7228391
 def repetition_penalties(
     tokens: Sequence[int], breakers: Breakers, *, multiplier: float, base: float, allowed: int
 ) -> dict[int, float]:
-    """Return what each token's logit loses after these: multiplier * base^(length - allowed).
+    """Return the loss of each token's logit after these: multiplier * base^(length - allowed).
 
     The length is that of the longest suffix of `tokens` which that token followed before; shorter
     ones than `allowed` cost nothing. Breakers of one token are never penalised.
@@ -348,7 +348,7 @@ def sequence_breakers(vocabulary: Vocabulary, texts: tuple[str, ...]) -> Breaker
 
 
 def _tails(spelled: bytes, text: bytes, vocabulary: Vocabulary) -> list[tuple[int, ...]]:
-    """Return what may follow a token so that the text stands in both together."""
+    """Return the possible continuations after a token whose text stands in both together."""
     if text in spelled:
         return [()]
     begun = [n for n in range(len(text) - 1, 0, -1) if spelled.endswith(text[:n])]
@@ -360,8 +360,8 @@ def _tails(spelled: bytes, text: bytes, vocabulary: Vocabulary) -> list[tuple[in
 #
 # A number mu, twice tau at first, bounds the surprise of the next token; after each token it moves
 # against the error of that token's surprise. Version 2 (algorithm 2) cuts at mu itself, version 1
-# (algorithm 1) at the k that Zipf's law expects for it. mu depends on tokens and laws alone, so a
-# node of a draft tree has one of its own: that of the text down to it.
+# (algorithm 1) at the k that Zipf's law expects for it. mu depends on tokens and distributions
+# alone, so a node of a draft tree has one of its own: that of the text down to it.
 
 
 _RANKS = 100  # from which version 1 estimates the exponent of Zipf's law; llama.cpp's m
@@ -394,13 +394,13 @@ def keep_zipf(candidates: Candidates, mu: float, n_vocab: int) -> Candidates:
 def _zipf_k(exponent: float, mu: float, n_vocab: int) -> int:
     """Return ((e 2^mu) / (1 - n_vocab^-e))^(1/s) with e = s - 1 (equation 2), from 1 to n_vocab.
 
-    Where that is too large for C's int, llama.cpp keeps a single token: here all are kept.
+    If that is too large for C's int, llama.cpp keeps a single token: here all are kept.
     """
     if exponent <= 0.0:  # a flat row
         return n_vocab
     rest = exponent - 1.0
     try:
-        # -expm1(-e log n) / e is log n where e is 0.
+        # -expm1(-e log n) / e is log n if e is 0.
         mass = -math.expm1(-rest * math.log(n_vocab)) / rest if rest else math.log(n_vocab)
         k = (2.0**mu / mass) ** (1.0 / exponent)
     except OverflowError:
@@ -409,7 +409,7 @@ def _zipf_k(exponent: float, mu: float, n_vocab: int) -> int:
 
 
 def mu_after(mu: float, probability: float, tau: float, eta: float) -> float:
-    """Return mu after a token that the truncated law gave this probability."""
+    """Return mu after a token that the truncated distribution gave this probability."""
     if probability <= 0.0:  # a node that no text reaches: any mu will do
         return mu
     return mu - eta * (-math.log2(probability) - tau)
@@ -420,11 +420,11 @@ def mu_after(mu: float, probability: float, tau: float, eta: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class SamplerState:
-    """What the laws of an answer depend on beside rows, settings and tokens.
+    """The state of an answer's samplers, on which its distributions depend beside rows and tokens.
 
     `breakers` are those of `Breakers`. `mu` is mirostat's, in bits, after the tokens that were
     accepted; None at the beginning of an answer. `grammar` is the place after those tokens, or an
-    earlier one; None where any text may be said.
+    earlier one; None if any text is allowed.
     """
 
     breakers: Mapping[int, Sequence[tuple[int, ...]]] = field(default_factory=dict)

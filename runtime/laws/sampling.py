@@ -121,7 +121,7 @@ def _nearest(name: str, known: list[str]) -> str:
 
 
 def whole_number(value: object) -> int | None:
-    """Return what an integer of Python or numpy says, None for anything else and for booleans."""
+    """Return the value of an integer of Python or numpy, None for others and for booleans."""
     if isinstance(value, bool):
         return None
     try:
@@ -131,7 +131,7 @@ def whole_number(value: object) -> int | None:
 
 
 def random_if_unset(seed: object) -> int:
-    """Return a seed, or a random one for None and -1; raises `OptionError` for what is no seed."""
+    """Return a seed, or a random one for None and -1; raises `OptionError` for other values."""
     number = RANDOM_SEED if seed is None else whole_number(seed)
     if number is None:
         raise OptionError(f"seed is {seed!r}: it must be a whole number, or None (random)")
@@ -139,7 +139,7 @@ def random_if_unset(seed: object) -> int:
 
 
 COLDEST = 1e-30
-"""Below this temperature dividing would overflow, and the law is a point mass anyway."""
+"""Below this temperature dividing would overflow, and the distribution is a point mass anyway."""
 
 _PLAIN = ("penalties", "top_k", "top_p", "min_p", "temperature")
 _CUTS = ("top_n_sigma", "top_k", "top_p", "min_p")
@@ -177,7 +177,7 @@ class Setting:
         return "number" if isinstance(self.default, float) else "other"
 
     def problem(self, value: Any) -> str:  # noqa: ANN401 - a value of any field
-        """Return what a number has to be instead of `value`, "" if it may be that."""
+        """Return the rule that `value` breaks, in words, "" if it is valid."""
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if self.kind == "count":
             if not is_number or isinstance(value, float):
@@ -201,18 +201,18 @@ def _setting(default: Any, flags: str, help: str, **more: Any) -> Any:  # noqa: 
 
 
 class _WorkedOut:
-    """What settings of sampling come to.
+    """The consequences of settings of sampling.
 
-    `chain`: the samplers that do something, in their order; at last "mirostat", where it is on.
-    `is_greedy`: the law is always a point mass, on one token of the highest logit after what
-    precedes the temperature, the grammar included. `is_plain`: the chain is no more than penalties,
-    top-k, top-p, min-p and temperature, in this order, and each setting says what it does; at
-    temperature 0, that token is the one of the highest logit after grammar, bias and penalties.
-    `is_adaptive`: the law also depends on how surprising the tokens before it were.
-    `has_penalties`: it depends on the tokens
+    `chain`: the samplers that do something, in their order; at last "mirostat", if it is on.
+    `is_greedy`: the distribution is always a point mass, on one token of the highest logit after
+    the grammar and the samplers before the temperature. `is_plain`: the chain is no more than
+    penalties, top-k, top-p, min-p and temperature, in this order, and each setting has its plain
+    meaning; at temperature 0, that token is the one of the highest logit after grammar, bias and
+    penalties. `is_adaptive`: the distribution also depends on how surprising the tokens before it
+    were. `has_penalties`: it depends on the tokens
     before it other than through the model: by samplers, which look at the last `window_size` of
     them (-1: all), or by a grammar. `cuts`: top-k, top-p, the logarithm of min-p, and temperature.
-    `is_cut`: the law is what these make of a row, top-k not being off, and nothing else.
+    `is_cut`: the distribution depends on these and a row alone, top-k not being off.
     """
 
     def __new__(cls, *_: object, **given: object) -> Self:
@@ -243,11 +243,11 @@ def _is_bias(value: object) -> bool:
 class SamplingParams(_WorkedOut):
     """Sampling settings: changes of a row's logits, by the `samplers` in their order.
 
-    The `grammar` goes first, then `logit_bias` (a mapping of token ids to what is added to their
-    logits; -inf forbids), then the samplers. Each field is declared with its help: which values
-    switch a sampler off, and what it does. `mirostat` takes the place of all samplers but a plain
-    temperature. `stop` strings end the answer and are not part of it; they may span tokens. `seed`
-    None takes the runtime's, -1 a random one. Out-of-range values raise `OptionError`.
+    The `grammar` goes first, then `logit_bias` (a mapping of token ids to numbers that are added to
+    their logits; -inf forbids), then the samplers. Each field is declared with its help: its
+    effect, and the values that switch a sampler off. `mirostat` takes the place of all samplers but
+    a plain temperature. `stop` strings end the answer and are not part of it; they may span tokens.
+    `seed` None takes the runtime's, -1 a random one. Out-of-range values raise `OptionError`.
     """
 
     temperature: float = _setting(
@@ -270,7 +270,7 @@ class SamplingParams(_WorkedOut):
     top_p: float = _setting(
         0.95,
         "--top-p N",
-        "Keep the most likely tokens with this much probability together; 1: all.",
+        "Keep the most likely tokens with this total probability; 1: all.",
         least=0,
         most=1,
         sampler="top_p",
@@ -279,7 +279,7 @@ class SamplingParams(_WorkedOut):
     min_p: float = _setting(
         0.05,
         "--min-p N",
-        "Keep tokens with this share of the most likely one's probability; 0: all.",
+        "Keep tokens with at least this share of the highest probability; 0: all.",
         least=0,
         most=1,
         sampler="min_p",
@@ -313,7 +313,7 @@ class SamplingParams(_WorkedOut):
     repeat_last_n: int = _setting(
         64,
         "--repeat-last-n N",
-        "How many recent tokens penalties look at; 0: none, -1: all.",
+        "The number of recent tokens that penalties apply to; 0: none, -1: all.",
         least=-1,
         wanted="-1 (all), 0 (off) or a count",
     )
@@ -334,7 +334,7 @@ class SamplingParams(_WorkedOut):
     typical_p: float = _setting(
         1.0,
         "--typical, --typical-p N",
-        "Keep the tokens of the most typical surprise with this much probability; 1: all.",
+        "Keep the tokens of the most typical surprise with this total probability; 1: all.",
         least=0,
         most=1,
         sampler="typ_p",
@@ -352,7 +352,7 @@ class SamplingParams(_WorkedOut):
     xtc_probability: float = _setting(
         0.0,
         "--xtc-probability N",
-        "Chance to leave out all likely tokens but the least likely of them; 0: off.",
+        "The chance of removing all likely tokens except the least likely of them; 0: off.",
         least=0,
         most=1,
         sampler="xtc",
@@ -361,40 +361,40 @@ class SamplingParams(_WorkedOut):
     xtc_threshold: float = _setting(
         0.1,
         "--xtc-threshold N",
-        "The probability from which a token is likely, for XTC; over 0.5: off.",
+        "The least probability of a likely token, for XTC; over 0.5: off.",
         least=0,
         most=1,
     )
     dry_multiplier: float = _setting(
         0.0,
         "--dry-multiplier N",
-        "Penalise tokens that go on with a repetition, by N * base^(its length - the allowed one); "
-        "0: off.",
+        "Penalise tokens that continue a repetition, by N * base^(its length - the allowed "
+        "length); 0: off.",
         sampler="dry",
         off=0.0,
     )
     dry_base: float = _setting(1.75, "--dry-base N", "The base of DRY's penalty.", least=1)
     dry_allowed_length: int = _setting(
-        2, "--dry-allowed-length N", "How long a repetition costs nothing.", least=0
+        2, "--dry-allowed-length N", "The longest repetition without a penalty.", least=0
     )
     dry_penalty_last_n: int = _setting(
         64,
         "--dry-penalty-last-n N",
-        "How many recent tokens DRY looks at; 0: none, -1: all.",
+        "The number of recent tokens that DRY reads; 0: none, -1: all.",
         least=-1,
         wanted="-1 (all), 0 (off) or a count",
     )
     dry_sequence_breakers: tuple[str, ...] = _setting(
         ("\n", ":", '"', "*"),
         "--dry-sequence-breaker TEXT",
-        "A text that ends a repetition, in place of the usual ones; repeatable; none: no text.",
+        "A text that ends a repetition, instead of the usual texts; repeatable; none: no text.",
         variable="dry_sequence_breaker",
     )
     mirostat: int = _setting(
         0,
         "--mirostat N",
-        "Steer the surprise of the text, in place of all samplers but temperature: version 1 or 2; "
-        "0: off.",
+        "Control the surprise of the text, instead of all samplers except temperature: version 1 "
+        "or 2; 0: off.",
         least=0,
         most=2,
         wanted="0 (off), 1 or 2",
@@ -405,13 +405,13 @@ class SamplingParams(_WorkedOut):
     mirostat_ent: float = _setting(
         5.0,
         "--mirostat-ent N",
-        "The surprise that mirostat aims at, in bits a token.",
+        "Mirostat's target surprise, in bits a token.",
         fields=("mirostat_tau",),
     )
     dynatemp_range: float = _setting(
         0.0,
         "--dynatemp-range N",
-        "How far the temperature moves with the entropy of the distribution; 0: off.",
+        "The largest change of the temperature by the distribution's entropy; 0: off.",
         least=0,
         sampler="temperature",
         off=0.0,
@@ -419,7 +419,7 @@ class SamplingParams(_WorkedOut):
     dynatemp_exp: float = _setting(
         1.0,
         "--dynatemp-exp N",
-        "The power of the normalised entropy by which it moves.",
+        "The exponent of the normalised entropy, for --dynatemp-range.",
         least=0,
         fields=("dynatemp_exponent",),
     )
@@ -454,7 +454,7 @@ class SamplingParams(_WorkedOut):
         self._work_out()
 
     def _take_texts(self, name: str) -> None:
-        """Make a tuple of what may be a text or any iterable of texts."""
+        """Make a tuple of a text or of any iterable of texts."""
         texts = getattr(self, name)
         self._require(isinstance(texts, Iterable), name, "made of strings")
         self._set(name, (texts,) if isinstance(texts, str) else tuple(texts))
@@ -484,7 +484,7 @@ class SamplingParams(_WorkedOut):
         is_cold = "temperature" in chain and self.temperature == 0.0
         is_dynamic = self.dynatemp_range > 0.0 and not self.mirostat
         is_greedy = is_cold and not is_dynamic and "xtc" not in before
-        if is_greedy:  # what follows finds one token, and can take nothing from it
+        if is_greedy:  # the later samplers find one token, and can take nothing from it
             chain = (*before, "temperature")
         sizes = {"penalties": self.repeat_last_n, "dry": self.dry_penalty_last_n}
         looked_at = [sizes[name] for name in chain if name in sizes]
@@ -518,9 +518,10 @@ class SamplingParams(_WorkedOut):
         return any(getattr(self, own) != value for own, value in _OFF[name].items())
 
     def effective(self) -> SamplingParams:
-        """Return settings of the same laws, in the default order if that changes none.
+        """Return settings of the same distributions, in the default order if that changes none.
 
-        What `samplers` leaves out is switched off in them: these have quick ways to their laws.
+        Samplers that `samplers` leaves out are switched off in them: these have quick ways to their
+        distributions.
         """
         if self.samplers == DEFAULT_ORDER or self.mirostat:
             return self
@@ -530,13 +531,13 @@ class SamplingParams(_WorkedOut):
         return same if same.chain == self.chain else self
 
     def favourites(self) -> SamplingParams:
-        """Return settings that say the most likely token of every row, after bias and penalties."""
+        """Return settings that choose every row's most likely token, after bias and penalties."""
         return self.replace(
             temperature=0.0, dynatemp_range=0.0, xtc_probability=0.0, samplers=DEFAULT_ORDER
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What is worked out is no field, and a copy is to have it.
+        # Computed facts are no fields, and a copy needs them.
         return SamplingParams.from_dict, (self.to_dict(),)
 
     @classmethod

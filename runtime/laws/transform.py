@@ -1,9 +1,9 @@
-"""Logits to law: a grammar's mask, logit bias, then llama.cpp's samplers in the settings' order.
+"""Logits to a distribution: a grammar's mask, logit bias, then llama.cpp's samplers in order.
 
-The same function serves the target and a draft model, so that both laws are cut the same way. What
-most settings come to (penalties, top-k, top-p, min-p, temperature) has quick ways of its own; all
-else runs down the chain of samplers. Where one draws (XTC cuts with a chance), the law is the
-mixture of both outcomes.
+The same function serves the target and a draft model, so that both distributions are cut the same
+way. The usual settings (penalties, top-k, top-p, min-p, temperature) have quick ways of their own;
+all else runs down the chain of samplers. If one draws (XTC cuts with a chance), the distribution
+is the mixture of both outcomes.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ def transformed_law(
     window: Sequence[int] = (),
     state: SamplerState = FRESH,
 ) -> Law:
-    """Return the law that `params` make of one row of logits, float32 [n_vocab].
+    """Return the distribution that `params` make of one row of logits, float32 [n_vocab].
 
-    `window` are the tokens that penalties look at, oldest first (see `penalty_window`), `state`
-    what DRY, mirostat and a grammar know of the answer. Raises `OptionError` for settings that
+    `window` are the tokens that penalties look at, oldest first (see `penalty_window`), `state` is
+    that of DRY, mirostat and a grammar. Raises `OptionError` for settings that
     leave no token, `DecodeFailedError` for a broken row.
     """
     cuts = row_cuts(params)
-    if cuts is not None and state.grammar is None:  # as most laws are
+    if cuts is not None and state.grammar is None:  # as most distributions are
         return _ranked(logits, logits, params, cuts)
     if params.is_greedy:
         return Law.point(greedy_token(logits, params, window, state))
@@ -69,7 +69,7 @@ def transformed_law(
     if not params.is_plain:
         return _law_of_chain(logits, params, window, state)
     row, logits = logits, _adjusted(logits, params, window)
-    # llama.cpp's order has the temperature last: the cuts are made on the untempered law.
+    # llama.cpp's order has the temperature last: the cuts are made on the untempered distribution.
     if 0 < params.top_k <= MOST_RANKED:
         return _ranked(logits, row, params, params.cuts)
     if 0 < params.top_k < len(logits):
@@ -82,7 +82,7 @@ def transformed_law(
 
 
 def row_cuts(params: SamplingParams) -> Cuts | None:
-    """Return the cuts of `Truncation`, if it alone makes the law of a row; else None."""
+    """Return the cuts of `Truncation`, if it alone makes the distribution of a row; else None."""
     if params.is_cut:
         return params.cuts if params.top_k <= MOST_RANKED else None
     is_alone = params.is_greedy and params.is_plain
@@ -94,7 +94,7 @@ def transformed_laws(
     params: SamplingParams,
     state: SamplerState = FRESH,
 ) -> list[Law]:
-    """Return the laws of several rows, without penalties, as `transformed_law`."""
+    """Return the distributions of several rows, without penalties, as `transformed_law`."""
     cuts = row_cuts(params)
     if cuts is not None and state.grammar is None:
         return [*map(RowLaws(cuts).law, rows)]
@@ -107,7 +107,7 @@ def greedy_token(
     window: Sequence[int] = (),
     state: SamplerState = FRESH,
 ) -> int:
-    """Return the token of which the law at temperature 0 is sure, without making the law."""
+    """Return the only token of the distribution at temperature 0, without making that."""
     if state.grammar is not None:
         logits, window = _under_grammar(state.grammar, logits, params, window)
     if not params.is_plain:
@@ -126,7 +126,7 @@ def greedy_token(
 def _under_grammar(
     place: GrammarState, logits: Logits, params: SamplingParams, window: Sequence[int]
 ) -> tuple[Logits, Sequence[int]]:
-    """Return a row without what may not follow a text, and what penalties look at of that."""
+    """Return a row without the tokens that may not follow a text, and the window of penalties."""
     return place.masked(logits, window), _last(window, params.window_size)
 
 
@@ -168,7 +168,7 @@ class JoinedTokens(Sequence[int]):
 def penalty_window(
     tokens: Sequence[int], path: Sequence[int], params: SamplingParams
 ) -> Sequence[int]:
-    """Return what penalties look at: the last of `tokens` followed by a draft path.
+    """Return the tokens that penalties read: the last of `tokens` followed by a draft path.
 
     Under a grammar that is all of them: its place may be further back than penalties look.
     """
@@ -262,7 +262,7 @@ def _penalise(logits: Logits, params: SamplingParams, window: Sequence[int]) -> 
 
 
 def _ranked(logits: Logits, row: Logits, params: SamplingParams, cuts: Cuts) -> Law:
-    """Return what top-k, top-p and min-p leave, as `_truncated` does, of a few ranked entries."""
+    """Return the rest of a few ranked entries after top-k, top-p and min-p: see `_truncated`."""
     law = Truncation(cuts).law(logits)
     if law is None:
         _require_finite(float(logits.max()), row, params)
@@ -271,12 +271,12 @@ def _ranked(logits: Logits, row: Logits, params: SamplingParams, cuts: Cuts) -> 
 
 
 def _truncated(logits: Logits, ids: IdArray | None, row: Logits, params: SamplingParams) -> Law:
-    """Return what top-k, top-p and min-p leave of `ids`, which hold the top k (None: of all).
+    """Return the rest of `ids` after top-k, top-p and min-p; they hold the top k (None: of all).
 
     `row` are the logits before bias and penalties.
 
-    Where equal logits straddle a cut, the lower ids stay. Only values are sorted: what is kept is
-    then found by comparison with the lowest of them, and stands in token order as it is.
+    If equal logits straddle a cut, the lower ids stay. Only values are sorted: the kept tokens
+    are then found by comparison with the lowest of them, and are in order.
     """
     values = (logits if ids is None else logits[ids]).astype(np.float64)
     ordered = values.copy()
@@ -307,7 +307,7 @@ def _without_last_ties(kept: IdArray, values: FloatArray, count: int) -> IdArray
 
 
 def _untruncated(logits: Logits, row: Logits, params: SamplingParams) -> Law:
-    """Return the law of all tokens that min-p leaves."""
+    """Return the distribution of all tokens that min-p leaves."""
     values = logits.astype(np.float64)
     highest = float(values.max())
     _require_finite(highest, row, params)
@@ -332,7 +332,7 @@ def _tempered(values: FloatArray, temperature: float, ids: IdArray | None) -> La
 def _law_of_chain(
     logits: Logits, params: SamplingParams, window: Sequence[int], state: SamplerState
 ) -> Law:
-    """Return the law that the samplers of `params.chain` make of a row, one after the other."""
+    """Return the distribution that the samplers of `params.chain`, in turn, make of a row."""
     row = logits
     if params.logit_bias:
         logits = logits.copy()
@@ -348,7 +348,7 @@ def _in_reach_of_top_k(
 ) -> IdArray | None:
     """Return ids that hold all that top-k may keep; None stands for all ids.
 
-    What comes before it may raise or lower the tokens of the window, and no others.
+    The samplers before it may raise or lower the tokens of the window, and no others.
     """
     chain = params.chain
     if "top_k" not in chain or not {*chain[: chain.index("top_k")]} <= {"penalties", "dry"}:
@@ -360,7 +360,7 @@ def _in_reach_of_top_k(
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """The samplers of `params.chain`, and what they read beside the candidates."""
+    """The samplers of `params.chain`, and their inputs beside the candidates."""
 
     row: Logits
     params: SamplingParams
@@ -376,7 +376,7 @@ class _Chain:
                 continue
             cut = steps.without_top_choices(candidates, params.xtc_threshold)
             if cut is not None and params.xtc_probability < 1.0:
-                # A number is drawn for every token: the law is that of both outcomes.
+                # A number is drawn for every token: the distribution is that of both outcomes.
                 uncut = self.law(candidates, number)
                 return _mixture(params.xtc_probability, self.law(cut, number), uncut)
             candidates = candidates if cut is None else cut
@@ -399,7 +399,7 @@ class _Chain:
                 return steps.keep_min_p(candidates, params.min_p)
             case "mirostat":
                 return self._steered(candidates)
-        # Mirostat knows no dynamic temperature.
+        # Mirostat has no dynamic temperature.
         if params.dynatemp_range > 0.0 and not params.mirostat:
             spread, exponent = params.dynatemp_range, params.dynatemp_exp
             return steps.tempered_by_entropy(candidates, params.temperature, spread, exponent)

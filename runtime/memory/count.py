@@ -47,7 +47,7 @@ BLOCK_DRAFTER, ASSISTANT = "block drafter", "assistant"
 
 _ROWS = 16  # the widest round if the expression names no size
 _STATE_ROWS = 64  # with hidden states every token of a piece of a prompt has a row
-_USUAL_LENGTHS = {"jacobi": 4, "cascade": 5, "ouroboros": 5}  # where no number is given
+_USUAL_LENGTHS = {"jacobi": 4, "cascade": 5, "ouroboros": 5}  # if no number is given
 _BLOCK = 16  # tokens of a block drafter's, if its file names no size
 _SPARE_CELLS = 64  # nodes of a tree, behind the text
 # Graphs have memory of their own: those that hold logits at once, and those that hold scores, of
@@ -56,7 +56,7 @@ _GRAPHS, _ATTENDING_GRAPHS = 2, 6
 _ATTENDING = 8  # rows that attend at once
 _NODES = 32  # rows of the widest graph of a head
 USUAL_KEPT = 4
-"""Recurrent states of a conversation beside the last one, if nobody says how many pay."""
+"""Recurrent states of a conversation beside the last one, if no number is given."""
 STEP = 256
 """llama.cpp rounds contexts up to multiples of it."""
 
@@ -227,7 +227,7 @@ def _blocks(path: Path, header: GGUFHeader, target: Path, context: ContextOption
 def _drafted(expression: Expression, n_kept: int) -> int:
     """Return how many tokens a drafter may have to take back of a recurrent target.
 
-    That is what it names, or else as many as there are states for.
+    It is the named number, or else as many as there are states for.
     """
     if expression.atom == "none":
         return 0
@@ -287,7 +287,7 @@ class MemoryCounts:
     """Bytes of weights, cells and compute buffers, each counted once by llama.cpp.
 
     A context manager: it keeps models open. Raises as `Model` does for files that cannot be loaded,
-    and `UnsupportedModelError` if this llama.cpp does not export what it allocates.
+    and `UnsupportedModelError` if this llama.cpp does not export its allocations.
     """
 
     def __init__(self) -> None:
@@ -315,7 +315,7 @@ class MemoryCounts:
         return self._count(part, n_ctx, nextn=nextn).compute
 
     def lent(self, part: ModelPart) -> Breakdown:
-        """Return what the context takes through which a block drafter reads its target."""
+        """Return the bytes of the context through which a block drafter reads its target."""
         if part.lender is None or not needs_lender(self._opened_of(part.model.path)):
             return Breakdown()
         key = part.lender, "lent"

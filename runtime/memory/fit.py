@@ -404,7 +404,7 @@ _MOST_CORRECTIONS = 4
 
 @dataclass(frozen=True, slots=True)
 class LoadOptions:
-    """How models are loaded: what evaluations cost depends on it, and the memory that they take.
+    """How models are loaded: the cost of evaluations depends on it, and the memory that they take.
 
     `context` has the settings of contexts, the target's and the draft model's. Layers on the GPU
     are a count, "all" or "auto": as many as fit. `placement` holds where it is put in force
@@ -502,7 +502,8 @@ def fit_here(loading: Loading) -> Fitted | None:
 class Room:
     """The bytes that a runtime takes by device, and whether it `fits` beside others.
 
-    `refusal` says why it does not even fit alone, with both numbers and the ways out; "": it does.
+    `refusal` is the reason if it does not even fit alone, with both numbers and the ways out; "":
+    it does.
     """
 
     held: Mapping[str, int]

@@ -239,7 +239,7 @@ class MemoryDevice:
 
     @property
     def margin(self) -> int:
-        """Bytes for the display, the driver and what a plan misses: 1 GiB, at most an eighth.
+        """Bytes for the display, the driver and the errors of a plan: 1 GiB, at most an eighth.
 
         An 8 GiB card keeps 1 GiB.
         """

@@ -440,11 +440,13 @@ def _fetch_file(
                 partial.unlink(missing_ok=True)  # it would keep the disk full
             raise
         except KeyboardInterrupt as error:
-            error.add_note("what was fetched is kept: the same command goes on behind it")
+            error.add_note("the fetched part is kept: the same command continues")
             raise
         if not file.matches(partial, lambda n: progress(f"checking {file.name}", n, file.size)):
             partial.unlink()
-            problem = f"what the hub sent as {name.repo_id}/{file.name} has not the hash it lists"
+            problem = (
+                f"{name.repo_id}/{file.name}, as the hub sent it, lacks the hash that the hub lists"
+            )
             raise MalformedFileError(f"{problem} ({file.etag}): it was removed, try again")
         partial.replace(repo.blob(file.etag))
 
@@ -552,12 +554,12 @@ def _reported(name: HubName) -> Iterator[None]:
         place = _endpoint() or "the hub"
         reason = " ".join(str(error).split()) or type(error).__name__
         problem = f"{place} cannot be reached for {name} ({reason})"
-        raise HubError(f"{problem}; the same command goes on where it ended") from error
+        raise HubError(f"{problem}; the same command continues") from error
     except OSError as error:
         if error.errno is not None:
             raise
         problem = f"the hub did not send the whole of {name}"
-        raise HubError(f"{problem}; the same command goes on where it ended") from error
+        raise HubError(f"{problem}; the same command continues") from error
     except (ValueError, TypeError, KeyError) as error:  # no JSON, or another object
         raise HubError(f"the hub's answer about {name.repo_id} cannot be read") from error
 
@@ -572,5 +574,5 @@ def _refusal(name: HubName, response: Any) -> SpecrunError:  # noqa: ANN401 - an
     if status == 429:
         wait = str(response.headers.get("Retry-After", ""))
         after = f"in {wait} seconds" if wait.isdecimal() else "later"
-        return HubError(f"the hub asks for a pause (HTTP 429): fetch {name} {after}")
+        return HubError(f"the hub requires a pause (HTTP 429): fetch {name} {after}")
     return HubError(f"the hub answered {name.repo_id} with HTTP {status}: try again later")

@@ -75,7 +75,7 @@ def read_set(folder: Path) -> ModelSet:
 
 
 def _shell(text: str) -> str:
-    """Return a word of a command line, quoted where it has to be."""
+    """Return a word of a command line, quoted if it has to be."""
     if os.name == "nt":
         return f'"{text}"' if " " in text else text
     import shlex

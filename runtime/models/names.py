@@ -202,7 +202,7 @@ def answers_alone(path: Path) -> bool:
             return False
         return method_of_head(header.architecture) is None and not read_nextn(path, header).alone
     except SpecrunError:
-        return True  # opening it says why not
+        return True  # opening it raises the reason
 
 
 def is_recurrent(header: GGUFHeader) -> bool:

@@ -1,7 +1,7 @@
 """The chance that a drafted token is accepted, learnt while decoding.
 
 `AcceptanceOdds` calibrates a certainty. Of a drafter with a distribution that is a probability of
-this. What is copied from a text has no distribution, but kinds and ranks: `MatchAcceptance` counts
+this. Copies from a text have no distribution, but kinds and ranks: `MatchAcceptance` counts
 those, and calibrates the usual worth of each kind.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-_BIAS = 0.4  # accepted tokens are likelier than the drafter says
+_BIAS = 0.4  # accepted tokens are likelier than by the drafter
 _PRIOR = (4.0, 2.0)  # weights of the first bias and slope, in Newton's matrix
 _MEMORY = 0.98  # of observations
 _SURE = 8.0  # log-odds beyond which certainties are alike
@@ -76,15 +76,15 @@ _FADES = 32.0  # observations after which the older ones count half: texts chang
 
 
 class MatchAcceptance:
-    """The chance that what followed a match follows again, by the kind of match and the rank.
+    """The chance that the tokens after a match follow again, by the kind of match and the rank.
 
     A guess that is a point mass is accepted exactly if it is the token that comes. So every token
-    of a text shows whether each guess would have been accepted, drafted or not: what is counted
-    costs nothing and depends on tokens alone. Each kind and rank has a Beta distribution, which
+    of a text shows whether each guess would have been accepted, drafted or not: the counts cost
+    nothing and depend on tokens alone. Each kind and rank has a Beta distribution, which
     begins at a prior (`priors`, by kind and rank) and fades. Kinds are many and a text is short, so
     those of the best guesses learn from one another: their priors are certainties that one
-    `AcceptanceOdds` calibrates. Where no short match is false, short matches are trusted as long
-    ones are; where nothing holds, a drafter falls silent within some tokens.
+    `AcceptanceOdds` calibrates. If no short match is false, short matches are trusted as long
+    ones are; if nothing holds, a drafter falls silent within some tokens.
     """
 
     def __init__(self, priors: Sequence[Sequence[float]]) -> None:
@@ -94,7 +94,7 @@ class MatchAcceptance:
         self.forget()
 
     def forget(self) -> None:
-        """Return to what is believed before anything was seen."""
+        """Return to the values before any observation."""
         self._seen = [[0.0] * self.ranks for _ in self.priors]
         self._right = [[0.0] * self.ranks for _ in self.priors]
         self._odds = AcceptanceOdds(1.0, bias=0.0, weights=_POOLED)
@@ -121,7 +121,7 @@ class MatchAcceptance:
 
     def learn(self, kinds: Sequence[int], rank: int | None) -> None:
         """Count one token: of continuations of these kinds, by rank, it was that one, or none."""
-        # Only rank 0 moves what all share: one observation a token, of the best-known guess.
+        # Only rank 0 moves the common part: one observation a token, of the best-known guess.
         x = self._certainties[kinds[0]]
         if x is not None:
             self._odds.learn(x, rank == 0)

@@ -1,4 +1,4 @@
-"""The account of drafting against plain decoding: what was lost, and what may still be lost.
+"""The account of drafting against plain decoding: the loss so far, and the rest of its bound.
 
 There is one kind of account, for drafters that are named and for those that `auto` chooses from,
 with a model or without. Time is counted in rounds of plain decoding, one a token. Drafting may
@@ -6,11 +6,11 @@ lose `START` of them at first, and `SHARE` of each token. So n tokens take at mo
 
     n (1 + SHARE) + START + TRUST  rounds of plain decoding
 
-if rounds cost what they are expected to: .97 of plain decoding's speed over 200 tokens. A draft
-whose drafter knows nothing of its acceptance must fit what is left if all of it is rejected. One
-that is expected to gain may lose `TRUST` more: it is made while anything is left. What drafting
-saved, up to `_SAVINGS` rounds, it may lose again. `auto`, which tries several drafters, has
-`SHARES_OF_AUTO` shares of each token.
+if rounds take the expected time: .97 of plain decoding's speed over 200 tokens. A draft whose
+drafter has no estimate of its acceptance must fit the rest of the bound, even if all of it is
+rejected. One that is expected to gain may lose `TRUST` more: it is made while anything is left.
+Drafting may lose its savings again, up to `_SAVINGS` rounds. `auto`, which tries several drafters,
+has `SHARES_OF_AUTO` shares of each token.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ SHARES_OF_AUTO = 2
 TRUST = 1.0
 _SAVINGS = 8.0
 _ASKING = 2.0
-"""What a drafter that is asked and told takes of a round, over what it takes itself: the loop makes
-requests and outcomes, and what comes after finds caches cold. Measured: 60 to 90 us in all beside
+"""The loop's time for a drafter in a round, beside the drafter's own: the loop makes
+requests and outcomes, and the next steps find caches cold. Measured: 60 to 90 us in all beside
 20 to 45 of the drafter's own, if an evaluation takes 0.25 ms."""
-_LITTLE = 0.01  # of a plain round: a plan that asks for no draft
+_LITTLE = 0.01  # of a plain round: a plan without a draft
 _COLD = 3  # drafts that build graphs and read weights for the first time
-_OWN = 9  # rounds that tell what asking usually takes
-_LONGEST = 256  # rounds in which drafters are not asked
-_WAKES = 2  # times to ask that must fit before a drafter is asked again
+_OWN = 9  # rounds that show the usual time of a proposal
+_LONGEST = 256  # rounds without a proposal
+_WAKES = 2  # proposals that must fit before a drafter makes one again
 
 
 class Account:
-    """The rounds that may be lost: a share of the tokens, and what drafting saved."""
+    """The rounds that may be lost: a share of the tokens, and the savings of drafting."""
 
     def __init__(self, shares: int = 1) -> None:
         self.share = SHARE * shares
@@ -55,7 +55,7 @@ class Account:
         return max(0, math.ceil((room - self.room) / self.share))
 
     def rest(self) -> int:
-        """Return for how many tokens drafters are not to be asked, 0 while anything may be lost."""
+        """Return for how many tokens drafters must not propose, 0 while anything may be lost."""
         if self.room > 0.0:
             return 0
         # One pause that was taken for asking must not silence them for a whole text.
@@ -73,7 +73,7 @@ class Account:
             self._saved = 0.0
 
     def lose_to_asking(self, seconds: float, plain: float) -> None:
-        """Count what drafters took themselves in a round, where a plain one takes `plain`."""
+        """Count the drafters' own time in a round, when a plain one takes `plain`."""
         self.lose(self.asking(seconds, plain))
 
     def asking(self, seconds: float, plain: float) -> float:

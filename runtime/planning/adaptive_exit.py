@@ -1,7 +1,7 @@
 """Draft & Verify's adaptive exit: a confidence threshold learnt from acceptance.
 
 Zhang et al., "Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative
-Decoding" (2023), section 3.4: a draft ends where the drafter is less sure than a threshold; after
+Decoding" (2023), section 3.4: a draft ends if the drafter is less sure than a threshold; after
 each round the threshold moves so that the share of accepted tokens tends to a target. Constants are
 those of the authors' program.
 """
@@ -102,9 +102,9 @@ class AdaptiveExit(Plan):
         """Move the threshold after a round that drafted so many tokens of at most `most`.
 
         AR <- b1 AR + (1 - b1) accepted / drafted; then the threshold moves by a share 1 - b2 of
-        epsilon: up where AR is below alpha, else down, unless the draft was as long as it may be.
+        epsilon: up if AR is below alpha, else down, unless the draft was as long as it may be.
         """
-        # Rounds without a draft say nothing of acceptance.
+        # Rounds without a draft show nothing of acceptance.
         if drafted < 1 or self._threshold is None:
             return
         options, beta1 = self._options, self._options.beta1

@@ -17,14 +17,14 @@ from specrun.runtime.trees import Topology
 # == Cost curves ===================================================================================
 
 
-_WORTH_PADDING = 0.05  # of the time of a batch: what padding must save at the least
+_WORTH_PADDING = 0.05  # of the time of a batch: the least saving of padding
 
 Source = Literal["typical", "measured", "learnt"]
 """Where a curve comes from: machines of a kind, this one, or the rounds that are being decoded."""
 
 
 class _Times(dict[int, float]):
-    """Times by number of tokens: drafters that plan ask for the same few in every round."""
+    """Times by number of tokens: drafters that plan need the same few in every round."""
 
     def __init__(self, sizes: tuple[int, ...], times: tuple[float, ...]) -> None:
         self._measured = sizes, times
@@ -40,8 +40,8 @@ class CostCurve:
 
     `reused` is the time when the evaluation before had the same shape, so that llama.cpp reuses its
     graph; `rebuilt` the time after one of another shape. `spread` is by which share the median of
-    the repetitions of a size lay above the least, which is what counts; empty if nothing was
-    repeated. `source` says where the curve comes from, and `is_first` that it was measured in a
+    the repetitions of a size lay above the least, which counts; empty if nothing was
+    repeated. `source` is the origin of the curve, and `is_first` means that it was measured in a
     moment, when the file was loaded for the first time.
     """
 
@@ -74,7 +74,7 @@ class CostCurve:
         return {name: getattr(self, name) for name in ("sizes", "reused", "rebuilt", "spread")}
 
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
-        """Return the time of n tokens, on straight lines between what was measured and beyond."""
+        """Return the time of n tokens, on straight lines between the measured sizes and beyond."""
         return (self._rebuilt_at if rebuilt else self._reused_at)[n]
 
     @functools.cached_property
@@ -94,13 +94,13 @@ class CostCurve:
         return max(self.spread[below], self.spread[above])
 
     def wider(self, n: int, most: int, step: int = 1) -> int:
-        """Return how many tokens to evaluate in place of n, at most so many: n, or what is cheaper.
+        """Return how many tokens to evaluate in place of n, at most so many: n, or a cheaper width.
 
         That is a width that was measured, or with a `step` n and a multiple of it.
 
         Kernels of quantized weights may take less for 8 tokens than for 5: then 3 are added that
-        nobody reads. What is cheaper by no more than the spread may only be noise. A single token
-        stays alone: that is plain decoding, which all else is compared with.
+        nobody reads. A width that is cheaper by no more than the spread may only be noise. A single
+        token stays alone: that is plain decoding, which all else is compared with.
         """
         if n < 2 or not self.spread:
             return n
@@ -111,9 +111,9 @@ class CostCurve:
         return best if self.seconds(best) * margin < self.seconds(n) else n
 
     def as_padded(self, most: int | None = None) -> CostCurve:
-        """Return what counts if batches are padded: from two tokens on, min over m >= n of T(m).
+        """Return the curve of padded batches: from two tokens on, min over m >= n of T(m).
 
-        They are padded to at most `most` tokens: what is wider stays.
+        They are padded to at most `most` tokens: wider ones stay.
         Within the spread nothing is padded, but then T(n) is no more than T(m) either: a batch is
         a part of the larger one, and noise only adds.
         """
@@ -142,7 +142,7 @@ def _seconds(sizes: tuple[int, ...], times: tuple[float, ...], n: int) -> float:
 
 
 # Relative to one token. CPU: a 400M F16 Llama on two AVX-512 cores; quantized models are steeper
-# still. GPU: what a memory-bound 7B shows on current cards, which pay little for rows until the
+# still. GPU: as a memory-bound 7B on current cards, which pay little for rows until the
 # matrix kernels change.
 _SIZES = (1, 2, 4, 6, 8, 16, 32, 64)
 _CPU_TIMES = (1.0, 1.37, 1.64, 1.85, 2.65, 3.3, 5.8, 10.8)
@@ -179,20 +179,20 @@ class RoundCosts:
         return self.target.seconds(1) + self.per_round
 
     def depth_seconds(self, width: int, before: int | None) -> float:
-        """Return what the draft model takes for `width` nodes after `before` (None: the root)."""
+        """Return the draft model's time for `width` nodes after `before` (None: the root)."""
         rebuilt = before is not None and width != before
         return self.draft.seconds(width, rebuilt=rebuilt) + width * self.per_law
 
     def verify_seconds(self, nodes: int) -> float:
-        """Return what the target and the loop take for a tree of so many nodes."""
+        """Return the time of the target and the loop for a tree of so many nodes."""
         python = self.per_round + self.per_tree + nodes * self.per_node
         # The root, the token that was decided last, is evaluated with the tree.
         return self.target.seconds(nodes + 1) + python
 
     def round_seconds(self, topology: Topology) -> float:
-        """Return what a round with this tree takes."""
+        """Return the time of a round with this tree."""
         widths = topology.inner_widths
-        # Each depth with the width before it, which says whether the draft model's graph is
+        # Each depth with the width before it, which decides whether the draft model's graph is
         # rebuilt.
         drafting = sum(map(self.depth_seconds, widths, (None, *widths)))
         return self.verify_seconds(len(topology)) + drafting
@@ -216,32 +216,32 @@ def levelled(row: Sequence[float]) -> list[float]:
 
 # == Cost curves that every round of decoding corrects =============================================
 #
-# It begins as the curve that was measured or is typical, and is believed as far as nothing else was
-# seen. For each width the lower median of its last rounds counts, over that of rounds of one token:
+# It begins as the curve that was measured or is typical, and holds as far as nothing else was seen.
+# For each width the lower median of its last rounds counts, over that of rounds of one token:
 # pauses of the machine lengthen single rounds, and whatever slows all of them cancels out. Between
 # widths that were seen the correction (a factor, in logarithms) is interpolated, and goes on beyond
-# the largest; it fades while a width is not seen, so that one bad round is not believed for ever.
-# More tokens are then believed to take less time only where the curve descended as it began, or of
-# two tokens and one: what lies above the least of all larger widths is set aside, the rest is made
-# to ascend (isotonic regression), and what was set aside is added again.
+# the largest; it fades while a width is not seen, so that one bad round does not count for ever.
+# More tokens are then expected to take less time only if the curve descended as it began, or of two
+# tokens and one: the part above the least of all larger widths is set aside, the rest is made to
+# ascend (isotonic regression), and that part is added again.
 
 
 _KEPT = 9  # rounds of a width that count
-_ENOUGH = 3  # rounds of one token from which they alone say what one token takes
+_ENOUGH = 3  # rounds of one token from which they alone give the time of one token
 STALL = 2.0
 """Rounds that take more than so many usual ones were disturbed, and count as so many."""
 _DOUBT = 0.5  # rounds that the first belief counts for, beside those that were seen of a width
-_FADING = 256  # rounds after which half of what an unseen width showed is forgotten
+_FADING = 256  # rounds after which half of an unseen width's evidence is forgotten
 _STALE = 8  # rounds after which the curve is fitted again
 _OFTEN = 4  # of rounds of one token, which come by the hundred, every fourth is counted
 _TICK = 1e-9  # the shortest round: clocks may stand still
-_BELIEVED = 3  # drafts that what was reckoned counts for: as many are cold at first
+_BELIEVED = 3  # drafts that the estimate counts for: as many are cold at first
 
 
 class LiveCurve(CostCurve):
-    """A curve that goes on learning: `seconds` says what is believed now, the fields how it began.
+    """A curve that goes on learning: `seconds` is the estimate now, the fields hold the first one.
 
-    Whatever plans with a `CostCurve` plans with this one. Where nothing is learnt it stays as it
+    Whatever plans with a `CostCurve` plans with this one. If nothing is learnt it stays as it
     began.
     """
 
@@ -273,19 +273,19 @@ class LiveCurve(CostCurve):
 
     @property
     def is_told(self) -> bool:
-        """Whether it says what plain rounds take here: that was measured, or seen."""
+        """Whether it holds the time of plain rounds here: that was measured, or seen."""
         return bool(self.spread) or self.widest > 0
 
     @property
     def is_timed(self) -> bool:
-        """Whether rounds are timed, and what they are compared with is known.
+        """Whether rounds are timed, and their reference is known.
 
-        They are not if an ensemble draws tokens: no clock may decide what its members draft.
+        They are not if an ensemble draws tokens: no clock may change the drafts of its members.
         """
         return self.is_told and bool(self._learnt.times)
 
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
-        """Return the time of n tokens, as it is believed now."""
+        """Return the time of n tokens, as estimated now."""
         seconds = self._learnt.seconds(n)
         if not rebuilt:
             return seconds
@@ -293,7 +293,7 @@ class LiveCurve(CostCurve):
 
 
 class _Learnt:
-    """What was seen of each width, and the curve fitted to it: `_table[n]` for n tokens."""
+    """The observations of each width, and the curve fitted to them: `_table[n]` for n tokens."""
 
     def __init__(self, start: CostCurve) -> None:
         self._start, self._single = start, start.seconds(1)
@@ -322,7 +322,7 @@ class _Learnt:
             self._fit()
 
     def pass_over(self, rounds: int) -> None:
-        """Count rounds that were not timed: what was seen before them is as much older."""
+        """Count rounds that were not timed: earlier observations are as much older."""
         self._round += rounds
 
     def seconds(self, n: int) -> float:
@@ -346,7 +346,7 @@ class _Learnt:
                 factors.append((width, self._factor(width, single)))
         most = factors[-1][0]
         ratios = [self._ascending(n) * math.exp(_between(factors, n)) for n in range(most, 1, -1)]
-        # One token stands apart: two cost less where a kernel likes them better.
+        # One token stands apart: two cost less if a kernel likes them better.
         ascending = enumerate(reversed(levelled(ratios)), 2)
         self._table = [single, single, *(single * ratio * self._step(n) for n, ratio in ascending)]
 
@@ -359,13 +359,13 @@ class _Learnt:
         return min(min(times) / self._expected(width) for width, times in self.times.items())
 
     def _factor(self, width: int, single: float) -> float:
-        """Return the logarithm of what a width takes over what was expected, as far as believed."""
+        """Return the logarithm of a width's time over the expected one, as estimated."""
         count, age = len(self.times[width]), self._round - self._seen[width]
         weight = count / (count + _DOUBT) * math.exp2(-age / _FADING)
         return weight * math.log(self._estimates[width] / single / self._expected(width))
 
     def _expected(self, width: int) -> float:
-        """Return what a width took over one token, as it began."""
+        """Return the time of a width over that of one token, at first."""
         return self._start.seconds(width) / self._single
 
     def _ascending(self, width: int) -> float:
@@ -378,12 +378,12 @@ class _Learnt:
 
 
 class DraftCost:
-    """What a draft takes: `rounds` plain ones for so many depths, and what they are in seconds.
+    """The time of a draft: `rounds` plain ones for so many depths, and their time in seconds.
 
-    At first a plain round is one of the target's (`plain`), for a drafter takes what it reads of
-    that. Where a `clock` is told when a draft starts and ends it is what its drafts say, the lower
-    median of the last ones: graphs are built and weights read for the first time in a few of them.
-    Nothing is believed before `told` says that the target's rounds are timed, too.
+    At first a plain round is one of the target's (`plain`), for a drafter takes its share of that.
+    If a `clock` receives the start and the end of a draft, it is the lower median of the last ones:
+    graphs are built and weights read for the first time in a few of them. Nothing counts before
+    `told`: then the target's rounds are timed, too.
     """
 
     def __init__(
@@ -395,11 +395,11 @@ class DraftCost:
     ) -> None:
         self._rounds, self._plain, self._clock, self._told = rounds, plain, clock, told
         self._seen: deque[float] = deque(maxlen=_KEPT)  # seconds of a plain round
-        self._usual: float | None = None  # their median: rounds ask for it several times
+        self._usual: float | None = None  # their median: rounds need it several times
         self._started: float | None = None
 
     def seconds(self, depth: int) -> float:
-        """Return what a draft of so many depths takes, as it is believed now."""
+        """Return the estimated time of a draft of so many depths."""
         return (self._usual or self._plain()) * self._rounds(depth)
 
     def start(self) -> None:

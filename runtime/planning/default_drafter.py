@@ -1,7 +1,7 @@
 """The default drafter of a model file: its profile's choice, else `auto`, which limits its losses.
 
 Whatever opens a model for a user (chat, generate, a server) takes it from here. Under a rule that
-is not exact nothing is chosen: what a user did not ask for must not change a text's distribution.
+is not exact nothing is chosen: a default must not change a text's distribution.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def drafter_for(
     """Return how to draft for a model file if no drafter is named.
 
     `workload` is one of a profile (`workload_of`), "any" if it is not known. `use_profile` False
-    leaves the profile out. `warn` is told in a sentence why a profile does not apply; files that
+    leaves the profile out. `warn` receives a sentence if a profile does not apply; files that
     cannot be read are left to whoever opens them.
     """
     if not build_rule(accept).exact:

@@ -27,36 +27,36 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 #
 # **Nodes that are known** (`best`). A node's chance is less than its parent's, so the n nodes of
 # the highest chances are a tree, and of a chain they are its beginning. EAGLE-2 reranks by the
-# drafter's own probabilities (Li et al. 2024, section 4.2). Here they are calibrated by what was
-# accepted lately, and their number is chosen. To choose nodes by their probability is exact for
+# drafter's own probabilities (Li et al. 2024, section 4.2). Here they are calibrated by recent
+# acceptance, and their number is chosen. To choose nodes by their probability is exact for
 # point masses only.
 #
 # **A chain, one token after the other** (`start`, `goes_on`, `takes`). With n tokens drafted,
-# reached with the chance r_n, the same rule says: another one is, if for some k >= 1
+# reached with the chance r_n, the same rule adds another one if for some k >= 1
 #
 #     s r_n (a + a a_1 + .. + a a_1 .. a_(k-1)) > T(n + 1 + k) - T(n + 1) + (k - 1) d
 #
 # where d is a step of D, a the chance of the next token, and a_j = m + c^j (a - m) that of those
 # whose distributions are not known yet: like this one at first and usual, m, further on, for
-# certain tokens come in runs. To look k tokens ahead is what steps of T require, which make the
-# second token after them cheap. Before the drafter computes its next distribution, a is what the
-# last one lets expect, and pays for d too. If that is too little for the first token, a drafter is
-# asked now and then all the same (`_Learnt.hopes`). Only distributions of tokens not drawn yet and
-# earlier rounds are read, so drafts stay exact. T and d may be learnt by the clock if tokens are
-# chosen, for such drafts change no text. Lengths of drawn drafts decide which text a seed gives. So
-# they depend on this answer and on costs that were known before it: not on the clock, on other
-# conversations or on earlier answers. Their account and their hope follow the same rules as those
-# of chosen tokens, but begin anew with each answer.
+# certain tokens come in runs. Steps of T require a look k tokens ahead, because they make the
+# second token after them cheap. Before the drafter computes its next distribution, a is expected
+# from the last one, and pays for d too. If that is too little for the first token, a drafter makes
+# proposals now and then all the same (`_Learnt.hopes`). Only distributions of tokens not drawn yet
+# and earlier rounds are read, so drafts stay exact. T and d may be learnt by the clock if tokens
+# are chosen, for such drafts change no text. Lengths of drawn drafts decide which text a seed
+# gives. So they depend on this answer and on costs that were known before it: not on the clock, on
+# other conversations or on earlier answers. Their account and their hope follow the same rules as
+# those of chosen tokens, but begin anew with each answer.
 #
 # **Depths that are computed at once** (`depth_to_ask`). How deep has to be decided before anything
-# is known of the round. A chain is asked for as many tokens as would be computed one after the
-# other if all were usual. A tree is asked for as many depths as were worth most lately, less D.
+# is known of the round. A chain is to have as many tokens as would be computed one after the
+# other if all were usual. A tree is to have as many depths as were worth most lately, less D.
 # Each of its drafts shows the worth of all smaller depths and nothing of larger ones. For those the
-# prior returns little by little, so they are tried again. Where no depth was worth its D nothing is
+# prior returns little by little, so they are tried again. If no depth was worth its D nothing is
 # drafted, until the prior is back.
 #
 # A drafter whose certainty has to be computed to be known may lose time however well drafts end.
-# An `Account` holds what rounds that asked it lost against plain decoding. While nothing more may
+# An `Account` holds the loss of rounds with drafts against plain decoding. While nothing more may
 # be lost, nothing is drafted.
 
 
@@ -70,7 +70,7 @@ _PRIOR_TOKENS, _PRIOR_CHANCES, _MOST_CHANCES = 6.0, 10.0, 90.0
 _PRIOR_DRAFTS, _MOST_DRAFTS = 4.0, 20.0
 _RECOVERY, _PATIENCE = 0.03, 0.8  # of the way back to the prior, in a round without a draft
 _DEEPER = 0.005  # the same, of the depths below a draft
-_TRIED = 1.5  # the least hope of an untried depth, over what it takes
+_TRIED = 1.5  # the least hope of an untried depth, over its time
 _ALIKE = 0.8  # how far from the usual chance the next token's is, as a share of how far this one's
 _LONGEST_WAIT = 64  # rounds
 _DRAWN_WAIT = 16  # rounds until drawn tokens are hoped for: the account of each answer begins anew
@@ -79,7 +79,7 @@ _STALE = 0.02  # change of s or m from which thresholds are worked out again
 
 @dataclass(slots=True)
 class _Worth:
-    """What each depth of a tree adds, in plain rounds: the mean of the last drafts."""
+    """The gain of each depth of a tree, in plain rounds: the mean of the last drafts."""
 
     hoped: list[float]
     added: list[float] = field(default_factory=list)
@@ -96,19 +96,19 @@ class _Worth:
 
 @dataclass(slots=True)
 class _Learnt:
-    """What earlier rounds taught about one kind of drafts, chosen tokens or drawn ones."""
+    """The counts of earlier rounds for one kind of drafts, chosen tokens or drawn ones."""
 
     odds: AcceptanceOdds
     tokens: float
     rounds: float
-    """What they took, in rounds of plain decoding."""
+    """Their time, in rounds of plain decoding."""
     worth: _Worth
     account: Account = field(default_factory=lambda: Account())
     usual: float = _USUAL
     chances: float = _PRIOR_CHANCES  # how many the usual one is the mean of
     recovery: float = _RECOVERY
     idle: bool = False  # nothing was tried in the round before
-    wait: int = 1  # rounds in which a chain asks for nothing, until it does so in hope
+    wait: int = 1  # rounds in which a chain has no token, until it drafts in hope
     waited: int = 1
 
     def expect(self, chance: float) -> None:
@@ -117,21 +117,21 @@ class _Learnt:
         self.usual += (chance - self.usual) / self.chances
 
     def hopes(self, cost: float) -> bool:
-        """Return whether to ask for a distribution although a usual one does not pay.
+        """Return whether to compute a distribution although a usual one does not pay.
 
         A drafter that is better than most pays where the usual one does not, and its certainty
-        tells. What asks in vain, by rounds that drafted nothing, waits twice as long.
+        shows it. After rounds that drafted nothing, the wait is twice as long.
         """
         return self.waited >= self.wait and self.account.room > cost
 
     def hoped(self, *, in_vain: bool) -> None:
-        """Note whether a distribution was asked for in vain."""
+        """Note whether a distribution was computed in vain."""
         self.waited, self.wait = 1, min(2 * self.wait, _LONGEST_WAIT) if in_vain else 1
 
     def end_round(self, *, idle: bool, accepted: int) -> None:
         """Forget a little in an idle round, so that drafts are tried again some day.
 
-        Where they were tried in vain, less: what never pays costs less and less.
+        If they were tried in vain, less: drafts that never pay cost less and less.
         """
         if idle:
             self.odds.recover(self.recovery)
@@ -144,7 +144,7 @@ class _Learnt:
 
 
 class _Thresholds:
-    """The least r_n at which a chain goes on, where a token is worth `token` seconds and `usual` m.
+    """The least r_n at which a chain goes on, if a token is worth `token` seconds and `usual` m.
 
     The first distribution costs `step`, another one `further`: as much, or nothing in a block.
     They depend on the chance of the last distribution that was seen, in whole log-odds (`level`,
@@ -163,7 +163,7 @@ class _Thresholds:
     ) -> bool:
         """Return whether they are near enough to those of these values."""
         pairs = [(token, self.token), (usual, self.usual), (step, self._step)]
-        # A curve that is learnt bends: its ends and its middle tell.
+        # A curve that is learnt bends: its ends and its middle suffice.
         last = len(self._costs) - 1
         pairs += [(seconds(n + 1), self._costs[n]) for n in (0, 1, last // 2, last)]
         return all(abs(now - was) <= _STALE * was for now, was in pairs)
@@ -202,7 +202,7 @@ class _Thresholds:
 class Plan(ABC):
     """How much of a draft is computed and verified.
 
-    It is told of rounds and reads certainties before tokens are drawn, so that drafts stay exact.
+    It receives rounds and reads certainties before tokens are drawn, so that drafts stay exact.
     """
 
     is_threshold: bool = False
@@ -245,7 +245,7 @@ class DraftPlan(Plan):
     """Chooses by costs how much of a draft is computed and verified. `seconds` is T, `draft` D.
 
     A draft has at most `most` nodes. It is a chain, or a tree of at most `depth` depths (1: all of
-    them cost as much as one). `drawn` are T and D of drawn tokens, where those of chosen ones are
+    them cost as much as one). `drawn` are T and D of drawn tokens, if those of chosen ones are
     learnt by the clock.
 
     A round of point masses whose depths are computed at once begins with `depth_to_ask`, and `best`
@@ -270,7 +270,7 @@ class DraftPlan(Plan):
         self._thresholds: _Thresholds | None = None
         self._now: _Learnt | None = None  # of the round under way
         self._rests = False
-        self._hopes = False  # the round asked although a usual token does not pay
+        self._hopes = False  # the round drafted although a usual token does not pay
         self._asked = 0
         self._tree = DraftTree()
         self._certainties: list[float] = []  # of the nodes drafted, as log-odds
@@ -278,7 +278,7 @@ class DraftPlan(Plan):
         self._level: int | None = None  # its own, in log-odds
 
     def begin(self, *, alike: bool = False) -> None:
-        """Start an answer: what was learnt of chosen tokens stays, unless all begin `alike`."""
+        """Start an answer: the counts of chosen tokens stay, unless all begin `alike`."""
         self._learnt.pop(False, None)
         if alike:
             self._learnt.clear()
@@ -299,7 +299,7 @@ class DraftPlan(Plan):
         return self._asked
 
     def _usual_length(self, learnt: _Learnt) -> int:
-        """Return how many tokens a chain would be asked for if all were usual."""
+        """Return how many tokens a chain would have if all were usual."""
         thresholds, n, reached = self._known_thresholds(learnt), 0, 1.0
         while n < self.most and reached > thresholds.to_ask(n, None):
             n, reached = n + 1, reached * learnt.usual
@@ -307,7 +307,7 @@ class DraftPlan(Plan):
         return min(n + n % 2, self.most)
 
     def _deepest_that_pays(self, learnt: _Learnt) -> int:
-        """Return the depth that was worth most lately, less what it takes; 0 if none was."""
+        """Return the depth with the highest recent gain, less its time; 0 if none gained."""
         plain = self._seconds(1)
         worth, most, best = 0.0, 0.0, 0
         for depth, added in enumerate(learnt.worth.added, 1):
@@ -362,7 +362,7 @@ class DraftPlan(Plan):
             added[index] += share * (self._hoped(learnt.worth, index) - added[index])
 
     def _hoped(self, worth: _Worth, index: int) -> float:
-        """Return what a depth, counted from 0, is hoped to add in plain rounds.
+        """Return the expected gain of a depth, counted from 0, in plain rounds.
 
         A drafter that is better than most pays where the usual one does not: it is tried.
         """
@@ -378,7 +378,7 @@ class DraftPlan(Plan):
         self._draft.start()
 
     def _known_thresholds(self, learnt: _Learnt) -> _Thresholds:
-        """Return thresholds for what a token is worth now; T may change with the load."""
+        """Return thresholds for the present worth of a token; T may change with the load."""
         token, usual, step = self._token(learnt), learnt.usual, self._draft.seconds(1)
         known = self._thresholds
         if known is None or not known.hold(token, usual, step, self._seconds):
@@ -428,7 +428,7 @@ class DraftPlan(Plan):
         return learnt
 
     def _prior(self, *, points: bool) -> _Learnt:
-        """Return what is believed before the first round: the best draft of a usual drafter."""
+        """Return the estimates before the first round: the best draft of a usual drafter."""
         most, depth, plain = self.most, self._depth, self._seconds(1)
         chances = [_USUAL**n for n in range(1, most + 1)]
         tokens, best = 1.0, 1.0
@@ -510,7 +510,7 @@ class DraftPlan(Plan):
 def _best_count(
     chances: Sequence[float], token: float, takes: Sequence[float]
 ) -> tuple[int, float]:
-    """Return how many of these nodes, falling, to verify, and what that is worth in seconds."""
+    """Return how many of these nodes, falling, to verify, and its worth in seconds."""
     best, most, worth = 0, 0.0, 0.0
     for n, (chance, seconds) in enumerate(zip(chances, takes, strict=False), 1):
         worth += token * chance

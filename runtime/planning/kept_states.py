@@ -1,4 +1,4 @@
-"""How many tokens to draft at most where each keeps one more recurrent state.
+"""How many tokens to draft at most if each keeps one more recurrent state.
 
 llama.cpp takes drafts back from a recurrent state by keeping the states of the last few tokens, and
 how many is fixed when a context is made. So the longest draft is chosen before anything is drafted:
@@ -25,7 +25,7 @@ from specrun.runtime.planning.theory import best_measured_draft_length
 
 _GOOD_ACCEPTANCE = 0.9  # of a passage that is easy to draft for
 _LEAST_STEP = 0.02  # of a plain round: a drafted token of a small drafter
-_SHARE_OF_MEMORY = 4  # a quarter of what is free beside the weights
+_SHARE_OF_MEMORY = 4  # a quarter of the free memory beside the weights
 
 
 def kept_states(

@@ -1,14 +1,14 @@
-"""Measuring what evaluations cost on this machine, by the number of tokens.
+"""The cost of evaluations on this machine, measured by the number of tokens.
 
 A size is evaluated twice in a row: the first time after another size, so that llama.cpp has to
 rebuild its graph, then with the graph reused. Sizes are visited forwards and backwards in turn, so
 that a machine that warms up or slows down does so for all of them. The least of a size's times
-counts, for other programs only add to it; how far the median lies above is told as the spread. What
-contradicts its neighbours is measured again: a size that takes longer than a larger one by more
-than the spread, of which a tenth is believed at most (where times differ by more, their least may
-be no better), or far more than the line between the sizes beside it. What stays so is a kernel's
-doing. All tokens give output rows, as a tree's do, at a position where a text would be in the
-middle of its answer.
+counts, for other programs only add to it; the distance of the median above it is the spread. A
+size that contradicts its neighbours is measured again: a size that takes longer than a larger one
+by more than the spread, of which a tenth counts at most (if times differ by more, their
+least may be no better), or far more than the line between the sizes beside it. If that stays so, it
+is a property of a kernel. All tokens give output rows, as a tree's do, at a position where a text
+would be in the middle of its answer.
 
 **First contact.** Nobody has to run `tune`: when a file is first loaded on a device,
 `contact_curve` measures it for about two seconds, and keeps the curve for all later loads. Models
@@ -45,7 +45,7 @@ _TOO_DEAR = 8.0
 _MOST_SPREAD = 0.1  # that excuses a size from being doubted
 _ABOVE = 1.3  # times the line between its neighbours, from which a size is doubted
 _CHEAP = 10  # tokens, up to which a curve is measured at any price
-# What is doubted is measured again, at most so often, with its neighbours so many times each.
+# Doubtful sizes are measured again, at most so often, with its neighbours so many times each.
 _DOUBTED, _AGAIN = 3, 3
 
 CONTACT_SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 17, 24, 32)
@@ -54,7 +54,7 @@ WORTH_TIMING = 2e-3
 """Seconds of a token from which a first contact measures."""
 _LEAST_BYTES = 32 << 20  # of weights: fewer are read in less time than that everywhere
 _CONTACT_SECONDS, _CONTACT_CTX, _CONTACT_BATCH = 2.0, 256, 64
-_CALM = 0.2  # the median spread up to which times are believed: beyond it the machine was busy
+_CALM = 0.2  # the median spread up to which times count: beyond it the machine was busy
 
 
 def measure_cost_curve(
@@ -68,7 +68,7 @@ def measure_cost_curve(
     """Return the curve of a context, which is left empty, in about so many seconds.
 
     The context needs output rows for the largest size, and room for it after `depth` tokens. Three
-    passes are made unless they take four times as long. `progress` is told the share that is done.
+    passes are made unless they take four times as long. `progress` receives the share that is done.
     """
     largest = max(sizes)
     if min(context.n_outputs, context.n_batch) < largest:
@@ -120,13 +120,13 @@ def doubted(curve: CostCurve) -> list[int]:
 
 
 def beside(doubtful: Sequence[int], sizes: tuple[int, ...]) -> list[int]:
-    """Return these sizes with those next to them, which may be what is wrong."""
+    """Return these sizes with those next to them, which may be wrong."""
     places = {sizes.index(size) + step for size in doubtful for step in (-1, 0, 1)}
     return [size for place, size in enumerate(sizes) if place in places]
 
 
 class EvaluationTimes:
-    """Times evaluations behind `depth` cached tokens, by their size and what was evaluated last.
+    """Times evaluations behind `depth` cached tokens, by their size and the last evaluation.
 
     The context is emptied, and needs room and output rows as in `measure_cost_curve`.
     """
@@ -140,7 +140,7 @@ class EvaluationTimes:
         _fill(context, self._batch, depth)
 
     def visit(self, size: int) -> None:
-        """Time a size after another one, and again; where passes turn it is the same size again."""
+        """Time a size after another one, and again; if passes turn it is the same size again."""
         first = self._reused if size == self._last else self._rebuilt
         first.setdefault(size, []).append(self._timed(size))
         self._reused.setdefault(size, []).append(self._timed(size))
@@ -150,7 +150,7 @@ class EvaluationTimes:
         return min(self._reused[size])
 
     def curve(self, sizes: tuple[int, ...]) -> CostCurve:
-        """Return what was timed: the least, and how far the medians lie above it."""
+        """Return the times: the least, and how far the medians lie above it."""
         reused = tuple(min(self._reused[size]) for size in sizes)
         # A single size never comes after another one.
         rebuilt = tuple(min(self._rebuilt.get(size, self._reused[size])) for size in sizes)
@@ -161,8 +161,8 @@ class EvaluationTimes:
     def typical(self) -> CostCurve:
         """Return the medians of all sizes that were visited.
 
-        Answers that were timed meanwhile have met the same disturbances: what is compared with
-        them must not be the least. One visit of a size gives a rebuilt and a reused time.
+        Answers that were timed meanwhile have met the same disturbances: times that are compared
+        with them must not be the least. One visit of a size gives a rebuilt and a reused time.
         """
         sizes = tuple(sorted(self._reused))
         reused = tuple(statistics.median(self._reused[size]) for size in sizes)
@@ -240,7 +240,7 @@ def target_curve(
 ) -> CostCurve:
     """Return the curve of a model file with these settings: the stored one, or a new one, stored.
 
-    With `again` it is measured in any case, and where only a first contact measured it.
+    With `again` it is measured in any case, and if only a first contact measured it.
     """
     layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
     curve = None if again else load_curve(target, context, layers)
@@ -291,11 +291,11 @@ def contact_curve(model: Model, context: ContextOptions, *, measures: bool = Tru
         if curve is None:
             return Contact()
         if statistics.median(curve.spread) > _CALM:
-            busy = "this machine is too busy to measure what evaluations cost"
+            busy = "this machine is too busy to measure the cost of evaluations"
             return Contact(None, f"{busy}: a later load tries again (--no-measure does not)")
         save_curve(curve, model.path, context, model.n_gpu_layers)
     except (SpecrunError, OSError) as problem:
-        return Contact(None, f"what evaluations cost here was not measured: {problem}")
+        return Contact(None, f"the cost of evaluations was not measured here: {problem}")
     return Contact(curve, _contact_line(curve, time.perf_counter() - started))
 
 
@@ -328,7 +328,7 @@ def first_curve(context: Context, *, seconds: float = _CONTACT_SECONDS) -> CostC
 
 
 def _contact_line(curve: CostCurve, seconds: float) -> str:
-    """Describe a first contact: what was measured, and what follows from it."""
+    """Describe a first contact: the measured facts and their consequences."""
     most = curve.sizes[-1]
     cost = curve.seconds(most) / curve.seconds(1)
     filled = [n for n in range(2, most) if curve.wider(n, most) > n]
@@ -350,7 +350,7 @@ def measure_target_costs(
 ) -> CostCurve:
     """Return the target's cost curve with these settings, measured in about so many seconds.
 
-    `progress` is told the share that is done. Raises as `Model` and `Context` do.
+    `progress` receives the share that is done. Raises as `Model` and `Context` do.
     """
     layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
     with Model(target, n_gpu_layers=layers, use_mmap=use_mmap) as model:

@@ -35,7 +35,7 @@ from specrun.runtime.trees.tree import ROOT
 MAX_PLANNED_NODES = 256
 MAX_PLANNED_DEPTH = 32
 
-# Where nothing was measured: about what small drafters reach on text at temperatures 0.6 to 1.
+# If nothing was measured: about the accuracy of small drafters on text at temperatures 0.6 to 1.
 _TYPICAL = {
     "with": (0.72, 0.08, 0.03, 0.015, 0.008, 0.004),
     "without": (0.72, 0.12, 0.05, 0.025, 0.015, 0.01, 0.007, 0.005),
@@ -148,15 +148,15 @@ def _solve_level(
 # this greedy choice is the best tree of each size, and the trees of all sizes lie one in another.
 # Which size and depth are worth their cost is the planner's choice: those with the most tokens a
 # second, (1 + sum of values) / (T(nodes + 1) + depth * d), where T is the target's cost curve and d
-# what a depth of guesses costs.
+# the cost of a depth of guesses.
 
 
-# Where nothing was measured: about what heads reach on their own training domain.
+# If nothing was measured: about the accuracy of heads on their own training domain.
 _BY_RANK = (1.0, 0.2, 0.1, 0.06, 0.04, 0.03, 0.02, 0.015, 0.01, 0.008)
 TYPICAL_ACCURACY = tuple(
     tuple(first * share for share in _BY_RANK) for first in (0.6, 0.42, 0.3, 0.22, 0.17)
 )
-# Heads that know the path lose little accuracy with depth. These give Hydra's own tree of 63 nodes
+# Heads that read the path lose little accuracy with depth. These give Hydra's own tree of 63 nodes
 # 3.3 tokens a round; Spec-Bench measured 3.26.
 TYPICAL_PATH_ACCURACY = tuple(0.6 * share for share in _BY_RANK)
 _NEVER_RIGHT = "no guess of these heads is ever right: there is no tree to make of them"
@@ -168,7 +168,7 @@ Path = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class HeadPlan:
-    """A tree with what it should yield: tokens a round, and the speed-up over plain decoding."""
+    """A tree with its expected yield: tokens a round, and the speed-up over plain decoding."""
 
     topology: Topology
     expected_tokens: float
@@ -197,7 +197,7 @@ def plan_medusa_tree(
 
     The smallest tree is taken that is at most `tolerance` slower than the best: fewer nodes are
     fewer guesses about the machine. The plan's `speed_up` may be less than 1: then plain decoding
-    is faster, and who asked for heads gets the least of them.
+    is faster, and a user of heads gets the least of them.
     """
     plans: list[tuple[float, float, int, int]] = []  # speed-up, expected tokens, nodes, depth
     # Every depth has its price, so the trees of all sizes are tried for each.

@@ -1,14 +1,14 @@
-"""Profiles: what was measured of a model file on this machine, and what was chosen by it.
+"""Profiles: measurements of a model file on this machine, and the choices by them.
 
 A profile is one JSON file for a GGUF file, by its size and content, wherever it lies and whatever
 it is called. `specrun accelerate`, `tune`, `calibrate` and `why` write it, each its own part:
 
-- cost curves of the target, one for all settings that change what evaluations cost;
+- cost curves of the target, one for all settings that change the cost of evaluations;
 - plans of `specrun tune`, one for each draft model and such settings;
-- the choices of `specrun accelerate`, and the record that it goes on from.
+- the choices of `specrun accelerate`, and the record from which it continues.
 
 A part is used on the machine and with the settings that it was measured with, and for the same
-files. Otherwise it is left out, with one sentence that says why.
+files. Otherwise it is left out, with one sentence on the reason.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def _read(
 
 
 def _write(target: Path, parts: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Path:
-    """Replace parts of a profile, given what it holds; return its file.
+    """Replace parts of a profile, given its contents; return its file.
 
     Other parts stay if the file is of this version, machine and model, and whole.
     """
@@ -155,7 +155,7 @@ def _mismatch(
 
 
 def describe_file(path: Path) -> dict[str, object]:
-    """Return what tells a model file from another; its place is not part of it."""
+    """Return the identity of a model file; its place is not part of it."""
     if not path.is_file():
         raise FileMissingError(f"there is no file {path}")
     size = path.stat().st_size
@@ -169,7 +169,7 @@ def describe_file(path: Path) -> dict[str, object]:
 
 
 def describe_settings(options: LoadOptions) -> dict[str, object]:
-    """Return the settings that change what evaluations cost."""
+    """Return the settings that change the cost of evaluations."""
     context = options.context
     # 0 is written as the number it stands for: both spellings cost the same and share a plan.
     threads = context.n_threads or available_cores()
@@ -186,7 +186,7 @@ def describe_settings(options: LoadOptions) -> dict[str, object]:
 
 
 def _where(context: ContextOptions, placement: Placement) -> dict[str, object]:
-    """Return what was said about devices, nothing if that is nothing."""
+    """Return the given settings of devices, nothing if there are none."""
     unusual: dict[str, object] = {} if context.offload_kv else {"keys and values": "not offloaded"}
     if placement == Placement():
         return unusual
@@ -214,7 +214,7 @@ def _older_file(folder: str, *paths: Path) -> Path:
 
 
 def _warn_of_older(path: Path, *, what: str, warn: Warn | None = None) -> None:
-    """Say that a file of an earlier version is left out, if there is one."""
+    """Warn that a file of an earlier version is left out, if there is one."""
 
     def refuse(_: bytes) -> None:
         raise NotForThisError(f"{path} was {_ANOTHER_VERSION}")
@@ -310,7 +310,7 @@ def _expression(draft: Path, options: str) -> str:
 def save_plans(
     target: Path, draft: Path, settings: Mapping[str, object], plans: Sequence[StoredPlan]
 ) -> Path:
-    """Store what was found, over earlier plans of the pair; return the profile's file."""
+    """Store the plan, over earlier plans of the pair; return the profile's file."""
     part = {
         "draft": describe_file(draft),
         "path": _place(draft),
@@ -369,9 +369,10 @@ def tuned_plan(
     options: LoadOptions,
     warn: Warn = lambda _: None,
 ) -> StoredPlan | None:
-    """Return what was planned for this pair near this temperature, or None.
+    """Return the plan for this pair near this temperature, or None.
 
-    A plan that does not apply is ignored; `warn` is told why in one sentence. Nothing here raises.
+    A plan that does not apply is ignored; `warn` receives the reason in one sentence. Nothing here
+    raises.
     """
     plans = load_plans(target, draft, describe_settings(options), warn=warn)
     # Acceptance moves with the temperature, and with it the best tree: the nearest plan stands in.
@@ -382,7 +383,7 @@ def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float
     """Return the acceptance by rank measured for a pair and a proposal scheme, None if it was not.
 
     It depends on the models alone, so that a plan of another machine will do. Of several
-    temperatures the highest is taken, where the scheme draws, and the lowest, if it takes the
+    temperatures the highest is taken, if the scheme draws, and the lowest, if it takes the
     most likely tokens. A file that is damaged is left out, with a warning in the log.
     """
 
@@ -427,7 +428,7 @@ def _plan(value: Mapping[str, Any]) -> StoredPlan:
 
 
 def _options(value: object) -> str:
-    """Return the options of a draft model's expression; raises for what are none."""
+    """Return the options of a draft model's expression; raises if there are none."""
     options = text_in(value)
     options_of(parse_expression(_expression(Path("draft.gguf"), options)))
     return options
@@ -444,7 +445,7 @@ ANY = "any"
 class Choice:
     """The drafter for a temperature and a workload, with its speed over plain decoding's.
 
-    `drafter` "none" is plain decoding, for which `reason` says why nothing pays. The speed-up was
+    `drafter` "none" is plain decoding, for which `reason` is the cause. The speed-up was
     between `low` and `high` in all repetitions; 0 each if that is not known.
     """
 
@@ -466,8 +467,8 @@ class Choice:
 class Profile:
     """Choices for a model file, and all that they were made from.
 
-    `files` are those of the drafters that the choices name, as `describe_file` tells them; `record`
-    is what `accelerate` goes on from; `measured` the day. `finished` is whether everything was
+    `files` are those of the drafters that the choices name, as `describe_file` describes them;
+    `accelerate` continues from `record`; `measured` the day. `finished` is whether everything was
     tried.
     """
 
@@ -485,7 +486,8 @@ class Profile:
         """
         own = [choice for choice in self.choices if choice.workload == workload]
         own = own or [choice for choice in self.choices if choice.workload == ANY]
-        # Acceptance moves with the temperature, and with it what pays: the nearest one stands in.
+        # Acceptance moves with the temperature, and so does the best drafter: the nearest one
+        # stands in.
         return min(own, key=lambda choice: abs(choice.temperature - temperature), default=None)
 
 
@@ -499,7 +501,7 @@ def load_profile(
 ) -> Profile | None:
     """Return the choices for a model file; None without any, or with a warning if not for these.
 
-    Nothing here raises, so that no chat depends on what lies in a cache.
+    Nothing here raises, so that no chat depends on a file in a cache.
     """
 
     def parse(content: Mapping[str, Any]) -> Profile | None:
@@ -541,7 +543,7 @@ def _profile(content: Mapping[str, Any]) -> Profile:
 
 def _choice(value: Mapping[str, Any]) -> Choice:
     drafter = text_in(value["drafter"])
-    options_of(parse_expression(drafter))  # raises for what is none
+    options_of(parse_expression(drafter))  # raises if it is none
     return Choice(
         number_in(value["temperature"]),
         text_in(value["workload"]),

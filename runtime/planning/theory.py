@@ -26,11 +26,11 @@ from specrun.runtime.planning.curves import CostCurve, RoundCosts
 
 # == Formulas ======================================================================================
 #
-# Notation of the formulas: P the target's law, Q the drafter's, a (alpha) the probability that a
-# drafted token is accepted, g (gamma) the drafted tokens of a round, c the cost of one drafter step
-# over one plain target step, T(n) the measured time of a target evaluation of n tokens. "Leviathan"
-# is Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
-# `chain_theory` puts together what they say about chains of a tuned pair.
+# Notation of the formulas: P the target's distribution, Q the drafter's, a (alpha) the probability
+# that a drafted token is accepted, g (gamma) the drafted tokens of a round, c the cost of one
+# drafter step over one plain target step, T(n) the measured time of a target evaluation of n
+# tokens. "Leviathan" is Leviathan et al., "Fast Inference from Transformers via Speculative
+# Decoding" (2023). `chain_theory` applies them to chains of a tuned pair.
 
 
 SecondsOf = Callable[[int], float]
@@ -43,8 +43,8 @@ SecondsOf = Callable[[int], float]
 def expected_tokens(acceptance: float, n_draft: int) -> float:
     """Return the expected tokens of a round, the target's own included: (1 - a^(g+1)) / (1 - a).
 
-    Leviathan, equation 1: a geometric law capped at g + 1. Computed as 1 + a + ... + a^g, so that a
-    = 1 gives g + 1.
+    Leviathan, equation 1: a geometric distribution capped at g + 1. Computed as 1 + a + ... + a^g,
+    so that a = 1 gives g + 1.
     """
     _require_probability("acceptance", acceptance)
     _require_count("n_draft", n_draft)
@@ -54,7 +54,7 @@ def expected_tokens(acceptance: float, n_draft: int) -> float:
 def wall_clock_improvement(acceptance: float, n_draft: int, cost_ratio: float) -> float:
     """Return tokens per second over plain decoding's: (1 - a^(g+1)) / ((1 - a) (g c + 1)).
 
-    Leviathan, theorem 3.8, where a target evaluation takes as long for g + 1 tokens as for one.
+    Leviathan, theorem 3.8, if a target evaluation takes as long for g + 1 tokens as for one.
     """
     _require_cost("cost_ratio", cost_ratio)
     return expected_tokens(acceptance, n_draft) / (n_draft * cost_ratio + 1.0)
@@ -120,7 +120,7 @@ def best_measured_draft_length(
     return _best(speed, max_draft)
 
 
-# -- what acceptance is made of --------------------------------------------------------------------
+# -- acceptance ------------------------------------------------------------------------------------
 
 
 def acceptance_probability(target_probs: FloatArray, draft_probs: FloatArray) -> float:
@@ -158,13 +158,13 @@ class ChainTheory:
 def chain_theory(
     acceptance: float, costs: RoundCosts, operation_cost_ratio: float, *, max_length: int = 16
 ) -> ChainTheory:
-    """Return what the formulas say; `operation_cost_ratio` is c-hat (`operation_ratio`)."""
+    """Return the results of the formulas; `operation_cost_ratio` is c-hat (`operation_ratio`)."""
 
     def target_seconds(n: int) -> float:
         # T(1) is plain decoding, which pays for no tree and no drafted node.
         return costs.plain_seconds if n == 1 else costs.verify_seconds(n - 1)
 
-    # c counts Python's share on both sides: it is the ratio of what the machine really takes.
+    # c counts Python's share on both sides: it is the ratio of measured times.
     step = costs.depth_seconds(1, None)
     ratio = step / costs.plain_seconds
     flat = best_draft_length(acceptance, ratio, max_length)
@@ -182,7 +182,7 @@ def chain_theory(
     )
 
 
-# -- what may be asked -----------------------------------------------------------------------------
+# -- questions -------------------------------------------------------------------------------------
 
 
 def _best(gain: Callable[[int], float], highest: int) -> int:
@@ -213,9 +213,9 @@ def _require_cost(name: str, value: float) -> None:
         raise OptionError(f"{name} is {value}: it must be a number of 0 or more")
 
 
-# == Memory bandwidth: bytes that evaluations read, and what drafting saves of them ================
+# == Memory bandwidth: bytes that evaluations read, and their savings by drafting ==================
 #
-# Where decoding waits for memory, an evaluation takes as long as its bytes: the weights, once for
+# If decoding waits for memory, an evaluation takes as long as its bytes: the weights, once for
 # all its tokens, and the keys and values of the text before them (Leviathan et al. 2023, section
 # 3.4: reads of both shrink by the expected tokens of a round, while operations grow, theorem 3.11).
 # Two things break that rule, and both are counted here. The keys and values of a long text are read
@@ -230,7 +230,7 @@ _BLOCK = 256  # elements of which whole rows of every cache type consist
 
 @dataclass(frozen=True, slots=True)
 class MemoryTraffic:
-    """What a model's evaluations read.
+    """The bytes that a model's evaluations read.
 
     `dense` bytes of weights are read in every evaluation. `experts` bytes are those of all
     `n_experts`, of which each token uses `n_used`; 0 if there are none. `per_position` bytes are
@@ -259,7 +259,7 @@ def expected_experts(n_experts: int, n_used: int, n_tokens: int) -> float:
     """Return how many experts of a layer n tokens read: E (1 - (1 - k/E)^n).
 
     Each token uses k of E experts; taken as if each chose independently and all alike. Tokens of
-    one text choose more alike than that, so this is what to expect at most.
+    one text choose more alike than that, so this is the most to expect.
     """
     if n_experts < 1 or not 0 <= n_used <= n_experts or n_tokens < 0:
         given = f"{n_used} of {n_experts} experts for each of {n_tokens} tokens"
@@ -299,7 +299,7 @@ def bytes_ratio(
     n_context: float = 0.0,
     n_draft_context: float | None = None,
 ) -> float:
-    """Return `bytes_per_token` over plain decoding's: below 1 it is faster where memory decides."""
+    """Return `bytes_per_token` over plain decoding's: below 1 it is faster if memory decides."""
     spent = bytes_per_token(
         target,
         draft,
@@ -311,11 +311,11 @@ def bytes_ratio(
     return spent / target.evaluation(1, n_context)
 
 
-# -- what files say --------------------------------------------------------------------------------
+# -- facts of files --------------------------------------------------------------------------------
 
 
 def memory_traffic(model: Model, options: ContextOptions | None = None) -> MemoryTraffic:
-    """Return what a model's evaluations read, with keys and values as these options store them."""
+    """Return the bytes that a model's evaluations read, with the types of keys and values."""
     header = read_header(model.path)
     own = sum(tensor.n_bytes for tensor in header.tensors) or 1
     experts = sum(tensor.n_bytes for tensor in header.tensors if _EXPERTS.match(tensor.name))
@@ -371,7 +371,7 @@ def mixture(header: GGUFHeader) -> tuple[int, int]:
 
 
 def bytes_per_position(header: GGUFHeader, options: ContextOptions | None = None) -> float:
-    """Return the bytes of the keys and values of one token, in all layers; 0 if no file says.
+    """Return the bytes of the keys and values of one token, in all layers; 0 if no file has it.
 
     Sliding windows are counted as whole layers: a cache that takes tokens back keeps all of them.
     """
@@ -428,7 +428,7 @@ LONGEST = 64
 
 @dataclass(frozen=True, slots=True)
 class ChainInputs:
-    """alpha, c and c-hat; T(n) as a curve, and what target and drafter read, where known.
+    """alpha, c and c-hat; T(n) as a curve, and the bytes that target and drafter read, if known.
 
     `n_context` tokens are cached in both. Raises `OptionError` for numbers that make no sense.
     """
@@ -464,7 +464,7 @@ class ChainRow:
 
 
 def chain_row(inputs: ChainInputs, n_draft: int) -> ChainRow:
-    """Return what the formulas say of chains of so many drafts; 0 is plain decoding."""
+    """Return the results of the formulas for chains of so many drafts; 0 is plain decoding."""
     alpha, curve, measured, read = inputs.acceptance, inputs.curve, None, None
     tokens = expected_tokens(alpha, n_draft)
     if curve is not None:
@@ -484,7 +484,7 @@ def chain_row(inputs: ChainInputs, n_draft: int) -> ChainRow:
 
 @dataclass(frozen=True, slots=True)
 class BestLengths:
-    """The best chains: `flat` if more tokens cost nothing, by T(n), and by what is read."""
+    """The best chains: `flat` if more tokens cost nothing, by T(n), and by the bytes read."""
 
     flat: int
     measured: int | None
@@ -516,12 +516,14 @@ def best_lengths(inputs: ChainInputs, most: int = LONGEST) -> BestLengths:
 def tokens_per_second_by_bandwidth(
     inputs: ChainInputs, n_draft: int, bytes_per_second: float
 ) -> float:
-    """Return the tokens a second where memory alone decides: bandwidth over bytes of a token.
+    """Return the tokens a second if memory alone decides: bandwidth over bytes of a token.
 
     Leviathan et al. (2023), section 3.4: an evaluation reads the weights once for all its tokens.
     """
     if inputs.traffic is None:
-        raise OptionError("what evaluations read is not known: give the files of both models")
+        raise OptionError(
+            "the bytes that evaluations read are not known: give the files of both models"
+        )
     if not 0.0 < bytes_per_second < float("inf"):
         raise OptionError(f"a bandwidth of {bytes_per_second:g} bytes a second: give more than 0")
     read = bytes_per_token(*inputs.traffic, inputs.acceptance, n_draft, n_context=inputs.n_context)

@@ -1,12 +1,12 @@
-"""Laws from backend sampling: the k best logits of a row are all that the device has to send.
+"""Distributions from backend sampling: the device sends only the k best logits of a row.
 
-Where the law is cut to the top k anyway, and nothing before that cut changes the order of logits,
-the k best and a few more say everything: `transformed_law` of them is that of the whole row, to the
-bit. The few more are for ties, of which the lower ids stay: if those that are equal may go on
-beyond what was sent, the rows are evaluated again and given whole.
+If the distribution is cut to the top k anyway, and nothing before that cut changes the order of
+logits, the k best and a few more suffice: `transformed_law` of them is that of the whole
+row, to the bit. The few more are for ties, of which the lower ids stay: if those that are equal may
+go on beyond the sent ones, the rows are evaluated again and given whole.
 
-Nobody can read a whole row then, so it is not for answers whose log-probabilities were asked for,
-nor for drafters and rules that read more than laws.
+Nobody can read a whole row then, so it is not for answers whose log-probabilities were requested,
+nor for drafters and rules that read more than distributions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
 
 BackendSampling = Literal["auto", "on", "off"]
-"""auto: on where the target's rows lie in a GPU's memory; in the CPU's there is no copy to save."""
+"""auto: on if the target's rows lie in a GPU's memory; in the CPU's there is no copy to save."""
 
 SPARE = 8
 """How many more logits are sent than are kept: fewer equal ones need no second evaluation."""
@@ -50,7 +50,7 @@ def is_wanted(choice: BackendSampling, model: Model) -> bool:
 
 
 def candidates_needed(params: SamplingParams, vocab_size: int) -> int | None:
-    """Return how many of a row's best logits make its law; None if it takes the whole row."""
+    """Return the number of best logits that a row's distribution needs; None for the whole row."""
     k = 1 if params.is_greedy else params.top_k
     if params.logit_bias or params.has_penalties or not params.is_plain:
         return None
@@ -58,7 +58,7 @@ def candidates_needed(params: SamplingParams, vocab_size: int) -> int | None:
 
 
 def law_of_candidates(candidates: Candidates, params: SamplingParams) -> Law | None:
-    """Return the law of a whole row, made of its best logits; None if a tie needs the others.
+    """Return the distribution of a row from its best logits; None if a tie needs the others.
 
     `params` are plain, have neither bias nor penalties, and keep fewer tokens than there are
     candidates.
@@ -77,7 +77,7 @@ def law_of_candidates(candidates: Candidates, params: SamplingParams) -> Law | N
 
 
 def _greedy_law(candidates: Candidates) -> Law | None:
-    """Return the law at temperature 0: of equals the lowest id, if all of them were sent."""
+    """Return the distribution at temperature 0: the lowest id of equals, if all were sent."""
     tokens, logits = candidates
     highest = logits[logits.argmax()]  # a NaN, if there is one
     if not math.isfinite(highest):
@@ -100,17 +100,17 @@ def _are_best(candidates: Candidates | None, logits: npt.NDArray[np.float32]) ->
 
 
 class SampledRows(EvaluatedRows, Protocol):
-    """The rows of an evaluation, or what of them reached the host."""
+    """The rows of an evaluation, or the parts of them that reached the host."""
 
     def candidates(self, row: int) -> Candidates | None:
-        """Return the best logits of one row; None where it is whole."""
+        """Return the best logits of one row; None if it is whole."""
 
 
 class CutRows:
     """Rows of which the best logits reached the host; `evaluate_again` gives them whole.
 
-    That happens where a law needs it, or somebody reads logits. The same kernels compute the same
-    numbers, so the laws that were made before stay true.
+    That happens if a distribution needs it, or somebody reads logits. The same kernels compute
+    the same numbers, so the distributions that were made before stay true.
     """
 
     __slots__ = ("_evaluate_again", "_rows")
@@ -120,7 +120,7 @@ class CutRows:
         self._evaluate_again: Callable[[], EvaluatedRows] | None = evaluate_again
 
     def law(self, row: int, params: SamplingParams) -> Law:
-        """Return the law that `params` make of one row."""
+        """Return the distribution that `params` make of one row."""
         if self._evaluate_again is not None:
             candidates = cast("SampledRows", self._rows).candidates(row)
             law = None if candidates is None else law_of_candidates(candidates, params)
@@ -153,7 +153,7 @@ class BackendSamplingTarget:
 
     llama.cpp does so for evaluations of one shape (`Context.cut_rows`), and changing to and fro
     makes it plan its memory again: so it begins when a shape has come some times in a row. The
-    round that begins is evaluated both ways, because the sampling of devices is young: where that
+    round that begins is evaluated both ways, because the sampling of devices is young: if that
     differs in a bit, the answer goes on with whole rows.
     """
 
@@ -190,7 +190,7 @@ class BackendSamplingTarget:
         return cut if self._is_trusted else cast("SampledRows", self._evaluate_again(text, tree))
 
     def _evaluate_again(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Drop what was evaluated and evaluate it again, for whole rows."""
+        """Repeat an evaluation, for whole rows."""
         self._times = 0
         self._target.context.memory.truncate(text.n_cached)
         self._target.context.cut_rows(None)
@@ -198,7 +198,7 @@ class BackendSamplingTarget:
 
 
 def sampled_on_device(target: TargetModel, k: int | None) -> Target:
-    """Return what gives an answer the `k` best logits of each row, or whole rows for None.
+    """Return the sampler that gives the `k` best logits of each row, or whole rows for None.
 
     Recurrent memories cannot take back an evaluation that has to be made again.
     """

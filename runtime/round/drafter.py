@@ -1,4 +1,4 @@
-"""The drafter's interface: propose a draft tree, then learn what became of it."""
+"""The drafter's interface: propose a draft tree, then receive its outcome."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ if TYPE_CHECKING:
     from specrun.bindings.contexts.embedding_inputs import EmbeddingInputs
 
 Keep = Literal["nothing", "points", "laws", "rows"]
-"""nothing: the draws say all; points: at temperature 0 the drafted tokens do, and who has laws at
-hand keeps them as for laws: the drafter's law at every place, also where nothing was drawn
-from it and after the whole draft; rows: its whole rows of logits too."""
+"""nothing: the draws suffice; points: at temperature 0 the drafted tokens do, drafters with
+distributions at hand keep these, as for laws; laws: the drafter's distribution at every place,
+also if nothing was drawn from it and after the whole draft; rows: its whole rows of logits
+too."""
 
 
 # Neither requests nor outcomes are frozen: that costs a call for every field, in every round.
 @dataclass(slots=True)
 class DraftRequest:
-    """What a drafter may know: committed tokens, settings, its own noise, and how much to draft.
+    """The facts for a drafter: committed tokens, settings, its own noise, and how much to draft.
 
     `tokens` is the live list of all committed tokens (do not keep or change it); the first drafted
     token will stand at position len(tokens). Trees deeper than `max_depth` or larger than
     `max_nodes` are an error: their tokens would not fit the context or the answer. After one of
-    `end_tokens` nothing is generated, so what is drafted below one is evaluated for nothing. `keep`
-    is what the acceptance rule will read of the drafter's own: see `DraftTree.rows`. Where a rule
+    `end_tokens` nothing is generated, so nodes below one are evaluated for nothing. `keep` names
+    the drafter's numbers that the acceptance rule will read: see `DraftTree.rows`. If a rule
     has a `fallback`, a draft goes on while the drafter's largest raw probability reaches it, also
     where n=auto would stop. `state` is the samplers' after the committed tokens: mirostat's moves
     on down the target's tree, and a drafter may leave it where it is.
@@ -65,7 +66,7 @@ class DraftRequest:
 
 @dataclass(slots=True)
 class RoundOutcome:
-    """What became of a round: the tree, the accepted path and the target's own token after it.
+    """The outcome of a round: the tree, the accepted path and the target's own token after it.
 
     `tokens` is the live list of all committed tokens, the new ones included. `next_token` is None
     when the path ended with an end-of-generation token. `rows` are views that die with the next
@@ -95,10 +96,10 @@ class RoundOutcome:
 
 
 class Pause:
-    """Rounds in which a drafter is neither asked nor told: it would propose nothing.
+    """Rounds in which a drafter neither proposes nor observes: it would propose nothing.
 
     `rounds` are those to come. Who decodes counts them down, each of one token, which the drafter
-    finds in the next request; who does not heed them asks it all the same.
+    finds in the next request; a caller may ignore them and let it propose all the same.
     """
 
     __slots__ = ("_begun", "rounds")
@@ -120,8 +121,8 @@ class Pause:
 class Drafter(ABC):
     """Proposes the draft trees of one conversation.
 
-    Owns what native memory the conversation needs, such as a context of a draft model: `close()` it
-    before the weights that started it.
+    Owns the native memory that the conversation needs, such as a context of a draft model:
+    `close()` it before the weights that started it.
     """
 
     name: str
@@ -143,36 +144,36 @@ class Drafter(ABC):
     """The layers of the target, ascending, whose inputs it reads from the rows of an outcome."""
 
     needs_nextn_states: bool = False
-    """Whether it reads what the target's NextN blocks would read, from the rows of an outcome."""
+    """Whether it reads the inputs of the target's NextN blocks, from the rows of an outcome."""
 
     reads_logits: bool = False
     """Whether it reads the target's logits from the rows of an outcome: they are to be whole."""
 
     embedding_inputs: EmbeddingInputs | None = None
-    """What its trees' nodes beyond the vocabulary stand for: look-ahead positions, no candidates.
+    """The meaning of its trees' nodes beyond the vocabulary: look-ahead positions, no candidates.
 
     None: all nodes are tokens. It belongs to the weights.
     """
 
     remark: str = ""
-    """What the user is to know of how it drafts; "" where there is nothing."""
+    """A note for the user on its drafting; "" if there is none."""
 
     keeps_rows: bool = False
-    """Whether its trees have `rows`, if a request asks for them."""
+    """Whether its trees have `rows`, if a request needs them."""
 
     finds_text: bool = False
-    """Whether it need not be told of rounds that it drafted nothing for: it finds their tokens in
-    the next request, or in the next outcome that it is told of."""
+    """Whether it need not receive rounds without a draft: it finds their tokens in
+    the next request, or in the next outcome that it receives."""
 
     begins_alike: bool = False
-    """Whether every answer begins as if it was the first. Where how much is drafted decides which
-    text comes of a seed, what other answers taught must not decide it."""
+    """Whether every answer begins as if it was the first. If a seed's text depends on the length of
+    drafts, other answers must not change it."""
 
     forecasts: bool = False
-    """Whether `forecast` says what a proposal is expected to gain."""
+    """Whether `forecast` returns the expected gain of a proposal."""
 
     pause: Pause = Pause()
-    """When it need not be asked: one's own, or of those that never pause the one they share."""
+    """When it need not propose: one's own, or of those that never pause the one they share."""
 
     @property
     def reads_target(self) -> bool:
@@ -191,25 +192,25 @@ class Drafter(ABC):
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:  # noqa: B027
         """Learn the target's states at prompt tokens `start`, `start + 1`, ...: `count` rows.
 
-        Called after `begin`, in pieces, for what of the prompt was not cached, if it
+        Called after `begin`, in pieces, for the part of the prompt that was not cached, if it
         `reads_target`; the prompt's last token is the root of the first round. Rows have no logits
         unless `needs_hidden_states`.
         """
 
     def read_along(self, tokens: Sequence[int], end: int) -> None:  # noqa: B027
-        """Read a prompt that the target has read up to `end`, where others wait for pieces of it.
+        """Read a prompt that the target has read up to `end`, if others wait for pieces of it.
 
-        Called after every piece, after `begin` and `learn_prompt`. What is not read so is read when
-        it is drafted for.
+        Called after every piece, after `begin` and `learn_prompt`. The rest is read when it is
+        drafted for.
         """
 
     waits: bool = False
-    """Whether `prepare` has to be asked before it proposes."""
+    """Whether `prepare` has to be called before it proposes."""
 
     def prepare(self, request: DraftRequest) -> bool:
-        """Draft a step further, where that waits for other conversations' drafts; True: propose.
+        """Draft a step further, if that waits for other conversations' drafts; True: propose.
 
-        False: an evaluation is waited for that serves several drafters; ask again when it was
+        False: an evaluation is waited for that serves several drafters; call again when it was
         made, with the same request. Whoever does not pass this on has its drafts made alone.
         """
         return True
@@ -221,23 +222,23 @@ class Drafter(ABC):
     def forecast(self, request: DraftRequest) -> float:
         """Return, cheaply, the speed-up over plain decoding of a proposal now; 0 if unknown.
 
-        It proposes nothing, and may be asked any number of times.
+        It proposes nothing, and may be called any number of times.
         """
         return 0.0
 
     def observe(self, outcome: RoundOutcome) -> None:  # noqa: B027
-        """Learn what was accepted, and what the target said at every node."""
+        """Receive the accepted path, and the target's rows at every node."""
 
     def rewind(self, length: int) -> None:  # noqa: B027
         """Forget the tokens from position `length` on: this drafter had gone on from guesses.
 
-        Where drafters draft for drafters, or one after the other, `DraftRequest.tokens` ends with
-        tokens that are drafted, not committed. Before anything else is asked, the combinator takes
-        back those that were rejected. Whoever keeps what it knows by position must drop it here.
+        If drafters draft for drafters, or one after the other, `DraftRequest.tokens` ends with
+        tokens that are drafted, not committed. Before any other call, the combinator takes
+        back those that were rejected. Drafters that keep facts by position must drop them here.
         """
 
     def report(self) -> dict[str, Any]:
-        """Return what there is to say about the answer since `begin`, as JSON; empty if nothing."""
+        """Return facts about the answer since `begin`, as JSON; empty if nothing."""
         return {}
 
     @property
@@ -270,19 +271,19 @@ class Owned(Protocol):
 
 
 Pace = Literal["counted", "timed", "compared", "greedy", "paying"]
-"""What measured time may decide of drafts. counted: nothing; timed: what evaluations are believed
-to cost; compared: the same, the first rounds being plain; greedy: as compared at temperature 0, and
-nothing where tokens are drawn; paying: also when to stop, which only drafters of point masses leave
-to others."""
+"""The decisions about drafts that measured time may make. counted: nothing; timed: the expected
+cost of evaluations; compared: the same, the first rounds being plain; greedy: as compared at
+temperature 0, and nothing if tokens are drawn; paying: also when to stop, which only drafters of
+point masses leave to others."""
 
 
 @dataclass(slots=True)
 class DrafterWeights:
-    """What all conversations of a drafter share: models, heads, stores, and measured costs.
+    """The common part of all conversations of a drafter: models, heads, stores, and measured costs.
 
-    `start` makes the drafter of one conversation: its cache positions, its state, what it has
-    learnt. `owned` is closed with the weights, first to last; every drafter that was started is
-    closed before. `pace` says what measured time may decide of its drafts.
+    `start` makes the drafter of one conversation: its cache positions, its state, its counts.
+    `owned` is closed with the weights, first to last; every drafter that was started is closed
+    before. `pace` holds the decisions that measured time may make.
     """
 
     name: str
@@ -309,7 +310,7 @@ _Part = TypeVar("_Part", bound=Owned)
 
 
 def make_all(makers: Iterable[Callable[[], _Part]]) -> list[_Part]:
-    """Return what each of them makes; where one fails, those already made are closed."""
+    """Return the result of each; if one fails, those already made are closed."""
     made: list[_Part] = []
     try:
         for make in makers:

@@ -140,7 +140,7 @@ class RoundLimits:
         if len(tree) > self.max_nodes or tree.max_depth > self.max_depth:
             allowed = f"{self.max_nodes} nodes of depth {self.max_depth} were allowed"
             proposed = f"{len(tree)} nodes of depth {tree.max_depth}"
-            raise OptionError(f"{drafter} proposed {proposed} where {allowed}")
+            raise OptionError(f"{drafter} proposed {proposed}, and {allowed}")
 
 
 # == The loop ======================================================================================
@@ -172,7 +172,7 @@ class DecodeSettings:
     drafter: Drafter | None = None
     token_rule: AcceptanceRule | None = field(init=False)
     pair_rule: PairRule | None = field(init=False)
-    """The rule: one of these, the second if it weighs the drafter's laws, too."""
+    """The rule: one of these, the second if it weighs the drafter's distributions, too."""
     laws: RowLaws | None = field(init=False)
     """The distributions of all rows of the answer, if cuts alone make them."""
     keep: Keep = field(init=False)
@@ -229,11 +229,11 @@ class Round(RoundOutcome):
     is_whole: bool = False
 
     def node_before(self, index: int) -> int:
-        """Return the node (or ROOT) whose law decided the round's `index`-th token."""
+        """Return the node (or ROOT) whose distribution decided the round's `index`-th token."""
         return ROOT if index == 0 else self.path[index - 1]
 
     def logits_of(self, index: int) -> Logits:
-        """Return the row whose law decided the round's `index`-th token."""
+        """Return the row whose distribution decided the round's `index`-th token."""
         return self.rows.logits(self.path[index - 1] + 1 if index else ROOT + 1)
 
 
@@ -242,7 +242,7 @@ def decode_rounds(
 ) -> Iterator[Round | None]:
     """Yield rounds until an end token, the token limit or the end of the context.
 
-    None is yielded where an evaluation waits for other conversations'. The target has cached all
+    None is yielded if an evaluation waits for other conversations'. The target has cached all
     tokens of the conversation but the last; they grow with every round. State is consistent at each
     yield: a consumer may stop there.
     """
@@ -252,7 +252,7 @@ def decode_rounds(
     next_token: int | None
     is_last = not limits.next_round(len(tokens))
     while not is_last:
-        # Propose: a tree of guesses below the last token, and the law that each was drawn from.
+        # Propose: a tree below the last token, and the distribution that each token was drawn from.
         start, tree, asked = len(tokens), NOTHING, not pause.rounds
         if asked:
             request = _ask(conversation, settings, state)
@@ -279,7 +279,7 @@ def decode_rounds(
         is_last = whole or not limits.next_round(len(tokens))
         new, laws, refused = tokens[start:], accepted.laws, accepted.rejected
         this_round = Round(tokens, tree, path, next_token, rows, new, refused, is_last, laws, whole)
-        # Observe: let the drafter learn what became of its guesses.
+        # Observe: let the drafter receive the outcome of its guesses.
         if asked:
             drafter.observe(this_round)
         yield this_round
@@ -314,7 +314,7 @@ def _accept(
     rows: EvaluatedRows,
     noise: NoiseSource,
 ) -> tuple[Acceptance, SamplerState]:
-    """Let the rule decide, by the laws that it reads; return the samplers' state after it, too."""
+    """Let the rule decide by the distributions that it reads; also return the samplers' state."""
     rule, params, start = settings.token_rule, settings.params, len(tokens)
     if rule is None:
         assert settings.pair_rule is not None
@@ -336,11 +336,11 @@ def _accept(
     return accepted, state
 
 
-# -- the laws that rules read ----------------------------------------------------------------------
+# -- the distributions that rules read -------------------------------------------------------------
 
 
 def require_laws(rule: Rule, drafter: Drafter, params: SamplingParams | None = None) -> None:
-    """Raise `OptionError` for a rule that needs laws of a drafter that has none.
+    """Raise `OptionError` for a rule that needs distributions of a drafter that has none.
 
     Without `params`, whatever the settings of an answer will be.
     """
@@ -350,23 +350,24 @@ def require_laws(rule: Rule, drafter: Drafter, params: SamplingParams | None = N
     if rule.takes_points and (params is None or params.is_greedy):
         return
     if rule.takes_points and params is not None:
-        needs = f"at temperature {params.temperature:g} weighs the drafter's own laws"
+        needs = f"at temperature {params.temperature:g} weighs the drafter's distributions"
     else:
-        needs = "weighs the drafter's own laws"
+        needs = "weighs the drafter's distributions"
     without = "at temperature 0 cascade-token-v3, -v2 and top-beta need none, typical never does"
-    problem = f"{rule.name} {needs}, and {drafter.name} tells none"
+    problem = f"{rule.name} {needs}, and {drafter.name} has none"
     advice = "give draft(FILE), heads, or a cascade, relay or ensemble of these"
     raise OptionError(f"{problem}: {advice}; {without}")
 
 
 def require_rule(rule: Rule | SequentialCascade, params: SamplingParams) -> None:
-    """Raise `OptionError` for settings whose laws this rule cannot follow.
+    """Raise `OptionError` for settings whose distributions this rule cannot follow.
 
-    Mirostat reads how likely each token was under the law that it came from: an exact rule's tokens
-    come from the target's.
+    Mirostat reads how likely each token was under the distribution that it came from: an exact
+    rule's tokens come from the target's.
     """
     if params.is_adaptive and (isinstance(rule, PairRule) or not rule.exact):
-        problem = f"mirostat needs tokens of the target's own law, and {rule.name} is not exact"
+        needs = "mirostat needs tokens of the target's own distribution"
+        problem = f"{needs}, and {rule.name} is not exact"
         raise OptionError(f"{problem}: give an exact acceptance rule, or mirostat 0")
 
 
@@ -394,8 +395,8 @@ def target_laws(
 class AdaptiveLaws:
     """The target's distributions after nodes, if mirostat's mu moves with every token above.
 
-    A node's mu follows from its parent's law and its own token; that of the accepted path is kept
-    for the next round.
+    A node's mu follows from its parent's distribution and its own token; that of the accepted path
+    is kept for the next round.
     """
 
     def __init__(
@@ -412,7 +413,7 @@ class AdaptiveLaws:
         self._laws: dict[int, Law] = {}
 
     def __call__(self, node: int) -> Law:
-        """Return the law after a node."""
+        """Return the distribution after a node."""
         if node not in self._laws:
             row, state = self._logits(node + 1), self._state.with_mu(self._mu(node))
             self._laws[node] = _law_after(self._tokens, self._tree, node, row, self._params, state)
@@ -457,12 +458,12 @@ def law_pairs(
         row = None if kept is None else kept.logits(node)
         draws = all_draws.get(node, ())
         # Of several draws, the first is from S(q) itself: later siblings without replacement come
-        # from what it left.
+        # from its residual.
         draft = next((draw.law for draw in draws if draw.law is not None), None) if draws else None
         if draft is None:
             if row is not None:
                 draft = transformed(node, row)
-            elif draws:  # at temperature 0 the drafter's favourite is all its law
+            elif draws:  # at temperature 0 the drafter's favourite is all its distribution
                 draft = Law.point(tree.tokens[draws[0].node])
             else:
                 return LawPair(raw_target, raw_target, target, target)

@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 
 # == Padding =======================================================================================
 #
-# Kernels of quantized weights may take less time for 8 tokens than for 5. Where that was measured,
+# Kernels of quantized weights may take less time for 8 tokens than for 5. If that was measured,
 # a round's evaluation gets tokens that nobody reads. They hang one below the other under the tree's
 # last node: so they see it, no node sees them, no sequence is added, and the sequences of all nodes
-# are what they would be. What is accepted does not know of them, and a commit drops them with all
-# else that is deeper than the path.
+# stay the same. Acceptance ignores them, and a commit drops them with all else that is deeper than
+# the path.
 #
 # A recurrent state takes them in, and takes them back with the drafts that were refused. So there
 # a chain is filled up to as many tokens as the context keeps states for, which costs no memory.
@@ -61,7 +61,8 @@ def paddings(wider: Wider, widest: int, most: int) -> dict[int, int]:
 class PaddedTarget(TargetModel):
     """A target that pads the evaluations of rounds whose width is among `widths`, while they fit.
 
-    If its model keeps a recurrent state, they are no wider than what it can take back, and one.
+    If its model keeps a recurrent state, they are no wider than the tokens that it can take back,
+    and one.
     """
 
     def __init__(
@@ -105,8 +106,8 @@ def filled(parents: Parents, width: int) -> Parents:
 #
 # Kernels round by how many tokens they are given: a quantized product of one row and of five differ
 # in the last bits, and activations that are quantized again blow that up. Evaluations of one width
-# compute every row alike, wherever it lies among the others, so a text does not depend on what
-# drafted it. What a round does not need is filled with nodes that are never accepted, on a sequence
+# compute every row alike, wherever it lies among the others, so a text does not depend on its
+# drafter. The unused part of a round is filled with nodes that are never accepted, on a sequence
 # of their own that no other node sees. Two things go with it:
 #
 # - Prompts are cut at multiples of a piece's length, whatever was cached of them.
@@ -116,7 +117,7 @@ def filled(parents: Parents, width: int) -> Parents:
 MULTIPLE = 4
 """Widths are multiples of it: some kernels treat the rows beyond the last multiple of 4 apart."""
 
-_PIECE = 64  # tokens of a prompt in one evaluation: what contexts with hidden states hold, too
+_PIECE = 64  # tokens of a prompt in one evaluation: as in contexts with hidden states
 _STEP = 256  # the cells that attention reads grow by so many
 _TRIED = 4  # evaluations' worth of tokens that a width is tried with
 
@@ -150,10 +151,10 @@ def width_of(shape: Shape, drafter: DraftSize, options: ContextOptions) -> int |
 def fixed_shape_options(model: Model, options: ContextOptions, width: int) -> ContextOptions:
     """Return the settings of a context for evaluations of one width, from those of a free one.
 
-    Flash attention adds up cell by cell and leaves out what a row does not see, so branches beside
-    a path change nothing. Without it, sums are made of lanes whose cells those branches shift: then
-    chains are the same to the bit, and trees are refused with `OptionError`. Recurrent models are,
-    too (`UnsupportedModelError`).
+    Flash attention adds up cell by cell and leaves out cells that a row does not see, so branches
+    beside a path change nothing. Without it, sums are made of lanes whose cells those branches
+    shift: then chains are the same to the bit, and trees are refused with `OptionError`. Recurrent
+    models are, too (`UnsupportedModelError`).
     """
     _require_branching(model)
     if options.flash_attention == "off" and options.n_sequences > 1:
@@ -196,16 +197,16 @@ class FixedShapeTarget(TargetModel):
         """Return how many tokens of a prompt are to be taken as they are cached.
 
         Within an earlier prompt that is a whole number of pieces, so that the bits of a prompt do
-        not depend on what was cached. The last token but one is evaluated again in any case: some
+        not depend on the cached part. The last token but one is evaluated again in any case: some
         drafters need the state before the first new token, and others are to find the same.
         """
-        # What an interrupted round left is dropped: more is to be evaluated before any cut.
+        # The rest of an interrupted round is dropped: more is to be evaluated before any cut.
         self.rewind(text, len(text.tokens))
         shared = min(common_prefix(text.tokens, prompt), len(text.tokens) - 1, len(prompt) - 1)
         shared = max(0, shared - 1)
         if min(shared, text.n_cached) < text.n_prompt:
             return min(shared, text.n_cached) // self._piece * self._piece
-        # What was generated and is not cached gets the bits of its width, as if it had been.
+        # Generated tokens that are not cached get the bits of their width, as if they were.
         self._catch_up(text, shared)
         return shared
 
@@ -217,17 +218,17 @@ class FixedShapeTarget(TargetModel):
             start = stop
 
 
-# -- whether a width keeps its promise here --------------------------------------------------------
+# -- whether a width is reliable here --------------------------------------------------------------
 
 
 def require_equal_bits(target: FixedShapeTarget) -> None:
     """Evaluate a text in rounds of several lengths, and compare each token's bits among them.
 
-    So every place in an evaluation is compared with others, for several tokens: where kernels round
+    So every place in an evaluation is compared with others, for several tokens: if kernels round
     otherwise, activations that are quantized again hide it for every other token. The text lies on
-    both sides of a step of the cells that attention reads. What came through is remembered for the
-    file, the machine and all that chooses kernels. Raises `OptionError` where the bits of a row
-    depend on its place in the evaluation or on what is beside it.
+    both sides of a step of the cells that attention reads. A success is stored for the file, the
+    machine and all that chooses kernels. Raises `OptionError` if the bits of a row
+    depend on its place in the evaluation or on its neighbours.
     """
     path, fact = target.context.model.path, _bits_fact(target)
     if is_noted(path, fact):
@@ -272,7 +273,7 @@ def _bits_of_rounds(
     *,
     branching: bool = False,
 ) -> list[bytes]:
-    """Evaluate what comes after the prompt in rounds; return a digest of each row's logits.
+    """Evaluate the tokens after the prompt in rounds; return a digest of each row's logits.
 
     The rounds have the lengths of `first`, then as many tokens as there are places. `branching`:
     their tokens but the first have siblings, which are not committed, and the rounds end with
@@ -319,9 +320,9 @@ def open_target(
 ) -> TargetModel:
     """Make the context that verifies a drafter's trees, in evaluations of any or of one width.
 
-    If the width is not fixed, batches are padded to what is `wider` and cheaper, and those of one
-    token to two in the shape "pairs". Raises `OptionError` for a width that does not keep its
-    promise for this model here, `UnsupportedModelError` for a recurrent model in any shape but
+    If the width is not fixed, batches are padded to `wider` and cheaper ones, and those of one
+    token to two in the shape "pairs". Raises `OptionError` for a width whose bits vary for this
+    model here, `UnsupportedModelError` for a recurrent model in any shape but
     free.
     """
     sized = target_context_options(options, drafter)

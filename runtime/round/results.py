@@ -25,7 +25,7 @@ Origin = Literal["drafted", "target"]
 
 
 class DecidingRows(Protocol):
-    """What decided a round's tokens."""
+    """The source of a round's tokens."""
 
     def logits_of(self, index: int) -> Logits:
         """Return the logits that decided the token number `index`, valid until the next round."""
@@ -38,11 +38,11 @@ class TokenEvent:
     string is incomplete. `origin` is "drafted" for an accepted guess and "target" for the target's
     own token. `round` counts from 0. `logprob` is the target's log-probability in nats, before any
     transformation, by the row of `decided_by` that decided the round's token number `index`;
-    without, it was not asked for. So are `top_logprobs`, of at most `n_top` tokens.
+    without, it was not requested. So are `top_logprobs`, of at most `n_top` tokens.
     `finish_reason` is why the answer ends with this token, None if it goes on.
 
     Of an answer to a chat, `text` is of the answer alone. `reasoning` is the text of the model's
-    thoughts, `parts` are those two and pieces of tool calls, and `raw_text` is what it wrote.
+    thoughts, `parts` are those two and pieces of tool calls, and `raw_text` is its unchanged text.
     """
 
     __slots__ = (
@@ -70,7 +70,7 @@ class TokenEvent:
         self.round = round_number
         # None once the number is known: a row keeps its whole round in memory.
         self._decided_by, self._index = decided_by, index
-        self._row: Logits | None = None  # a copy, where the round's was overwritten
+        self._row: Logits | None = None  # a copy, if the round's was overwritten
         self._logprob: float | None = None
         self._n_top = n_top
         self._top: list[tuple[int, float]] | None = None
@@ -86,7 +86,7 @@ class TokenEvent:
 
     @property
     def logprob(self) -> float:
-        """The target's log-probability of the token: a softmax, computed when first asked."""
+        """The target's log-probability of the token: a softmax, computed when first read."""
         self.settle()
         if self._logprob is None:
             why = "was asked for without log-probabilities, or the target never saw it"
@@ -96,18 +96,18 @@ class TokenEvent:
     def top_logprobs(self, k: int | None = None) -> list[tuple[int, float]]:
         """Return the target's `k` most likely tokens here, best first, with log-probabilities.
 
-        Of equals the lower ids come first. None: as many as the answer was asked for with; more are
+        Of equals the lower ids come first. None: as many as the answer's request has; more are
         an error.
         """
         count = self._n_top if k is None else k
         if not 0 <= count <= self._n_top:
             problem = f"the answer was asked for with {self._n_top}"
             raise OptionError(f"top_logprobs is {k!r}: {problem} (top_logprobs)")
-        _ = self.logprob  # raises where there is none
+        _ = self.logprob  # raises if there is none
         return (self._top or [])[:count]
 
     def settle(self) -> None:
-        """Compute what may be asked for, now that the row is there."""
+        """Compute the values that may be read later, now that the row is there."""
         row, decided_by = self._row, self._decided_by
         if row is None:
             if decided_by is None:
@@ -121,7 +121,7 @@ class TokenEvent:
     def keep_logits(self, room: Logits | None = None) -> Logits | None:
         """Copy the target's row, which the next evaluation overwrites: cheaper than the softmax.
 
-        The copy goes into `room`, if given, and is returned; where the value is known already, or
+        The copy goes into `room`, if given, and is returned; if the value is known already, or
         the row was copied before, `room` comes back.
         """
         decided_by = self._decided_by
@@ -140,7 +140,7 @@ class TokenEvent:
 
 
 class LogprobKeeper:
-    """Keeps `TokenEvent.logprob` readable when the rows are gone, at the price of what is used.
+    """Keeps `TokenEvent.logprob` readable when the rows are gone, at the price of the used ones.
 
     A softmax over the vocabulary for every token would be the largest part of a round's overhead.
     Only events that somebody still holds when the next round starts need anything: the last one,
@@ -157,7 +157,7 @@ class LogprobKeeper:
         self._room: Logits | None = None
 
     def before_evaluation(self) -> None:
-        """Save what is still held, because the rows are about to be overwritten."""
+        """Save the rows that are still held, because they are about to be overwritten."""
         current, copied = self.current, self._copied
         if copied is not None:
             if (earlier := copied()) is not None:
@@ -173,7 +173,7 @@ class LogprobKeeper:
         current.clear()
 
     def finish(self) -> None:
-        """Save what is still held as numbers: no reader of a copy is to come."""
+        """Save the values that are still held as numbers: no reader of a copy is to come."""
         for reference in (*self.current, self._copied):
             event = reference() if reference is not None else None
             if event is not None:
@@ -184,7 +184,7 @@ class LogprobKeeper:
 
 @dataclass(frozen=True, slots=True)
 class SpecStats:
-    """Statistics of one answer: seconds, tokens per second; None where nothing was counted.
+    """Statistics of one answer: seconds, tokens per second; None if nothing was counted.
 
     `drafted` counts candidate nodes, `accepted` the kept ones, `mean_accepted_length` is tokens per
     target evaluation, with the target's own token; `acceptance_by_position[i]` is the share of
@@ -192,16 +192,16 @@ class SpecStats:
     share of the `tested_by_position[i]` rounds that kept i drafted tokens and had drafts below them
     that kept one more: for chains EAGLE's n-alpha. `overhead_s` is wall time outside native
     evaluation. `tokens_per_second` leaves out the time until the first token's round began (the
-    prompt). `drafting` is what the drafter itself reports: the choices of `auto`, the inner rounds
+    prompt). `drafting` is the drafter's own report: the choices of `auto`, the inner rounds
     of `cascade`, the parts of combinators. `non_candidates` are nodes that were evaluated beside
     the drafted ones and could not be kept (lookahead's window). `width` is how many tokens every
-    evaluation of the target had (`--shape`), None where that was free. Under rules that are not
-    exact, `total_variation` is the mean distance of the law that decided a token from the target's,
-    and `changed_share` the share of tokens that the target alone would not have drawn from the same
-    noise. `rebuilt` rounds had another shape than the evaluation before, so that llama.cpp built
-    its graph anew; None where other conversations are evaluated with this one. Of the drafted
-    tokens `forced` are those that a grammar left no choice, `forced_accepted` of which were kept:
-    the target may spell the same text by other tokens.
+    evaluation of the target had (`--shape`), None if that was free. Under rules that are not
+    exact, `total_variation` is the mean distance of the distribution that decided a token from the
+    target's, and `changed_share` the share of tokens that the target alone would not have drawn
+    from the same noise. `rebuilt` rounds had another shape than the evaluation before, so that
+    llama.cpp built its graph anew; None if other conversations are evaluated with this one. Of
+    the drafted tokens `forced` are those that a grammar left no choice, `forced_accepted` of which
+    were kept: the target may spell the same text by other tokens.
     """
 
     drafter: str
@@ -262,15 +262,15 @@ class RoundCounter:
         """Count a round that drafted `n_candidates` nodes down to `depth` and produced `n_tokens`.
 
         `n_others` are the nodes that were evaluated but could not be accepted. `n_tested` is at how
-        many depths there were drafts to accept below what was kept: those that were, and one more
-        where all were rejected; as for a chain where it is left out.
+        many depths there were drafts to accept below the kept ones: those that were, and one more
+        if all were rejected; as for a chain if it is left out.
         """
         # A chain tests one token more than it keeps, unless it is kept whole.
         tested = min(depth, n_accepted + 1) if n_tested is None else n_tested
         self.kinds[n_candidates, depth, n_accepted, n_tokens, n_others, tested] += 1
 
     def count_spoken(self, n_tokens: int) -> None:
-        """Count tokens that a small model said without a round: drafted, accepted, not tested."""
+        """Count tokens that a small model chose without a round: drafted, accepted, not tested."""
         self.spoken += n_tokens
 
     def _total(self, index: int) -> int:
@@ -278,7 +278,7 @@ class RoundCounter:
         return sum(kind[index] * times for kind, times in [*self.kinds.items()])
 
     def _reached(self, *indices: int) -> list[int]:
-        """Return how many rounds came to each depth, by the least of what stands at `indices`."""
+        """Return how many rounds came to each depth, by the least of the counts at `indices`."""
         reached = [0] * max((kind[1] for kind in self.kinds), default=0)
         for kind, times in self.kinds.items():
             for position in range(min(kind[index] for index in indices)):
@@ -336,12 +336,12 @@ class RoundCounter:
     @property
     def tested_by_position(self) -> Sequence[int]:
         """In how many rounds each depth was tested: all depths above had kept a token."""
-        # A depth is tested only after those above it: what is 0 stands at the end.
+        # A depth is tested only after those above it: the zeros stand at the end.
         return tuple(tested for tested in self._reached(5) if tested)
 
 
 class Departures:
-    """Adds up how far a rule that is not exact leads from what the target would say.
+    """Adds up the distance of a rule that is not exact from the target's own choices.
 
     A round is counted in one assignment, as a whole or not at all, wherever Ctrl-C may come.
     """
@@ -359,8 +359,8 @@ class Departures:
     ) -> None:
         """Count a round's tokens, the first at position `start`.
 
-        `laws` are, for each of them, the law that decided it and the target's. The target alone
-        would have chosen by the first choice at the token's position: plain decoding's own.
+        `laws` are, for each of them, the distribution that decided it and the target's. The target
+        alone would have chosen by the first choice at the token's position: plain decoding's own.
         """
         count, distance, changed = self._counted
         for position, (token, (law, target)) in enumerate(zip(tokens, laws, strict=False), start):
@@ -372,7 +372,7 @@ class Departures:
 
     @property
     def total_variation(self) -> float | None:
-        """The mean total variation between the law that decided a token and the target's."""
+        """The mean total variation between the distribution of a token and the target's."""
         count, distance, _ = self._counted
         return distance / count if count else None
 
@@ -428,7 +428,7 @@ class ChatResult(GenerationResult):
     """A finished answer to a chat: `text` is of the answer alone.
 
     `reasoning` is the text of the model's thoughts, `tool_calls` are calls of tools that were
-    offered, and `raw_text` is what the model wrote, without control tokens.
+    offered, and `raw_text` is the model's text, without control tokens.
     """
 
     reasoning: str

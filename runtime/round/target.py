@@ -51,7 +51,7 @@ _PENDING_ROWS = 8
 # Checkpoints of a recurrent state lie no nearer than this, and in long texts no further apart.
 _NEAREST_CHECKPOINTS, _FURTHEST_CHECKPOINTS = 16, 2048
 
-# -- texts and what evaluates them -----------------------------------------------------------------
+# -- texts and their targets -----------------------------------------------------------------------
 
 
 class EvaluatedRows(Protocol):
@@ -83,7 +83,7 @@ class PlacedRows:
         return self._rows.logits(self._places[row])
 
     def candidates(self, row: int) -> Candidates | None:
-        """Return the best logits of one row where only those reached the host."""
+        """Return the best logits of one row if only those reached the host."""
         return cast("Rows", self._rows).candidates(self._places[row])
 
     def hidden_states(self, wanted: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -128,12 +128,12 @@ class CachedText:
 
 
 class Target(Protocol):
-    """What the decoding loop needs of a target; the text knows what is cached."""
+    """The target, as the decoding loop needs it; the text holds the cached part."""
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows | None:
         """Evaluate the last committed token, which is not cached yet, and the tree below it.
 
-        None: the evaluation waits for other texts' trees; ask again when it was made.
+        None: the evaluation waits for other texts' trees; call again when it was made.
         """
 
     def commit(self, text: CachedText, tree: DraftTree, path: Sequence[int]) -> None:
@@ -141,7 +141,7 @@ class Target(Protocol):
 
 
 class DraftSize(Protocol):
-    """What the target must have of a drafter's trees."""
+    """The target's needs for a drafter's trees."""
 
     max_leaves: int
     max_nodes: int
@@ -154,11 +154,11 @@ class DraftSize(Protocol):
 class TargetModel:
     """A llama.cpp context as the target of one text at a time.
 
-    It keeps nothing of a text but what lies in the context's cache. Every token is cached for all
+    It keeps nothing of a text beside the context's cache. Every token is cached for all
     of the text's sequence ids, because a tree's paths, one id each, all start from the same prefix.
-    Those are all ids of the context, or `sequences`, where the others are for other texts. `inputs`
-    are the drafter's, whose trees have nodes that are no tokens (look-ahead positions): what they
-    lie beside is then given to the model as embeddings, too.
+    Those are all ids of the context, or `sequences`, if the others are for other texts. `inputs`
+    are the drafter's, whose trees have nodes that are no tokens (look-ahead positions): their
+    neighbours are then given to the model as embeddings, too.
     """
 
     width: int | None = None
@@ -179,7 +179,7 @@ class TargetModel:
         self._dropped = (ALL_SEQUENCES,) if own == of_context else self._all_ids
         self._can_branch = context.model.can_branch
         self._lends = False
-        # The layout of the shape that was asked for last: rounds repeat one, mostly.
+        # The layout of the last requested shape: rounds repeat one, mostly.
         self._known: tuple[tuple[int, ...], TreeLayout] | None = None
         self._arrangement: Arrangement | None = None  # of the round under way
         self._batch = Batch(context.n_batch, self._n_sequences)
@@ -251,16 +251,16 @@ class TargetModel:
     def rewind(self, text: CachedText, length: int) -> None:
         """Drop everything of the text after its first `length` tokens.
 
-        Also drops what an interrupted round left in the cache. A memory that cannot drop a part
+        Also drops the rest of an interrupted round from the cache. A memory that cannot drop a part
         returns to an earlier state (`Memory.return_to`), and `text.n_cached` is less than `length`.
         """
         memory, was_cached = self.context.memory, text.n_cached
-        # A failed evaluation clears a memory that cannot drop a part: what it holds is the truth.
+        # A failed evaluation clears a memory that cannot drop a part: its state is the truth.
         last = memory.last_position(self._first_id)
         text.n_cached = min(was_cached, self._index(last + 1))
         text.cut(length)
         if self._can_branch:
-            # Even if nothing was cut: an interrupted round's nodes lie behind what is cached.
+            # Even if nothing was cut: an interrupted round's nodes lie behind the cached tokens.
             self._drop(self._cell(text.n_cached))
         elif text.n_cached <= last:
             kept, text.n_cached = text.n_cached, 0
@@ -288,7 +288,7 @@ class TargetModel:
     ) -> Iterator[None]:
         """Evaluate the text's tokens up to `end`: with rows only if there are hidden states.
 
-        Yields after each piece. With states of any kind `learn` is told each: the position of its
+        Yields after each piece. With states of any kind `learn` receives each: the position of its
         first token, its rows, how many.
         """
         options = self.context.options
@@ -363,8 +363,7 @@ class TargetModel:
     def catch_up(self, text: CachedText) -> EvaluatedRows:
         """Evaluate all tokens that are not cached, in one batch; row 0 is the last one's.
 
-        They are then cached, the last one too. What is more than a piece of a prompt is evaluated
-        in such pieces before.
+        They are then cached, the last one too. Long prompts are evaluated in pieces before.
         """
         end = len(text.tokens)
         start = max(text.n_cached, end - min(_PREFILL_CHUNK, self.context.n_batch))
@@ -442,7 +441,7 @@ class TargetModel:
         return cell
 
     def _fed(self, tokens: list[int]) -> list[int]:
-        """Return what the model is fed for these tokens."""
+        """Return the model's inputs for these tokens."""
         return tokens
 
     def _evaluate_at(
@@ -496,13 +495,14 @@ class TargetModel:
         else:
             layout = layout_tree(parents, self._n_sequences, self._first_id)
         end = root + 1 + len(path)
-        # Before anything is changed: it raises for what is no path.
+        # Before anything is changed: it raises if this is no path.
         moves = moves_onto(tuple(path), parents, self._n_sequences, self._first_id) if path else ()
-        if layout.depth > len(path):  # what is deeper is dropped
+        if layout.depth > len(path):  # deeper cells are dropped
             self._drop(end)
         if moves:
-            # Its last node's sequences hold the whole path: the others take over what they lack.
-            # Each move walks all cells of the context: sequences that hold the path make none.
+            # Its last node's sequences hold the whole path: the others take over the cells that
+            # they lack. Each move walks all cells of the context: sequences that hold the path make
+            # none.
             source = layout.ids[path[-1]][0]
             memory.follow(source, root + 1, end, moves)
 
@@ -521,7 +521,7 @@ def checkpoint_places(controls: Sequence[int], start: int, end: int) -> frozense
 
     Control tokens (`controls` are their places) stand at the borders of messages. So a state before
     the first of some that stand together is one that the next turn of a chat, and an edited or
-    repeated message, goes on from. Where none are, it is kept now and then, and at the end.
+    repeated message, goes on from. If none are, it is kept now and then, and at the end.
     """
     places: list[int] = []
     last_control, last = start - _NEAREST_CHECKPOINTS, start

@@ -1,4 +1,4 @@
-"""Tokens to text as they arrive: split characters (UTF-8), split stop strings; what texts share."""
+"""Tokens to text as they arrive: split characters (UTF-8), split stop strings; common parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LONG = 64  # tokens, of which it pays to compare copies
 
 
 class TextAssembler:
-    """Turns bytes into text that can be shown, holding back what a stop string may still claim.
+    """Turns bytes into text that can be shown, without parts that may become a stop string.
 
     Bytes of an unfinished character wait for the rest; text that could be the beginning of a stop
     string waits until it is one or not. Nothing of a stop string is ever released.
@@ -34,7 +34,7 @@ class TextAssembler:
         unfinished, held, stopped_by = self._state
         if not unfinished and not self._stop and piece.isascii():
             return piece.decode()  # nothing was held back and nothing is, as nearly always
-        # Models may say bytes that are no UTF-8: they are shown as replacements, not raised.
+        # Models may write bytes that are no UTF-8: they are shown as replacements, not raised.
         data = unfinished + piece
         text, n_read = codecs.utf_8_decode(data, "replace", final)
         if self._stop:
@@ -62,13 +62,13 @@ class TextAssembler:
     def finish(self) -> str:
         """Return the text held back; an unfinished character becomes the replacement character."""
         text = self.push(b"", final=True)
-        # What could have begun a stop string and did not is text.
+        # The beginning of a stop string that did not end is text.
         unfinished, held, stopped_by = self._state
         self._state = (unfinished, "", stopped_by)
         return text if stopped_by is not None else text + held
 
     def _cut(self, text: str, held: str, stopped_by: str | None) -> tuple[str, str, str | None]:
-        """Return of text what is certain, what is held back, and the stop string that ends it."""
+        """Return the certain text, the text that is held back, and the stop string that ends it."""
         if stopped_by is not None:
             return "", "", stopped_by
         text = held + text

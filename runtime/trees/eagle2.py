@@ -8,7 +8,7 @@ child, so they are connected. A head's graph may expand all depths at once (`hea
 its nodes are reranked here as well. With nodes=auto a plan chooses N in every round.
 
 Choosing nodes by their values is exact for point masses only: pruning drawn tokens by their own
-probability would change what the remaining ones are draws of.
+probability would change the distribution of the remaining ones.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class GrownTree:
 def grow_by_path_probability(
     shape: DynamicShape, laws: LawSource, p_min: float = 0.0, size: NodeChoice | None = None
 ) -> DraftTree:
-    """Return the tree of the best nodes; below a law that is less sure than `p_min` are none.
+    """Return the tree of the best nodes, none below a distribution that is less sure than `p_min`.
 
     With `size` only those of them that pay.
     """
@@ -163,12 +163,12 @@ def expansion_steps(depth: int, topk: int, p_min: float = 0.0) -> Steps[GrownTre
     grown = GrownTree()
     expanded = [ROOT]
     level_laws: Sequence[Law] = yield (), ()
-    numbers = {ROOT: ROOT}  # of evaluated nodes, as the source of laws counts them
+    numbers = {ROOT: ROOT}  # of evaluated nodes, as the source of distributions counts them
     for level in range(1, depth + 1):
         first = len(grown.tokens)
         for parent, law in zip(expanded, level_laws, strict=True):
             _add_children(parent, law, topk, p_min, level, grown)
-        # Leaves need no laws: the last depth is not evaluated.
+        # Leaves need no distributions: the last depth is not evaluated.
         if level == depth or first == len(grown.tokens):
             break
         # In the order in which they were made: siblings stay side by side.

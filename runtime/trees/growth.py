@@ -1,22 +1,23 @@
 # cython: annotation_typing=False
-"""Growing static trees and chains from draft laws: SpecInfer's and Sequoia's draws, Medusa's top k.
+"""Static trees and chains from draft distributions: SpecInfer's and Sequoia's draws, top k.
 
 No model is evaluated here, so that the same functions serve every drafter and the tests. Whether a
-draw is made, from which law and at which rank, is decided before its value is known: the shape is
-fixed, the confidence stop reads a law before anything is drawn from it, and a round's limits cut
-the shape. What is drawn below a child may depend on the child.
+draw is made, from which distribution and at which rank, is decided before its value is known: the
+shape is fixed, the confidence stop reads a distribution before anything is drawn from it, and a
+round's limits cut the shape. Draws below a child may depend on the child.
 
-The children of a node are proposed from its draft law by one of three schemes:
+The children of a node are proposed from its draft distribution by one of three schemes:
 
 - with replacement: i.i.d. draws (SpecInfer, Miao et al. 2023, algorithm 2). Equal draws share a
   node, and each stays a draw that acceptance tests.
-- without replacement: each draw is from the law without its earlier siblings, renormalised
-  (Sequoia, Chen et al. 2024, algorithm 2). When nothing is left of the law, there are no more
-  siblings.
+- without replacement: each draw is from the distribution without its earlier siblings, renormalised
+  (Sequoia, Chen et al. 2024, algorithm 2). When nothing is left of the distribution, there are no
+  more siblings.
 - most likely: the top k as point masses (Medusa, EAGLE-2, greedy trees).
 
-Every draw is stored with the law that it was really drawn from: that law is what acceptance
-divides by. This file is compiled by Cython where there is a compiler (`growth.pxd` has the types).
+Every draw is stored with the distribution that it was really drawn from: acceptance divides by that
+distribution. This file is compiled by Cython if there is a compiler (`growth.pxd` has
+the types).
 """
 
 from __future__ import annotations
@@ -130,13 +131,13 @@ class TreeBuilder:
 
 
 Propose = Callable[[TreeBuilder, int, Law, int, NoiseSource], list[Child]]
-"""Adds up to so many draws from a law below a parent; returns the distinct children in order."""
+"""Adds draws from a distribution below a parent; returns the distinct children in order."""
 
 
 def propose_with_replacement(
     builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
 ) -> list[Child]:
-    """Draw `count` times from the same law."""
+    """Draw `count` times from the same distribution."""
     if count == 1:
         token = noise.choose(law)
         return [(builder.add(parent, token, law), token)]
@@ -153,8 +154,9 @@ def propose_with_replacement(
 def propose_without_replacement(
     builder: TreeBuilder, parent: int, law: Law, count: int, noise: NoiseSource
 ) -> list[Child]:
-    """Draw up to `count` different tokens, each from what the earlier ones left of the law."""
-    # All siblings at once, because none of their laws depends on anything but the earlier tokens.
+    """Draw up to `count` different tokens, each from the distribution without the earlier ones."""
+    # All siblings at once, because none of their distributions depends on anything but the earlier
+    # tokens.
     if isinstance(noise, DraftNoise):
         tokens = noise.choose_distinct(law, count)
     else:
@@ -219,7 +221,7 @@ class LawSource(Protocol):
 
 
 class Stop(Protocol):
-    """Ends a chain by facts that are known before a token is drawn: its law, and earlier rounds."""
+    """Ends a chain by facts known before a token is drawn: its distribution, earlier rounds."""
 
     def goes_on(self) -> bool:
         """Return whether to evaluate the distribution of another token."""
@@ -302,7 +304,7 @@ def tree_steps(
         above, level, parents, tokens = level, [], [], []
         for index, (place, node) in enumerate(above):
             law = laws[index]
-            # Read from the law before anything is drawn from it, so that exactness holds.
+            # Read from the distribution before anything is drawn from it, so that exactness holds.
             if stop is not None and not stop.takes(law.most_likely[1]):
                 continue
             places = children[place]

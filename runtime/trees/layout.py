@@ -109,7 +109,7 @@ def arrange_tree(
         node = waiting.pop()
         order.append(node)
         if node in children:
-            # Taken from the end: the first candidate comes next, what is none last.
+            # Taken from the end: the first candidate comes next, others last.
             children[node].reverse()
             waiting += sorted(children[node], key=is_candidate.__getitem__)
     places = dict(zip(order, range(n_pending, n_pending + len(order)), strict=True))
@@ -130,7 +130,7 @@ def require_path(path: Sequence[int], parents: tuple[int, ...]) -> None:
 
 
 class Move(NamedTuple):
-    """What brings one sequence onto the accepted path: it shares `shared` nodes of it already.
+    """The operations that bring a sequence onto the accepted path, of which it has `shared` nodes.
 
     If it `strays`, it holds nodes beside the rest of the path, which have to go first.
     """
@@ -146,14 +146,14 @@ def moves_onto(
 ) -> tuple[Move, ...]:
     """Return the moves of all sequences that do not hold the whole of `path` from the root.
 
-    Rounds repeat a few shapes and paths, so they are worked out once. Raises `OptionError` for what
+    Rounds repeat a few shapes and paths, so they are worked out once. Raises `OptionError` if this
     is no path.
     """
     require_path(path, parents)
     layout = layout_tree(parents, n_sequences, first)
     moves: list[Move] = []
     for sequence, deepest in enumerate(layout.deepest, first):
-        # A sequence holds a path from the root: what it shares is the beginning of this one.
+        # A sequence holds a path from the root: its common part is the beginning of this one.
         shared = sum(sequence in layout.ids[node] for node in path)
         if shared < len(path):
             moves.append(Move(sequence, shared, deepest > shared))

@@ -31,7 +31,7 @@ _HINT = (
 )
 # One sign a rank, so that the length of a node's name is its depth.
 _RANKS = "0123456789abcdefghijklmnopqrstuv"
-# What may reach the JSON parser: digits, commas and brackets.
+# The texts that may reach the JSON parser: digits, commas and brackets.
 _LISTS = re.compile(r"[\d\s,\[\]()]*")
 _MAX_TEXT = 1 << 16
 
@@ -109,7 +109,7 @@ class Topology:
     def inner_widths(self) -> tuple[int, ...]:
         """How many nodes with children each depth has, from the root's 1 on.
 
-        So many a drafter evaluates at once: leaves need no law.
+        So many a drafter evaluates at once: leaves need no distribution.
         """
         widths = [0] * self.max_depth
         for parent in self.children:
@@ -149,7 +149,7 @@ def _limited(topology: Topology, max_depth: int, max_nodes: int) -> Topology:
 def parse_topology(text: str) -> Topology:
     """Return the shape that `4x2x2`, `0 1 00 01 000` or `[[0], [1], [0, 0]]` describes.
 
-    Raises `OptionError` for what is neither, and for trees larger than any context can hold.
+    Raises `OptionError` for other texts, and for trees larger than any context can hold.
     """
     if _WIDTHS.fullmatch(text):
         return _from_widths(text)
@@ -168,7 +168,7 @@ def _from_widths(text: str) -> Topology:
     parents: list[int] = []
     level = [ROOT]
     for width in widths:
-        # Asked before the depth is made: a few signs may describe millions of nodes.
+        # Called before the depth is made: a few signs may describe millions of nodes.
         if len(parents) + len(level) * width > MAX_NODES:
             advice = "use smaller or fewer branching factors"
             raise OptionError(f"tree={text} has more than {MAX_NODES} nodes: {advice}")
@@ -236,9 +236,9 @@ def _checked(topology: Topology, text: str) -> Topology:
 
 
 def check_leaves(what: object, n_leaves: int, advice: str = "use fewer branches") -> None:
-    """Raise `OptionError` where a tree has more leaves than llama.cpp has sequence ids.
+    """Raise `OptionError` if a tree has more leaves than llama.cpp has sequence ids.
 
-    Each path takes one. `advice` says what of `what` to change.
+    Each path takes one. `advice` is a change of `what`.
     """
     if n_leaves > MAX_SEQUENCES:
         limit = f"as many sequences, and llama.cpp allows {MAX_SEQUENCES}"

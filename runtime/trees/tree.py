@@ -19,7 +19,7 @@ ROOT = -1
 
 
 class DraftRows(Protocol):
-    """What a drafter itself said at the places of its tree, for rules that weigh its laws."""
+    """A drafter's own rows at the places of its tree, for rules that weigh its distributions."""
 
     def logits(self, node: int) -> npt.NDArray[np.float32] | None:
         """Return its row after a node (or ROOT), [n_vocab or fewer]; None if there is none.
@@ -29,9 +29,9 @@ class DraftRows(Protocol):
 
 
 class Draw(NamedTuple):
-    """One drafted child: its node and the law it was drawn from, None for a point mass.
+    """One drafted child: its node and the distribution it was drawn from, None for a point mass.
 
-    The law is that of the draw given everything before it, including its earlier siblings.
+    The distribution is that of the draw given everything before it, including its earlier siblings.
     """
 
     node: int
@@ -42,16 +42,16 @@ as_draw: Callable[[tuple[int, Law | None]], Draw] = functools.partial(tuple.__ne
 """Return a draw of its fields: a named tuple's own constructor takes longer."""
 
 
-# Not frozen: that costs a call for every field, in every round. Trees share what they are made of.
+# Not frozen: that costs a call for every field, in every round. Trees share their parts.
 @dataclass(slots=True)
 class DraftTree:
-    """Nodes are what the target evaluates; draws are what acceptance tests. Nothing changes one.
+    """The target evaluates nodes; acceptance tests draws. Nothing changes one.
 
     `tokens[i]` hangs below `parents[i]` (ROOT or an earlier node) at `depths[i]` (1 below the
     root). `draws[parent]` lists the draws made at a parent in the order they were made: equal
     tokens share a node, but each keeps its draw, because dropping one biases the output. Nodes with
     `is_candidate[i]` False are evaluated and reported back, never accepted. `rows` are the
-    drafter's own, if the request asked for them and the drafter has any. `is_of_points`: all draws
+    drafter's own, if the request needs them and the drafter has any. `is_of_points`: all draws
     are known to be point masses.
     """
 
@@ -91,11 +91,11 @@ class DraftTree:
         return path
 
     def extends(self, other: DraftTree) -> bool:
-        """Whether the nodes of `other` come first in this tree: asked before its rows are read."""
+        """Whether the nodes of `other` come first in this tree: called before its rows are read."""
         n = len(other)
         if self is other:
             return True
-        # Rows depend on tokens and parents alone: draws do not change what is evaluated.
+        # Rows depend on tokens and parents alone: draws do not change the evaluated nodes.
         return self.tokens[:n] == other.tokens and self.parents[:n] == other.parents
 
     @staticmethod
@@ -166,8 +166,8 @@ def _chain_structure(n: int) -> tuple[tuple[int, ...], *_Structure]:
 class Siblings(Sequence[Draw]):
     """Draws without replacement below one parent: different tokens of consecutive nodes.
 
-    The first was drawn from `law`, each other from what the earlier ones left of it. These laws are
-    made in turn, as draws are read: acceptance reads few of them.
+    The first was drawn from `law`, each other from the rest after the earlier ones. These
+    distributions are made in turn, as draws are read: acceptance reads few of them.
     """
 
     __slots__ = ("first", "law", "tokens")

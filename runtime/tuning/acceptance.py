@@ -1,4 +1,4 @@
-"""Acceptance measured on texts: by rank, by law, of dynamic trees, and while drafting."""
+"""Acceptance measured on texts: by rank, by distribution, of dynamic trees, and while drafting."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ from specrun.runtime.tuning.results import DrafterAlpha
 
 # == Acceptance by rank ============================================================================
 #
-# At every position of a text the target's law P and the draft law Q are known. For a proposal
-# scheme, siblings are proposed as a drafter would, and tested by the exact rule
+# At every position of a text the target's distribution P and the draft distribution Q are known.
+# For a proposal scheme, siblings are proposed as a drafter would, and tested by the exact rule
 # (`acceptance.exact`): sibling r is reached if the earlier ones were rejected, and accepted with
 # min(1, R(x)/Q_r(x)). Summing the probabilities of acceptance, not their outcomes, leaves only the
 # noise of the draws themselves. The first draw has none, it is accepted with the sum of min(P, Q),
@@ -60,7 +60,7 @@ _RANKED = 40  # tokens that the draft model ranks
 
 @dataclass(frozen=True, slots=True)
 class RankedPair:
-    """The laws of one position: the target's, the drafter's, and the one that ranks tokens."""
+    """Distributions of one position: the target's, the drafter's, and the one that ranks tokens."""
 
     target: Law
     draft: Law
@@ -87,7 +87,7 @@ def acceptance_by_rank(
             continue
         trials = [_accepted(pair, sampling, ranks, noise) for _ in range(_REPEATS)]
         shares: FloatArray = np.mean(trials, axis=0)
-        # The first rank needs no draws: 1 - TV(P, Q). The others share what it leaves.
+        # The first rank needs no draws: 1 - TV(P, Q). The others share its rest.
         first = float(np.minimum(pair.target.probs, pair.draft.aligned_to(pair.target)).sum())
         if shares[0] < 1.0:
             shares[1:] *= (1.0 - first) / (1.0 - shares[0])
@@ -116,12 +116,12 @@ def _accepted(
         reached *= 1.0 - share
         if reached <= 0.0:
             break
-        # norm((R - Q)+), what the exact rule tests the next sibling against.
+        # norm((R - Q)+), against which the exact rule tests the next sibling.
         remaining = remaining.residual(draw.law)
     return accepted
 
 
-# -- both models' laws along texts -----------------------------------------------------------------
+# -- both models' distributions along texts --------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +135,15 @@ class CalibrationText:
 def law_pairs(
     target: Context, draft: Context, text: CalibrationText, params: SamplingParams
 ) -> tuple[list[RankedPair], float]:
-    """Return the laws that decided each token the target wrote, and the seconds of making one law.
+    """Return the distributions of all tokens that the target wrote, and the seconds of making one.
 
-    Penalties are left out: they depend on the path, and move both laws alike. The contexts are left
-    empty.
+    Penalties are left out: they depend on the path, and move both distributions alike. The contexts
+    are left empty.
     """
     ranking = ranking_params(params, _RANKED)
     shared = min(target.model.vocabulary.size, draft.model.vocabulary.size)
-    # The law after the prompt's last token decided the first written one; after the last token none
-    # did.
+    # The distribution after the prompt's last token decided the first written one; after the last
+    # token none did.
     begin, tokens = text.n_prompt - 1, text.tokens[:-1]
     pairs: list[RankedPair] = []
     spent = 0.0
@@ -160,7 +160,7 @@ def law_pairs(
 def laws_along(
     context: Context, text: CalibrationText, settings: Sequence[SamplingParams]
 ) -> list[tuple[Law, ...]]:
-    """Return a model's laws for each token the target wrote, one for each of the settings."""
+    """Return a model's distributions of each token that the target wrote, one for each setting."""
     rows = _rows(context, text.tokens[:-1], text.n_prompt - 1)
     return [tuple(transformed_law(row, params) for params in settings) for row in rows]
 
@@ -187,16 +187,16 @@ def _rows(context: Context, tokens: Sequence[int], begin: int) -> Iterator[Logit
     context.memory.clear()
 
 
-# == Leviathan's alpha of drafters that have a law: the mean of sum min(p, q) ======================
+# == Leviathan's alpha of drafters that have a distribution: the mean of sum min(p, q) =============
 #
 # Leviathan et al. (2023), theorem 3.5 and corollary 3.6: a draw from q is accepted with probability
-# beta = sum_v min(p(v), q(v)), and alpha is the mean of beta. It is a property of the two laws
-# alone, whatever a drafter makes of its own: favourites that are taken as point masses are accepted
-# with p(x), which is reported by rank (see above).
+# beta = sum_v min(p(v), q(v)), and alpha is the mean of beta. It is a property of the two
+# distributions alone, whatever a drafter makes of its own: favourites that are taken as point
+# masses are accepted with p(x), which is reported by rank (see above).
 
 
 NGRAM_ORDERS = (2, 3)
-"""The n-gram laws that stand beside a draft model's: they cost next to nothing."""
+"""The n-gram distributions that stand beside a draft model's: they cost next to nothing."""
 
 
 def shared_mass(target: Law, draft: Law) -> float:
@@ -213,10 +213,11 @@ def mean_alpha(pairs: Iterable[tuple[Law, Law]]) -> float:
 def ngram_alpha(
     texts: Sequence[CalibrationText], targets: Sequence[Law], order: int, params: SamplingParams
 ) -> tuple[float, float]:
-    """Return an n-gram law's alpha along texts, and the seconds of making one of its laws.
+    """Return the alpha of an n-gram distribution along texts, and the seconds of making one.
 
-    `targets` are the target's laws for every token of the answers, text by text. Counts are those
-    of the prompt and the answer so far. Where nothing was counted yet, nothing is accepted.
+    `targets` are the target's distributions for every token of the answers, text by text. Counts
+    are those of the prompt and the answer so far. If nothing was counted yet, nothing is
+    accepted.
     """
     plain = without_penalties(params)
     if plain.is_greedy:
@@ -242,7 +243,7 @@ def ngram_alpha(
 
 @dataclass(frozen=True, slots=True)
 class PairCosts:
-    """What decides what a chain of a drafter is worth, for one sampling setting."""
+    """The numbers that decide the worth of a drafter's chain, for one sampling setting."""
 
     costs: RoundCosts
     target: MemoryTraffic
@@ -251,7 +252,7 @@ class PairCosts:
     def row(
         self, drafter: str, alpha: float, costs: RoundCosts, operations: float, draft: MemoryTraffic
     ) -> DrafterAlpha:
-        """Return what follows from a drafter's alpha, costs, operations and reads."""
+        """Return the results of a drafter's alpha, costs, operations and reads."""
         theory = chain_theory(alpha, costs, operations)
         read = bytes_ratio(self.target, draft, alpha, theory.length, n_context=self.n_context)
         return DrafterAlpha(drafter, operations, read, theory)
@@ -267,9 +268,9 @@ def alpha_rows(
     operation_ratio: float,
     traffic: tuple[MemoryTraffic, MemoryTraffic],
 ) -> tuple[DrafterAlpha, ...]:
-    """Return alpha, and what follows from it, of the draft model `name` and of n-gram laws.
+    """Return alpha and its consequences, for the draft model `name` and n-gram distributions.
 
-    `traffic` is what evaluations of target and draft model read.
+    `traffic` are the bytes that evaluations of target and draft model read.
     """
     n_context = sum(len(text.tokens) for text in texts) / max(1, len(texts))
     measured = PairCosts(costs, traffic[0], n_context)
@@ -301,7 +302,7 @@ class DynamicAcceptance:
     """The mean number of accepted tokens of dynamic trees with children of `topk` ranks.
 
     `accepted[d, n]` is that of depth d with the best n nodes, [max_depth + 1, max_nodes + 1];
-    without the target's own token. It is 0 for depths at which no text was long enough to tell.
+    without the target's own token. It is 0 for depths at which no text was long enough.
     """
 
     topk: int
@@ -348,10 +349,10 @@ def measure_dynamic_acceptance(
     target_vocab_size: int,
     seconds: float,
 ) -> DynamicAcceptance:
-    """Grow trees along texts in about so many seconds, and return what they would have kept.
+    """Grow trees along texts in about so many seconds, and return their accepted tokens.
 
     The context is the draft model's, sized by `draft_size` for this depth and `topk`; it is left
-    empty. Where time is short every second, third, ... position is taken.
+    empty. If time is short every second, third, ... position is taken.
     """
     shape = DynamicShape(max_depth, topk, max(max_nodes, max_depth))
     state = DraftModelState(context, target_vocab_size=target_vocab_size)
@@ -376,7 +377,7 @@ def measure_dynamic_acceptance(
                 stride = max(1, math.ceil(positions * (time.perf_counter() - before) / seconds))
             start += stride
     context.memory.clear()
-    # By depth: positions near the end of a text tell of shallow trees alone.
+    # By depth: positions near the end of a text count for shallow trees alone.
     return DynamicAcceptance(topk, total / np.maximum(counts, 1.0)[:, None])
 
 
@@ -395,25 +396,25 @@ def _path_along(grown: GrownTree, text: Sequence[int]) -> list[int]:
     return path
 
 
-# == Leviathan's alpha of any drafter that returns its laws, measured while it drafts ==============
+# == Leviathan's alpha of any drafter that returns its distributions, measured while it drafts =====
 #
 # Leviathan et al. (2023), theorem 3.5 and corollary 3.6: alpha is the mean over positions of sum_v
 # min(p(v), q(v)), the chance that a draw from q is accepted. The walk down a draft tree visits
 # every position of the text once: an accepted token's parent in the round that drafted it, the last
-# one where it is rejected or the tree ends. So a rule that emits the target's law at all of them,
-# and reads the drafter's there, meets the positions of a text that the target itself wrote. Of
-# heads, q is the law at the depth where the position came up: what lay between was predicted, not
-# seen.
+# one where it is rejected or the tree ends. So a rule that emits the target's distribution at all
+# of them, and reads the drafter's there, meets the positions of a text that the target itself
+# wrote. Of heads, q is the distribution at the depth where the position came up: the tokens between
+# were predicted, not seen.
 
 
 @dataclass(frozen=True, slots=True)
 class DrawnAlpha:
-    """A drafter's alpha over `n_places` positions, and what drafting took.
+    """A drafter's alpha over `n_places` positions, and the time of drafting.
 
-    `n_silent` more positions had no law of the drafter's (the first round of heads that have seen
-    nothing, a context that ended). `step_seconds` is native time of the drafter for each depth that
-    it drafted, 0 if the target's own evaluation drafts; `n_params` are the parameters that it
-    multiplies for a token, those of the target's matrices that it reads among them.
+    `n_silent` more positions had no distribution of the drafter's (the first round of heads that
+    have seen nothing, a context that ended). `step_seconds` is native time of the drafter for each
+    depth that it drafted, 0 if the target's own evaluation drafts; `n_params` are the parameters
+    that it multiplies for a token, those of the target's matrices that it reads among them.
     """
 
     drafter: str
@@ -426,14 +427,14 @@ class DrawnAlpha:
 
 @dataclass(frozen=True, slots=True)
 class DraftingShares:
-    """c-hat, a drafter's operations for a token over the target's, and what it reads for one."""
+    """c-hat, a drafter's operations for a token over the target's, and its bytes for one."""
 
     operation_ratio: float
     traffic: MemoryTraffic
 
 
 class AlphaRule(PairRule):
-    """Emits the target's law whatever is drafted, and adds up sum min(p, q) where it looks."""
+    """Emits the target's distribution whatever is drafted; adds up sum min(p, q) on its path."""
 
     name = "alpha"
     exact = True
@@ -443,7 +444,7 @@ class AlphaRule(PairRule):
         self.total, self.n_places, self.n_silent, self.n_depths = 0.0, 0, 0, 0
 
     def law(self, pair: LawPair) -> Law:
-        """Return the target's law, and count what a draw from the drafter's shares with it."""
+        """Return the target's distribution, and count its common mass with the drafter's."""
         self.total += shared_mass(pair.target, pair.draft)
         self.n_places += 1
         return pair.target
@@ -475,8 +476,8 @@ def measure_alpha(
     """Let the target answer `prompts`, drafted for by an expression; return alpha over its answers.
 
     Up to `max_tokens` of each are answered, with the seed of `params` or 0, in a context of its
-    own. Raises `OptionError` for a drafter that has no law: its drafts are point masses, of which
-    none is drawn; and as building a drafter does.
+    own. Raises `OptionError` for a drafter that has no distribution: its drafts are point masses,
+    of which none is drawn; and as building a drafter does.
     """
     rule, spent = AlphaRule(), 0.0
     with _with_laws(environment, drafter) as own:
@@ -499,7 +500,7 @@ def measure_alpha(
 
 
 def drafting_shares(found: DrawnAlpha, target: MemoryTraffic, model: Model) -> DraftingShares:
-    """Return c-hat of a drafter, and what it reads for a token, by the parameters that it uses.
+    """Return c-hat of a drafter, and its bytes for a token, by the parameters that it uses.
 
     Each parameter is multiplied once, and has as many bytes as one that the target multiplies; keys
     and values of its own are left out. A drafter that the target's own evaluation drafts for uses
@@ -510,14 +511,14 @@ def drafting_shares(found: DrawnAlpha, target: MemoryTraffic, model: Model) -> D
 
 
 def require_law(environment: DraftEnvironment, drafter: str) -> None:
-    """Raise as `measure_alpha` for a drafter that has no law, without measuring."""
+    """Raise as `measure_alpha` for a drafter that has no distribution, without measuring."""
     with _with_laws(environment, drafter) as own:
         own.close()
 
 
 @contextmanager
 def _with_laws(environment: DraftEnvironment, drafter: str) -> Iterator[Drafter]:
-    """Yield a drafter that tells its laws, for whoever closes it; its weights go afterwards."""
+    """Yield a drafter that keeps its distributions; its weights are closed afterwards."""
     environment = dataclasses.replace(environment, keeps_rows=True)
     with closing(build_drafter(drafter, environment)) as weights:
         own = weights.start()

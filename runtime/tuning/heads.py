@@ -53,7 +53,7 @@ from specrun.runtime.tuning.acceptance import CalibrationText
 #
 # A guess of depth k is then measured where a tree would make it: below the right tokens of the
 # depths above. With the hidden state f_t of position t, depth k guesses the token at t + 2 + k (the
-# target itself says the one at t + 1).
+# target itself chooses the one at t + 1).
 
 
 FloatRows = npt.NDArray[np.float32]
@@ -79,7 +79,7 @@ class HeadGuesses(Protocol):
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield the guesses at positions `begin` to len(features) - 1, [depth][rank].
 
-        `features` [n, ...] are what the heads read of the target at the first n positions of the
+        `features` [n, ...] are the target's states for the heads at the first n positions of the
         text `tokens`, which is longer. Where the text ends, so do the depths.
         """
 
@@ -102,7 +102,7 @@ class MedusaGuesses:
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield all heads' tokens; see `HeadGuesses`."""
         for offset, named in enumerate(self._head.tokens_along(features[begin:], self._ranks)):
-            # Depth k is cut where token t + 2 + k lies beyond the text: nothing tells whether it is
+            # Depth k is cut where token t + 2 + k lies beyond the text: nothing shows whether it is
             # right.
             yield named[: max(0, len(tokens) - (begin + offset) - 2)]
 
@@ -142,8 +142,8 @@ class EagleGuesses:
                 # Below the root the chain's nodes count from 0: the parent of depth d is node d -
                 # 2.
                 above = ROOT if depth == 1 else depth - 2
-                # The text's token whatever the head guessed, so that each depth is asked below
-                # right tokens.
+                # The text's token whatever the head guessed, so that each depth guesses below right
+                # tokens.
                 row = state.below([above], [tokens[position + 1 + depth]])
                 guesses.append(row.tokens[0].tolist())
             yield guesses
@@ -255,7 +255,7 @@ class BlockGuesses:
 
 
 def guess_kinds() -> list[str]:
-    """Return the architectures of heads that can be asked."""
+    """Return the architectures of heads that can be measured."""
     return list(_OPENERS)
 
 
@@ -332,10 +332,10 @@ Progress = Callable[[str, float], None]
 
 @dataclass(frozen=True, slots=True)
 class HeadCalibrationOptions:
-    """What to measure: `n_tokens` guessed places, each depth with `ranks` tokens.
+    """The settings of a measurement: `n_tokens` guessed places, each depth with `ranks` tokens.
 
-    `seconds` are spent on the target's cost curve; 0 leaves it as it is known. `params` say how the
-    target writes its texts.
+    `seconds` are spent on the target's cost curve; 0 leaves it as it is known. The target writes
+    its texts by `params`.
     """
 
     target: Path
@@ -350,7 +350,7 @@ class HeadCalibrationOptions:
 
     def __post_init__(self) -> None:
         if self.n_tokens < _FEWEST:
-            problem = f"{self.n_tokens} tokens say too little about heads"
+            problem = f"{self.n_tokens} tokens are too few to measure heads"
             raise OptionError(f"{problem}: give {_FEWEST} or more")
         if not 1 <= self.ranks <= 32:
             raise OptionError(f"{self.ranks} tokens of each head: trees have 1 to 32")
@@ -360,7 +360,7 @@ class HeadCalibrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class HeadCalibration:
-    """What was measured at `n_positions`: `accuracy` along paths, `alone` for each depth by itself.
+    """The results at `n_positions`: `accuracy` along paths, `alone` for each depth by itself.
 
     `n_reached[k]` and `n_asked[k]` are the numbers of positions behind their rows k. `plan` is the
     tree that follows on this machine, `curve` the target's costs, this machine's or typical ones.
@@ -377,7 +377,7 @@ class HeadCalibration:
 
 def calibrated_layers(options: HeadCalibrationOptions) -> int:
     """Return n_gpu_layers (-1: all) of the target, as in a chat with these heads."""
-    # Whatever the method is called: a plan sees what the file is.
+    # Whatever the method is called: a plan sees the kind of file.
     drafter = f"draft({quoted(str(options.heads))})"
     loading = LoadOptions(options.context, n_gpu_layers=options.n_gpu_layers)
     return layers_here(options.target, loading, drafter)
@@ -427,7 +427,7 @@ def written_texts(
     texts_of: Callable[[Model], Sequence[CalibrationText]],
     progress: Progress = lambda _what, _share: None,
 ) -> list[CalibrationText]:
-    """Return the texts that heads are asked along, prompts continued by the target."""
+    """Return the texts along which heads guess, prompts continued by the target."""
     layers = calibrated_layers(options)
     with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
         context = sized_to_measure(options.context, target)
@@ -437,7 +437,7 @@ def written_texts(
 def features_along(
     context: Context, tokens: Sequence[int], taps: Sequence[int] = ()
 ) -> npt.NDArray[np.float32]:
-    """Return what heads read of the target at all positions, [n, ...]; empties the context.
+    """Return the target's states for the heads at all positions, [n, ...]; empties the context.
 
     That is its final hidden state, or the inputs of the layers `taps` one after another.
     """
@@ -492,7 +492,7 @@ def _written(
                 if left <= 0:
                     break
                 progress("writing texts", 0.6 - 0.3 * left / options.n_tokens)
-                # What answers that ended early left over is for the later ones.
+                # The time that answers left over is for the later ones.
                 most = max(_SHORTEST, -(-left // (len(prompts) - number)))
                 stream = session.stream(prompt.tokens, options.params, seed=number, max_tokens=most)
                 written = stream.drain()
@@ -519,7 +519,7 @@ def _count(
         for text in texts:
             # The state at position t guesses t + 2 first: the last two have nothing to guess.
             begin = max(0, text.n_prompt - 2)
-            # Cut to the places still wanted: the target need not evaluate what is not counted.
+            # Cut to the places still wanted: the target need not evaluate uncounted tokens.
             tokens = text.tokens[: begin + 2 + options.n_tokens - counts.n_positions]
             if len(tokens) < begin + 3:
                 continue

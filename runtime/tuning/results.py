@@ -23,15 +23,15 @@ from specrun.runtime.planning import (
     save_plans,
 )
 
-_NO_SLOWER = 0.99  # a hundredth is within what the same shape varies by
+_NO_SLOWER = 0.99  # a hundredth is within the variation of a shape
 
 PlanKind = Literal["plain", "chain", "tree", "dynamic"]
-"""What a plan drafts: nothing, a chain, a fixed tree, or one that grows where it is sure."""
+"""The drafts of a plan: nothing, a chain, a fixed tree, or one that grows where it is sure."""
 
 
 @dataclass(frozen=True, slots=True)
 class TuneOptions:
-    """What to measure, and how models are loaded.
+    """The settings of a measurement, and of loading models.
 
     Each of `params` is planned for on its own; `n_tokens` are written for each, over all prompts
     together. `seconds` are spent on cost curves, `max_depth` is the deepest tree that is planned.
@@ -51,7 +51,7 @@ class TuneOptions:
         if not self.params:
             raise OptionError("no sampling settings are given to plan for")
         if self.n_tokens < 8:
-            problem = f"{self.n_tokens} tokens say too little about acceptance"
+            problem = f"{self.n_tokens} tokens are too few to measure acceptance"
             raise OptionError(f"{problem}: give 8 or more")
         if not 1 <= self.max_depth <= 16:
             raise OptionError(f"the deepest tree is {self.max_depth}: plans are made for 1 to 16")
@@ -61,7 +61,7 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A way to draft, with what is expected of it; `measured` tokens a second if it was run.
+    """A way to draft, with its expected yield; `measured` tokens a second if it was run.
 
     `options` is the inside of the drafter expression after the file, "" for plain decoding.
     """
@@ -86,7 +86,7 @@ class Candidate:
 class ShapeTrial:
     """The fastest plan in evaluations of one `width` beside such of any; tokens a second, medians.
 
-    `left_out` says why it was not tried, and is empty if it was.
+    `left_out` is the reason why it was not tried, and is empty if it was.
     """
 
     width: int = 0
@@ -102,11 +102,11 @@ class ShapeTrial:
 
 @dataclass(frozen=True, slots=True)
 class DrafterAlpha:
-    """A drafter's law beside the target's, and what Leviathan et al. (2023) say of its chains.
+    """A drafter's distribution beside the target's, with the theory of Leviathan et al. (2023).
 
     `theory` has alpha, the mean of sum min(p, q) (`acceptance`), and c (`cost_ratio`), both
     measured. `operation_ratio` is c-hat, the drafter's operations for a token over the target's;
-    `bytes` what a round of `theory.length` drafts reads for a token, over plain decoding's.
+    `bytes` those that a round of `theory.length` drafts reads for a token, over plain decoding's.
     """
 
     drafter: str
@@ -122,12 +122,12 @@ class DrafterAlpha:
 
 @dataclass(frozen=True, slots=True)
 class TunedSetting:
-    """What was found for one sampling setting: first the candidates that ran, fastest first.
+    """The results for one sampling setting: first the candidates that ran, fastest first.
 
     `acceptance` holds for each proposal scheme the share of positions at which the child of each
-    rank is accepted, `theory` what the formulas say about chains whose acceptance is that of the
-    best scheme's first rank, `shape` what a fixed shape costs the fastest. `alphas` are those of
-    drafters that have a law, the draft model first.
+    rank is accepted, `theory` the formulas' results for chains whose acceptance is that of the best
+    scheme's first rank, `shape` the cost of a fixed shape for the fastest. `alphas` are those of
+    drafters that have a distribution, the draft model first.
     """
 
     params: SamplingParams
@@ -196,7 +196,7 @@ class TuneResult:
 
 
 def keep_plans(options: TuneOptions, result: TuneResult) -> Path:
-    """Store what was found in the target's profile; return its file."""
+    """Store the results in the target's profile; return its file."""
     settings = describe_settings(options.loading)
     plans = [setting.to_store for setting in result.settings]
     return save_plans(options.target, options.draft, settings, plans)

@@ -6,7 +6,7 @@ for its width: the plan maximises F(tree) / (T(N + 1) + sum over depths of t(w_d
 
 For given widths the best tree is known: acceptance falls with rank, so at each depth the nodes to
 evaluate are those of highest value, each has a first child, and the rest are the most valuable of
-all their children. What is left to search are the widths, depth by depth: all of them for small
+all their children. The search goes over the widths, depth by depth: all of them for small
 trees, a beam of the most promising for large ones. A beginning is given up where even the dynamic
 programme's tree, which ignores widths, could not make up for the time already spent.
 
@@ -65,7 +65,7 @@ def fastest_plan(
 
 @dataclass(frozen=True, slots=True)
 class TreePlan:
-    """A tree with what it should yield: tokens a round, and tokens a second."""
+    """A tree with its expected yield: tokens a round, and tokens a second."""
 
     topology: Topology
     expected_tokens: float
@@ -94,7 +94,7 @@ def plan_tree(
     With a `tolerance` the smallest tree is taken that is at most this share slower than the best.
     An `acceptance` that rises with rank is taken for noise and levelled.
     """
-    # Taking nodes by value is the best choice only where acceptance falls with rank.
+    # Taking nodes by value is the best choice only if acceptance falls with rank.
     levelled = np.minimum.accumulate(np.clip(np.asarray(acceptance, np.float64), 0.0, 1.0))
     levelled = levelled[levelled > 0.0]
     if not len(levelled):
@@ -223,7 +223,7 @@ class _Search:
             yield longer
 
     def _stop_here(self, beginning: _Beginning) -> None:
-        """Note what trees of all sizes with these widths and no more yield."""
+        """Note the yield of trees of all sizes with these widths and no more."""
         fixed, n_fixed, free = beginning.stopped()
         # Entry i: the worth of the i best free children.
         totals = np.concatenate([[0.0], np.cumsum(free)])
@@ -281,7 +281,7 @@ def _layout(acceptance: FloatArray, widths: Sequence[int], size: int) -> Topolog
 
 @dataclass(frozen=True, slots=True)
 class DynamicPlan:
-    """A dynamic shape with what it should yield: tokens a round, and tokens a second."""
+    """A dynamic shape with its expected yield: tokens a round, and tokens a second."""
 
     shape: DynamicShape
     expected_tokens: float
@@ -289,7 +289,7 @@ class DynamicPlan:
 
 
 def dynamic_round_seconds(shape: DynamicShape, costs: RoundCosts) -> float:
-    """Return what a round with a full tree of this shape takes."""
+    """Return the time of a round with a full tree of this shape."""
     drafting = costs.depth_seconds(1, None)
     before = 1
     for _ in range(shape.depth - 1):

@@ -1,9 +1,9 @@
-"""`specrun tune`: measures a pair of models on this machine and plans what to draft.
+"""`specrun tune`: measures a pair of models on this machine and plans the drafts.
 
 Costs are measured once for each model. For each sampling setting the target then writes texts, on
-which both models' laws give the acceptance by rank of every proposal scheme; each scheme gets its
-fastest tree and its fastest chain, and the best of them are run, so that what was predicted stands
-beside what was measured.
+which both models' distributions give the acceptance by rank of every proposal scheme; each scheme
+gets its fastest tree and its fastest chain, and the best of them are run, so that predictions stand
+beside measurements.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ from specrun.runtime.tuning.tree_plan import TreePlan, plan_dynamic_tree, plan_t
 
 _RANKS = 8
 _TOLERANCE = 0.01
-# Python's own time beside turning logits into laws, in seconds: of any round, of one that drafts,
-# of each evaluated draft node and of each drafted one (`tools/measure overhead`).
+# Python's own time beside turning logits into distributions, in seconds: of any round, of one that
+# drafts, of each evaluated draft node and of each drafted one (`tools/measure overhead`).
 _PER_ROUND, _PER_TREE, _PER_LAW, _PER_NODE = 40e-6, 80e-6, 20e-6, 9e-6
 _CURVES = 0.2  # of the bar, for cost curves
 _TARGETS_SHARE = 0.75  # of the time for cost curves
@@ -155,12 +155,12 @@ class _Bench:
         self._work = WorkLeft(self._text_s * setting * len(self._options.params))
 
     def _tell(self, what: str, texts: float) -> None:
-        """Tell a step, behind work of so many texts' time."""
+        """Report a step, behind work of so many texts' time."""
         share, left = self._work.progress(texts * self._text_s) if self._work else (0.0, None)
         self._progress(what, _CURVES + (1.0 - _CURVES) * share, left)
 
     def require_laws(self) -> None:
-        """Raise if one of the drafters whose alpha is asked for has none."""
+        """Raise if one of the drafters whose alpha is to be measured has none."""
         for drafter in self._options.others:
             require_law(self._environment, drafter)
 
@@ -210,8 +210,8 @@ class _Bench:
             for text in texts:
                 more, per_law = law_pairs(ours, theirs, text, params)
                 pairs += more
-        # Turning logits into a law is paid once a round for the target, and for each evaluated
-        # draft node.
+        # Turning logits into a distribution is paid once a round for the target, and for each
+        # evaluated draft node.
         costs = RoundCosts(
             curves[0].as_padded(),
             curves[1],
@@ -270,7 +270,8 @@ class _Bench:
     ) -> tuple[dict[str, tuple[float, ...]], list[Candidate]]:
         acceptance: dict[str, tuple[float, ...]] = {}
         candidates: list[Candidate] = []
-        # Greedy laws are point masses, which leave nothing to draw: the schemes do not differ then.
+        # Greedy distributions are point masses, which leave nothing to draw: the schemes do not
+        # differ then.
         for sampling in _SCHEMES[:1] if params.is_greedy else _SCHEMES:
             vector = acceptance_by_rank(pairs, sampling, _RANKS).tolist()
             acceptance[sampling] = tuple(vector)
@@ -325,7 +326,7 @@ class _Bench:
         return [Candidate(text, "dynamic", "argmax", shape.nodes, shape.depth, *worth)]
 
     def try_out(self, planned: TunedSetting, prompts: list[list[int]], number: int) -> TunedSetting:
-        """Run the most promising candidates, and put the fastest of what was run first."""
+        """Run the most promising candidates, and put the fastest of them first."""
         params = planned.params
         drafting = [candidate for candidate in planned.candidates if candidate.options]
         known = [candidate for candidate in planned.candidates if not candidate.options]
@@ -414,7 +415,7 @@ class _Bench:
 
 
 def _candidate(plan: TreePlan, sampling: TreeSampling) -> Candidate:
-    """Return a plan as the options of a drafter expression: a chain where the tree is one."""
+    """Return a plan as the options of a drafter expression: a chain if the tree is one."""
     topology, depth = plan.topology, plan.topology.max_depth
     kind: PlanKind
     if topology.n_leaves == 1:

@@ -102,7 +102,7 @@ def test_ctrl_c_keeps_what_is_known(run: Run, models: Models, machine: Any) -> N
     machine(FLAT, GOOD).interrupt_at = 3
     result = run("accelerate", models.target, "--temp", 0)
     assert result.exit_code == 130
-    assert "what is known is kept, and another call goes on" in result.stderr
+    assert "results are kept, and another call continues" in result.stderr
     assert "texts of all kinds, temperature 0: prompt-lookup" in result.stdout
 
 
@@ -180,4 +180,4 @@ def test_why_looks_into_what_a_chat_would_draft_with(run: Run, models: Models) -
     assert json.loads(why(run, models, "--json").stdout)["drafter"] == "auto"
     refused = why(run, models, "--drafter", "none")
     assert (refused.exit_code, refused.stdout) == (2, "")
-    assert "plain decoding is what drafting is compared with" in refused.stderr
+    assert "drafting is compared with plain decoding" in refused.stderr

@@ -45,7 +45,7 @@ def test_cards_of_four_sizes(run: Run, pair: tuple[Path, Path]) -> None:
     assert rows["layers on the card"] == ["all 33"] * 4
     assert rows["context"][1:] == ["32,768 (all)"] * 3
     assert 8192 < int(rows["context"][0].replace(",", "")) < 32768
-    assert rows["left alone (margin)"] == ["1.00 GiB"] * 4
+    assert rows["left free (margin)"] == ["1.00 GiB"] * 4
     assert {"target: weights", "draft model: keys and values"} <= set(rows)
     assert rows["draft model on the card"] == ["yes"] * 4
     assert "A chat takes these layers by itself and this context with -c 0." in done.stdout

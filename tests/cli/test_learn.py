@@ -137,7 +137,7 @@ def test_another_models_buffer_is_refused(
     (theirs / "buffer.bin").write_bytes((folder / "buffer.bin").read_bytes())
     refused = run("chat", *pairs, "-n", 4, "--learn-keep", input="x")
     assert refused.exit_code == 3
-    assert "holds what drafts for target.gguf got wrong" in refused.stderr
+    assert "holds rejected drafts for target.gguf" in refused.stderr
     assert "give each target its own" in refused.stderr
     (theirs / "buffer.bin").write_bytes(b"SPECLEARN")
     assert "cut off after 9 bytes" in run("learn", "show").stdout

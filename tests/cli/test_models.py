@@ -101,9 +101,9 @@ def test_the_kind_of_drafts_names_a_file_beside_the_model(
     [
         ("404", 3, "HTTP 404"),
         ("401", 3, "HF_TOKEN"),
-        ("429", 1, "asks for a pause"),
-        ("half", 1, "goes on where it ended"),
-        ("wrong", 3, "has not the hash"),
+        ("429", 1, "requires a pause"),
+        ("half", 1, "the same command continues"),
+        ("wrong", 3, "lacks the hash"),
     ],
 )
 def test_faults_of_the_hub_have_their_exit_codes(

@@ -194,7 +194,7 @@ def test_what_is_computed_at_once_must_hold_what_is_taken_back(qwen: Path, name:
     """llama.cpp asserts it when it evaluates: with four and fewer it would end this process."""
     shape = {**F32, "n_outputs": 5, "n_rollback": 3}
     with Model(qwen) as model:
-        with pytest.raises(OptionError, match="now 4, to at least 5"):
+        with pytest.raises(OptionError, match="from 4 to 5 or more"):
             Context(model, ContextOptions(**{**shape, name: 4}))
         with Context(model, ContextOptions(**{**shape, name: 5})) as context:
             batch = Batch(5, 1)

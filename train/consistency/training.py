@@ -55,7 +55,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class PackedTexts:
-    """Rows [B, L] of texts and blocks, their positions, and what each token attends to [B, L, L].
+    """Rows [B, L] of texts and blocks, their positions, and their mask of attention [B, L, L].
 
     `places[b][k]` is the column of the first token of block k of row b.
     """
@@ -116,11 +116,12 @@ def packed_states(model: HFModel, packed: PackedTexts) -> Tensor:
 
 # == The learner ===================================================================================
 #
-# A row behind guesses learns the law of the row behind the right tokens. With y* the fixed point
-# (the text) and y a state of the trajectory, the global form is E sum_i D(Q(. | x, y*_<i) || Q(. |
-# x, y_<i)), equation 5; the local form has the next state of the trajectory in the place of y*,
-# equation 6. No gradient flows into what is learnt from. To it is added L_AR, the cross-entropy of
-# the text's own tokens, without which the text would be lost: the loss is L_AR + w L_consistency.
+# A row behind guesses learns the distribution of the row behind the right tokens. With y* the fixed
+# point (the text) and y a state of the trajectory, the global form is E sum_i D(Q(. | x, y*_<i) ||
+# Q(. | x, y_<i)), equation 5; the local form has the next state of the trajectory in the place of
+# y*, equation 6. No gradient flows into the labels. To it is added L_AR, the cross-entropy
+# of the text's own tokens, without which the text would be lost: the loss is L_AR + w
+# L_consistency.
 
 
 ConsistencyForm = Literal["global", "local"]
@@ -285,7 +286,7 @@ def _teacher(position: int, length: int, later: tuple[Block, int] | None) -> int
     return position if position < length - 1 else None
 
 
-# == The run ======================================================================================
+# == The run =======================================================================================
 
 
 WEIGHTS_NAME = "model.safetensors"
@@ -345,7 +346,7 @@ class ConsistencyTraining(Training[ConsistencyReport]):
         return corpus
 
     def _need(self) -> MemoryNeed:
-        """Return the memory: 16 bytes for a trained number, and what a step keeps."""
+        """Return the memory: 16 bytes for a trained number, and the numbers kept by a step."""
         run, shape = self.run, self._shape
         tokens, longest = run.tokens_per_batch, run.max_length
         layers = shape.n_layers * shape.layer_numbers
@@ -440,7 +441,7 @@ def _card(recipe: ConsistencyRecipe, run: TrainingRun, report: ConsistencyReport
         tags="jacobi, consistency-llm",
         base_model=target,
         made=f"**A new model, not {target}.** Made by `specrun train consistency` (CLLM, Kou et "
-        f"al. 2024): {report.n_trained:,} trained parameters. It says what it says itself: "
+        f"al. 2024): {report.n_trained:,} trained parameters. Its text is its own: "
         f"verification keeps the tokens of this model, not those of {target}.",
         sections={
             "Data": [

@@ -85,7 +85,7 @@ def collect_trajectories(
     """Return the trajectory of every prompt, of answers of at most `longest` tokens.
 
     `target` yields the GGUF file that answers, and is entered only if one is missing in `store`.
-    `identity` names its weights: others are asked again. Raises MalformedFileError for a damaged
+    `identity` names its weights: others are answered again. Raises MalformedFileError for a damaged
     store.
     """
     keys = [json.dumps([identity, block, longest, list(p)], sort_keys=True) for p in prompts]

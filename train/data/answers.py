@@ -156,7 +156,7 @@ class AnswerSettings:
 
     @property
     def params(self) -> SamplingParams:
-        """Plain sampling from the target's own law; answers differ by their index."""
+        """Plain sampling from the target's own distribution; answers differ by their index."""
         return SamplingParams(
             temperature=self.temperature, top_k=0, top_p=1.0, min_p=0.0, seed=self.seed
         )
@@ -170,7 +170,7 @@ def asked_prompts(
     prompts = [prompt for prompt in found if prompt and len(prompt) < max_length - 1]
     if not prompts:
         raise ModelError(
-            f"the data ask nothing that {tokenizer.path.name} could answer: give prompts or chats"
+            f"the data has no prompts for {tokenizer.path.name}: give prompts or chats"
         )
     return prompts
 

@@ -194,8 +194,8 @@ def draft_marks(learnt: Tensor, depth: int) -> Tensor:
     """Return [B, T - 2 - depth]: the positions p whose draft counts down to `depth` (from 0).
 
     `learnt` [B, T] marks the tokens that count. A draft made from the state at p and the token p +
-    1 says the tokens p + 2 to p + 2 + depth: all of them must be the model's. The token p + 1 need
-    not be: the first draft of an answer is made after the prompt's last token.
+    1 predicts the tokens p + 2 to p + 2 + depth: all of them must be the model's. The token p + 1
+    need not be: the first draft of an answer is made after the prompt's last token.
     """
     length = learnt.shape[1] - 2 - depth
     marks = torch.ones(learnt.shape[0], max(0, length), dtype=torch.bool, device=learnt.device)

@@ -22,7 +22,7 @@ from specrun.train.data.tokens import TargetTokens
 # == Prompts of a file, and the built-in ones ======================================================
 #
 # Those are questions and tasks of many kinds, written for specrun by templates over lists
-# (`built_in_prompts.toml`), so that they belong to nobody else. Only what is asked counts: the
+# (`built_in_prompts.toml`), so that they belong to nobody else. Only the questions count: the
 # answers are the target's own.
 
 
@@ -99,8 +99,8 @@ def built_in_prompts(count: int) -> list[Document]:
 #
 # A chat model that reads its template up to where a user's message begins goes on with a message,
 # and ends it as users end theirs. So its prompts are of as many kinds as those that it was
-# fine-tuned on, which no list of ours is: heads that learn from the answers know more of what it
-# will be asked.
+# fine-tuned on, which no list of ours is: heads that learn from the answers know more of its later
+# questions.
 
 
 _LONGEST = (

@@ -100,7 +100,7 @@ class TargetTokens(ABC):
     def _placed(self, messages: Sequence[Message], text: str) -> tuple[list[int], list[int]]:
         """Return the tokens of a whole conversation, whose `text` the template has rendered.
 
-        The second list says at which character of the text each begins; -1 is before it.
+        The second list holds the character of the text at which each begins; -1 is before it.
         """
 
     @property
@@ -169,7 +169,7 @@ class TargetTokens(ABC):
         text = template.render(messages, add_generation_prompt=False)
         at = text.find(content)
         if at < 0:
-            raise TemplateError(f"the chat template of {self.path} does not show what users say")
+            raise TemplateError(f"the chat template of {self.path} does not show messages of users")
         ids, starts = self._placed(messages, text)
         return [token for token, start in zip(ids, starts, strict=True) if start < at]
 
@@ -371,7 +371,7 @@ class FileTokens(TargetTokens):
 def _starts(pieces: Sequence[bytes], text: str) -> list[int] | None:
     """Return the character of `text` at which each piece begins; None if they are not its own.
 
-    Some vocabularies put a space before what they read, and leave out spaces behind control tokens.
+    Some vocabularies put a space before a text, and leave out spaces behind control tokens.
     """
     data = text.encode()
     starts, end = [], 0

@@ -1,10 +1,10 @@
 """The acceptance rate alpha of a pair of models on texts, measured. Distillation raises it.
 
 Leviathan et al. 2023: a token drawn from Q is accepted with probability sum min(P, Q) = 1 - TV(P,
-Q) (theorem 3.5; for one pair of laws `specrun.runtime.planning.theory.acceptance_probability`), and
-alpha is its mean over the positions of the target's text (corollary 3.6). Tokens of one text are
-not independent, texts are: standard errors are those of a ratio over texts (number accepted over
-number of positions, linearised).
+Q) (theorem 3.5; for one pair of distributions
+`specrun.runtime.planning.theory.acceptance_probability`), and alpha is its mean over the positions
+of the target's text (corollary 3.6). Tokens of one text are not independent, texts are: standard
+errors are those of a ratio over texts (number accepted over number of positions, linearised).
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ class AcceptanceGain:
 def acceptance_at(target_logits: Tensor, draft_logits: Tensor, temperature: float) -> Tensor:
     """Return the acceptance probability at each position: [..., vocab] twice to float64 [...].
 
-    At temperature 0 both laws are sure of their most likely token (the lowest id among equals).
-    Vocabularies may differ in size: the drafter never drafts a token that it lacks, and the target
-    never accepts one that it lacks.
+    At temperature 0 both distributions are sure of their most likely token (the lowest id among
+    equals). Vocabularies may differ in size: the drafter never drafts a token that it lacks, and
+    the target never accepts one that it lacks.
     """
     n_shared = min(target_logits.shape[-1], draft_logits.shape[-1])
     if temperature == 0.0:

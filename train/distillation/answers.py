@@ -1,8 +1,8 @@
 """Answers that a drafter learns on: written by the data, the target, or the drafter itself.
 
-DistillSpec (Zhou et al. 2023, section 3) takes the target's laws along any text. Texts of the data
-are free; acceptance is measured on texts that the target samples; texts that the drafter samples
-are cheap, contain its own mistakes, and bound the loss (their theorem 3.2). Mixed data,
+DistillSpec (Zhou et al. 2023, section 3) takes the target's distributions along any text. Texts of
+the data are free; acceptance is measured on texts that the target samples; texts that the drafter
+samples are cheap, contain its own mistakes, and bound the loss (their theorem 3.2). Mixed data,
 a share lambda of on-policy answers, are those of generalised knowledge distillation (Agarwal et al.
 2023, algorithm 1), here drawn for each text anew.
 
@@ -77,7 +77,7 @@ def with_room_for_answers(
     if on_policy == 0.0:
         return corpus
     anew = (_longest_anew(text, settings) for text in corpus.sequences)
-    # Texts as given need no room where none is learnt as given.
+    # Texts as given need no room if none is learnt as given.
     given = (0 if on_policy == 1.0 else len(text) for text in corpus.sequences)
     return dataclasses.replace(corpus, widths=tuple(map(max, anew, given)))
 

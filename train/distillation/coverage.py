@@ -84,9 +84,9 @@ def check_same_vocabulary(target: ModelVocabulary, draft: ModelVocabulary) -> in
 #
 # Miao et al. 2023, "SpecInfer", section 3 (collective boost-tuning): drafters of one tree need not
 # be good alone, they should cover the target's tokens together. They are trained one after the
-# other, each on what those before it miss. There samples are dropped whose next tokens a drafter
-# generates as the target does; here positions are, so that a text of which a drafter knows the easy
-# half still teaches the other half.
+# other, each on the tokens that those before it miss. There samples are dropped whose next tokens a
+# drafter generates as the target does; here positions are, so that a text of which a drafter has
+# learnt the easy half still teaches the other half.
 
 
 _ROWS_AT_ONCE = 64  # 32 MB of logits with a vocabulary of 128k tokens

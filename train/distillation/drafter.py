@@ -70,7 +70,7 @@ class DrafterReport(TrainingReport):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterRecipe:
-    """A drafter that learns its target's laws (DistillSpec).
+    """A drafter that learns its target's distributions (DistillSpec).
 
     `draft` is a Hugging Face folder as the run's target is. Training learns on `answers`, of which
     the drafter writes a share of its own (`loss.on_policy`); alpha is measured on `measured_on`, at
@@ -207,7 +207,7 @@ class DrafterTraining(Training[DrafterReport]):
         return corpus.held_out_batches(self.run.tokens_per_batch, self.device)
 
     def _given(self) -> TokenCorpus:
-        """Return the data as tokens; prompts alone will do where no given answer is read."""
+        """Return the data as tokens; prompts alone will do if no given answer is read."""
         run, recipe = self.run, self.recipe
         answers_written = recipe.answers == "target" or recipe.loss.on_policy == 1.0
         need_answers = not (recipe.measured_on == "target" and answers_written)
@@ -257,7 +257,8 @@ class DrafterTraining(Training[DrafterReport]):
 # == Memory, by the sizes in the folders' files alone ==============================================
 
 _FLOAT = 4
-# Of each position the laws of two models, their logarithms, a divergence's parts, and gradients.
+# Of each position the distributions of two models, their logarithms, a divergence's parts, and
+# gradients.
 _ROWS_PER_POSITION = 12
 # Of each position and layer the gradient's inputs, in widths of states and of the feed-forward.
 _HIDDEN_PER_LAYER, _FEED_FORWARD_PER_LAYER = 16, 4
@@ -333,8 +334,8 @@ def _card(recipe: DrafterRecipe, run: TrainingRun, report: DrafterReport) -> str
         tags="draft-model, distillation",
         base_model=draft,
         made="Made by `specrun train drafter` (DistillSpec, Zhou et al. 2023): "
-        f"{report.n_trained:,} parameters that learnt the laws of {target}. Verification keeps the "
-        "target's own tokens or distribution whatever it drafts.",
+        f"{report.n_trained:,} parameters that learnt the distributions of {target}. Verification "
+        "keeps the target's own tokens or distribution whatever it drafts.",
         sections={
             "Data": [
                 f"{', '.join(path.name for path in run.data)}: {report.n_sequences:,} sequences. "

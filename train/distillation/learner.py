@@ -1,10 +1,10 @@
-"""A drafter that learns its target's laws: divergences, the loss of a batch, and measures.
+"""A drafter that learns its target's distributions: divergences, the loss of a batch, and measures.
 
-The four divergences of a drafter's law Q from the target's law P are DistillSpec's (Zhou et al.
-2023, section 3). Each takes the log-probabilities of P and of Q, [..., vocab], and gives nats (the
-total variation: a share), [...]. Gradients flow into Q; in logits z of Q they are stated below, q =
-softmax(z). Only the total variation is the loss of speed: alpha is 1 - TV(P, Q) (Leviathan et
-al. 2023, corollary 3.6), and by Pinsker's inequality TV <= sqrt(KL / 2).
+The four divergences of a drafter's distribution Q from the target's distribution P are
+DistillSpec's (Zhou et al. 2023, section 3). Each takes the log-probabilities of P and of Q, [...,
+vocab], and gives nats (the total variation: a share), [...]. Gradients flow into Q; in logits z of
+Q they are stated below, q = softmax(z). Only the total variation is the loss of speed: alpha is 1 -
+TV(P, Q) (Leviathan et al. 2023, corollary 3.6), and by Pinsker's inequality TV <= sqrt(KL / 2).
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ def reverse_kl(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
 
 
 def jensen_shannon(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor:
-    """Return (KL(P || M) + KL(Q || M)) / 2 with M = (P + Q) / 2: at most log 2, whatever the laws.
+    """Return (KL(P || M) + KL(Q || M)) / 2 with M = (P + Q) / 2: always at most log 2.
 
     Gradient in z: q (log(q / m) - KL(Q || M)) / 2.
     """
-    # log M from logarithms: M itself would underflow where both laws are small.
+    # log M from logarithms: M itself would underflow if both distributions are small.
     middle = logaddexp(target_log_probs, draft_log_probs) - math.log(2.0)
     from_target = _mean_difference(target_log_probs, target_log_probs, middle)
     from_draft = _mean_difference(draft_log_probs, draft_log_probs, middle)
@@ -71,8 +71,8 @@ def total_variation(target_log_probs: Tensor, draft_log_probs: Tensor) -> Tensor
 
 
 def _mean_difference(weights: Tensor, part: Tensor, other: Tensor) -> Tensor:
-    """Return the mean of `part` - `other` under the law exp(`weights`); 0 log 0 is 0."""
-    # Where a probability underflows, the difference may be infinite: 0 times infinity would be NaN,
+    """Return the mean of `part` - `other` under the distribution exp(`weights`); 0 log 0 is 0."""
+    # If a probability underflows, the difference may be infinite: 0 times infinity would be NaN,
     # in the gradient too.
     probs = weights.exp()
     return (probs * (part - other).masked_fill(probs == 0.0, 0.0)).sum(-1)
@@ -96,13 +96,14 @@ def check_divergence(name: str) -> None:
         raise OptionError(f"the divergence is {name!r}: use one of {known}")
 
 
-# Positions whose laws are compared at once when measuring: 1 GB of float64 with 128k tokens.
+# Positions whose distributions are compared at once when measuring: 1 GB of float64 with 128k
+# tokens.
 _ROWS_AT_ONCE = 512
 
 
 @dataclass(frozen=True, slots=True)
 class DistillationLoss:
-    """The loss: `divergence` of laws at `temperature`, a mean over answers' tokens.
+    """The loss: `divergence` of distributions at `temperature`, a mean over answers' tokens.
 
     A share `on_policy` of the answers, drawn text by text, is written anew by the drafter.
     Positions that an existing drafter gets right count `covered_weight`.
@@ -117,8 +118,8 @@ class DistillationLoss:
         check_divergence(self.divergence)
         if not 0.0 < self.temperature <= 100.0:
             raise OptionError(
-                f"the laws' temperature is {self.temperature:g}: give a number above 0 (at 0 "
-                "there is nothing to learn but the likeliest token, and no gradient to it)"
+                f"the distributions' temperature is {self.temperature:g}: give a number above 0 "
+                "(at 0 there is nothing to learn but the likeliest token, and no gradient to it)"
             )
         for name in ("on_policy", "covered_weight"):
             if not 0.0 <= getattr(self, name) <= 1.0:
@@ -128,10 +129,10 @@ class DistillationLoss:
 class DistillationLearner(Learner):
     """`draft` learns from `target`.
 
-    `n_shared` are the tokens both have, `answers` says how the drafter writes, `drafters` are those
-    whose right guesses need not be learnt again, `measured_at` the temperature of the acceptance
-    rate that `measure` gives. The corpus that batches come from must not change: texts are known by
-    their numbers.
+    `n_shared` are the tokens both have, `answers` holds the settings of the drafter's texts,
+    `drafters` are those whose right guesses need not be learnt again, `measured_at` the temperature
+    of the acceptance rate that `measure` gives. The corpus that batches come from must not change:
+    texts are known by their numbers.
     """
 
     def __init__(
@@ -157,15 +158,15 @@ class DistillationLearner(Learner):
         self._tops: dict[int, Any] = {}
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
-        """Yield the divergence of the drafter's laws from the target's over the batch's answers."""
+        """Yield the divergence of the drafter's distributions from the target's over answers."""
         batch, fresh = self._with_own_answers(batch, noise)
         wanted = _answer_positions(batch)
         with torch.no_grad():
             target_logits = _logits(self.target, batch, wanted)
         draft_logits = _logits(self.draft, batch, wanted)
         log_laws = (
-            # Cut before the softmax, unlike in `acceptance_at`: both laws must sum to 1 for a
-            # divergence.
+            # Cut before the softmax, unlike in `acceptance_at`: both distributions must sum to 1
+            # for a divergence.
             torch.log_softmax(logits[:, : self._n_shared].float() / self.loss.temperature, -1)
             for logits in (target_logits, draft_logits)
         )
@@ -302,7 +303,7 @@ class Comparison:
 
 
 def _answer_positions(batch: TokenBatch) -> Tensor:
-    """Return [B, T]: whether the next token is an answer's, so that the law here matters."""
+    """Return [B, T]: whether the next token is an answer's, so that its distribution matters."""
     wanted = torch.zeros_like(batch.learnt)
     wanted[:, :-1] = (batch.learnt & batch.valid)[:, 1:]
     return wanted

@@ -1,4 +1,4 @@
-"""EAGLE's and EAGLE-3's heads unrolled: chains below every position, and the laws they learn."""
+"""EAGLE's and EAGLE-3's heads unrolled: chains below every position, and their distributions."""
 
 from __future__ import annotations
 
@@ -90,16 +90,15 @@ class ChainRecipe(HeadRecipe):
     def chain_numbers(
         self, shape: ModelShape, n_laws: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return the numbers that chains keep for each token; a law has `n_laws` of them.
+        """Return the numbers that chains keep for each token; a distribution has `n_laws` of them.
 
-        A step keeps logits and their derived laws, a layer's states, and from the second step on
-        its scores for the text.
+        A step keeps logits and their derived distributions, a layer's states, and from the second
+        step on its scores for the text.
         """
         most = max(self.steps, self.late_steps)
         attention = 3 * shape.n_heads * longest if most > 1 else 0
         step = 4 * n_laws + shape.layer_numbers + attention
-        # Computed again, one step's insides are there at a time; of the others what goes in and
-        # out.
+        # Computed again, one step's insides are there at a time; of the others inputs and outputs.
         return step + most * 5 * shape.hidden if recompute else most * step
 
 
@@ -115,7 +114,7 @@ class ChainHead(Protocol):
     ) -> tuple[Tensor, KeysValues]:
         """Return the states [B, T, h] after pairs of a state and the next token's embedding.
 
-        `earlier` are the keys of the steps before, where `states` are the head's own predictions;
+        `earlier` are the keys of the steps before, if `states` are the head's own predictions;
         the keys of this step are returned too. With `wanted` [B, T], states are whole only there.
         """
 
@@ -211,9 +210,10 @@ def chain_loss(
     `chains` are states [B, T-1, h], `learnt` [B, T] marks the tokens that count. `loss` takes the
     states [n, h] that chains predict and the numbers [n] of the positions they stand for, among
     those `choosing` a token that counts, in reading order. With `recompute` its insides are
-    computed again for gradients: laws of all depths would fill the memory.
+    computed again for gradients: distributions of all depths would fill the memory.
     """
-    # The number of each position among those that choose a learnt token: its row in the laws.
+    # The number of each position among those that choose a learnt token: its row in the
+    # distributions.
     order = (choosing(learnt).flatten().long().cumsum(0) - 1).view(learnt.shape)
     total, first = torch.zeros((), device=learnt.device), 0.0
     for depth, predicted in enumerate(chains):

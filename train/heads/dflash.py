@@ -1,4 +1,4 @@
-"""Block drafters and their training on a frozen target: DFlash, with DSpark's heads if asked for.
+"""Block drafters and their training on a frozen target: DFlash, with DSpark's heads if requested.
 
 `fc` fuses inputs of some of the target's layers. A block is a token of the text, its anchor, and
 masks; each layer lets it attend to the fused states of the text before the anchor and, in both
@@ -54,7 +54,7 @@ _FIRST_SPREAD = 1.0  # of a random network's logits, their standard deviation
 
 @dataclass(frozen=True, slots=True)
 class BlockView:
-    """What blocks see: `hidden` [B, 1, A, 1, T] marks the text from each anchor on.
+    """The mask of blocks: `hidden` [B, 1, A, 1, T] marks the text from each anchor on.
 
     `text` and `block` are cosines and sines of positions, [T, d] and [B, 1, A n, d].
     """
@@ -240,9 +240,9 @@ class DFlashRecipe(HeadRecipe):
     """Blocks of `block_size` tokens, the anchor included, through `n_layers` layers.
 
     In each text one anchor is drawn for every `anchor_every` places. `draft_tokens` (0: all) are
-    those said most often; laws are compared among `law_tokens` (0: all). `layers` are those whose
-    inputs are read, None for EAGLE-3's choice; `mask` is the token that masks are, None for the
-    one said least often. `markov_rank` and `confidence` are those of DSpark's heads.
+    the most frequent ones; distributions are compared among `law_tokens` (0: all). `layers` are
+    those whose inputs are read, None for EAGLE-3's choice; `mask` is the token that masks are, None
+    for the least frequent one. `markov_rank` and `confidence` are those of DSpark's heads.
     """
 
     block_size: int = 8
@@ -294,7 +294,7 @@ class DFlashRecipe(HeadRecipe):
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return the bytes of blocks, their attention to the text, and of laws."""
+        """Return the bytes of blocks, their attention to the text, and of distributions."""
         drafted = min(self.draft_tokens or shape.vocab_size, shape.vocab_size)
         compared = min(self.law_tokens or drafted, drafted)
         rows = tokens * self.block_size / self.anchor_every
@@ -321,7 +321,7 @@ class DFlashRecipe(HeadRecipe):
             most = frequent_tokens(corpus, vocab, always_compared(self.law_tokens)).sort().values
             often = most if drafted is None else torch.searchsorted(drafted, most)
         mask = self.mask
-        if mask is None:  # where memory is estimated only shapes count
+        if mask is None:  # if memory is estimated only shapes count
             mask = 0 if target.output.is_meta else rarest_token(corpus, target.embedding)
         return DFlashLearner(self, shape, target, source, mask, drafted, often)
 
@@ -357,7 +357,7 @@ class DFlashRecipe(HeadRecipe):
 
 
 def rarest_token(corpus: TokenCorpus, embedding: Tensor) -> int:
-    """Return the token said least often that has an embedding, the last of equals."""
+    """Return the least frequent token that has an embedding, the last of equals."""
     counts = torch.zeros(len(embedding), dtype=torch.long)
     for sequence in corpus.sequences:
         ids = torch.from_numpy(sequence.ids.astype("int64"))
@@ -376,7 +376,7 @@ class Blocks:
     """Blocks in a batch: `anchors` [B, A], of which those `kept` [B, A] are real.
 
     `labels` [B, A, slots] are the positions of the tokens to predict, cut to the text, and `learnt`
-    marks those that the model said, as did all before them in the block.
+    marks those that the model chose, like all before them in the block.
     """
 
     anchors: Tensor
@@ -402,7 +402,8 @@ class Blocks:
 class DFlashLearner(HeadLearner):
     """Trains a block drafter on given taps; `mask` is the token of its masks.
 
-    `often` are the places in the draft vocabulary whose laws are always compared, None: all.
+    `often` are the places in the draft vocabulary whose distributions are always compared, None:
+    all.
     """
 
     label = "slot"
@@ -446,7 +447,8 @@ class DFlashLearner(HeadLearner):
     def start(self, corpus: TokenCorpus) -> None:
         """Begin with states like those that the output matrix reads, number by number.
 
-        States of a random network are smaller by a factor: laws are to be nearly even at first.
+        States of a random network are smaller by a factor: distributions are to be nearly even at
+        first.
         """
         squares, count = torch.zeros_like(self.head.norm.weight), 0
         for number in corpus.training[:_START_TEXTS]:
@@ -465,7 +467,8 @@ class DFlashLearner(HeadLearner):
         laws = self._laws.of(batch, found.final, noise)
         blocks = self._drawn(batch.learnt, noise)
         states = self._states(batch, found, blocks)
-        # The number of each position among those that choose a learnt token: its row in the laws.
+        # The number of each position among those that choose a learnt token: its row in the
+        # distributions.
         order = (choosing(batch.learnt).flatten().long().cumsum(0) - 1).view(batch.ids.shape)
         numbers = _at(order, blocks.labels - 1)
         counted = blocks.learnt & laws.counted[numbers.clamp(min=0)]

@@ -1,9 +1,9 @@
-"""The target's laws that a head learns, among the tokens that it drafts.
+"""The target's distributions that a head learns, among the tokens that it drafts.
 
-If targets are narrow, laws of the whole vocabulary are most of the work of a step. A law's
-restriction to any tokens, made to sum to one, is matched where the law itself is, so that the
-optimum stays as it is. What varies by step is which of the rare tokens a step sees: a token that no
-step looks at would be drafted where it should not be.
+If targets are narrow, distributions of the whole vocabulary are most of the work of a step. A
+distribution's restriction to any tokens, made to sum to one, is matched where the distribution
+itself is, so that the optimum stays as it is. The rare tokens vary by step: a token that no step
+looks at would be drafted where it should not be.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _FEWEST = 4
 
 
 def check_law_tokens(count: int) -> None:
-    """Raise OptionError for laws of too few tokens; 0 stands for all."""
+    """Raise OptionError for distributions of too few tokens; 0 stands for all."""
     if count and count < _FEWEST:
-        few = f"laws of {count} tokens"
+        few = f"distributions of {count} tokens"
         raise OptionError(f"{few}: give at least {_FEWEST}, or 0 for all")
 
 
@@ -69,10 +69,11 @@ class LawTokens:
 
 @dataclass(frozen=True, slots=True)
 class BatchLaws:
-    """The target's laws [N, compared] at the N positions of a batch that choose a learnt token.
+    """The target's distributions [N, compared] at N positions that choose a learnt token.
 
     `among` are the compared places in the draft vocabulary, None for all. `counted` [N] marks the
-    laws whose most likely token is compared: others teach a head what it cannot draft.
+    distributions whose most likely token is compared: others teach a head tokens that it cannot
+    draft.
     """
 
     rows: Tensor
@@ -81,7 +82,7 @@ class BatchLaws:
 
 
 class DraftLaws:
-    """The target's laws among the tokens `drafted`, None for all, or among some of these."""
+    """The target's distributions among the tokens `drafted` (None: all), or among some of these."""
 
     def __init__(
         self, target: TargetMatrices, drafted: Tensor | None, law_tokens: LawTokens | None = None
@@ -90,7 +91,7 @@ class DraftLaws:
         self._choices: dict[int, Tensor] = {}
 
     def of(self, batch: TokenBatch, final: Tensor, noise: torch.Generator) -> BatchLaws:
-        """Return the laws of a batch, whose final states are [B, T, h]."""
+        """Return the distributions of a batch, whose final states are [B, T, h]."""
         wanted = choosing(batch.learnt)
         states, compared = final[wanted], self._compared
         among = None if self._law_tokens is None else self._law_tokens.drawn(noise)

@@ -1,14 +1,14 @@
 """EAGLE's head (Li et al. 2024) and its training on a frozen target (section 4.2).
 
 From the final states f_1..f_i and the tokens t_2..t_(i+1) the head predicts f_(i+1). The loss is
-SmoothL1(f_(i+1), f') + w CE(p, p'), where p and p' are the laws that the target's output matrix
-makes of the two states and w = 0.1. Uniform noise of +-0.1 on the states it reads makes the head
-bear its own errors. AdamW .9/.95, gradients clipped to 0.5. With `steps` above 1 the head is also
-trained on its own predictions, chains of that depth below every position, as HASS (Zhang et al.
-2024) does.
+SmoothL1(f_(i+1), f') + w CE(p, p'), where p and p' are the distributions that the target's output
+matrix makes of the two states and w = 0.1. Uniform noise of +-0.1 on the states it reads makes the
+head bear its own errors. AdamW .9/.95, gradients clipped to 0.5. With `steps` above 1 the head is
+also trained on its own predictions, chains of that depth below every position, as HASS (Zhang et
+al. 2024) does.
 
-A head starts `fitted`: `fc` as the linear map of least squares from what it reads to the state
-that it has to predict, and a layer that adds nothing yet. docs/measurements.md has the gain.
+A head starts `fitted`: `fc` as the linear map of least squares from its inputs to the state that it
+has to predict, and a layer that adds nothing yet. docs/measurements.md has the gain.
 
 Tensors are named as in SafeAILab/EAGLE's `cnets`: `fc`, and one layer without an input norm. Token
 embedding and output matrix are the target's: neither is part of the head.
@@ -134,11 +134,11 @@ class EagleRecipe(ChainRecipe):
     """`token_weight` is w, `noise` the largest noise on a state; 1 of `steps` is EAGLE's own.
 
     `inputs` are read by the head: "both" are features and shifted tokens, EAGLE's own.
-    Laws are compared among `law_tokens` tokens, 0 for all: three quarters of them those that are
-    said most often, the others drawn anew at each step. Laws of all tokens are most of a step's
-    work if targets are narrow. The head will draft the `draft_tokens` said most often alone, 0 for
-    all: laws are then theirs. `start` is how a head begins: "fitted" by least squares, or "random"
-    as upstream's.
+    Distributions are compared among `law_tokens` tokens, 0 for all: three quarters of them the most
+    frequent ones, the others drawn anew at each step. Distributions of all tokens are
+    most of a step's work if targets are narrow. The head will draft only the `draft_tokens` most
+    frequent ones, 0 for all: distributions are then theirs. `start` is how a head begins: "fitted"
+    by least squares, or "random" as upstream's.
     """
 
     token_weight: float = 0.1
@@ -152,7 +152,7 @@ class EagleRecipe(ChainRecipe):
     paper_rate = 3e-5
 
     def __post_init__(self) -> None:
-        ChainRecipe.__post_init__(self)  # super() does not know a class with slots
+        ChainRecipe.__post_init__(self)  # super() does not work in a class with slots
         if self.token_weight < 0 or self.noise < 0:
             raise OptionError("a weight or noise below 0: give 0 or more")
         check_law_tokens(self.law_tokens)
@@ -161,8 +161,8 @@ class EagleRecipe(ChainRecipe):
             raise OptionError(f"{few}: give at least {FEWEST}, or 0 for all")
         if self.draft_tokens and self.law_tokens:
             raise OptionError(
-                "both draft tokens and tokens of a law are counted: laws are those of the draft "
-                "tokens, so leave the other out"
+                "both draft_tokens and law_tokens are given: distributions are those of the draft "
+                "tokens, so leave law_tokens out"
             )
         if self.inputs not in get_args(EagleInputs):
             known = ", ".join(get_args(EagleInputs))
@@ -177,7 +177,7 @@ class EagleRecipe(ChainRecipe):
             both = f"the inputs are {self.inputs!r}, and {head.path} reads both"
             raise OptionError(f"{both}: leave --inputs or --from out")
         drafted = head.draft_tokens
-        # If all tokens are drafted laws may still be those of some.
+        # If all tokens are drafted distributions may still be those of some.
         law = self.law_tokens if drafted is None else 0
         count = 0 if drafted is None else len(drafted)
         return replace(self, start="random", draft_tokens=count, law_tokens=law)
@@ -185,7 +185,7 @@ class EagleRecipe(ChainRecipe):
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return the bytes of chains, their attention to the text included, and of laws."""
+        """Return the bytes of chains, with their attention to the text, and of distributions."""
         vocab = self.tokens_of_law(shape.vocab_size)
         chains = self.chain_numbers(shape, vocab, longest, recompute=recompute)
         return 4 * tokens * (chains + vocab)
@@ -203,7 +203,7 @@ class EagleRecipe(ChainRecipe):
         return EagleLearner(self, shape, target, source, often)
 
     def tokens_of_law(self, vocab_size: int) -> int:
-        """Return among how many tokens laws are compared."""
+        """Return among how many tokens distributions are compared."""
         return min(self.draft_tokens or self.law_tokens or vocab_size, vocab_size)
 
     def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
@@ -221,8 +221,8 @@ class EagleRecipe(ChainRecipe):
 class EagleLearner(ChainLearner):
     """Trains an EAGLE head on given final states.
 
-    `often` are the tokens whose laws are always compared, and with `draft_tokens` those that are
-    drafted, the most frequent first; None compares those of all tokens.
+    `often` are the tokens whose distributions are always compared, and with `draft_tokens` those
+    that are drafted, the most frequent first; None compares those of all tokens.
     """
 
     head: EagleHead
@@ -293,9 +293,9 @@ class EagleLearner(ChainLearner):
         """Yield the loss of states and tokens, of all steps if chains are trained."""
         states = self._source.features(batch).final
         uniform = 2 * torch.rand(states.shape, generator=noise, device=self.device) - 1
-        # Only what the head reads is shaken, not the states that it has to predict.
+        # Only the head's inputs are shaken, not the states that it has to predict.
         shaken = states + self.recipe.noise * uniform
-        # Only states that choose a token to be learnt are compared; chains know them by number.
+        # Only states that choose a token to be learnt are compared; chains refer to them by number.
         wanted = states[choosing(batch.learnt)]
         compared = self._compared(noise)
         laws = compared.law(wanted) if self.recipe.token_weight else None

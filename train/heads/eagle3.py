@@ -2,10 +2,10 @@
 
 The head reads `fc` of three layers' inputs at its first step and its own states at every later one:
 chains of `steps` steps below each position, each seeing the text before it and its own earlier
-steps. There is no loss on states: step s adds decay^s CE(p, p'), where p is the target's law among
-the tokens that can be drafted; positions count where the target's first choice is among them. The
-draft vocabulary is the tokens most often said in the training texts. Laws may be compared among
-some of it (`law_tokens`).
+steps. There is no loss on states: step s adds decay^s CE(p, p'), where p is the target's
+distribution among the tokens that can be drafted; positions count if the target's first choice
+is among them. The draft vocabulary are the most frequent tokens of the training texts.
+Distributions may be compared among some of it (`law_tokens`).
 
 Reference and names: SafeAILab/EAGLE, eagle/traineagle3/cnets.py: `fc`, `midlayer`, `norm`,
 `lm_head`. `d2t` are offsets (target token = draft token + d2t), `t2d` marks the target's tokens
@@ -13,7 +13,7 @@ that can be drafted. The token embedding is the target's and no part of the head
 
 Layers' inputs may be of any size: a thousand in one model, a hundredth in another. Norms hide that
 from all but the sums, where a layer whose weights start small would add next to nothing to states
-of a thousand, or drown small ones. So what the layer adds is multiplied by `scale`, the size of the
+of a thousand, or drown small ones. So the layer's sums are multiplied by `scale`, the size of the
 inputs, and everything learns as it would at size one; `upstream_tensors` has the factor in the
 weights.
 """
@@ -147,10 +147,10 @@ class Eagle3Head(nn.Module):
 class Eagle3Recipe(ChainRecipe):
     """At most `draft_tokens` tokens can be drafted.
 
-    Laws are compared among `law_tokens` of them, 0 for all: three quarters are those said most
-    often, the others drawn anew at each step. `layers` are the three layers whose inputs are read,
-    None for EAGLE-3's own choice. `optimizer` trains the matrices between states; beside Muon,
-    AdamW trains the output matrix and the norms, at half of its rate.
+    Distributions are compared among `law_tokens` of them, 0 for all: three quarters are the most
+    frequent ones, the others drawn anew at each step. `layers` are the three layers whose inputs
+    are read, None for EAGLE-3's own choice. `optimizer` trains the matrices between states; beside
+    Muon, AdamW trains the output matrix and the norms, at half of its rate.
     """
 
     steps: int = 7
@@ -164,7 +164,7 @@ class Eagle3Recipe(ChainRecipe):
     paper_rate = 5e-5
 
     def __post_init__(self) -> None:
-        ChainRecipe.__post_init__(self)  # super() does not know a class with slots
+        ChainRecipe.__post_init__(self)  # super() does not work in a class with slots
         if self.draft_tokens < 1:
             raise OptionError(f"{self.draft_tokens} draft tokens: give at least 1")
         check_law_tokens(self.law_tokens)
@@ -172,8 +172,8 @@ class Eagle3Recipe(ChainRecipe):
             raise OptionError(f"{len(self.layers)} layers to read: EAGLE-3 reads {N_TAPS}")
 
     def defaults(self, shape: ModelShape) -> TrainingDefaults:
-        """Return the paper's settings for chains, by the optimizer asked for."""
-        usual = ChainRecipe.defaults(self, shape)  # super() does not know a class with slots
+        """Return the paper's settings for chains, by the chosen optimizer."""
+        usual = ChainRecipe.defaults(self, shape)  # super() does not work in a class with slots
         return replace(usual, matrix_optimizer=self.optimizer)
 
     def taps(self, shape: ModelShape) -> tuple[int, ...]:
@@ -195,7 +195,7 @@ class Eagle3Recipe(ChainRecipe):
     def activation_bytes(
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
-        """Return the bytes of chains, and of the target's logits and laws."""
+        """Return the bytes of chains, and of the target's logits and distributions."""
         drafted = min(self.law_tokens or self.draft_tokens, self.draft_tokens, shape.vocab_size)
         chains = self.chain_numbers(shape, drafted, longest, recompute=recompute)
         return 4 * tokens * (chains + drafted + 2 * shape.vocab_size)
@@ -261,7 +261,8 @@ def tap_scale(source: FeatureSource, corpus: TokenCorpus, device: torch.device) 
 class Eagle3Learner(ChainLearner):
     """Trains an EAGLE-3 head on given taps, which are of the size `scale`.
 
-    `often` are the places in the draft vocabulary whose laws are always compared, None: all.
+    `often` are the places in the draft vocabulary whose distributions are always compared, None:
+    all.
     """
 
     recipe: Eagle3Recipe
@@ -315,7 +316,7 @@ class Eagle3Learner(ChainLearner):
 
     @functools.cached_property
     def _laws(self) -> DraftLaws:
-        """The laws to learn; of the head's draft tokens, which may be an earlier head's."""
+        """The distributions to learn, of the head's draft tokens (perhaps an earlier head's)."""
         return DraftLaws(self._target, self.head.draft_tokens, self._law_tokens)
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:

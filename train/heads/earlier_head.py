@@ -1,7 +1,7 @@
 """An EAGLE head's GGUF file, read back so that a trainer learns on from it (`--from`).
 
 Quantized weights become the numbers of their codes, names become upstream's, and in EAGLE-3's files
-rows of queries and keys go back to Hugging Face's order. A head that has what ours lack (an
+rows of queries and keys go back to Hugging Face's order. A head with parts that ours lack (an
 embedding or norms of its own, scaled positions, biases) is refused: without it, it would be another
 head.
 """

@@ -1,8 +1,8 @@
 """Hydra's heads (Ankner et al. 2024) and their training on a frozen target.
 
 Head k = 1..K predicts the token at t + k + 1 from the state at t and the tokens t + 1 to t + k,
-which Medusa's heads do not see. Hydra learns the text's tokens; Hydra++ learns the target's own law
-(teacher loss), with more blocks and a decoder layer over the states in front.
+which Medusa's heads do not see. Hydra learns the text's tokens; Hydra++ learns the target's own
+distribution (teacher loss), with more blocks and a decoder layer over the states in front.
 
 Named as zankner/Hydra's `hydra_mlp`, `hydra_lm_head`, `prefix_embeding_layer`. A head reads the
 state and the embeddings of the tokens that follow it, side by side. Its first block shrinks them:
@@ -48,8 +48,8 @@ class _GroundedBlock(nn.Module):
         width = hidden * (followers + 1)
         self.linear = nn.Linear(width, hidden)
         self.res_connection = nn.Linear(width, hidden)
-        # The state passes unchanged and embeddings count 0: an untrained head gives the law
-        # that the target's output matrix makes of the state.
+        # The state passes unchanged and embeddings count 0: an untrained head gives the
+        # distribution that the target's output matrix makes of the state.
         for parameter in self.parameters():
             nn.init.zeros_(parameter)
         self.res_connection.weight.data[:, :hidden] = torch.eye(hidden)
@@ -154,7 +154,7 @@ class HydraRecipe(HeadRecipe):
 
     @classmethod
     def plus_plus(cls, heads: int = 4, dropout: float = 0.2, noise: float = 0.0) -> HydraRecipe:
-        """Return Hydra++ as its authors train it: 4 blocks, the teacher's law only."""
+        """Return Hydra++ as its authors train it: 4 blocks, the teacher's distribution only."""
         weights = {"teacher_weight": 1.0, "token_weight": 0.0}
         return cls(heads=heads, layers=4, prefix=True, dropout=dropout, noise=noise, **weights)
 
@@ -168,12 +168,12 @@ class HydraRecipe(HeadRecipe):
     ) -> int:
         """Return the bytes that one head keeps for its gradient; of Hydra++ all heads together.
 
-        Of tokens: the target's law and the logarithm of the head's own for the one loss, the latter
-        for the other. In passing the logits and two gradients.
+        Of tokens: the target's distribution and the logarithm of the head's own for the one loss,
+        the latter for the other. In passing the logits and two gradients.
         """
         together = self.heads if self.prefix else 1
         kept = 2 * (self.teacher_weight > 0) + (self.token_weight > 0)
-        # What a head reads is kept, and what goes in and out of a block; once more where dropout
+        # A head's inputs are kept, and those and the outputs of a block; once more if dropout
         # chose of it.
         copies = 2 if self.dropout else 1
         read = sum(range(self.heads + 2 - together, self.heads + 2)) * copies
@@ -256,8 +256,8 @@ class HydraLearner(HeadLearner):
         """The weighted sum of the two losses of a head."""
         loss = torch.zeros((), device=self.device)
         if self.recipe.teacher_weight:
-            # The law of token t + head + 2 is made of the state before it; the target's own, not
-            # the prefixed.
+            # The distribution of token t + head + 2 is made of the state before it; the target's
+            # own, not the prefixed.
             law = self._target.law(rows_at(states, marks, head + 1))
             loss = loss + self.recipe.teacher_weight * law_cross_entropy(logits, law)
         if self.recipe.token_weight:

@@ -25,7 +25,7 @@ def token_cross_entropy(logits: Tensor, tokens: Tensor) -> Tensor:
 
 
 def law_cross_entropy(logits: Tensor, law: Tensor) -> Tensor:
-    """Return the mean of -sum p log q, for laws p [n, vocab]."""
+    """Return the mean of -sum p log q, for distributions p [n, vocab]."""
     found: Tensor = -(law * logits.float().log_softmax(-1)).sum(-1).mean()
     return found
 
@@ -65,9 +65,10 @@ def rows_at(rows: Tensor, marks: Tensor, ahead: int = 0) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Lesson:
-    """The labels of a batch's positions: the text's tokens, or a model's own law.
+    """The labels of a batch's positions: the text's tokens, or a model's own distribution.
 
-    The law is the one that `matrices` make of `states` [B, T, h]; without states it is the tokens.
+    The distribution is the one that `matrices` make of `states` [B, T, h]; without states it is the
+    tokens.
     """
 
     batch: TokenBatch
@@ -78,19 +79,20 @@ class Lesson:
         """Return the mean loss of `logits` [P, vocab] at marks t for tokens at t + 1 + ahead."""
         if self.states is None or self.matrices is None:
             return token_cross_entropy(logits, rows_at(self.batch.ids, marks, 1 + ahead))
-        # A token's law is made of the state one before it: `ahead` here, 1 + `ahead` above.
+        # A token's distribution is made of the state one before it: `ahead` here, 1 + `ahead`
+        # above.
         return divergence_from_law(logits, self.matrices.law(rows_at(self.states, marks, ahead)))
 
 
 @dataclass(frozen=True, slots=True)
 class FormerModel:
-    """A model as it was before its training: its states, and the matrices that make its laws."""
+    """A model as it was before its training: its states, and the matrices of its distributions."""
 
     source: FeatureSource
     matrices: TargetMatrices
 
     def lesson(self, batch: TokenBatch) -> Lesson:
-        """Return the laws that the model had along a batch."""
+        """Return the distributions that the model had along a batch."""
         return Lesson(batch, self.source.features(batch).final, self.matrices)
 
 
@@ -128,7 +130,7 @@ class HeadLearner(Learner):
     def go_on_from(self, head: EarlierHead) -> None:
         """Begin as this head; its draft tokens become the learner's.
 
-        Raises PairError where its sizes are not the target's.
+        Raises PairError if its sizes are not the target's.
         """
         raise NotImplementedError  # recipes of such heads raise before a run begins
 
@@ -162,7 +164,7 @@ class HeadLearner(Learner):
 class Agreement:
     """Counts agreement with the target's own first choice, for drafts of up to `depth` tokens.
 
-    Each call to `add` brings the chains of one batch: what the target chooses at every depth, and
+    Each call to `add` brings the chains of one batch: the target's choice at every depth, and
     how a draft ranks it.
     """
 

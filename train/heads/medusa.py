@@ -2,8 +2,8 @@
 
 From the final state at position t, head k = 1..K predicts the token at t + k + 1. The loss is sum_k
 lambda^k CE_k (equation 1, lambda = 0.8): the cross-entropy with the text's tokens, or, for heads
-that learn from the model's own law on answers it wrote itself (section 2.3), the divergence from
-the law the target has there.
+that learn from the model's own distribution on answers it wrote itself (section 2.3), the
+divergence from the distribution the target has there.
 
 Named as FasterDecoding/Medusa's medusa_lm_head: head i is `[ResBlock] * layers + [Linear]`, with
 keys `{i}.{j}.linear.weight`, `{i}.{j}.linear.bias`, `{i}.{layers}.weight`.
@@ -81,8 +81,8 @@ class MedusaRecipe(HeadRecipe):
     """`heads` heads of `layers` residual blocks; the loss of head k weighs `decay` ** k.
 
     `own_output` gives each head an output matrix of its own, as upstream's have; without, heads are
-    small and use the target's, which only specrun runs. `from_law` learns from the target's law
-    instead of the text's tokens.
+    small and use the target's, which only specrun runs. `from_law` learns from the target's
+    distribution instead of the text's tokens.
     """
 
     heads: int = 5
@@ -177,9 +177,9 @@ class MedusaLearner(HeadLearner):
 # The heads are trained together with their model. The loss is L_LM + lambda_0 sum_k lambda^k L_k
 # (equation 2): the model goes on learning its own next token while it learns to be read by heads.
 # Heads are large and new, so they learn alone first (the model's rate is 0 while they warm up) and
-# then faster than the model, at rates of their own. With `from_law` nothing is learnt but the laws
-# of the model before: L_LM becomes KL(p_before || p_now), and heads learn the law before too
-# (self-distillation, section 2.3).
+# then faster than the model, at rates of their own. With `from_law` nothing is learnt but the
+# distributions of the model before: L_LM becomes KL(p_before || p_now), and heads learn the
+# distribution before too (self-distillation, section 2.3).
 #
 # The model changes, so verification keeps the tokens of the new one. The folder of a run is a whole
 # model again, with `medusa_head.*` among its tensors.
@@ -219,7 +219,7 @@ class Medusa2Recipe(ModelRecipe):
 
     @property
     def learns_earlier_law(self) -> bool:
-        """Whether the law that the model had before is learnt."""
+        """Whether the distribution that the model had before is learnt."""
         return self.heads.from_law
 
     def learner(
@@ -229,7 +229,7 @@ class Medusa2Recipe(ModelRecipe):
         return Medusa2Learner(self, shape, model, steps, former)
 
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
-        """Return the memory: 16 bytes for a trained number, and what a step keeps."""
+        """Return the memory: 16 bytes for a trained number, and the numbers kept by a step."""
         vocab_size, n_heads = shape.vocab_size, self.heads.heads
         head = shape.hidden * (vocab_size + self.heads.layers * (shape.hidden + 1))
         tokens = corpus.widest(run.tokens_per_batch)
@@ -261,7 +261,7 @@ class Medusa2Recipe(ModelRecipe):
 
 
 class Medusa2Learner(Learner):
-    """A model and its heads, which learn the `former` model's laws, or without it the texts."""
+    """A model and its heads, which learn the `former` model's distributions, or else the texts."""
 
     def __init__(
         self,
@@ -307,7 +307,7 @@ class Medusa2Learner(Learner):
             return
         # The state at t predicts the token at t + 1.
         marks = batch.learnt[:, 1:]
-        # The token right after t, so `ahead` is 0: L_LM, or the KL from the law before.
+        # The token right after t, so `ahead` is 0: L_LM, or the KL from the distribution before.
         own = lesson.loss(self._model.logits(rows_at(states, marks)), marks, 0)
         yield LossPart("model and heads", own + weighed, own.item())
 

@@ -53,12 +53,12 @@ from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
 class HeadRun(TrainingRun):
     """A run that trains heads for a `target`, a Hugging Face folder or a GGUF file.
 
-    With `teacher`, a folder's GGUF file, states and laws are llama.cpp's. `cache` says whether
-    the target's states are kept on disk, in `features` or, if that is None, in the run's own
-    folder until it ends. `own_answers` lets the target answer prompts itself: those of the data,
-    of a file of `prompts`, or where there is neither, `n_prompts` of the built-in ones; and those
-    that it writes itself in `n_own_prompts` tries. `earlier` is the GGUF file of a head that is
-    learnt on from.
+    With `teacher`, a folder's GGUF file, states and distributions are llama.cpp's. With `cache` the
+    target's states are kept on disk, in `features` or, if that is None, in the run's
+    own folder until it ends. `own_answers` lets the target answer prompts itself: those of the
+    data, of a file of `prompts`, or if there is neither, `n_prompts` of the built-in ones; and
+    those that it writes itself in `n_own_prompts` tries. `earlier` is the GGUF file of a head that
+    is learnt on from.
     """
 
     teacher: Path | None = None
@@ -71,7 +71,7 @@ class HeadRun(TrainingRun):
     earlier: Path | None = None
 
     def __post_init__(self) -> None:
-        TrainingRun.__post_init__(self)  # super() does not know a class with slots
+        TrainingRun.__post_init__(self)  # super() does not work in a class with slots
         if self.prompts is not None and self.data:
             raise OptionError("both data and a file of prompts are given: leave one of them out")
         if self.own_answers is None and not self.data:
@@ -84,7 +84,7 @@ class HeadRun(TrainingRun):
 
     @property
     def source(self) -> Path:
-        """The weights that states and laws come from: the teacher's or the target's."""
+        """The weights that states and distributions come from: the teacher's or the target's."""
         return self.teacher or self.target
 
     def require_folder(self, why: str) -> None:
@@ -163,7 +163,8 @@ class HeadRecipe(TargetRecipe):
         """Return roughly the bytes that a step of `tokens` tokens keeps for its gradients.
 
         Sequences have at most `longest` tokens; `recompute` as of Learner. By default: logits,
-        their softmax, the target's law and two gradients for every token, and a layer's states.
+        their softmax, the target's distribution and two gradients for every token, and a layer's
+        states.
         """
         return 4 * tokens * (5 * shape.vocab_size + shape.layer_numbers)
 
@@ -189,13 +190,13 @@ class ModelRecipe(TargetRecipe):
     @property
     @abstractmethod
     def learns_earlier_law(self) -> bool:
-        """Whether the law that the model had before is learnt."""
+        """Whether the distribution that the model had before is learnt."""
 
     @abstractmethod
     def learner(
         self, shape: ModelShape, model: HFModel, steps: int, former: FormerModel | None
     ) -> Learner:
-        """Return the learner for so many steps; with `former`, that model's laws are learnt."""
+        """Return the learner for so many steps; it learns the distributions of `former`, if any."""
 
     @abstractmethod
     def need(self, run: HeadRun, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
@@ -456,7 +457,8 @@ class ModelTraining(TargetTraining):
         self._model, former = model, None
         if self.recipe.learns_earlier_law:
             self.source = self.states.filled(corpus, ModelFeatures(model), self.device)
-            # A copy of the output matrix as it was; the embedding makes no laws and is never read.
+            # A copy of the output matrix as it was; the embedding makes no distributions and is
+            # never read.
             matrices = dataclasses.replace(model.matrices, output=model.output.detach().clone())
             former = FormerModel(self.source, matrices)
         torch.manual_seed(self.run.seed)
@@ -539,7 +541,7 @@ def _data_text(run: HeadRun) -> str:
     else:
         given = run.prompts.name if run.prompts else f"{run.n_prompts:,} of specrun's own prompts"
     if run.n_own_prompts:
-        given += f", and what the target asked in {run.n_own_prompts:,} tries of its own"
+        given += f", and prompts that the target wrote in {run.n_own_prompts:,} tries"
     return given if run.own_answers is None else f"{given}, answered by the target"
 
 
@@ -571,7 +573,7 @@ def head_card(
     training = training_lines(report, losses, shown)
     if run.source.is_file():
         name = run.source.name
-        states = f"Hidden states and laws are those of {name}, computed by {computed_by}."
+        states = f"Hidden states and distributions are those of {name}, computed by {computed_by}."
         training.insert(1, states)
     texts = "held-out texts"
     if corpus.measured_on_training:
@@ -591,7 +593,7 @@ def head_card(
                 "sequences held out. The licences of the data and of the target apply."
             ],
             "Training": training,
-            "What it can do": [
+            "Accuracy": [
                 f"Agreement with the target's own first choice, on {texts}; `tokens a round` "
                 "counts those of a drafted chain and the target's own.",
                 "",

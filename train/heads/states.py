@@ -34,8 +34,8 @@ CACHED = "cached states"
 class RunStates:
     """The choice of a run between computing states of width `hidden` and keeping them in `place`.
 
-    `policy` and a `named` folder are the user's choice. `from_file` says whether llama.cpp computes
-    the states, `before` whether an interrupted run kept them; None: nothing is resumed.
+    `policy` and a `named` folder are the user's choice. `from_file`: llama.cpp computes the states,
+    `before`: an interrupted run kept them; None: nothing is resumed.
     """
 
     place: CachePlace

@@ -1,4 +1,4 @@
-"""A drafter that learns the target's laws where its drafts were rejected (Liu et al. 2023)."""
+"""A drafter that learns the target's distributions at its rejected drafts (Liu et al. 2023)."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from specrun.train.trainer.model_folder import model_card, table_lines, training
 from specrun.train.trainer.run import Training, TrainingReport, TrainingRun
 from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
 
-# == Laws over kept tokens =========================================================================
+# == Distributions over kept tokens ================================================================
 #
-# Of a law only the most likely tokens are known by name, and the mass of all others together. So
-# both laws are compared as laws over these K + 1 outcomes, by the divergences of distillation: none
-# of them is larger there than between the whole laws.
+# Of a distribution only the most likely tokens are known by name, and the mass of all others
+# together. So both distributions are compared as distributions over these K + 1 outcomes, by the
+# divergences of distillation: none of them is larger there than between the whole distributions.
 
 
 _NOTHING = -30.0  # the log-probability of a token that the drafter lacks
 _PAPER_RATE, _PAPER_WIDTH = 3e-5, 4096
-_ROWS_PER_PLACE = 6  # of whole laws: logits, logarithms, the others' mass, and gradients
+_ROWS_PER_PLACE = 6  # of whole distributions: logits, logarithms, the others' mass, and gradients
 _HELD_OUT = 10  # one text in so many is measured on
 
 
@@ -65,7 +65,7 @@ def usual_rate(config: Mapping[str, Any]) -> float:
 def coarse_log_probs(log_probs: Tensor, ids: Tensor) -> Tensor:
     """Return log-probabilities [n, K + 1] of the tokens `ids` [n, K] and of all others together.
 
-    `log_probs` [n, V] are whole laws. If K is V there are no others: [n, K].
+    `log_probs` [n, V] are whole distributions. If K is V there are no others: [n, K].
     """
     missing = int(ids.max()) + 1 - log_probs.shape[-1] if ids.numel() else 0
     if missing > 0:  # of vocabularies rounded up to different sizes
@@ -80,7 +80,7 @@ def coarse_log_probs(log_probs: Tensor, ids: Tensor) -> Tensor:
 def online_corpus(
     answers: Sequence[RejectedAnswer], *, max_length: int
 ) -> tuple[TokenCorpus, list[AnswerPlaces]]:
-    """Return the buffer's texts to learn from, and their places and laws, by the texts' numbers.
+    """Return the buffer's texts to learn from, with their places and distributions, by number.
 
     Of a text longer than `max_length` the end is read. One text in ten, chosen by a hash of it, is
     measured on and never learnt, in this update or a later one. Raises OptionError for a buffer
@@ -140,13 +140,13 @@ class OnlineLearner(Learner):
         self.draft, self._places, self._divergence = draft, places, divergence
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
-        """Yield the mean divergence of the drafter's laws from the kept ones."""
+        """Yield the mean divergence of the drafter's distributions from the kept ones."""
         target, draft, _ = self._laws(batch)
         mean = DIVERGENCES[self._divergence](target, draft).mean()
         yield LossPart(self._divergence, mean, float(mean.detach()))
 
     def _laws(self, batch: TokenBatch) -> tuple[Tensor, Tensor, list[int]]:
-        """Return the kept laws and the drafter's [n, K + 1], and how many places each text has."""
+        """Return kept and drafter's distributions [n, K + 1], and each text's number of places."""
         hidden, _ = self.draft.hidden_states(batch.ids)
         chosen = [self._places[number] for number in batch.numbers]
         counts = [len(places.positions) for places in chosen]
@@ -214,7 +214,7 @@ def write_drafter(draft: HFModel, source: Path, output: Path) -> int:
 # == A run from files to files =====================================================================
 #
 # The learning of `specrun chat --learn` between answers, as a training run: with a checkpoint,
-# curves, and as many steps as wanted. The target is not needed: the buffer has its laws.
+# curves, and as many steps as wanted. The target is not needed: the buffer has its distributions.
 
 
 GGUF_NAME, WEIGHTS_NAME = "drafter.gguf", "model.safetensors"
@@ -294,7 +294,7 @@ class OnlineTraining(Training[OnlineReport]):
         return TrainingDefaults(rate, betas=(0.9, 0.95), clip_norm=1.0)
 
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
-        """Return the facts that a resumed run must share: loss, texts, laws and drafter."""
+        """Return the facts that a resumed run must share: loss, texts, distributions, drafter."""
         return {
             "kind": "online drafter",
             "divergence": self.recipe.divergence,
@@ -380,7 +380,7 @@ def _card(recipe: OnlineRecipe, run: TrainingRun, report: OnlineReport, key: Buf
     fell = f"{recipe.divergence} {losses[0]:.4f} at first, {losses[-1]:.4f} at last."
     rates = f"{report.before.rate:.4f} | {report.after.rate:.4f}"
     return model_card(
-        f"{draft}, which learnt from what {key.name} rejected",
+        f"{draft}, which learnt from the drafts that {key.name} rejected",
         tags="draft-model, online-speculative-decoding",
         base_model=draft,
         made="Made by `specrun train drafter --online` (online speculative decoding, Liu et al. "

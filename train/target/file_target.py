@@ -81,15 +81,15 @@ def check_teacher(path: Path, tokenizer: TargetTokenizer, shape: ModelShape) -> 
 
 
 def check_logits(path: Path, header: GGUFHeader) -> None:
-    """Raise UnsupportedModelError if a header says that logits are more than their matrix."""
+    """Raise UnsupportedModelError if by a header logits are more than their matrix."""
     scale = header.metadata.get(f"{header.architecture}.logit_scale", 1.0)
     changed = f"multiplies or divides its logits by {scale}" if scale != 1.0 else None
     if any(tensor.name == _OUTPUT_BIAS for tensor in header.tensors):
         changed = f"adds {_OUTPUT_BIAS} to its logits"
     if changed is not None:
         raise UnsupportedModelError(
-            f"{path} is a {header.architecture} model that {changed}, which training does not "
-            "know how to do: use a target of another family"
+            f"{path} is a {header.architecture} model that {changed}, which training cannot "
+            "do: use a target of another family"
         )
 
 
@@ -124,8 +124,8 @@ class LogitProbe:
     def check(self, matrices: TargetMatrices, path: Path) -> None:
         """Raise UnsupportedModelError unless the matrices make these logits of these states.
 
-        Everything that heads learn rests on that. llama.cpp rounds what it multiplies with
-        quantized weights, by about one in a hundred.
+        Everything that heads learn rests on that. llama.cpp rounds the inputs of quantized weights,
+        by about one in a hundred.
         """
         ours = matrices.logits(self.states.to(matrices.output.device)).cpu()
         if ours.shape == self.logits.shape:
@@ -142,7 +142,7 @@ class LogitProbe:
 class TeacherFeatures:
     """States of single sequences, as llama.cpp computes them. Owns native memory: close it.
 
-    Raises UnsupportedModelError if `taps` are asked of an architecture that does not hand out
+    Raises UnsupportedModelError if `taps` are requested of an architecture that does not hand out
     its layers' inputs.
     """
 

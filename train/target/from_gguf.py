@@ -1,7 +1,7 @@
 """A GGUF file of a Llama, read back as a Hugging Face folder: weights to train against.
 
-Quantized weights become the float32 numbers of their codes, so the folder computes what the file
-computes, not what the original did: heads and drafters trained with it fit the file that will be
+Quantized weights become the float32 numbers of their codes, so the folder computes the same as the
+file, not as the original: heads and drafters trained with it fit the file that will be
 run.
 """
 

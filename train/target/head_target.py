@@ -1,6 +1,6 @@
 """The target that heads learn from: its tokens, matrices, hidden states and answers.
 
-Two kinds: a Hugging Face folder, which torch computes, and a GGUF file, which llama.cpp does; where
+Two kinds: a Hugging Face folder, which torch computes, and a GGUF file, which llama.cpp does; if
 torch is faster, on a GPU or a CPU with AVX-512, and has the memory, it computes the file of a
 Llama, too. Trainings do not depend on which of them it is.
 """
@@ -259,10 +259,10 @@ def open_head_target(
 ) -> HeadTarget:
     """Return a folder or a GGUF file as a target; `teacher` is a folder's GGUF file.
 
-    Torch computes a folder, and a Llama's file where it is faster on `device` than llama.cpp and
+    Torch computes a folder, and a Llama's file if it is faster on `device` than llama.cpp and
     twice the file's numbers fit there. Reads no weights. Raises OptionError, FileMissingError,
-    MalformedFileError, PairError for a teacher of another model, UnsupportedModelError for what no
-    head can be made for.
+    MalformedFileError, PairError for a teacher of another model, UnsupportedModelError for a model
+    that can have no head.
     """
     if is_file_target(target):
         if teacher is not None:

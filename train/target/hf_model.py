@@ -65,7 +65,7 @@ class TargetMatrices:
         return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
 
     def law(self, states: Tensor) -> Tensor:
-        """Return the law [..., vocab] after final states, at temperature 1."""
+        """Return the distribution [..., vocab] after final states, at temperature 1."""
         return self.logits(states).softmax(-1)
 
 
@@ -105,7 +105,7 @@ class HFModel:
     ) -> tuple[Tensor, Tensor | None]:
         """Return the final normed states [B, T, h] and the inputs of `taps` [B, T, len(taps) h].
 
-        Sequences are padded on the right, which causal attention never sees. Tap L is what enters
+        Sequences are padded on the right, which causal attention never sees. Tap L is the input of
         layer L, counted from 0, as EAGLE-3's reference and llama.cpp number them.
         """
         model, tapping = self.model.base_model, bool(taps)
@@ -123,7 +123,7 @@ def load_hf_model(
 ) -> HFModel:
     """Return the model of a folder, frozen.
 
-    Raises ModelError if transformers cannot read it, and where its logits are not its output
+    Raises ModelError if transformers cannot read it, and if its logits are not its output
     matrix (and a soft cap) times its final states; OutOfMemoryError.
     """
     config = read_config(folder)
@@ -171,7 +171,7 @@ def _check_logits(found: HFModel, folder: Path) -> None:
     """Raise ModelError unless `HFModel.logits` makes the model's own logits of its final states.
 
     Everything that is learnt rests on that, and some families scale their logits (Granite, Cohere),
-    scale what they are made of (MiniCPM), or have a bias (Phi-2).
+    scale the states below them (MiniCPM), or have a bias (Phi-2).
     """
     vocab_size = found.output.shape[0]
     ids = torch.linspace(0, vocab_size - 1, _PROBE_TOKENS).long().to(found.device)[None]
@@ -191,14 +191,14 @@ def _check_logits(found: HFModel, folder: Path) -> None:
     finite = own[own.isfinite()].abs()
     if not finite.numel():  # nothing to compare; the first loss shows it
         return
-    # The same product of the same states: what is done afterwards, in the precision of the weights,
+    # The same product of the same states: later steps, in the precision of the weights,
     # may differ.
     rounding, summing = 4 * torch.finfo(found.output.dtype).eps, _SUMMING * float(finite.max())
     near = {"rtol": rounding, "atol": summing}
     if own.shape != ours.shape or not own.isclose(ours, equal_nan=True, **near).all():
         raise ModelError(
             f"{_kind(found, folder)} changes its logits after its output matrix (by a factor or "
-            "a bias), which training does not know how to do: use a target of another family"
+            "a bias), which training cannot do: use a target of another family"
         )
 
 

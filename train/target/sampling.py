@@ -21,7 +21,7 @@ from specrun.train.trainer.memory import free_memory
 # == Sampling ======================================================================================
 
 
-_FEW = 1024  # tokens: they are nine tenths of nearly every law
+_FEW = 1024  # tokens: they are nine tenths of nearly every distribution
 _WORTH_DROPPING = 1 / 8  # of the rows: fewer that have ended are cheaper computed than moved away
 
 
@@ -39,13 +39,14 @@ def answers_as_they_end(
     """Yield answers drawn token by token from softmax(logits / temperature); 0: the likeliest.
 
     Each comes with the number of its prompt. `uniforms` [n_prompts, n_longest] in [0, 1) are the
-    noise: token j of answer i is the one at `uniforms[i, j]` of the cumulative law, so an answer
-    depends on its prompt and its row alone, not on the others of its batch. An answer ends with a
-    token of `end_ids`, which it keeps, or after n_longest tokens. With `top_p` below 1 the law is
-    cut to the likeliest tokens that make up so much of it (Holtzman et al. 2020), and the number is
-    one of that law, the likeliest first. `vocab_size` bars the tokens from there on (rows of the
-    embeddings that stand for no token, and tokens that another model lacks). `states` notes what is
-    computed of all tokens; those of an answer's last one come after it was yielded.
+    noise: token j of answer i is the one at `uniforms[i, j]` of the cumulative distribution, so an
+    answer depends on its prompt and its row alone, not on the others of its batch. An answer ends
+    with a token of `end_ids`, which it keeps, or after n_longest tokens. With `top_p` below 1 the
+    distribution is cut to the likeliest tokens that make up so much of it (Holtzman et al. 2020),
+    and the number is one of that distribution, the likeliest first. `vocab_size` bars the tokens
+    from there on (rows of the embeddings that stand for no token, and tokens that another model
+    lacks). `states` takes the states of all tokens; those of an answer's last one come after
+    it was yielded.
     """
     was_training = model.module.training
     model.module.eval()
@@ -164,7 +165,7 @@ class _Batch:
 
 
 def _tokens_at(logits: Tensor, uniforms: Tensor, temperature: float, top_p: float) -> Tensor:
-    """Return the token [rows] at each row's uniform number of the cumulative law [rows, vocab]."""
+    """Return the token [rows] at each row's uniform number of cumulative masses [rows, vocab]."""
     if temperature == 0.0:
         return logits.argmax(-1)
     # In float64: rounding of a float32 sum over a whole vocabulary would move its boundaries.
@@ -178,9 +179,10 @@ def _tokens_at(logits: Tensor, uniforms: Tensor, temperature: float, top_p: floa
 
 
 def _likeliest(law: Tensor, mass: float) -> tuple[Tensor, Tensor]:
-    """Return tokens of laws [rows, vocab] by falling probability, at least those making up `mass`.
+    """Return tokens of distributions [rows, vocab] by falling probability, up to a sum of `mass`.
 
-    Sorting a whole vocabulary is most of a draw's time, and a few tokens are nearly all of a law.
+    Sorting a whole vocabulary is most of a draw's time, and a few tokens are nearly all of a
+    distribution.
     """
     few = law.topk(min(_FEW, law.shape[-1]), -1)
     if bool((few.values.sum(-1) >= mass).all()):
@@ -197,8 +199,8 @@ def _places(cumulative: Tensor, uniforms: Tensor) -> Tensor:
 
 # == Answers of a target that torch computes =======================================================
 #
-# A GPU takes much the same time for a token of one answer and of a thousand, so that what heads
-# learn from, millions of tokens, comes a hundred times as fast as from llama.cpp, which answers a
+# A GPU takes much the same time for a token of one answer and of a thousand, so that the texts of
+# heads, millions of tokens, come a hundred times as fast as from llama.cpp, which answers a
 # few conversations at once. A CPU with AVX-512 gains a factor of two, by torch's products of
 # matrices (docs/measurements.md has figures).
 
@@ -207,7 +209,7 @@ logger = logging.getLogger(__name__)
 
 Numbered = Sequence[tuple[int, Question]]
 _SHARE = 0.5  # of the free memory: caches that grow or move take as much again for a while
-_LAW_BYTES = 64  # of a row, for each token of the vocabulary: laws in float64, sorted, added up
+_LAW_BYTES = 64  # of a row, for each token: distributions in float64, sorted, added up
 # More keep neither busier, and an interrupt loses the answers that a batch has begun.
 _MOST_ROWS = {"cpu": 128}
 _MOST_ROWS_OF_A_GPU = 8192
@@ -217,7 +219,7 @@ class TorchAnswerer:
     """Answers by a model in torch.
 
     An answer depends on its question, the seed and its number; half precision rounds rows of other
-    batches otherwise, so that now and then a token differs where two were nearly as likely. The
+    batches otherwise, so that now and then a token differs if two were nearly as likely. The
     states of prompts and answers stay in `kept`, if there is one, batch by batch.
     """
 
@@ -236,7 +238,7 @@ class TorchAnswerer:
     ) -> Generator[tuple[int, Said]]:
         """Yield the answers batch by batch, and of a batch as they end.
 
-        `settings` say how tokens are drawn; drafts and how many conversations there are at once
+        tokens are drawn by `settings`; drafts and how many conversations there are at once
         mean nothing here. Raises OutOfMemoryError if there is none for a single answer.
         """
         most = _MOST_ROWS.get(self._model.device.type, _MOST_ROWS_OF_A_GPU)
@@ -281,7 +283,7 @@ class TorchAnswerer:
         return len(waiting)
 
     def _batch(self, batch: Numbered, settings: AskingSettings) -> Iterator[tuple[int, Said]]:
-        """Yield the answers to questions that are asked at once, as they end."""
+        """Yield the answers to questions that are answered at once, as they end."""
         params, longest = settings.params, max(question.room for _, question in batch)
         if params.temperature:
             # By the prompt's length too: prompts of its own and answers are drawn with other noise.

@@ -115,8 +115,8 @@ class AnswerStates:
 # folder of caches holds one folder for each manifest, named by its hash, so that heads which read
 # other states leave one another's alone. In it are `manifest.json` and `features-HASH.safetensors`,
 # each chunk written whole or not at all, so that an interrupted computation goes on where it was. A
-# chunk names its texts by the hash of their tokens: what one corpus has left, another reads. A
-# chunk that float16 cannot hold is kept in float32.
+# chunk names its texts by the hash of their tokens: states that one corpus has left, another reads.
+# A chunk that float16 cannot hold is kept in float32.
 
 
 _FORMAT = 3
@@ -182,7 +182,7 @@ def opened_cache(place: CachePlace) -> FeatureCache:
     """Return the cache in `place`, made if there is none; other states beside it stay.
 
     Raises SpecrunError if the folder cannot be made, or holds states that its manifest does not
-    tell of.
+    list.
     """
     folder = place.folder
     try:
@@ -264,7 +264,7 @@ class FeatureCache:
             try:
                 texts = [(text_in(key), count_in(n)) for key, n in json.loads(metadata["texts"])]
             except DAMAGE as error:
-                problem = f"{path} does not say which texts it has: remove the cache"
+                problem = f"{path} does not name its texts: remove the cache"
                 raise SpecrunError(problem) from error
             self._add(path, texts)
         self.close()
@@ -291,7 +291,7 @@ class FeatureCache:
         # By its contents: another process that fills the same folder writes other names.
         name = hashlib.sha256(json.dumps(lengths).encode()).hexdigest()[:_NAME_LENGTH]
         path = self.folder / f"features-{name}.safetensors"
-        # torch.cat widens all to float32 where one text's states are too large for float16.
+        # torch.cat widens all to float32 if one text's states are too large for float16.
         tensors = {part: torch.cat(states) for part, states in parts.items()}
         write_weights(path, tensors, texts=json.dumps(lengths))
         self._add(path, lengths)

@@ -63,7 +63,7 @@ class Learner(ABC):
         return sum(each.numel() for each in self.module.parameters() if each.requires_grad)
 
     has_dropout: ClassVar[bool] = False
-    """Whether the module has dropout, and decides what that draws from torch's own source. All
+    """Whether the module has dropout, and sets its draws from torch's own source. All
     others stay in evaluation mode: the dropout of a model would not resume exactly."""
 
     def learning(self, on: bool) -> None:
@@ -80,9 +80,9 @@ class Learner(ABC):
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the summands of the loss.
 
-        The gradient of each is taken before the next is asked for, so that logits of several heads
-        need not be in memory together: parts must not share what only one of them computed. All
-        randomness comes from `noise`, which depends on seed and step alone.
+        The gradient of each is taken before the next is requested, so that logits of several heads
+        need not be in memory together: parts must not share numbers that only one of them computed.
+        All randomness comes from `noise`, which depends on seed and step alone.
         """
 
     @abstractmethod

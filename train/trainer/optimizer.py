@@ -179,7 +179,7 @@ class OptimizerStep:
         parts = self._learner.losses(batch, noise, step)
         while True:
             # The generator computes the loss within `next`; gradients are taken outside of
-            # autocast, as torch wants it.
+            # autocast, as torch requires it.
             with torch.autocast(device.type, precision, enabled=precision != torch.float32):
                 part = next(parts, None)
             if part is None:

@@ -101,8 +101,8 @@ def usable_precision(wanted: str, device: torch.device, earlier: str | None = No
     """Return the precision of products: "auto" is bfloat16 if it works and is faster.
 
     A resumed run goes on in its `earlier` one if it is left the choice: a second trial on a busy
-    machine may fall differently, and the losses would part. Raises OptionError if bfloat16 is asked
-    for, or was computed in before, and fails on this machine.
+    machine may fall differently, and the losses would part. Raises OptionError if bfloat16 is
+    requested, or was computed in before, and fails on this machine.
     """
     if wanted == "auto" and earlier in PRECISIONS:
         wanted = earlier

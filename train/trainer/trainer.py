@@ -165,7 +165,7 @@ def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path
         before, now = stored.get(name), wanted.get(name)
         if before != now:
             raise OptionError(
-                f"{path} was made with {name.replace('_', ' ')} {before} and --resume asks for "
+                f"{path} was made with {name.replace('_', ' ')} {before}, and --resume needs "
                 f"{now}: give the same, or begin anew in another folder"
             )
 
@@ -212,10 +212,10 @@ def train_learner(
     """Train `learner` in place on `texts` for `settings.steps` steps.
 
     With a `state_path` the state is saved there every `save_seconds`, on Ctrl-C and at the end;
-    `resume` continues from it. `identity` names what else must be the same then (data, target, kind
-    of head), in plain values. Raises SpecrunError if the loss or a gradient is not a number: the
-    last checkpoint is kept; and OutOfMemoryError where a step or a measure finds no memory: the
-    steps before it are saved.
+    `resume` continues from it. `identity` holds the other facts that must be the same then (data,
+    target, kind of head), in plain values. Raises SpecrunError if the loss or a gradient is not a
+    number: the last checkpoint is kept; and OutOfMemoryError if a step or a measure finds no
+    memory: the steps before it are saved.
     """
     whole = {**settings.identity, **(identity or {})}
     run = _Run(learner, texts, settings, state_path, whole, report)

@@ -20,7 +20,7 @@ CONTENT_TYPES = {
     ".svg": "image/svg+xml",
 }
 
-# Models may say anything, and what they say is shown: no script but the page's own ever runs, and
+# Models may write anything, and it is shown: no script but the page's own ever runs, and
 # nothing can be sent elsewhere.
 _POLICY = "; ".join(
     (
@@ -49,7 +49,7 @@ HEADERS = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file of the page: its bytes, its type, and the tag by which a browser knows its copy."""
+    """A file of the page: its bytes, its type, and the tag by which a browser checks its copy."""
 
     body: bytes
     content_type: str
@@ -76,7 +76,7 @@ def read_page() -> dict[str, PageFile]:
 
 
 def page_routes() -> list[BaseRoute]:
-    """Return the routes of the page: `/`, and what it loads."""
+    """Return the routes of the page: `/`, and its files."""
     # Read once: names of requests are looked up here and never become paths.
     return [
         Route("/" if name == "index.html" else PREFIX + name, page.reply)

@@ -27,39 +27,38 @@ from specrun.runtime.round.drafter import NOTHING, Drafter, DraftRequest, Pause,
 from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.tree import DraftTree
 
-# == A multi-armed bandit over rounds: the fastest arm, and what may be lost to find it ============
+# == A multi-armed bandit over rounds: the fastest arm, and the bounded loss of finding it =========
 #
 # An arm is a drafter, its reward tokens per second. The arm of the best measured rate is used.
 # Others are probed while they may be better: their rate plus its uncertainty exceeds the best rate
 # (optimism in the face of uncertainty: UCB, Auer et al. 2002), or as long as `SPACING` plain tokens
 # take has passed, so that a drafter that becomes good is noticed.
 #
-# **What is guaranteed.** Time is counted in rounds of plain decoding, which are what is measured
-# first. An account holds what all drafting rounds took beyond plain rounds for the same tokens. A
-# round drafts only if the worst that it may cost (its draft, and the wider evaluation of which
-# nothing is accepted) fits what is left of the account (`planning.account`), or if
-# the arm's own rounds were faster than plain ones; then it can lose again what it had gained. So n
-# tokens take at most
+# **Guarantee.** Time is counted in rounds of plain decoding, which are measured first. An
+# account holds the time of all drafting rounds beyond plain rounds for the same tokens. A round
+# drafts only if the worst that it may cost (its draft, and the wider evaluation of which nothing is
+# accepted) fits the rest of the account (`planning.account`), or if the arm's own rounds were
+# faster than plain ones; then it can lose its gain again. So n tokens take at most
 #
 #     n (1 + 2 SHARE) + START  rounds of plain decoding
 #
-# whatever is accepted, if rounds cost what they are expected to: what drafts of that length were
-# measured to cost, and before that what the sizes of the models and the target's cost curve say. A
+# whatever is accepted, if rounds take the expected time: the measured time of drafts of that
+# length, and before that an estimate from the models' sizes and the target's cost curve. A
 # probe that costs more, because they are wrong, is lost once and stands in the account. Two things
 # are outside of it. To read a prompt that only the target has read yet, drafters may take `READING`
-# of the time that it took the target, and an arm that was measured faster what it wins back within
-# `PAYBACK` tokens. And rounds that take several times as long as usual were disturbed by something
-# else.
+# of the time that it took the target, and an arm that was measured faster as much as it wins back
+# within `PAYBACK` tokens. And rounds that take several times as long as usual were disturbed by
+# something else.
 #
-# Choosing takes time, too, in rounds of plain decoding as well: what it takes there is booked as
-# well, and drafting rounds are compared with plain rounds as they are.
+# Choosing takes time, too, in rounds of plain decoding as well: this time is booked as well, and
+# drafting rounds are compared with plain rounds as they are.
 #
 # An arm that is new, or was found slower than plain decoding, drafts few tokens at first, as many
 # as stake `STAKE` of a plain round (or one), and twice as many each time half of a draft is
 # accepted. Its reading of the text is part of a probe: one that reads slower than a share allows,
 # about a seventh of the target's size on a CPU, cannot come back into a long text.
 #
-# An arm that reads the text alone may promise a speed-up of a single round. Where it is more than
+# An arm that reads the text alone may forecast a speed-up of a single round. If it is more than
 # the arm in use yields, and anything may be lost, that round is given to it (`promising`), and its
 # draft is not limited: such a draft alone need not fit the account, and is booked like any other.
 
@@ -72,10 +71,10 @@ _WELL_KNOWN, _TIED_ROUNDS = 16.0, 256
 _MAX_PATIENCE, _WAIT = 8, 16  # after 1, 2, 3 vain probes an arm waits for 16, 48, 112 tokens
 _FIRST_ROUNDS = 2  # of plain decoding, before others are looked at
 _PROBE_ROUNDS, _SHORT_PROBE = 4, 2  # short: of an arm whose drafts are limited
-_FAST = 1.5  # a promised speed-up for which a round of plain decoding is given up
+_FAST = 1.5  # a forecast speed-up for which a round of plain decoding is given up
 _TIE = 0.03  # rates that differ by less than this share are alike: the simpler arm is taken
-_SAVING = 512  # tokens in which what a probe may lose is saved up, if it can be at all
-_SPARE = 0.1  # of all that may be lost: what a probe may take while others are being saved for
+_SAVING = 512  # tokens in which the possible loss of a probe is saved up, if it can be at all
+_SPARE = 0.1  # of all that may be lost: the limit of a probe while others are being saved for
 
 
 class ArmChooser(ArmLedger):
@@ -86,12 +85,12 @@ class ArmChooser(ArmLedger):
 
     @property
     def has_room(self) -> bool:
-        """Whether anything may be lost to drafting now; after some rounds, only what is booked."""
+        """Whether anything may be lost to drafting now; after some rounds, only the booked time."""
         known = self._now < _FIRST_ROUNDS or self._plain_seconds > 0.0
         return known and self._account.room > 0.0
 
     def choose(self) -> tuple[int, int]:
-        """Return the arm of the next round, and how much it may draft (0: all it likes)."""
+        """Return the arm of the next round, and how much it may draft (0: without limit)."""
         if self._left > 0 and self._current == self._plain:
             self._left -= 1  # nothing is drafted that might not fit any more
             return self._plain, 0
@@ -109,9 +108,9 @@ class ArmChooser(ArmLedger):
     def promising(self, index: int, promised: Sequence[float]) -> int | None:
         """Return the arm that is worth more in this round than `index`, which was chosen.
 
-        `promised` are the speed-ups over plain decoding that the arms promise for this round alone.
-        None if no promise is better than what is known of `index`, or may be if it is
-        probed; `index` itself where its own is the best, and no draft need be limited.
+        `promised` are the speed-ups over plain decoding that the arms forecast for this round
+        alone. None if no forecast is better than the estimate of `index`, or may be if it is
+        probed; `index` itself if its own is the best, and no draft need be limited.
         """
         most = max(promised)
         if most < _FAST:
@@ -144,7 +143,7 @@ class ArmChooser(ArmLedger):
         depth = self._fitting(chosen, self._probe_rounds(chosen) if self._probing else 1)
         if depth is None:
             chosen, depth = self._plain, 0
-        # Rounds of a run are alike: the first is counted by what the second takes.
+        # Rounds of a run are alike: the first is counted by the time of the second.
         if chosen != self._current or depth != self._arms[chosen].depth:
             self._finish_run()
             self._current = chosen
@@ -197,8 +196,8 @@ class ArmChooser(ArmLedger):
         if index != self._plain and (not arm.rounds or arm.behind >= SPACING * self._speed_up):
             scale = 1.0 if arm.scale is None else arm.scale
             if scale >= self._margins[index]:
-                return best.rate * (1.0 + _TIE)  # even if all is accepted: asked last of all
-            # What is due again comes after what was seen to be promising.
+                return best.rate * (1.0 + _TIE)  # even if all is accepted: last of all
+            # Arms that are due again come after promising ones.
             due = best.rate * (1.0 + 2.0 * _TIE) if arm.rounds else math.inf
             return due if self._is_slow(arm) else max(due, self._possible_rate(arm))
         if self._is_slow(arm) and arm.behind < _WAIT * (arm.patience - 1.0):
@@ -212,7 +211,7 @@ class ArmChooser(ArmLedger):
 
     @property
     def _speed_up(self) -> float:
-        """Return what the best arm gains over plain decoding, at least 1."""
+        """Return the best arm's speed over plain decoding, at least 1."""
         plain = self._arms[self._plain].rate
         return max(1.0, self._best_rate / plain) if plain else 1.0
 
@@ -231,8 +230,8 @@ class ArmChooser(ArmLedger):
         if not best.rounds or not arms[self._plain].rounds:
             return None  # others are compared with these
         others = [index for index in range(len(arms)) if index != self._best]
-        # Of those that promise alike the longest unseen comes first, of all the unknown the one
-        # that would lose least: what it wins may pay for the others.
+        # Of equal forecasts the longest unseen comes first, of all the unknown the one
+        # that would lose least: its gain may pay for the others.
         hopes = sorted(
             (-self._hope(index), self._first_loss(index), -arms[index].behind, index)
             for index in others
@@ -246,11 +245,11 @@ class ArmChooser(ArmLedger):
                 return index
             pace = self._account.share - self._reading_of_token(index)
             if loss <= room + pace * _SAVING:
-                # The others must not use up what this one is being saved for.
+                # The others must not use up the savings for this one.
                 spare = min(spare, _SPARE * room)
         return None
 
-    # -- what it costs -----------------------------------------------------------------------------
+    # -- its costs ---------------------------------------------------------------------------------
 
     def _first_loss(self, index: int) -> float:
         """Return how many plain rounds the first probe of an unknown arm would lose, else 0."""
@@ -286,8 +285,7 @@ class ChoiceLog:
     """Choices among `names` as runs of [index, rounds]; `totals` are rounds, tokens and seconds.
 
     `depths` are runs of [tokens, rounds]: how deep the chosen might draft, 0 if it was free.
-    `asks` are runs of [0 or 1, rounds]: whether the others were asked what they promise, which
-    teaches them.
+    `asks` are runs of [0 or 1, rounds]: whether the others made forecasts, which teaches them.
     """
 
     names: Sequence[str]
@@ -324,7 +322,7 @@ class ChoiceLog:
         total[2] += seconds
 
     def choices_for(self, names: Sequence[str]) -> list[tuple[int, int, int]]:
-        """Return index, depth and whether others were asked, of each round.
+        """Return index, depth and whether others made forecasts, of each round.
 
         Raises `OptionError` for other drafters' logs.
         """
@@ -368,7 +366,7 @@ def read_choice_logs(path: Path) -> list[ChoiceLog]:
         raise FileMissingError(f"{path} {problem}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(f"{path} cannot be read as a log of choices: {error}") from None
-    advice = "give what generate --json printed with --drafter auto"
+    advice = "give the text that generate --json printed with --drafter auto"
     decoder, logs, position = json.JSONDecoder(), list[ChoiceLog](), 0
     while rest := text[position:].lstrip():
         try:
@@ -405,8 +403,8 @@ def _log_of(value: Any) -> ChoiceLog:  # noqa: ANN401 - whatever a file holds
 
 
 _VAIN = 32
-"""Forecasts in a row that promised less, after which they are asked for every second round alone:
-what repeats is noticed a token later, and a round that drafts nothing costs less."""
+"""Lower forecasts in a row, after which they are made only every second round:
+repetitions are noticed a token later, and a round that drafts nothing costs less."""
 
 Clock = Callable[[], float]
 """Returns seconds from any fixed moment on."""
@@ -435,7 +433,7 @@ class AutoDrafter(MembersDrafter):
     """Drafts with the member that `ArmChooser` picks for the round; one of them should be `none`.
 
     A round's time runs from the request for a draft to the end of `observe`: drafting, verification
-    and what drafters learn, not what the consumer of a stream does between rounds. Members observe
+    and the drafters' learning, not the work of a stream's consumer between rounds. Members observe
     every round, except those that find its text themselves. One that was not used catches up when
     it is used again, which is part of its time. `forecasts` are the members' known costs. `shared`
     are the measurements of another conversation with the same weights: a new one begins with them,
@@ -479,9 +477,9 @@ class AutoDrafter(MembersDrafter):
         self._log = ChoiceLog(self._names)
         self._known: list[int] = []
         self._chosen: int | None = None
-        self._vain = 0  # forecasts in a row that promised too little
+        self._vain = 0  # forecasts in a row that were too low
         self._depth = 0
-        self._promised: list[float] = []  # what members say of this round, of those asked
+        self._promised: list[float] = []  # forecasts of this round, by the members that made one
         self._lent = False  # the round is one that another drafter's turn was interrupted for
         self._started = self._proposed = 0.0
         self._counting = 0.0  # seconds in which the round before was counted
@@ -497,9 +495,9 @@ class AutoDrafter(MembersDrafter):
         return max(member.depth_params for member in self._members)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start an answer: what was measured is kept and seen again sooner; no tokens forget it."""
+        """Start an answer: measured arms are kept and seen again sooner; no `tokens`: dropped."""
         super().begin(tokens)
-        self._count_rest()  # it goes on: what may be lost is saved up over texts
+        self._count_rest()  # it goes on: the possible loss is saved up over texts
         self._share()
         if not tokens:
             self._has_measured, self._shared = False, []
@@ -509,7 +507,7 @@ class AutoDrafter(MembersDrafter):
         self._known = list(tokens)
         self._log = ChoiceLog(self._names)
         self._chosen = None
-        self._promised = []  # an answer may have ended between a draft and what became of it
+        self._promised = []  # an answer may have ended between a draft and its outcome
         self._vain = 0
         if self._replay:
             self._replayed = self._replay.pop(0).choices_for(self._names)
@@ -538,20 +536,20 @@ class AutoDrafter(MembersDrafter):
         return tree
 
     def _choose(self, request: DraftRequest) -> tuple[int, int]:
-        """Return the chooser's choice, or instead of it a member that promises more."""
+        """Return the chooser's choice, or instead of it a member with a higher forecast."""
         index, depth = self._chooser.choose()
         self._lent = False
         if not self._chooser.has_room or not self._asks():
             return index, depth
-        # What reads the text alone knows without a probe when it has something to say. The chosen
-        # is asked for its draft itself, unless that would be shorter than it likes.
+        # Members that read only the text know without a probe whether they have a draft. The chosen
+        # one makes its draft itself, unless that would be shorter than its plan.
         chosen = self._members[index]
         self._ask(request, None if depth else chosen)
         if not depth and max(self._promised) > 1.0:
             self._promised[index] = chosen.forecast(request)
         found = self._chooser.promising(index, self._promised)
         if found is None:
-            self._vain -= not any(self._promised)  # nobody but the chosen could say anything
+            self._vain -= not any(self._promised)  # only the chosen one could draft
             return index, depth
         self._vain = 0
         self._lent = index not in (found, self._plain)
@@ -578,14 +576,14 @@ class AutoDrafter(MembersDrafter):
             if index == self._chosen:
                 member.observe(outcome)
             elif not member.finds_text or (self._promised and self._promised[index]):
-                # The text without rows: caches follow when their drafters are asked again, and who
-                # promised something learns what came.
+                # The text without rows: caches follow when their drafters draft again, and a
+                # drafter with a forecast receives the outcome.
                 member.observe(outcome_for_idle(outcome))
         asked, self._promised = bool(self._promised), []
         self._known += outcome.tokens[len(self._known) :]
         if self._chosen is None:
             return
-        # Read after all have learnt: what an idle member costs is part of the choice.
+        # Read after all have learnt: the cost of an idle member is part of the choice.
         ended = self._clock()
         seconds = ended - self._started
         self._has_measured = True
@@ -612,7 +610,7 @@ class AutoDrafter(MembersDrafter):
         self.pause.begin(rest.left)
 
     def _end_pause(self) -> None:
-        """Count the rounds in which it was not called: they took what others of that run did."""
+        """Count the rounds in which it was not called: they took as long as others of that run."""
         lasted, rest = self.pause.end(), self._rest
         if lasted:
             rest.count(lasted, rest.seconds / rest.rounds)
@@ -628,7 +626,7 @@ class AutoDrafter(MembersDrafter):
             self._rest = _Rest(rest.left)
 
     def _share(self) -> None:
-        """Leave what was measured to other conversations."""
+        """Leave the measurements to other conversations."""
         if self._has_measured:
             self._shared[:] = self._chooser.arms
 
@@ -636,7 +634,7 @@ class AutoDrafter(MembersDrafter):
         return ArmChooser(self._forecasts, self._plain, known=self._shared, account=self._account)
 
     def close(self) -> None:
-        """Close all members; what was measured stays with the weights."""
+        """Close all members; measurements stay with the weights."""
         self._count_rest()
         self._share()
         super().close()

@@ -17,7 +17,7 @@ from specrun.runtime.planning import (
     lower_median,
 )
 
-# == Arms: the forecast of a drafter's rounds, and what was measured of them =======================
+# == Arms: the forecast of a drafter's rounds, and their measurements ==============================
 
 
 # The weight of a round of an arm after its next one: estimates look back about 50 rounds.
@@ -25,16 +25,16 @@ _MEMORY = 0.98
 # An arm in use has changed that lost more plain rounds than this and did not win them back: of one
 # that gains .6 a round as luck will have it, once in 40,000 rounds. Rounds kept for it.
 _CHANGED, _LAST = 10.0, 32
-# What is believed of an arm's rounds before they were seen: their spread, and its weight.
+# The estimates of an arm's rounds before any was seen: their spread, and its weight.
 _PRIOR_ROUNDS, _PRIOR_SPREAD, _PLAIN_SPREAD, _PRIOR_TOKENS = 2.0, 0.5, 0.1, 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class ArmForecast:
-    """What is known of an arm before its first round.
+    """The facts of an arm before its first round.
 
-    `parts` say how complicated it is: of equally fast arms the least is used. It drafts at most
-    `most` tokens, each for `draft` times what one token costs the target, which verifies at the
+    `parts` measure its complexity: of equally fast arms the least is used. It drafts at most
+    `most` tokens, each for `draft` times the target's cost of a token, which verifies at the
     costs of `curve`.
     """
 
@@ -44,13 +44,13 @@ class ArmForecast:
     curve: CostCurve = TYPICAL_CPU
 
     def extra(self, nodes: int) -> float:
-        """Return what drafting and verifying so many nodes takes, in plain rounds beyond one."""
+        """Return the time to draft and verify so many nodes, in plain rounds beyond one."""
         nodes = min(nodes, self.most)
         return self.curve.seconds(1 + nodes) / self.curve.seconds(1) - 1.0 + nodes * self.draft
 
     @property
     def target_reading(self) -> float:
-        """What the target takes to read a token of a prompt, in plain rounds."""
+        """The target's time to read a token of a prompt, in plain rounds."""
         batch = self.curve.sizes[-1]
         return self.curve.seconds(batch) / self.curve.seconds(1) / batch
 
@@ -71,7 +71,7 @@ class ArmForecast:
     def ceiling(self, scale: float) -> float:
         """Return the tokens of a plain round's time if all that is drafted were accepted.
 
-        What drafting takes beyond a plain round is `scale` times what is forecast.
+        The time of drafting beyond a plain round is `scale` times the forecast.
         """
         return max((1.0 + depth) / (1.0 + scale * self.extra(depth)) for depth in self._depths)
 
@@ -83,7 +83,7 @@ class ArmForecast:
 
 @dataclass(slots=True)
 class Arm:
-    """What is known of one arm. Sums fade with `_MEMORY`, totals do not."""
+    """The facts of one arm. Sums fade with `_MEMORY`, totals do not."""
 
     rounds: float = 0.0
     tokens: float = 0.0
@@ -93,10 +93,10 @@ class Arm:
     behind: int = 0  # tokens of the text that it has not seen yet, and must catch up with
     catch_up: float | None = None  # the least seconds that each such token took
     patience: float = 1.0
-    depth: int = 0  # the longest draft it may make, 0: as long as it likes
+    depth: int = 0  # the longest draft it may make, 0: without limit
     scale: float | None = None  # the least that drafting took, in forecasts
     last: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_LAST))
-    slump: float = 0.0  # what they lost, in plain rounds
+    slump: float = 0.0  # their loss, in plain rounds
     recent: list[deque[float]] = field(default_factory=lambda: [deque(maxlen=9) for _ in range(2)])
 
     @property
@@ -143,9 +143,9 @@ class Arm:
         self.squares *= share
 
     def notices_change(self, plain: float) -> bool:
-        """Believe the last rounds alone if they lost much against plain rounds of such seconds.
+        """Count the last rounds alone if they lost much against plain rounds of such seconds.
 
-        The cumulative sum (Page 1954) of what rounds lose begins again where all was won back.
+        The cumulative sum (Page 1954) of losses begins again when all was won back.
         """
         tokens, seconds = self.last[-1]
         self.slump = max(0.0, self.slump + seconds / plain - tokens)
@@ -160,7 +160,7 @@ class Arm:
         return changed
 
     def for_another_text(self) -> Arm:
-        """Return a copy of what does not depend on the text."""
+        """Return a copy of the facts that do not depend on the text."""
         recent = [deque(times, maxlen=times.maxlen) for times in self.recent]
         last: deque[tuple[int, float]] = deque(maxlen=_LAST)
         return dataclasses.replace(
@@ -168,7 +168,7 @@ class Arm:
         )
 
     def limit(self, depth: int) -> None:
-        """Let it draft so many tokens at most; what longer or shorter drafts took counts less."""
+        """Let it draft so many tokens at most; the time of longer or shorter drafts counts less."""
         if depth != self.depth:
             self.depth = depth
             self.recent[True].clear()
@@ -184,7 +184,7 @@ class Arm:
         return math.sqrt(variance) / self.mean_seconds
 
 
-# == The ledger: time and tokens of each arm's rounds, and what was lost ===========================
+# == The ledger: time and tokens of each arm's rounds, and the losses ==============================
 #
 # Seconds are those of rounds as they were. Losses are counted in rounds of plain decoding (see
 # `auto`). The first round of a run of an arm is counted when the second shows how much of it was
@@ -205,15 +205,15 @@ OPTIMISM = 1.5  # standard errors in an arm's favour
 CAUTION = 0.5  # standard errors that a probed arm has to be better by to take the best one's place
 # The relative standard deviation of a rate's change after so many rounds unseen.
 _DRIFT, _DRIFT_ROUNDS = 0.1, 32
-_MEASURABLE = 64  # tokens behind from which an arm's first round tells what catching up costs
+_MEASURABLE = 64  # tokens behind from which an arm's first round gives the cost of catching up
 _TICK = 1e-9  # the shortest round: clocks may stand still
 
 
 class ArmLedger:
-    """What is known of all arms, and what was lost; `ArmChooser` decides by it.
+    """The facts of all arms, and the losses; `ArmChooser` decides by it.
 
     `plain` is the arm that is plain decoding. `known` are the arms of an earlier text, whose rates
-    are believed to be as they were. `account` may be that of earlier texts, too.
+    are taken over. `account` may be that of earlier texts, too.
     """
 
     def __init__(
@@ -260,16 +260,16 @@ class ArmLedger:
 
     @property
     def arms(self) -> list[Arm]:
-        """What is known of each arm."""
+        """The facts of each arm."""
         self._count_waiting()
         return self._arms
 
     def record(
         self, index: int, tokens: int, seconds: float, drafted: int, choosing: float = 0.0
     ) -> None:
-        """Learn what a round of an arm that drafted so many nodes gave, chosen or replayed.
+        """Count the result of a round of an arm that drafted so many nodes, chosen or replayed.
 
-        `choosing` are those of its seconds in which nothing was evaluated. Where nothing came of
+        `choosing` are those of its seconds in which nothing was evaluated. If nothing came of
         them, they are all that the round lost.
         """
         vain = choosing if index == self._plain or not drafted else 0.0
@@ -284,9 +284,9 @@ class ArmLedger:
         self._record(index, tokens, seconds, drafted, booked=vain > 0.0)
 
     def record_lent(self, index: int, tokens: int, seconds: float) -> None:
-        """Book a round that an arm was given for what it promised, while another is used.
+        """Book a round that an arm got for its forecast, while another is used.
 
-        What it yielded says nothing of its other rounds.
+        Its yield does not count for its other rounds.
         """
         self._count_waiting()
         self._finish_run()
@@ -298,7 +298,7 @@ class ArmLedger:
             other.behind = 0 if other is arm else other.behind + tokens
 
     def rested(self, tokens: int) -> None:
-        """Count rounds of plain decoding, a token each, in which nobody was asked."""
+        """Count rounds of plain decoding, a token each, without forecasts."""
         self._count_waiting()
         self._now += tokens
         self._account.allow(tokens)
@@ -327,8 +327,8 @@ class ArmLedger:
         self._book(index, tokens, seconds, booked=booked)
         self._now += 1
         self._account.allow(tokens)
-        # The first round includes catching up with the text; it
-        # is counted when a second tells how much.
+        # The first round includes catching up with the text; it is counted when a second one shows
+        # the amount.
         if len(self._run) > 1:
             if len(self._run) == 2:
                 self._count_first(index, seconds)
@@ -344,7 +344,7 @@ class ArmLedger:
     # -- learning ----------------------------------------------------------------------------------
 
     def _book(self, index: int, tokens: int, seconds: float, *, booked: bool = False) -> None:
-        """Count what a round took beyond plain decoding, and a probe beyond the best arm.
+        """Count a round's time beyond plain decoding, and a probe's beyond the best arm.
 
         `booked` is a round that drafted nothing, whose loss was counted as that of choosing.
         """
@@ -358,7 +358,7 @@ class ArmLedger:
             self._credit -= free / plain
             seconds -= free
         if (known := arm.usual(True)) is not None:
-            # What disturbed a round from outside is not the arm's loss, as far as can be told.
+            # A disturbance from outside is not the arm's loss, as far as it can be seen.
             seconds = min(seconds, STALL * (known + self._reading(index) * plain))
         self._elapsed += seconds / plain
         if index != self._plain and not booked:
@@ -390,10 +390,10 @@ class ArmLedger:
         if arm.depth and any(halves):
             arm.limit(2 * arm.depth if 2 * arm.depth < most else 0)
             if self._fitting(index) != arm.depth:
-                self._left = 0  # what fitted when the probe began were shorter drafts
+                self._left = 0  # shorter drafts fitted when the probe began
 
     def _count_first(self, index: int, usual: float) -> None:
-        """Count the first round of a run, but not what of it was catching up."""
+        """Count the first round of a run, without its time for catching up."""
         arm = self._arms[index]
         tokens, seconds, drafted = self._run[0]
         usual = arm.usual(drafted > 0) or usual
@@ -419,7 +419,7 @@ class ArmLedger:
         drift = _DRIFT * self._best_rate * math.sqrt(unseen)
         return arm.rate + OPTIMISM * math.hypot(arm.error, drift)
 
-    # -- what it costs -----------------------------------------------------------------------------
+    # -- its costs ---------------------------------------------------------------------------------
 
     def _shown(self, index: int, caution: float) -> float:
         """Return the rate that an arm was shown to have, so many standard errors below the mean."""

@@ -70,7 +70,7 @@ def build_cascade(
 
 @dataclass(frozen=True, slots=True)
 class _CascadeModel:
-    """The draft model of a cascade: what every conversation's own cascade is started from.
+    """The draft model of a cascade: the common part of all conversations' cascades.
 
     With `cache` it is the target itself, whose model is not closed here.
     """
@@ -224,7 +224,7 @@ def build_relay(expression: Expression, env: DraftEnvironment, build: BuildPart)
 
 
 def _without_count(part: Expression) -> Expression:
-    """Return a relay's part with its count as the option `n`, where its chains have a length."""
+    """Return a relay's part with its count as the option `n`, if its chains have a length."""
     given = {name for name, _ in part.options} & {"n", *TREE_OPTIONS}
     if part.count is None or given or not find_method(part.atom).counted_by_n:
         return dataclasses.replace(part, count=None)
@@ -246,7 +246,7 @@ _LEAST_DRAFT = 0.03  # of a plain round: a token of the smallest draft model
 
 
 def auto_expression(draft: str) -> str:
-    """Return what to choose from by default: `draft`, what needs no model, and `none`."""
+    """Return the default choices: `draft`, those without a model, and `none`."""
     return f"auto({', '.join([draft, *_WITHOUT_MODEL])})"
 
 
@@ -265,12 +265,12 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
     if _NONE not in (Expression(arm.atom) if arm.atom == "none" else arm for arm in arms):
         arms.append(_NONE)
     _refuse_twins(expression, arms)
-    # Arms learn themselves how far the forecasts are from what is measured.
+    # Arms learn themselves how far the forecasts are from measurements.
     name, clock, curve = str(expression), env.clock, env.known
     shared: list[Arm] = []  # by all conversations
 
     def forecast(arm: Expression, member: Drafter) -> ArmForecast:
-        # An evaluation costs what it reads, but never less than its calls do.
+        # An evaluation costs its bytes, but never less than its calls.
         share = member.depth_params / multiplications(env.target)
         draft = max(share, _LEAST_DRAFT) if share else 0.0
         most = max(1, member.max_nodes - member.max_filled)
@@ -284,8 +284,8 @@ def build_auto(expression: Expression, env: DraftEnvironment, build: BuildPart) 
 
     parts = build_parts(arms, env, build)
     weights = combined(name, parts, combine, mixes=False)
-    # It stops what does not pay itself. Costs are learnt only where no member draws: then the text
-    # hangs on no draft, and a log of choices repeats one that was drawn.
+    # It stops drafts that do not pay itself. Costs are learnt only if no member draws: then the
+    # text hangs on no draft, and a log of choices repeats one that was drawn.
     paces = {part.pace for arm, part in zip(arms, parts, strict=True) if arm.atom != _NONE.atom}
     weights.pace = "timed" if paces <= {"compared", "paying"} else "counted"
     return weights

@@ -45,24 +45,24 @@ from specrun.runtime.trees.tree import DraftTree
 #
 # The draft model decodes speculatively itself, in the same loop and by the same exact rule as the
 # target. So every token that it emits, whether accepted, recovered or bonus, is a draw from its own
-# transformed law given the text before it (Leviathan et al. 2023, theorem 3.5), and that law is
-# what the target's acceptance has to divide by: never the residual that a recovered token happened
-# to come from, and with no emitted token left out. To pass on accepted tokens only, or those under
-# the inner drafter's law, would bias the text.
+# transformed distribution given the text before it (Leviathan et al. 2023, theorem 3.5), and that
+# distribution is the one that the target's acceptance has to divide by: never the residual that a
+# recovered token happened to come from, and with no emitted token left out. To pass on accepted
+# tokens only, or those under the inner drafter's distribution, would bias the text.
 #
-# How far a chain goes may be decided by what was drawn above its end, by how the inner rounds went,
-# and by laws that are read before anything is drawn from them. `DraftModelTarget` is the draft
-# model in the target's place: it evaluates and verifies inside the cascade.
+# The length of a chain may depend on the draws above its end, on the inner rounds, and on
+# distributions that are read before anything is drawn from them. `DraftModelTarget` is the
+# draft model in the target's place: it evaluates and verifies inside the cascade.
 
 
 class CascadeDrafter(Drafter):
     """Drafts chains of `num_draft_tokens` tokens with a model that `inner` drafts for.
 
-    `sampling` "with" draws from the model's own law, transformed like the target's; "argmax" takes
-    its most likely tokens as point masses, so that the text stays plain decoding's own.
-    `max_rounds` ends a chain after so many evaluations of the model (0: no limit): it is then long
-    where `inner` guesses well, and cheap where it does not. A chain ends where the model's most
-    likely token has probability below `p_min`. Owns the inner drafter and the model's context.
+    `sampling` "with" draws from the model's own distribution, transformed like the target's;
+    "argmax" takes its most likely tokens as point masses, so that the text stays plain decoding's
+    own. `max_rounds` ends a chain after so many evaluations of the model (0: no limit): it is then
+    long where `inner` guesses well, and cheap where it does not. A chain ends where the model's
+    most likely token has probability below `p_min`. Owns the inner drafter and the model's context.
     """
 
     keeps_rows = True
@@ -98,7 +98,7 @@ class CascadeDrafter(Drafter):
         self._inner = inner
         inner.begins_alike = True  # how far it drafts well decides how many tokens are drawn
         self._row_memory = RowMemory()
-        self._text = Conversation(inner)  # as model and inner drafter know it, guesses included
+        self._text = Conversation(inner)  # as model and inner drafter have it, guesses included
 
     @property
     def native_seconds(self) -> float:
@@ -116,7 +116,7 @@ class CascadeDrafter(Drafter):
         return self._model.depth_params + self._inner.depth_params
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the cache of what the prompt shares with the last one."""
+        """Keep the cache of the prompt's common part with the last one."""
         self._counter = RoundCounter()
         self._model.rewind(self._text, common_prefix(self._text.tokens, tokens))
         if self.layer_inputs:
@@ -125,7 +125,7 @@ class CascadeDrafter(Drafter):
         self._text.tokens = list(tokens)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; shorter where the context ends, `p_min` or `max_rounds` stop it."""
+        """Return a chain; shorter if the context ends, `p_min` or `max_rounds` stop it."""
         start, points = len(request.tokens), self._sampling == "argmax" or request.params.is_greedy
         nodes = _ChainNodes(lambda drafted: self._row_after(request, start, drafted))
         rows: KeptRows | None = None
@@ -168,10 +168,10 @@ class CascadeDrafter(Drafter):
         return row
 
     def _draft(self, request: DraftRequest, count: int, rows: KeptRows | None) -> list[Law]:
-        """Let the model decode up to `count` tokens; return the laws of those that are drafted."""
+        """Let the model decode up to `count` tokens; return the drafted ones' distributions."""
         params = request.params
         # At temperature 0 the inner loop verifies against the model's argmax: it emits that,
-        # whatever the inner drafter says.
+        # whatever the inner drafter proposes.
         if self._sampling == "argmax":
             params = params.favourites()
         rule, model = _RemembersLaws(), self._model
@@ -183,8 +183,8 @@ class CascadeDrafter(Drafter):
         for number, this_round in enumerate(rounds, 1):
             tree, n_accepted, n_new = this_round.tree, len(this_round.path), len(this_round.new)
             self._counter.count(tree.n_candidates, tree.candidate_depth, n_accepted, n_new)
-            # A law is stored for every emitted token, also the recovered and bonus ones: the law at
-            # the node before it, never the residual that it came from.
+            # A distribution is stored for every emitted token, also the recovered and bonus ones:
+            # the distribution at the node before it, never the residual that it came from.
             for index in range(len(this_round.new)):
                 if rows is not None:
                     rows.take(len(laws) - 1, [this_round.logits_of(index)])
@@ -198,13 +198,13 @@ class CascadeDrafter(Drafter):
     def _is_unsure(
         self, this_round: Round, index: int, laws: Mapping[int, Law], request: DraftRequest
     ) -> bool:
-        """Whether the law of a round's token, read without looking at the token, ends the chain."""
+        """Whether the distribution of a round's token ends the chain, whatever the token is."""
         if self._p_min == 0.0:
             return False
-        # The law does not depend on the token drawn from it, so the stop may read it: a stop by the
-        # token's own probability would bias the text.
+        # The distribution does not depend on the token drawn from it, so the stop may read it: a
+        # stop by the token's own probability would bias the text.
         law = laws[this_round.node_before(index)]
-        if len(law.probs) == 1:  # a greedy law is always certain: what would it be otherwise?
+        if len(law.probs) == 1:  # greedy: how certain is the distribution otherwise?
             tokens = self._text.tokens[: len(self._text.tokens) - len(this_round.new) + index]
             params = request.params
             params = ranking_params(params, RANKED_TOKENS) if params.is_greedy else params
@@ -217,7 +217,7 @@ class CascadeDrafter(Drafter):
         self._model.learn_prompt(start, rows, count)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Take back what was rejected, from model and inner drafter; the rest stays evaluated."""
+        """Take back rejected tokens, from model and inner drafter; the rest stays evaluated."""
         if self.layer_inputs:
             self._model.learn_round(outcome)
         start = outcome.start
@@ -277,7 +277,7 @@ class _ChainNodes:
 
 
 class _RemembersLaws:
-    """The exact rule, which keeps the laws of the nodes that it visited in the last round."""
+    """The exact rule, which keeps the distributions of the nodes visited in the last round."""
 
     name = "exact"
     exact = True
@@ -307,7 +307,7 @@ class DraftModelTarget(TargetModel):
     """Evaluates trees like `TargetModel`, for text with tokens of a larger target's vocabulary.
 
     The model is fed a stand-in for tokens that it lacks, and rows are cut to the tokens that both
-    models know: one outside has probability 0 in the draft, never in the target.
+    models have: one outside has probability 0 in the draft, never in the target.
 
     A few tokens before the last one are evaluated together with the next tree: after a draft that
     was accepted as a whole its last token is still missing, and an evaluation of its own would cost
@@ -343,13 +343,13 @@ class DraftModelTarget(TargetModel):
         return multiplications(self.context.model)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Turn to another text, where the cache depends on the target's states."""
+        """Turn to another text, if the cache depends on the target's states."""
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Learn the target's states at a prompt's tokens, where the cache depends on them."""
+        """Learn the target's states at a prompt's tokens, if the cache depends on them."""
 
     def learn_round(self, outcome: RoundOutcome) -> None:
-        """Learn the target's states at a round's tokens, where the cache depends on them."""
+        """Learn the target's states at a round's tokens, if the cache depends on them."""
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
         """Evaluate the text up to `end`, unless so few tokens are missing that they join a tree."""
@@ -357,7 +357,7 @@ class DraftModelTarget(TargetModel):
             super().prefill(text, end, learn)
 
     def evaluate(self, text: CachedText, tree: DraftTree) -> EvaluatedRows:
-        """Evaluate what is missing of the text and `tree` below it in one llama_decode."""
+        """Evaluate the missing part of the text and `tree` below it in one llama_decode."""
         if len(text.tokens) - 1 - text.n_cached + len(tree) > self.max_nodes:
             super().prefill(text, len(text.tokens) - 1)
         # Missing tokens become the chain above the tree: one evaluation reads the weights once.
@@ -403,14 +403,14 @@ class _Rows(PlacedRows):
 
 # == TriForce's middle (Sun et al. 2024): the target verifies drafts in a bounded cache ============
 #
-# In `cascade(partial(...), b)` the target itself decodes speculatively with what its window keeps,
-# and what it emits is verified with the whole text. So b's cheap drafts are checked by all weights
-# without the keys and values of a long text, and only what passed reads those. A draft model that
+# In `cascade(partial(...), b)` the target itself decodes speculatively with its window, and its
+# text is verified with the whole text. So b's cheap drafts are checked by all weights
+# without the keys and values of a long text, and only accepted ones read those. A draft model that
 # was trained for shorter texts than the target's keeps a window in the same way.
 
 
 class BoundedTarget(DraftModelTarget):
-    """Evaluates trees below texts of any length, of which its cache holds what a window keeps.
+    """Evaluates trees below texts of any length, of which its cache holds a window.
 
     `text.n_cached` counts the tokens that were read, dropped ones included. The window moves where
     a draft begins, never within it.
@@ -428,15 +428,15 @@ class BoundedTarget(DraftModelTarget):
         return self._n_ctx
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Turn to another text of the whole target's: what is shared stays known."""
+        """Turn to another text of the whole target's: the common part stays cached."""
         if self._kept.chunks is not None:
             self._kept.chunks.begin(tokens)
 
     def prefill(self, text: CachedText, end: int, learn: PromptLearner | None = None) -> None:
-        """Evaluate what is kept of the text up to `end`, unless so little that it joins a tree."""
+        """Evaluate the kept part of the text up to `end`, unless it is short enough for a tree."""
         kept, sink = self._kept, self._kept.window.sink
         if kept.is_to_move(len(text.tokens), text.n_cached):
-            # Before the cache: what is said to be there must be there.
+            # Before the cache: the stated cells must be there.
             text.n_cached = min(text.n_cached, sink)
             self.context.memory.truncate(text.n_cached)
             kept.move(len(text.tokens))

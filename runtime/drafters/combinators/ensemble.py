@@ -3,7 +3,7 @@
 Section 3 of the paper merges trees of tokens; here their draws are merged, too. A node that several
 members drafted keeps every draw that produced it: the first member's draws in their order, then the
 second's, and so on. Each draw stays independent of the other members', given the path above it, so
-its law is the one it was drawn from; laws and point masses may mix.
+its distribution is the one it was drawn from; distributions and point masses may mix.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree
 
 
 class EnsembleDrafter(MembersDrafter):
-    """Proposes what all its members propose. Owns them."""
+    """Proposes the proposals of all its members. Owns them."""
 
     def __init__(self, members: Sequence[Drafter], *, name: str = "ensemble") -> None:
         if len(members) < 2:
@@ -35,7 +35,7 @@ class EnsembleDrafter(MembersDrafter):
         self.max_nodes = sum(member.max_nodes for member in members)
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return the members' trees merged; where nodes are short, each member gets its share."""
+        """Return the members' trees merged; if nodes are short, each member gets its share."""
         trees: list[DraftTree] = []
         for index, member in enumerate(self._members):
             noise, share = MemberNoise(request.noise, index), self._share(member, request.max_nodes)
@@ -48,8 +48,9 @@ class EnsembleDrafter(MembersDrafter):
     def _with_rows(self, tree: DraftTree) -> DraftTree:
         """Return the tree with its members' rows: at each node those of whose draft comes first.
 
-        That is the member whose law stands for S(q), too: of the first draw that was drawn. Where
-        none was, it is the first member that drafted there, and of leaves the first that has it.
+        That is the member whose distribution stands for S(q), too: of the first draw that was
+        drawn. If none was, it is the first member that drafted there, and of leaves the first
+        that has it.
         """
         said: dict[int, tuple[DraftRows, int]] = {}
         ranks: dict[int, int] = {}
@@ -64,13 +65,13 @@ class EnsembleDrafter(MembersDrafter):
         return dataclasses.replace(tree, rows=MembersRows(said))
 
     def _share(self, member: Drafter, max_nodes: int) -> int:
-        # Fixed beforehand: what one member drew must not decide what another may draw.
+        # Fixed beforehand: one member's draws must not decide another's.
         if max_nodes >= self.max_nodes:
             return member.max_nodes
         return max_nodes * member.max_nodes // self.max_nodes
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Tell each member what became of its own tree, with the accepted nodes it lacked."""
+        """Tell each member the outcome of its own tree, with the accepted nodes it lacked."""
         for index, member in enumerate(self._members):
             if index >= len(self._trees):
                 member.observe(outcome)

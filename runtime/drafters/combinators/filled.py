@@ -1,15 +1,15 @@
 """Drafts that fill the block: the text's own continuation in the room that a drafter leaves.
 
-An evaluation of 9 tokens may take no longer than one of 5. What a drafter with a model leaves
-empty then goes to prompt lookup: behind the likeliest node of its draft, and beside the root. Each
-node is weighed by its chance, the value of a token, and what a wider evaluation costs. All of that
-depends on counts and on the costs that were known when the model was opened, not on the clock.
+An evaluation of 9 tokens may take no longer than one of 5. The places that a drafter with a model
+leaves empty then go to prompt lookup: behind the likeliest node of its draft, and beside the root.
+Each node is weighed by its chance, the value of a token, and the cost of a wider evaluation. All of
+that depends on counts and on the costs that were known when the model was opened, not on the clock.
 
-**Exactness.** What is filled in are point masses, and they come after the drafter's own draws of a
+**Exactness.** The filled tokens are point masses, and they come after the drafter's own draws of a
 node: whatever these drew, the residual that they leave is the distribution of the next token, and
 a point mass tested against it keeps that. So with the token-wise rule their place may depend on all
 that was drawn. Block verification judges a chain of draws as a whole, up to the first node with
-several: there nothing may branch because of what was drawn. So beside drawn tokens the root gets
+several: there nothing may branch because of a draw. So beside drawn tokens the root gets
 its point mass, or does not, before they are drawn. Behind a chain anything may follow.
 """
 
@@ -30,15 +30,15 @@ from specrun.runtime.trees.tree import ROOT, DraftTree, Draw
 
 _USUAL = 0.75  # the chance of a drafter's token, before anything is known of it
 _DEPTHS = 16  # of a path whose tokens are judged one by one; deeper ones are as the last
-_BESIDE = 0.5  # the chance from which the root gets a point mass beside what will be drawn
+_BESIDE = 0.5  # the chance from which the root gets a point mass beside the draws
 _GAIN = 1.1  # times its cost, which a node is to be worth
-_MEMORY = 0.98  # of rounds, in what a token is worth
+_MEMORY = 0.98  # of rounds, in the worth of a token
 
 
 class FilledDrafter(MembersDrafter):
-    """Proposes what its drafter does, and fills the block with what followed like text before.
+    """Proposes its drafter's tree, and fills the block with the continuations of similar text.
 
-    `curve` is what evaluations cost, which conversations that draft at a `meeting` share. If the
+    `curve` is the cost of evaluations, which conversations that draft at a `meeting` share. If the
     target cannot branch (`branches`) it drafts one chain, and no more tokens than the drafter may.
     Owns both.
     """
@@ -66,12 +66,12 @@ class FilledDrafter(MembersDrafter):
         self._own: DraftTree | None = None
         self._path: tuple[int, ...] = ()
         self._n_filled = 0
-        # A round's request, what continues its text, whether that stands beside what is drawn, and
-        # the drafter's part of the request: one object, by which it knows what it prepared.
+        # A round's request, the continuation of its text, whether that stands beside draws, and the
+        # drafter's part of the request: one object, which identifies the prepared draft.
         self._asked: tuple[DraftRequest, list[Guess], bool, DraftRequest] | None = None
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Forget what another text taught of the drafter."""
+        """Forget the counts of another text."""
         super().begin(tokens)
         self._own, self._path, self._n_filled, self._asked = None, (), 0, None
         self._accepted.forget()
@@ -84,7 +84,7 @@ class FilledDrafter(MembersDrafter):
     def _asked_of(
         self, request: DraftRequest
     ) -> tuple[DraftRequest, list[Guess], bool, DraftRequest]:
-        """Return what is decided of a round before anything is drawn (`_asked`)."""
+        """Return the decisions of a round before anything is drawn (`_asked`)."""
         if self._asked is None or self._asked[0] is not request:
             guesses = self._lookup.guesses(request) if request.max_nodes > 0 else []
             beside = self._branches and bool(guesses) and guesses[0].probability >= _BESIDE
@@ -114,7 +114,7 @@ class FilledDrafter(MembersDrafter):
         return tree
 
     def _beyond(self, request: DraftRequest) -> list[Guess]:
-        """Return what may follow the likeliest path."""
+        """Return the possible continuation of the likeliest path."""
         assert self._own is not None
         path = [self._own.tokens[node] for node in self._path]
         if not path or path[-1] in request.end_tokens or len(path) >= request.max_depth:
@@ -125,7 +125,7 @@ class FilledDrafter(MembersDrafter):
         return self._accepted.chance(min(depth, _DEPTHS - 1))
 
     def _worth(self, guesses: Sequence[Guess], room: int, n_texts: int) -> int:
-        """Return how many of these nodes, the first ones, are worth what they cost.
+        """Return how many of these nodes, the first ones, are worth their cost.
 
         That is an equal part of an evaluation that so many conversations share.
         """
@@ -148,7 +148,7 @@ class FilledDrafter(MembersDrafter):
         self._drafter.read_along(tokens, end)
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Tell both what became of the round, the drafter as if the tree had been its own."""
+        """Tell both the outcome of the round, the drafter as if the tree had been its own."""
         own, self._own = self._own, None
         if own is None:
             self._drafter.observe(outcome)
@@ -169,7 +169,7 @@ class FilledDrafter(MembersDrafter):
         self._drafter.observe(outcome)
 
     def report(self) -> dict[str, object]:
-        """Return what the drafter reports, and how many tokens were filled in."""
+        """Return the drafter's report, and how many tokens were filled in."""
         filled = {"filled": self._n_filled} if self._n_filled else {}
         return {**self._drafter.report(), **filled}
 
@@ -186,13 +186,13 @@ class _Filling:
         self._added: list[Guess] = []
         self._decided: int | None = None  # the token that is a draw of the root in any case
         self.is_ahead = not path
-        """Whether what continues the text goes the whole favourite path."""
+        """Whether the continuation contains the whole favourite path."""
 
     def merge(self, guesses: Sequence[Guess], *, branches: bool, decided: bool) -> None:
-        """Add what continues the text, but for the nodes that are there already.
+        """Add the continuation of the text, but for the nodes that are there already.
 
-        Without `branches` only what makes no second child. `decided`: the first is to be a draw of
-        the root, also if the drafter drew the same token.
+        Without `branches` only nodes that are no second children. `decided`: the first is to be a
+        draw of the root, also if the drafter drew the same token.
         """
         own, path = self._own, self._path
         children = {(above, own.tokens[node]): node for node, above in enumerate(own.parents)}
@@ -217,7 +217,7 @@ class _Filling:
             places[number], shares[number] = known, share
 
     def hang(self, guesses: Sequence[Guess]) -> None:
-        """Add what continues the favourite path."""
+        """Add the continuation of the favourite path."""
         reached, places = math.prod(self._chances), {ROOT: self._path[-1]}
         for number, guess in enumerate(guesses):
             chance, above = reached * guess.probability, places[guess.parent]
@@ -228,7 +228,7 @@ class _Filling:
         return len(self._own) + len(self._added) - 1
 
     def _order(self) -> list[int]:
-        """Return the added nodes: what was decided on, then the most likely first.
+        """Return the added nodes: the decided ones, then the most likely first.
 
         Parents come before their children, which are no likelier.
         """
@@ -244,7 +244,7 @@ class _Filling:
         return [self._added[number] for number in self._order()]
 
     def tree(self, count: int) -> DraftTree:
-        """Return the tree with the first `count` nodes, and with what was decided on."""
+        """Return the tree with the first `count` nodes, and with the decided ones."""
         own, n = self._own, len(self._own)
         tokens, parents, depths = [*own.tokens], [*own.parents], [*own.depths]
         draws, places, order = (
@@ -270,7 +270,7 @@ class _Filling:
 
 
 def _instead(guess: float, drafted: float) -> float:
-    """Return what is left of a guess's chance where a token of this chance was drafted instead.
+    """Return the rest of a guess's chance if a token of this chance was drafted instead.
 
     At most one of them is right: each is weighed by how likely the other is to be wrong.
     """

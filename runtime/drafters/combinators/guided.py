@@ -1,11 +1,11 @@
-"""Drafts under a grammar: what it forces is drafted for nothing, what it forbids is left out.
+"""Drafts under a grammar: forced tokens are drafted for nothing, forbidden ones are left out.
 
 A grammar that leaves no choice gives the next text. It is drafted as point masses, in the spelling
 that the target prefers, and the conversation's drafter goes on below them. Of that one's proposals,
 tokens that the grammar forbids are left out with all that hangs below them. Neither changes the
 distribution of the text: the target's own, masked, gives forbidden tokens probability 0, so that
-acceptance rejects a point mass there for certain and draws on from what it had. A forced token is a
-guess at the spelling of the text, tested like any other.
+acceptance rejects a point mass there for certain and continues from its distribution. A forced
+token is a guess at the spelling of the text, tested like any other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from specrun.runtime.round.text import common_prefix
 from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, Draw
 
 _MOST_FORCED = 64
-_MEMORY = 0.85  # of what was learnt, that is kept in a round
+_MEMORY = 0.85  # of the counts, that is kept in a round
 _ROWS = 0.2  # of the preference, that one row makes
 USUAL = CostCurve.flat([1.0 + 0.5 * min(n, 3) + 0.15 * max(0, n - 3) for n in range(65)])
 _FIRST = 0.8  # how often the tokenizer's spelling is right, as long as nothing is known
@@ -38,7 +38,7 @@ _GAIN = 1.02  # times the tokens of plain decoding, from which forced tokens are
 
 
 class ForcedLength:
-    """How many forced tokens a round drafts: what should gain most by the target's costs.
+    """How many forced tokens a round drafts: the number with the highest expected gain.
 
     How often they are right is known also while none is drafted (`ForcedSpelling`). The account of
     drafting must allow to lose them all, so that they lose no more than any other draft.
@@ -117,8 +117,8 @@ class ForcedSpelling:
 class GuidedDrafter(Drafter):
     """Drafts for one answer under a grammar, with a drafter that it does not own.
 
-    `forced` and `forced_accepted` count forced tokens so far. Without `may_draft` it waits for what
-    the grammar says.
+    `forced` and `forced_accepted` count forced tokens so far. Without `may_draft` it waits for the
+    grammar.
     """
 
     def __init__(self, drafter: Drafter, costs: CostCurve | None = None) -> None:
@@ -131,14 +131,14 @@ class GuidedDrafter(Drafter):
         self._length, self._spelling = ForcedLength(costs), ForcedSpelling()
         self._drafter, self.waits = drafter, True
         self.may_draft = True
-        # What was asked for, the forced tokens, and what the drafter is asked for below them.
+        # The request, the forced tokens, and the drafter's request below them.
         self._asked: tuple[DraftRequest, list[int], DraftRequest] | None = None
-        # Of this round: the forced tokens, the drafter's tree, and where its nodes went; None where
+        # Of this round: the forced tokens, the drafter's tree, and where its nodes went; None if
         # the round's tree is the drafter's own.
         self._round: tuple[int, DraftTree, dict[int, int]] | None = None
 
     def prepare(self, request: DraftRequest) -> bool:
-        """Let the drafter draft a step further, once it is known what may follow (`may_draft`)."""
+        """Let the drafter draft a step further, once the next tokens are known (`may_draft`)."""
         place = _place_of(request)
         self.may_draft = place.is_ready
         if not self.may_draft or not self._drafter.waits:
@@ -147,7 +147,7 @@ class GuidedDrafter(Drafter):
             return self._drafter.prepare(self._below_forced(request)[1])
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return forced tokens, and below them what the grammar allows of the drafter's tree."""
+        """Return forced tokens, and below them the allowed part of the drafter's tree."""
         with _place_of(request).hurrying():
             return self._propose(request, _place_of(request))
 
@@ -167,16 +167,17 @@ class GuidedDrafter(Drafter):
         return dataclasses.replace(tree, rows=_rows_of(own.rows, where))
 
     def _below_forced(self, request: DraftRequest) -> tuple[list[int], DraftRequest]:
-        """Return the forced tokens and the request for what follows, the same for the same one."""
+        """Return the forced tokens and the request below them, the same for the same one."""
         if self._asked is None or self._asked[0] is not request:
             place = _place_of(request)
             if place.closed:
-                problem = "the answer left its grammar: a rule kept what the grammar forbids"
+                problem = "the answer left its grammar: a rule kept tokens that the grammar forbids"
                 raise GrammarError(problem)
             below = request
             if place.is_slow:  # each place of a draft would take as long
                 below = dataclasses.replace(request, max_depth=0, max_nodes=0)
-            # A rule that weighs the drafter's laws would take a forced token for all of its law.
+            # A rule that weighs the drafter's distributions would take a forced token for all of
+            # its distribution.
             most = min(below.max_depth, below.max_nodes) if request.keep == "nothing" else 0
             length = min(most, self._length.limit(self._spelling.share))
             forced = self._spelling.tokens(place, length) if most else self._spelling.nothing()
@@ -184,7 +185,7 @@ class GuidedDrafter(Drafter):
         return self._asked[1:]
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Tell the drafter what became of its own tree; what was left out was rejected."""
+        """Tell the drafter the outcome of its own tree; nodes that were left out were rejected."""
         if outcome.n_new:
             row = outcome.rows.logits(outcome.path_rows[-1])
             self._spelling.learn(outcome.tokens[outcome.start], row)
@@ -212,7 +213,7 @@ def _place_of(request: DraftRequest) -> GrammarState:
 
 
 def _after(request: DraftRequest, forced: Sequence[int]) -> DraftRequest:
-    """Return the request for what follows forced tokens."""
+    """Return the request below forced tokens."""
     n = len(forced)
     return dataclasses.replace(
         request,
@@ -227,12 +228,12 @@ def _rows_of(rows: DraftRows, places: dict[int, int]) -> MembersRows:
 
 
 def allowed_part(tree: DraftTree, place: GrammarState) -> tuple[DraftTree, dict[int, int]]:
-    """Return what a grammar allows of a tree below a place, and where its nodes went.
+    """Return the part of a tree that a grammar allows below a place, and where its nodes went.
 
-    Point masses that it forbids are left out, and those behind which it does not say in time what
-    may follow. A token that was drawn from a law stays, because
+    Point masses that it forbids are left out, and those after which it does not find the next
+    tokens in time. A token that was drawn from a distribution stays, because
     acceptance has to test each draw; nothing below it does. Nodes that are no candidates are not
-    tested, and stay where what they hang from does.
+    tested, and stay if their parents stay.
     """
     after: dict[int, GrammarState] = {ROOT: place}  # of candidates that are allowed
     left_out: set[int] = set()

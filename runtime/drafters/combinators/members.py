@@ -1,6 +1,6 @@
 """Members of combinators, drafters made of drafters: their draws, trees and outcomes.
 
-`MembersDrafter` owns members and passes on what concerns all. `MemberNoise` keeps their draws
+`MembersDrafter` owns members and passes on calls for all. `MemberNoise` keeps their draws
 independent. `graft` puts one member's tree below a node of another's, and `outcome_for` translates
 a round's outcome back into the nodes of the tree that a member proposed itself.
 """
@@ -30,10 +30,10 @@ from specrun.runtime.trees.tree import ROOT, DraftRows, DraftTree, Draw
 
 
 class MembersDrafter(Drafter):
-    """Owns its members, drafters of the same conversation, and reads of the target what they read.
+    """Owns its members, drafters of the same conversation, and reads the same states of the target.
 
-    A subclass says how many leaves and nodes its trees have, proposes, and tells members what
-    became of it.
+    A subclass sets the leaves and nodes of its trees, proposes, and tells members the
+    outcome.
     """
 
     def __init__(self, members: Sequence[Drafter], *, name: str) -> None:
@@ -47,7 +47,7 @@ class MembersDrafter(Drafter):
         self.embedding_inputs = _shared_inputs(members, name)
         self.keeps_rows = all(member.keeps_rows or not member.max_nodes for member in members)
         self._members = list(members)
-        # What each member proposed in this round, and where its nodes stand in the whole tree.
+        # Each member's proposal in this round, and the places of its nodes in the whole tree.
         self._trees: list[DraftTree] = []
         self._places: list[dict[int, int]] = []
 
@@ -91,7 +91,7 @@ class MembersDrafter(Drafter):
             member.rewind(length)
 
     def report(self) -> dict[str, Any]:
-        """Return what the members report, as {"parts": [{"drafter": name, ...}]}."""
+        """Return the members' reports, as {"parts": [{"drafter": name, ...}]}."""
         reports = [(member.name, member.report()) for member in self._members]
         parts = [{"drafter": name, **report} for name, report in reports if report]
         return {"parts": parts} if parts else {}
@@ -102,7 +102,7 @@ class MembersDrafter(Drafter):
 
 
 def _shared_inputs(members: Sequence[Drafter], name: str) -> EmbeddingInputs | None:
-    """Return what the nodes beyond the vocabulary of all members stand for."""
+    """Return the meaning of all members' nodes beyond the vocabulary."""
     found = {id(each.embedding_inputs): each for each in members if each.embedding_inputs}
     if len(found) > 1:
         names = " and ".join(member.name for member in found.values())
@@ -123,7 +123,7 @@ def combined(
     """Return the weights of a combinator, which own those of its members.
 
     Starting it starts every member, and `combine` makes one drafter of them, which owns them; if
-    anything fails, what was started is closed again. Its pace is one that suits all its members. If
+    anything fails, started ones are closed again. Its pace is one that suits all its members. If
     it mixes their drafts in a round and may draw, its answers begin alike.
     """
     paces = {member.pace for member in members}
@@ -174,10 +174,10 @@ class MemberNoise:
 def outcome_for(outcome: RoundOutcome, own: DraftTree, places: dict[int, int]) -> RoundOutcome:
     """Return the outcome as a member sees it: its nodes keep their numbers, accepted ones follow.
 
-    `places` says where its nodes stand in the round's tree. Its ROOT may stand at an accepted node,
-    for members that went on from what others drafted; then the member sees what came after that
-    node. Nodes that were left out of it have the rows of the node above them: nothing is known of
-    what follows there.
+    `places` are those of its nodes in the round's tree. Its ROOT may stand at an accepted node,
+    for members that went on from others' drafts; then the member sees the tokens after that node.
+    Nodes that were left out of it have the rows of the node above them: the tokens after it are not
+    known there.
     """
     root = places[ROOT]
     accepted = outcome.path if root == ROOT else outcome.path[outcome.path.index(root) + 1 :]
@@ -213,7 +213,7 @@ def outcome_for_idle(outcome: RoundOutcome) -> RoundOutcome:
 
 
 class MembersRows:
-    """What members said at the places of a tree that is made of theirs (`DraftTree.rows`).
+    """The members' rows at the places of a tree that is made of theirs (`DraftTree.rows`).
 
     `said` has, for each node (or ROOT) of the whole tree, the member's rows and its own number of
     that node.
@@ -223,7 +223,7 @@ class MembersRows:
         self._said = said
 
     def logits(self, node: int) -> npt.NDArray[np.float32] | None:
-        """Return the member's row after a node, None where none said any."""
+        """Return the member's row after a node, None if there is none."""
         rows, own = self._said.get(node, (None, node))
         return None if rows is None else rows.logits(own)
 

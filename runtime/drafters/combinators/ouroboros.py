@@ -5,13 +5,13 @@
 2. Phrases after the draft's last token extend the draft as branches (section 3.3), point masses
   below it.
 3. The target's evaluation answers at every node. The answers along the branches are refined
-   phrases, which replace those that were drafted; what it agrees with behind a rejected token are
-   phrases too (sections 3.3 and 3.4). Both flow back, with the text's own.
+   phrases, which replace those that were drafted; the tokens after a rejected one with which it
+   agrees are phrases too (sections 3.3 and 3.4). Both flow back, with the text's own.
 4. The pool outlives the answer, and with a file the process: warm start (section 3.5).
 
-The paper decodes greedily. Here drawn tokens keep their laws, and phrases are point masses, so
-every temperature is exact; which phrases there are depends on earlier rounds only. A phrase is an
-n-gram of the pool: what goes on after its first token.
+The paper decodes greedily. Here drawn tokens keep their distributions, and phrases are point
+masses, so every temperature is exact; which phrases there are depends on earlier rounds only. A
+phrase is an n-gram of the pool: its tokens after the first.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ def refined_phrases(
 def matched_phrases(
     tokens: Sequence[int], nodes: Sequence[int], length: int, rows: EvaluatedRows
 ) -> Iterator[list[int]]:
-    """Yield what the target agrees with of a rejected tail: runs in which it says the next token.
+    """Yield the parts of a rejected tail with which the target agrees: runs of its own next tokens.
 
     `tokens` stand at `nodes`, a path. Every phrase of up to `length` tokens ends with the target's
     own answer. A tail drafted on a wrong token often fits the right one: the target only rejected
-    what came before it.
+    the tokens before it.
     """
     # Behind a rejection the target's answers follow the drafted tokens.
     answers = [_answer(rows, node) for node in nodes]
@@ -149,7 +149,7 @@ class OuroborosDrafter(MembersDrafter):
         """Return the draft with phrases below its last token."""
         tree = self._draft.propose(request)
         chain = first_path(tree)
-        # Phrases go below the path of first draws: point masses there may depend on what was drawn.
+        # Phrases go below the path of first draws: point masses there may depend on draws.
         last = tree.tokens[chain[-1]] if chain else request.tokens[-1]
         depth = min(self._length, request.max_depth - len(chain))
         room = min(self._count * self._length, request.max_nodes - len(tree))
@@ -163,7 +163,7 @@ class OuroborosDrafter(MembersDrafter):
         return whole
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Put refined phrases, what was right behind a rejection, and the text into the pool."""
+        """Put refined phrases, right tokens after a rejection, and the text into the pool."""
         proposal, self._proposal = self._proposal, None
         # A combinator above may have verified another tree: its rows are not those of the phrases.
         drafted = () if proposal is None else proposal.tree.tokens
@@ -182,13 +182,13 @@ class OuroborosDrafter(MembersDrafter):
             n_phrases = len(proposal.phrases)
             self._guard.count(len(proposal.tree) - n_phrases, n_phrases, gained, outcome.n_new)
         tail = [proposal.tree.tokens[node] for node in chain[kept:]]
-        # The chain's rejected tail is what follows a wrong token: often right at another place.
+        # The chain's rejected tail follows a wrong token: often right at another place.
         for phrase in matched_phrases(tail, chain[kept:], self._length + 1, outcome.rows):
             self._store.add(phrase)
         if len(proposal.phrases):
             places = [proposal.places[node] + 1 for node in range(ROOT, len(proposal.phrases))]
             rows = PlacedRows(outcome.rows, places)
-            # Refinement replaces: what the target would not say makes room (section 3.3).
+            # Refinement replaces: tokens that the target would not choose make room (section 3.3).
             for phrase, refined in refined_phrases(proposal.phrases, proposal.last, rows):
                 if phrase != refined:
                     self._store.replace(phrase, refined)
@@ -196,7 +196,7 @@ class OuroborosDrafter(MembersDrafter):
                     self._store.add(phrase)
 
     def _learn_text(self, tokens: Sequence[int]) -> None:
-        """Add the phrases of the text that end after what was read before."""
+        """Add the phrases of the text that end after the part read before."""
         start = len(self._read)
         self._read.extend(tokens[start:])
         self._store.add_text(tokens, start, self._length + 1)

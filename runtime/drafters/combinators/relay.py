@@ -29,7 +29,7 @@ class RelayDrafter(MembersDrafter):
 
     A member that proposes nothing is skipped. Below a tree, the next member goes on from one leaf
     only, that of the path of first draws: the drafter's favourite. Members get the guesses before
-    them as if they were committed, and take back what was rejected (`Drafter.rewind`). Owns them.
+    them as if they were committed, and take back rejected ones (`Drafter.rewind`). Owns them.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class RelayDrafter(MembersDrafter):
             self._trees.append(own)
             self._places.append(places)
             # A member's noise and room were fixed before it drew;
-            # only what lies below may see its tokens.
+            # only nodes below may see its tokens.
             if path:
                 tip = places[path[-1]]
                 tokens = [*tokens, *(own.tokens[node] for node in path)]
@@ -84,7 +84,7 @@ class RelayDrafter(MembersDrafter):
     def _with_rows(self, tree: DraftTree) -> DraftTree:
         """Return the tree with its members' rows."""
         said: dict[int, tuple[DraftRows, int]] = {}
-        # Where one ends and another goes on, the later one speaks: it drafted, or would have. Where
+        # Where one ends and another goes on, the later one speaks: it drafted, or would have. If
         # nothing was drafted it is the first.
         for own, places in zip(self._trees, self._places, strict=True):
             idles = not len(own) and places[ROOT] == ROOT and ROOT in said
@@ -93,7 +93,7 @@ class RelayDrafter(MembersDrafter):
         return dataclasses.replace(tree, rows=MembersRows(said))
 
     def observe(self, outcome: RoundOutcome) -> None:
-        """Take rejected guesses back from each member, and tell it what became of its own tree."""
+        """Take rejected guesses back from each member, and tell it the outcome of its own tree."""
         for index, member in enumerate(self._members):
             if index >= len(self._trees):
                 member.observe(outcome_for_idle(outcome))

@@ -199,7 +199,7 @@ class BlockCells:
     def put(self, piece: RowPiece) -> bool:
         """Write keys and values of a text's next features, behind the first `count`; return True.
 
-        What lay there and behind, such as the last block's, is dropped first: a block sees all
+        Cells there and behind, such as the last block's, are dropped first: a block sees all
         cells, in whichever order.
         """
         self._owned.memory.truncate(piece.position if piece.count else 0)
@@ -228,7 +228,7 @@ class BlockCells:
         self._part.ask(self._block)
 
     def answer(self) -> BlockRows | None:
-        """Return the rows of the block that was asked for; None before it was evaluated."""
+        """Return the rows of the requested block; None before it was evaluated."""
         rows = None if self._part is None else self._part.answered()
         return None if rows is None or self._asked is None else self._rows_of(rows, *self._asked)
 
@@ -284,8 +284,8 @@ class BlockCells:
 class MarkovHead:
     """DSpark's Markov head as a ggml graph over the drafter's own tensors, where ggml shares them.
 
-    `drafted` are the tokens of a draft vocabulary, None for all; `moves` what the confidence head
-    adds after each token, None without one. Close it before the model.
+    `drafted` are the tokens of a draft vocabulary, None for all; `moves` the confidence head's sums
+    after each token, None without one. Close it before the model.
     """
 
     def __init__(self, model: Model, *, n_threads: int = 0) -> None:
@@ -336,7 +336,7 @@ class MarkovHead:
             with closing(GraphBuilder(self.device, max_operations=8)) as builder:
                 first, second = self._tensors.table(MARKOV), self._tensors.named(_MARKOV_OUT)
                 states = self._latents(builder, first, width)
-                # Both matrices are linear: what is subtracted need not be multiplied.
+                # Both matrices are linear: the subtracted part need not be multiplied.
                 own = builder.get_rows(first, builder.input("before", I32, 1))
                 if n_numbers:
                     numbers = builder.input("numbers", I32, n_numbers)
@@ -346,7 +346,7 @@ class MarkovHead:
         return graph
 
     def _latents(self, builder: GraphBuilder, first: Tensor, width: int) -> Tensor:
-        """Return what the second matrix multiplies, of so many tokens."""
+        """Return the inputs of the second matrix, of so many tokens."""
         return builder.get_rows(first, builder.input("tokens", I32, width))
 
     def close(self) -> None:
@@ -360,7 +360,7 @@ class MarkovHead:
 class LatentMarkovHead(MarkovHead):
     """A Markov head with a gate or a state: its small matrix lies in the file's metadata.
 
-    What follows from token, slot and state is a latent of `rank` numbers, worked out here; ggml
+    Token, slot and state give a latent of `rank` numbers, worked out here; ggml
     multiplies it. References: deepseek-ai/DeepSpec, modeling/dspark/markov_head.py.
     """
 

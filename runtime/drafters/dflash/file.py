@@ -30,7 +30,7 @@ or by a state of its own that has seen all tokens of the block."""
 
 MARKOV_KIND = "markov_head_type"
 MARKOV_WEIGHT, MARKOV_BIAS = "markov_head.weight", "markov_head.bias"
-"""Keys of the gate's matrix and bias, or the state's; llama.cpp knows no such tensors."""
+"""Keys of the gate's matrix and bias, or the state's; llama.cpp has no such tensors."""
 
 MARKOV, CONFIDENCE, VOCABULARY_MAP = "markov_w1.weight", "conf_proj.weight", "d2t"
 _SELECTOR = "selector_hidden.weight"
@@ -51,7 +51,7 @@ _KNOWN = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What a drafter's blocks are, by its file `title`.
+    """The kind of a drafter's blocks, by its file `title`.
 
     They predict `n_slots` tokens at most, and have `first` tokens more. They are made of inputs of
     the target's layers `taps`, in the drafter's own order. `few_tokens`: rows name a few tokens
@@ -69,7 +69,7 @@ class Blocks:
 
 @dataclass(frozen=True, slots=True)
 class BlockFile:
-    """What a block drafter's file says, checked for a target.
+    """The facts of a block drafter's file, checked for a target.
 
     A block has `block_size` tokens, the last one of the text and masks (the token `mask`); `first`
     is the number of the first that predicts one. `taps` are the target's layers whose inputs it
@@ -100,7 +100,7 @@ class BlockFile:
         return f"{os.path.basename(self.path)} ({self.generation})"
 
     def check_threshold(self, p_min: float) -> None:
-        """Raise `UnsupportedModelError` if nothing in the file says whether a chain is to end.
+        """Raise `UnsupportedModelError` if nothing in the file shows whether a chain is to end.
 
         DSpark's confidence head does, as in llama.cpp; for others it is the greatest probability.
         """
@@ -212,7 +212,9 @@ def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
     """Return the layers of the target whose inputs are read."""
     numbers = file.numbers("target_layers")
     if not numbers:
-        raise MalformedFileError(f"{file.path} does not say which layers it reads (target_layers)")
+        raise MalformedFileError(
+            f"{file.path} does not name the layers that it reads (target_layers)"
+        )
     taps, width = tuple(int(number) for number in numbers), file.size("embedding_length")
     file.require("fc.weight", (len(taps) * width, width))
     last = layer_inputs(target) - 1

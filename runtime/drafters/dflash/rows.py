@@ -6,7 +6,7 @@ the distribution after a node is one of its slot and, but for DFlash, of the nod
 - DFlash: each slot's row, whatever was drafted before. Trees are products of these rows.
 - DSpark: the slot's row plus a bias of the token before it, w2 w1[token]. llama.cpp's graph adds
   the bias of its own chain, each token the most likely one after that before. Rows along this chain
-  are taken as they are, bit by bit; for another token the difference of two biases is added. Where
+  are taken as they are, bit by bit; for another token the difference of two biases is added. If
   tokens are chosen, not drawn, that is worked out for the slot's best tokens alone.
 - DSpark with a gate or a state (rnn): the bias is w2 of a latent, which the slot's state, the token
   before, and with a state all tokens since the text have made. It differs for each node.
@@ -141,7 +141,7 @@ class MarkovRows(BlockRows):
     ) -> None:
         self.confidences = confidences
         self._logits, self._shifts, self._drafted = logits, shifts, drafted
-        # The token before each slot on llama.cpp's own chain, as far as it was asked for.
+        # The token before each slot on llama.cpp's own chain, as far as it was requested.
         self._chain = [last]
 
     def after(
@@ -191,8 +191,8 @@ class MarkovRows(BlockRows):
 class LatentRows(MarkovRows):
     """DSpark's rows with a gated or a recurrent Markov head; `hidden` [slots, width] are states.
 
-    `head` makes latents of these, and biases of latents. llama.cpp's graph knows only a head
-    without either, whose biases along its chain are taken off again.
+    `head` makes latents of these, and biases of latents. llama.cpp's graph has only a head without
+    either, whose biases along its chain are taken off again.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Drafts of block drafters: chains and trees over one evaluated block, and their builder.
 
 The features of the committed text are put into cells once, before the first block behind them. A
-block's own cells lie behind these and are dropped before the next evaluation. So what is known of a
-text is what `TextRows` holds, and an interrupt or a failed evaluation leaves it as it was.
+block's own cells lie behind these and are dropped before the next evaluation. So `TextRows` holds
+all facts of a text, and an interrupt or a failed evaluation leaves it as it was.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SlotCells(Cells, Protocol):
         """Have a block evaluated with those of other conversations."""
 
     def answer(self) -> BlockRows | None:
-        """Return the rows of the block that was asked for; None before it was evaluated."""
+        """Return the rows of the requested block; None before it was evaluated."""
 
 
 class SlotState(TextRows[Any]):
@@ -66,7 +66,7 @@ class SlotState(TextRows[Any]):
 
     @abstractmethod
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
-        """Put what waits into cells; return the rows of a text's block, None if it is not known."""
+        """Put waiting rows into cells; return the rows of a text's block, None if unknown."""
 
 
 class BlockState(SlotState):
@@ -83,7 +83,7 @@ class BlockState(SlotState):
         self.cells = self._cells = cells
 
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
-        """Put what waits into cells; return the rows of a text's block, None if it is not known."""
+        """Put waiting rows into cells; return the rows of a text's block, None if unknown."""
         if self.said(tokens) is None:
             return None
         return self._cells.block(tokens[-1], len(tokens) - 1, n_slots)
@@ -216,7 +216,8 @@ _TOPK = 3
 def build_dflash(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `dflash(FILE, depth=15, topk=3, nodes=auto)`, `n=4` for a chain, or `tree=4x2`.
 
-    Without a size a round verifies what pays of the block; of a target that cannot branch, a chain.
+    Without a size a round verifies the part of the block that pays; of a target that cannot branch,
+    a chain.
     """
     path = model_file_of(expression, env)
     threads, seen = env.context.n_threads, seen_window(options_of(expression), env)
@@ -277,7 +278,7 @@ def build_blocks(
 def _rounds(blocks: Blocks, env: DraftEnvironment) -> Callable[[int], float]:
     """Return the cost of blocks of n slots in plain rounds of the target, whose curve they follow.
 
-    It is what an evaluation of as many tokens would take of a model of the drafter's size.
+    It is the time of an evaluation of as many tokens by a model of the drafter's size.
     """
     share, curve, first = (
         blocks.multiplied / max(1, env.target.n_params),
@@ -288,7 +289,7 @@ def _rounds(blocks: Blocks, env: DraftEnvironment) -> Callable[[int], float]:
 
 
 def _completed(tree: TreeOptions, slots: int, largest: int) -> TreeOptions:
-    """Return the options of a tree with depth, width and size where they were left out."""
+    """Return the options of a tree with depth, width and size if they were left out."""
     if tree.tree not in (None, "sequoia"):
         return tree
     if tree.depth is None:

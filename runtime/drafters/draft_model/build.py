@@ -32,7 +32,7 @@ from specrun.runtime.round.drafter import Drafter, DrafterWeights, Pace
 from specrun.runtime.trees import DynamicShape, Topology
 
 USUAL_LENGTH = 5
-"""Tokens of a chain where n is not given and nothing decides where to stop."""
+"""Tokens of a chain if n is not given and nothing decides where to stop."""
 
 
 def chain_options(expression: Expression) -> ChainOptions:
@@ -53,10 +53,10 @@ MakeState = Callable[[Context], DraftModelState]
 
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """What an expression drafts with a model: chains or trees, and what contexts they need.
+    """The drafts of an expression with a model: chains or trees, and the contexts that they need.
 
     `make` makes a conversation's drafter of a context with so many sequences and output rows and,
-    in addition to those of the text, `n_nodes` cells. `pace` is what measured time may decide.
+    in addition to those of the text, `n_nodes` cells. `pace` limits the decisions by measured time.
     """
 
     make: Callable[[Context, MakeState], GrowingDrafter]
@@ -88,10 +88,10 @@ def plan_draft(
     share: Callable[[DraftModelState], float],
     text_share: Callable[[DraftModelState], Callable[[], float]] | None = None,
 ) -> ModelPlan:
-    """Return what the options of an expression say about chains and trees.
+    """Return the options of an expression about chains and trees.
 
     `sequoia(nodes, depth)` plans `tree=sequoia`. `share` is which part of the target a model reads
-    for a token, `text_share` what an evaluation of the target reads beside its weights (see
+    for a token, `text_share` the reads of an evaluation of the target beside its weights (see
     `DraftEnvironment.draft_plan`).
     """
     tree = TreeOptions.of(expression)
@@ -210,7 +210,7 @@ _SINK = 4  # tokens of the beginning that are kept, as of `partial`
 
 
 def window_beyond(model: Model, n_ctx: int, n_nodes: int) -> Window | None:
-    """Return the window of a text that a model drafts from beyond what it was trained for.
+    """Return the window of a text that a model drafts from beyond its trained context.
 
     Its tokens are the target's. None if its memory drops no tokens, or if there is no room.
     """
@@ -219,7 +219,7 @@ def window_beyond(model: Model, n_ctx: int, n_nodes: int) -> Window | None:
 
 
 def remark_on_context(model: Model, n_ctx: int, longest: int, window: Window | None = None) -> str:
-    """Return what the user is to know of a context that is shorter than the texts; "" if none is.
+    """Return a note for the user on a context that is shorter than the texts; "" if none is.
 
     Behind it the model drafts from a window, or nothing.
     """
@@ -254,7 +254,7 @@ class _DraftContexts:
         return Context(self._model, self._options)
 
     def close(self) -> None:
-        """Close what is shared; again does nothing."""
+        """Close the shared parts; again does nothing."""
         if self._shared is not None:
             self._shared.close()
             self._shared = None
@@ -269,7 +269,7 @@ def _by_text(
         if options.optional(name) is not None:
             raise OptionError(
                 f"{expression}: {name}= needs tokens that both vocabularies have, and this draft "
-                "is passed on as text; leave it out, or say vocabulary=tokens"
+                "is passed on as text; leave it out, or give vocabulary=tokens"
             )
     if options.optional("sampling") not in (None, "argmax"):
         raise OptionError(f"{expression}: text is drafted greedily; leave out sampling=")
@@ -303,8 +303,8 @@ def _load_draft_model(path: Path, env: DraftEnvironment) -> Model:
 def draft_context_options(options: ContextOptions, model: Model) -> ContextOptions:
     """Return the target's context settings, no longer than the draft model was trained for.
 
-    Where the target's positions are stretched, the draft model's are too, by what it needs itself,
-    unless it was trained for so many.
+    If the target's positions are stretched, the draft model's are too, by its own factor, unless
+    it was trained for so many.
     """
     rope, trained = options.rope, model.n_ctx_train
     if 0 < options.n_ctx <= trained:

@@ -37,7 +37,7 @@ class DraftModelSource(Source):
     # -- the text ----------------------------------------------------------------------------------
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the cache of what the prompt shares with the last one."""
+        """Keep the cache of the prompt's common part with the last one."""
         self.state.begin(tokens)
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:

@@ -29,10 +29,10 @@ class DraftModelState:
         self.context = context
         self.cached: list[int] = []
         # Set while the cache and `cached` change: an interrupt leaves it set, and `rewind` then
-        # asks the memory itself.
+        # reads the memory itself.
         self._changing = False
         self.main = 0
-        # Two, because what a batch repeats is not written again.
+        # Two, because repeated tokens of a batch are not written again.
         self.batch, self._single = Batch(context.n_batch, 1), Batch(1, 1)
         self._own_size = context.model.vocabulary.size
         self._shared_size = min(self._own_size, target_vocab_size)
@@ -61,7 +61,7 @@ class DraftModelState:
         return token if token < self._own_size else self._stand_in
 
     def all_known(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return what `known` makes of each."""
+        """Return the result of `known` for each."""
         return tokens if max(tokens) < self._own_size else [*map(self.known, tokens)]
 
     def shared(self, logits: Logits) -> Logits:
@@ -83,7 +83,7 @@ class DraftModelState:
             piece = list(tokens[begin : begin + n_batch])
             start = self.cells(len(self.cached))
             known = [self.known(token) for token in piece]
-            # Rows of earlier pieces are asked for too: one row each is cheaper than a second kind
+            # Rows of earlier pieces are requested too: one row each is cheaper than a second kind
             # of batch.
             self.batch.fill_chain(known, start, (self.main,), 1)
             self._changing = True
@@ -127,7 +127,7 @@ class DraftModelState:
             self.feed(tokens[len(self.cached) : end])
 
     def ask(self, tokens: Sequence[int]) -> None:
-        """As `feed`, evaluated with what other conversations ask for: `answer` has the row."""
+        """As `feed`, evaluated with the requests of other conversations: `answer` has the row."""
         self._unread = list(tokens)
         self._ask_piece()
 
@@ -140,7 +140,7 @@ class DraftModelState:
         self._part.ask(self.batch)
 
     def answer(self) -> Logits | None:
-        """Return the row after what was asked for, a view [shared]; None while that waits."""
+        """Return the row after the requested tokens, a view [shared]; None while that waits."""
         assert self._part is not None
         rows = self._part.answered()
         if rows is None:
@@ -155,18 +155,18 @@ class DraftModelState:
         return self.shared(rows.logits(0))
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the cache of what a text shares with the last one."""
+        """Keep the cache of a text's common part with the last one."""
         self._step = -1, None  # rows of another answer may be cut
         self.rewind(common_prefix(self.cached, tokens))
 
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
-        """Learn the target's states at a prompt's tokens, where the cache depends on them."""
+        """Learn the target's states at a prompt's tokens, if the cache depends on them."""
 
     def learn_round(self, outcome: RoundOutcome) -> None:
-        """Learn the target's states at a round's tokens, where the cache depends on them."""
+        """Learn the target's states at a round's tokens, if the cache depends on them."""
 
     def rewind(self, length: int) -> None:
-        """Cut the cache to `length` tokens; drop all nodes, and what an interrupt left."""
+        """Cut the cache to `length` tokens; drop all nodes, also of an interrupted round."""
         nodes, interrupted = self.nodes, self.nodes.grows
         if length >= len(self.cached) and not (self._part or self._changing or interrupted):
             return
@@ -204,13 +204,13 @@ class DraftModelState:
         return self.context.decode(self.depth_batch)
 
     def ask_depth(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
-        """As `evaluate`, with what other conversations ask for: `answer_depth` has the rows."""
+        """As `evaluate`, with the requests of other conversations: `answer_depth` has the rows."""
         assert self._part is not None
         self._fill_depth(parents, tokens)
         self._part.ask(self.depth_batch)
 
     def answer_depth(self) -> Rows | None:
-        """Return the rows of what was asked for; None while that waits."""
+        """Return the rows of the request; None while that waits."""
         assert self._part is not None
         return self._part.answered()
 
@@ -243,7 +243,7 @@ class DraftModelState:
         nodes.forget()
 
     def _drop_strays(self, path: Sequence[int], base: int) -> None:
-        """Drop what sequences hold beside a path; note how much of the text each holds then."""
+        """Drop the cells of sequences beside a path; note how much of the text each holds then."""
         memory, nodes, length = self.context.memory, self.nodes, len(path)
         parents, depths = nodes.parents, nodes.depths
         if max(depths) > length:

@@ -26,12 +26,12 @@ from specrun.runtime.trees.tree import DraftTree
 # == Token-level intersection: tokens of two vocabularies with the same bytes ======================
 #
 # Timor et al. 2025 (arXiv 2502.05202, algorithm 4): a drafter of another vocabulary drafts from its
-# law restricted to the tokens that both have, renormalised. Whatever law is drawn from, acceptance
-# keeps the target's, so this is exact; what it costs is the drafter's mass on tokens that the
-# target lacks. Tokens of the target that the drafter lacks, which the target itself may say, are
-# spelled for it with tokens of its own: a committed token may be several of the drafter's, so that
-# its cells are counted apart from the tokens. What it drafts are shared tokens, one cell each, and
-# trees grow as those of any draft model.
+# distribution restricted to the tokens that both have, renormalised. Whatever distribution is drawn
+# from, acceptance keeps the target's, so this is exact; the cost is the drafter's mass on tokens
+# that the target lacks. Tokens of the target that the drafter lacks, which the target itself may
+# choose, are spelled for it with tokens of its own: a committed token may be several of the
+# drafter's, so that its cells are counted apart from the tokens. It drafts shared tokens, one cell
+# each, and trees grow as those of any draft model.
 
 
 _FREQUENT = 100.0  # tokens stand about in the order of their frequency: weights are 1 / (100 + id)
@@ -40,7 +40,7 @@ _FREQUENT = 100.0  # tokens stand about in the order of their frequency: weights
 class TokenMap:
     """The tokens that a target's vocabulary and a drafter's share, by their exact bytes.
 
-    Control tokens are the same where their texts are. Raises `PairError` where nothing is shared.
+    Control tokens are the same if their texts are. Raises `PairError` if nothing is shared.
     `n_shared` counts tokens; `coverage` is their share of the target's ordinary tokens, frequent
     ones weighing more (Zipf's law over their ids).
     """
@@ -70,12 +70,12 @@ class TokenMap:
         shared = ordinary[~self._lacking[ordinary]]
         self.coverage = float(weights[shared].sum() / weights[ordinary].sum())
         self.first = (draft.bos,) if draft.adds_bos and draft.bos is not None else ()
-        """What the drafter reads before any text."""
+        """The tokens that the drafter reads before any text."""
         if target.bos is not None and self.first:
             self._ids[target.bos] = self.first
 
     def row(self, logits: Logits) -> npt.NDArray[np.float32]:
-        """Return the drafter's logits by the target's ids [target vocab], -inf where none is."""
+        """Return the drafter's logits by the target's ids [target vocab], -inf if none is."""
         found: npt.NDArray[np.float32] = np.take(logits, self._source).astype(
             np.float32, copy=False
         )
@@ -105,7 +105,7 @@ class TokenMap:
 
 
 def _by_content(vocabulary: Vocabulary) -> dict[tuple[bool, bytes], int]:
-    """Return the tokens by what they stand for, and whether that is a control token's text.
+    """Return the tokens by their texts, and whether each is a control token's.
 
     Of several that stand for the same bytes the one that is not a bare byte of a fallback, and
     among such the first.
@@ -127,7 +127,7 @@ def _bytes_last(vocabulary: Vocabulary) -> Iterable[int]:
 class SpelledModelState(DraftModelState):
     """Evaluates committed tokens of the target as the drafter's own, and maps its rows back.
 
-    `cached` are the target's tokens; `cells(n)` says how many cells the first n of them have.
+    `cached` are the target's tokens; `cells(n)` is the number of cells of the first n.
     """
 
     def __init__(self, context: Context, tokens: TokenMap) -> None:
@@ -153,11 +153,11 @@ class SpelledModelState(DraftModelState):
         return self._map.spelled(token)[0]
 
     def all_known(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return what `known` makes of each."""
+        """Return the result of `known` for each."""
         return [*map(self.known, tokens)]
 
     def shared(self, logits: Logits) -> Logits:
-        """Return a row by the target's ids, -inf where the drafter has no such token."""
+        """Return a row by the target's ids, -inf if the drafter has no such token."""
         return self._map.row(logits)
 
     def feed(self, tokens: Sequence[int]) -> Logits:
@@ -198,10 +198,10 @@ _ENOUGH = 0.5  # of the target's tokens, by frequency: below it a drafter is hea
 
 @dataclass(frozen=True, slots=True)
 class DraftPair:
-    """A target's vocabulary and what a drafter's has of it.
+    """A target's vocabulary and a drafter's part of it.
 
-    `tokens` is None where both have the same ids; `by_text` says that nothing but text is passed
-    on. `remark` tells the user of a vocabulary that is not the target's, else "".
+    `tokens` is None if both have the same ids; `by_text`: nothing but text is passed on.
+    `remark` is a note for the user if the vocabulary is not the target's, else "".
     """
 
     target_size: int
@@ -211,11 +211,11 @@ class DraftPair:
 
     @staticmethod
     def of(target: Model, draft: Model, expression: Expression) -> DraftPair:
-        """Return what `vocabulary=auto|same|tokens|text` of a drafter expression comes to.
+        """Return the way that `vocabulary=auto|same|tokens|text` of a drafter expression chooses.
 
-        "auto" takes the same ids where they mean the same, shared tokens where most of the
-        target's are shared, and text otherwise. Raises `PairError` where nothing is in common, or
-        the vocabulary is another one although "same" was asked for, and `UnsupportedModelError`.
+        "auto" takes the same ids if they mean the same, shared tokens if most of the
+        target's are shared, and text otherwise. Raises `PairError` if nothing is in common, or
+        the vocabulary is another one although "same" was given, and `UnsupportedModelError`.
         """
         check_can_draft(draft)
         ways = ["auto", "same", "tokens", "text"]
@@ -254,14 +254,14 @@ class DraftPair:
 # == String-level drafts: another vocabulary's text in the target's tokens =========================
 #
 # Timor et al. 2025 (arXiv 2502.05202, algorithm 2, string-level exact match). The text so far is
-# tokenized for the drafter, it goes on greedily, and what it says is tokenized for the target.
-# These tokens are point masses: nothing is drawn, so no law has to be carried from one vocabulary
-# to the other, and the text stays plain decoding's own at every temperature. It asks nothing of the
-# two vocabularies but that they spell the same text.
+# tokenized for the drafter, it goes on greedily, and its text is tokenized for the target.
+# These tokens are point masses: nothing is drawn, so no distribution has to be carried from one
+# vocabulary to the other, and the text stays plain decoding's own at every temperature. The two
+# vocabularies only have to spell the same text.
 
 
 _GREEDY = SamplingParams(temperature=0.0)
-_TAIL = 256  # bytes that are tokenized anew each round; what is before them stays as it was
+_TAIL = 256  # bytes that are tokenized anew each round; earlier ones stay as they were
 _CONTEXT = 4  # tokens before the draft that its tokens are made with
 
 
@@ -287,7 +287,7 @@ class RetokenisedDrafter(Drafter):
         self._reader = TextReader(target, own)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Do nothing: `propose` asks the text itself what of the cache is still true."""
+        """Do nothing: `propose` compares the text itself with the cache."""
 
     def rewind(self, length: int) -> None:
         """Do nothing: see `begin`."""
@@ -296,7 +296,7 @@ class RetokenisedDrafter(Drafter):
         """Do nothing: see `begin`."""
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return a chain; none where the text ends within a character."""
+        """Return a chain; none if the text ends within a character."""
         count = min(self.max_nodes, request.max_depth, request.max_nodes)
         known = self._reader.read(request.tokens)
         room = self._context.n_ctx - len(known or ()) + 1
@@ -307,7 +307,7 @@ class RetokenisedDrafter(Drafter):
         return DraftTree.chain(tokens[:count])
 
     def _go_on(self, known: list[int], count: int) -> bytes:
-        """Return what the drafter says next, cut to whole characters."""
+        """Return the drafter's next text, cut to whole characters."""
         state, said = self._state, list[int]()
         state.rewind(min(common_prefix(state.cached, known), len(known) - 1))
         row = state.feed(known[len(state.cached) :])
@@ -355,14 +355,14 @@ class TextReader:
     def _forget(self) -> None:
         first = self._vocabulary.bos
         self._settled = [first] if self._vocabulary.adds_bos and first is not None else []
-        self._read: list[int] = []  # what stands in `_tail` or before it
+        self._read: list[int] = []  # the tokens in `_tail` or before it
         self._tail = b""
-        self._changing = False  # an interrupt leaves it set: what was read is then forgotten
+        self._changing = False  # an interrupt leaves it set: read tokens are then forgotten
 
     def read(self, tokens: Sequence[int]) -> list[int] | None:
-        """Return the text's tokens in the other vocabulary; None where it ends in a character.
+        """Return the text's tokens in the other vocabulary; None if it ends in a character.
 
-        What a text shares with the one before is not tokenized again, but for its end.
+        The common part with the text before is not tokenized again, but for its end.
         """
         n = len(self._read)
         if self._changing or list(tokens[:n]) != self._read:
@@ -389,7 +389,7 @@ class TextReader:
         """Read a control token, which no text is: as the same one, or as its name spelled out."""
         self._settled += self._vocabulary.tokenize_within(self._tail)
         self._tail = b""
-        if token != self._source.bos:  # the drafter's own is there already, if it wants one
+        if token != self._source.bos:  # the drafter's own is there already, if it needs one
             name = self._source.label(token)
             self._settled += self._vocabulary.tokenize(name, add_special=False, parse_special=True)
 

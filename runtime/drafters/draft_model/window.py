@@ -21,10 +21,10 @@ from specrun.runtime.round.text import common_prefix
 # == Chunks of a long text, retrieved by the target's own states (TriForce, section 4) =============
 #
 # TriForce (Sun et al. 2024) keeps the chunks whose mean key the last query meets best. llama.cpp
-# tells neither queries nor keys, but the inputs of a layer at every token; their likeness stands in
-# for that: a chunk's mean and the mean of the last tokens, less the mean of all, by the cosine. The
-# states are kept in a random projection to a few numbers, which keeps angles (Johnson and
-# Lindenstrauss 1984), so that a long text takes kilobytes a thousand tokens.
+# hands out neither queries nor keys, but the inputs of a layer at every token; their likeness
+# stands in for that: a chunk's mean and the mean of the last tokens, less the mean of all, by the
+# cosine. The states are kept in a random projection to a few numbers, which keeps angles (Johnson
+# and Lindenstrauss 1984), so that a long text takes kilobytes a thousand tokens.
 
 
 _WIDTH = 64  # numbers that are kept of a state
@@ -34,7 +34,7 @@ class ChunkMemory:
     """The states of one text, and which `count` of its chunks of `size` tokens are most alike.
 
     `layer` is the layer of the target whose inputs are read, [n_embd] each. Learning a position
-    again replaces what was known of it.
+    again replaces its facts.
     """
 
     def __init__(self, size: int, count: int, *, layer: int, n_embd: int, n_ctx: int) -> None:
@@ -51,7 +51,7 @@ class ChunkMemory:
         return self._size * self._count
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Turn to another text; what it shares with the one before stays known."""
+        """Turn to another text; the common part with the one before stays known."""
         shared = common_prefix(self._text, tokens)
         self._known[shared:] = False
         self._text = list(tokens)
@@ -75,8 +75,8 @@ class ChunkMemory:
     def choose(self, start: int, end: int, now: int) -> Sequence[int]:
         """Return the positions of the chunks to keep of positions start <= p < end, ascending.
 
-        They are compared with the last tokens before `now`; what is known of later ones is not
-        read, so that the same text has the same chunks, whatever was said after it before.
+        They are compared with the last tokens before `now`; facts of later ones are not read, so
+        that the same text has the same chunks, whatever came after it before.
         """
         n_chunks = (end - start) // self._size
         known = self._known[:now].nonzero()[0]
@@ -101,7 +101,7 @@ class ChunkMemory:
 #
 # The first tokens, on which models rest attention that goes nowhere else, and the last ones. The
 # window moves in steps of its own size, so that it holds its size at least and twice that at most:
-# where it begins follows from the length of the text alone, and what moving costs (the kept tokens
+# where it begins follows from the length of the text alone, and the cost of moving (the kept tokens
 # are evaluated anew) comes to one more token of a batch for every token of the text.
 
 
@@ -119,7 +119,7 @@ class Window:
             raise OptionError(f"window is {self.size}: give at least 1 of a text's last tokens")
 
     def first_kept(self, length: int) -> int:
-        """Return where the window begins in a text of so many tokens: what is before is dropped.
+        """Return where the window begins in a text of so many tokens: earlier ones are dropped.
 
         The sink, as long as nothing is dropped.
         """
@@ -144,7 +144,7 @@ class KeptTokens:
         self.between: Sequence[int] = ()
 
     def cells(self, length: int) -> int:
-        """Return how many cells hold what is kept of the first `length` tokens.
+        """Return the number of cells for the kept ones of the first `length` tokens.
 
         Of a text that was cut to before the window the sink alone.
         """
@@ -154,7 +154,7 @@ class KeptTokens:
         return sink + len(self.between) + length - self.first
 
     def tokens(self, cells: int) -> int:
-        """Return how many tokens of the text are read where so many cells are filled."""
+        """Return how many tokens of the text are read if so many cells are filled."""
         beyond = cells - self.window.sink - len(self.between)
         return self.first + beyond if beyond >= 0 else min(cells, self.window.sink)
 
@@ -167,7 +167,7 @@ class KeptTokens:
         return first != self.first or first > max(n_read, self.window.sink)
 
     def move(self, length: int) -> None:
-        """Move the window to where a text of so many tokens has it, and choose what is before."""
+        """Move the window to its place in a text of so many tokens; choose the tokens before."""
         window, chunks = self.window, self.chunks
         self.first = first = window.first_kept(length)
         # Of the shortest text that has the window there all but the last token was evaluated.
@@ -180,15 +180,15 @@ class KeptTokens:
 # Positions are those within the cache (StreamingLLM, Xiao et al. 2023, section 3.2): the kept
 # tokens stand side by side, so that no position exceeds the bound, however long the text is. Their
 # keys and values are those of the kept tokens alone, evaluated again whenever the window moves:
-# what the cache says is what the model says of the shortened text (sliding window with
+# the cache holds the model's states of the shortened text (sliding window with
 # re-computation, section 1), and where it has been before does not matter.
 
 
 class PartialState(DraftModelState):
-    """Evaluates texts of any length in a cache of a few cells: what `kept` says.
+    """Evaluates texts of any length in a cache of a few cells: those of `kept`.
 
-    `cached` are all tokens of the text that were read; `cells(n)` says how many of the first n the
-    cache holds. The window moves only where a round begins (`feed`, `ask`), never within a draft.
+    `cached` are all tokens of the text that were read; `cells(n)` is the number of the first n in
+    the cache. The window moves only where a round begins (`feed`, `ask`), never within a draft.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class PartialState(DraftModelState):
         self.n_text = 0  # the tokens of the text, those before the window included
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the cache of what a text shares with the last one."""
+        """Keep the cache of a text's common part with the last one."""
         if self.kept.chunks is not None:
             self.kept.chunks.begin(tokens)
         super().begin(tokens)
@@ -217,11 +217,11 @@ class PartialState(DraftModelState):
             self.kept.chunks.learn_round(outcome)
 
     def cells(self, length: int) -> int:
-        """Return how many cells hold what is kept of the first `length` cached tokens."""
+        """Return the number of cells for the kept ones of the first `length` cached tokens."""
         return self.kept.cells(length)
 
     def room(self, tokens: Sequence[int]) -> int:
-        """Return how many cells are left behind what is kept of a text, at the least."""
+        """Return the least number of cells that are left behind the kept part of a text."""
         n, window, chunks = len(tokens), self.kept.window, self.kept.chunks
         first = window.first_kept(n)
         most = 0 if chunks is None else min(chunks.most_kept, first - window.sink)
@@ -232,13 +232,13 @@ class PartialState(DraftModelState):
         return super().feed(self._moved(tokens))
 
     def ask(self, tokens: Sequence[int]) -> None:
-        """As `feed`, evaluated with what other conversations ask for."""
+        """As `feed`, evaluated with the requests of other conversations."""
         super().ask(self._moved(tokens))
 
     def _moved(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Move the window if it has to; return what is left to evaluate.
+        """Move the window if it has to; return the rest to evaluate.
 
-        Then what is kept of the text before the window is evaluated anew.
+        Then the kept part of the text before the window is evaluated anew.
         """
         n_cached, kept, sink = len(self.cached), self.kept, self.kept.window.sink
         self.n_text = n_cached + len(tokens)

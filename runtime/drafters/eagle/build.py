@@ -38,7 +38,7 @@ from specrun.runtime.planning.optimal_trees import medusa_tree
 from specrun.runtime.round.drafter import DrafterWeights
 from specrun.runtime.trees import DynamicShape, Topology, TreeSampling, check_sampling
 
-# EAGLE-2's trees of 60 nodes are for GPUs: where nothing is said, a round verifies what pays.
+# EAGLE-2's trees of 60 nodes are for GPUs: without a size, a round verifies the nodes that pay.
 _DEFAULT = TreeOptions(depth=5, topk=2, nodes="auto")
 
 
@@ -71,7 +71,7 @@ def _build(
     kind: Callable[..., PairHead],
     n_drafted: int | None = None,
 ) -> DrafterWeights:
-    """Build a head's drafter; `n_drafted` are the tokens it may draft, None: what its file says."""
+    """Build a head's drafter; `n_drafted` are the tokens it may draft, None: its file's facts."""
     options, tree = options_of(expression), TreeOptions.of(expression)
     if tree.n is None and not tree.asks_for_tree:
         tree = _DEFAULT if env.target.can_branch else TreeOptions(n="auto")
@@ -109,17 +109,14 @@ def _planner(
     env: DraftEnvironment,
     share: float,
 ) -> Callable[[int, int], Topology]:
-    """Return what makes the tree of tree=sequoia, of so many nodes and depths.
+    """Return the function that makes the tree of tree=sequoia, of so many nodes and depths.
 
-    Where the head's accuracies by depth and rank are known it is made from them, without nodes= of
-    the size that pays most. They are of the head's favourite tokens and say nothing about drawn
-    ones.
+    If the head's accuracies by depth and rank are known it is made from them, without nodes= of
+    the size that pays most. They are of the head's favourite tokens and not of drawn ones.
     """
     measured = sampling == "argmax"
     if options.optional("accuracy") is not None and not (measured and tree.tree == "sequoia"):
-        raise OptionError(
-            f"{expression}: accuracy= is what tree=sequoia is made from, with sampling=argmax"
-        )
+        raise OptionError(f"{expression}: accuracy= is only for tree=sequoia, with sampling=argmax")
 
     def plan(nodes: int, depth: int) -> Topology:
         file = HeadFile(path, expression.atom)
@@ -145,7 +142,7 @@ def _draft_tokens(expression: Expression) -> int | None:
 
 
 def _share_read(file: HeadFile, env: DraftEnvironment, n_drafted: int | None) -> float:
-    """Return what a depth reads, the head and an output matrix, over the target's weights."""
+    """Return the bytes that a depth reads, of the head and an output matrix, over the target's."""
     return multiplied_of_pair(file, env.target, n_drafted) / env.target.n_params
 
 

@@ -49,8 +49,8 @@ from specrun.runtime.planning.theory import multiplied
 # best tokens of a depth and the states predicted with them are the next pairs inside the graph, and
 # only tokens come back: for chains, EAGLE-1's trees of a fixed shape and EAGLE-2's dynamic ones.
 # A row below another is the pair of its token with the state that was predicted at that other. It
-# sees what the row above it sees, and its own cell: its mask is a copy of that row's with one cell
-# more, made inside the graph, because in a dynamic tree only the graph knows which row is above.
+# sees the cells of the row above it, and its own: its mask is a copy of that row's with one cell
+# more, made inside the graph, because in a dynamic tree only the graph computes which row is above.
 
 
 _TREE_OPERATIONS = 112  # of a graph for each depth, and for the pairs before it
@@ -58,7 +58,7 @@ _LAYER_OPERATIONS = 48  # of each layer behind the first
 
 
 def fill_tokens(graph: Graph, tokens: list[int]) -> None:
-    """Fill a graph of several rows with the tokens of the real ones, and say which is the last."""
+    """Fill a graph of several rows with the tokens of the real ones, and mark the last."""
     cells = graph.cells["tokens"]
     for row in range(len(cells)):
         cells[row] = tokens[row] if row < len(tokens) else 0
@@ -68,13 +68,13 @@ def fill_tokens(graph: Graph, tokens: list[int]) -> None:
 class PairTrees:
     """The graphs of one conversation's trees over its cache. Close them before cache and head.
 
-    Raises UnsupportedModelError where a drafted token may have no embedding, or the head knows
-    fewer tokens than a row has children.
+    Raises UnsupportedModelError if a drafted token may have no embedding, or the head has fewer
+    tokens than a row has children.
     """
 
     def __init__(self, head: PairHead, cache: KeyValueCache, plan: TreePlan) -> None:
         if max(plan.ranks) > head.sizes.vocab_size:
-            raise UnsupportedModelError("a tree of more branches than an EAGLE head knows tokens")
+            raise UnsupportedModelError("a tree with more branches than an EAGLE head has tokens")
         self._head, self._cache = head, cache
         self._ids = head.drafted_ids()
         self._graphs = TreeGraphs(head.device, plan, self._build)
@@ -86,7 +86,7 @@ class PairTrees:
     def run(self, piece: RowPiece) -> NamedChildren:
         """Return the children below m real pairs, a piece's tokens [m] and rows [m, features].
 
-        The rows of the tree go into the cells after theirs. Raises UnsupportedModelError where no
+        The rows of the tree go into the cells after theirs. Raises UnsupportedModelError if no
         backend computes the graph.
         """
         tokens, features, position, count = piece.tokens, piece.rows, piece.position, piece.count
@@ -158,12 +158,12 @@ class PairTrees:
 
 @dataclass(slots=True)
 class EagleRows:
-    """What a head says after n pairs: predicted states [n, hidden] and its best tokens.
+    """A head's results after n pairs: predicted states [n, hidden] and its best tokens.
 
     `tokens` (of the target) and `log_probs` are [n, ranks], the most likely first; `logits`
-    [n, target vocab] where they were asked for: a view, which dies with the head's next evaluation.
-    Where the highest logits were asked for, `highest` are those of `tokens`, in the order of the
-    tokens' ids, and there are no `log_probs`; whole rows then come only where the lowest of the
+    [n, target vocab] if they were requested: a view, which dies with the head's next evaluation.
+    If the highest logits were requested, `highest` are those of `tokens`, in the order of the
+    tokens' ids, and there are no `log_probs`; whole rows then come only if the lowest of the
     highest has an equal, so that ids have to decide.
     """
 
@@ -175,7 +175,7 @@ class EagleRows:
 
     @property
     def n_highest(self) -> int:
-        """How many of the highest logits were asked for; 0 for log-probabilities."""
+        """How many of the highest logits were requested; 0 for log-probabilities."""
         return 0 if self.highest is None else self.highest.shape[1]
 
     @property
@@ -199,7 +199,7 @@ class EagleRows:
 class PairCells:
     """One conversation's pairs of a head: their keys and values, and the graphs over them.
 
-    There is room for `n_cells` pairs: what was asked for, rounded up. Close it before the head.
+    There is room for `n_cells` pairs: the requested number, rounded up. Close it before the head.
     """
 
     def __init__(self, head: PairHead, n_cells: int) -> None:
@@ -229,7 +229,7 @@ class PairCells:
 
     @property
     def most_highest(self) -> int:
-        """How many of the highest logits it can be asked for."""
+        """How many of the highest logits it can return."""
         return self._head.most_highest
 
     @property
@@ -247,7 +247,7 @@ class PairCells:
     ) -> EagleRows:
         """Evaluate pairs of tokens [n] and states [n, hidden] that the head predicted before them.
 
-        Their keys and values go into their cells. `highest` asks for so many logits of each.
+        Their keys and values go into their cells. `highest`: so many logits of each.
         """
         return self._evaluate(tokens, states, places, real=False, highest=highest)
 
@@ -314,7 +314,7 @@ class PairCells:
         return head.target_rows(graph.floats("logits")[:n]) if head.whole_rows else None
 
     def _check(self, tokens: Sequence[int], used: int) -> None:
-        """Refuse what would end the process in ggml."""
+        """Refuse inputs that would end the process in ggml."""
         if used > self.n_cells:
             raise OptionError(f"an EAGLE head with {self.n_cells} cells cannot hold {used} pairs")
         n_embeddings = self._head.n_embeddings
@@ -348,7 +348,7 @@ class PairCells:
             logits = builder.mul_mat(head.output, read)
             builder.output("states", predicted)
             if highest:
-                # Draws transform logits themselves: nobody asks for the sum over the vocabulary.
+                # Draws transform logits themselves: nobody needs the sum over the vocabulary.
                 best, values = builder.best(logits, highest)
                 builder.output("parted", builder.columns(values, highest - 2, 2))
                 best, order = builder.ascending(best)
@@ -367,9 +367,9 @@ class PairCells:
 # its own (`PairHead.cells`).
 #
 # The pair (f_j, t_(j+1)) joins a state of the target at position j with the token after it, and
-# stands at position j. The head predicts the next state, and with an output matrix the draft law of
-# t_(j+2). Below the last real pair it feeds itself its own predictions, one pair for each node of
-# the draft tree.
+# stands at position j. The head predicts the next state, and with an output matrix the draft
+# distribution of t_(j+2). Below the last real pair it feeds itself its own predictions, one pair
+# for each node of the draft tree.
 
 
 _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
@@ -378,7 +378,7 @@ _EMBEDDING, _OUTPUT = "token_embd.weight", "output.weight"
 def multiplied_of_pair(file: HeadFile, target: Model, n_drafted: int | None) -> float:
     """Return how many parameters a depth multiplies: the head's, and an output matrix.
 
-    That is the target's where the file has none, of the `n_drafted` tokens alone, if that is given.
+    That is the target's if the file has none, of the `n_drafted` tokens alone, if that is given.
     """
     own = multiplied(file.header, file.header.tensors)
     rows = 0 if _OUTPUT in file else n_drafted or target.vocabulary.size
@@ -386,7 +386,7 @@ def multiplied_of_pair(file: HeadFile, target: Model, n_drafted: int | None) -> 
 
 
 class PairOptions(TypedDict, total=False):
-    """How a head is opened: what is said after each pair, and with how many threads.
+    """How a head is opened: the results after each pair, and the number of threads.
 
     `ranks` is how many tokens are named; `whole_rows` returns all logits, for draws.
     """
@@ -405,7 +405,7 @@ class PairSizes:
     features: int
     """Of the target's features in a pair."""
     vocab_size: int
-    """How many tokens it knows."""
+    """How many tokens it has."""
     feed_forward: int
     norm_eps: float
     attention: AttentionSizes
@@ -416,8 +416,8 @@ class PairHead(ABC):
     """The weights of a head on the target's device. Close it between its cells and the target.
 
     `names` are the tensors of the file to load, those of the first layer beginning with `prefix`;
-    embedding and output matrix are the target's where the file has none, of the tokens `drafted`
-    alone where these are given. For the other options see `PairOptions`.
+    embedding and output matrix are the target's if the file has none, of the tokens `drafted`
+    alone if these are given. For the other options see `PairOptions`.
     """
 
     taps: tuple[int, ...] = ()
@@ -447,7 +447,7 @@ class PairHead(ABC):
         self._target = TargetTensors(target, self.device)
         self._stores: list[TensorStore] = []
         self._drafted_ids: Tensor | None = None
-        # The target's tokens by the head's, where these differ.
+        # The target's tokens by the head's, if these differ.
         self._target_ids = drafted
         self._target_vocab_size = target.vocabulary.size
         try:
@@ -476,7 +476,7 @@ class PairHead(ABC):
         self._target.close()
         self.device.close()
 
-    # -- what a kind of head says ------------------------------------------------------------------
+    # -- the parts of a kind of head ---------------------------------------------------------------
 
     def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
         """Return the states (hidden, n) that the features (features, n) become."""
@@ -486,25 +486,26 @@ class PairHead(ABC):
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
     ) -> tuple[Tensor, Tensor]:
-        """Return the predicted states (hidden, n), and what the output matrix reads of them."""
+        """Return the predicted states (hidden, n), and the output matrix's inputs of them."""
 
     def target_rows(self, logits: FloatRows) -> FloatRows:
         """Return logits over the head's tokens, [n, vocab], as logits over the target's.
 
-        Those that the head does not know get -inf.
+        Those that the head does not have get -inf.
         """
         if self._target_ids is None:
             return logits
-        # Zero mass in the draft law: exact, the target itself says what the head cannot.
+        # Zero mass in the draft distribution: exact, the target itself chooses tokens that the head
+        # cannot.
         rows = np.full((len(logits), self._target_vocab_size), -np.inf, np.float32)
         rows[:, self._target_ids] = logits
         return rows
 
     @functools.cached_property
     def most_highest(self) -> int:
-        """How many of the highest logits its cells can be asked for.
+        """How many of the highest logits its cells can return.
 
-        None where the order of its own tokens is not that of the target's.
+        None if the order of its own tokens is not that of the target's.
         """
         ids = self._target_ids
         return self.sizes.vocab_size if ids is None or bool((np.diff(ids) > 0).all()) else 0
@@ -514,9 +515,9 @@ class PairHead(ABC):
         return tokens if self._target_ids is None else self._target_ids[tokens]
 
     def drafted_ids(self) -> Tensor | None:
-        """Return the target's tokens by the head's, I32 (1, vocab), None where they are the same.
+        """Return the target's tokens by the head's, I32 (1, vocab), None if they are the same.
 
-        Graphs of trees feed them on. Raises UnsupportedModelError where one has no embedding.
+        Graphs of trees feed them on. Raises UnsupportedModelError if one has no embedding.
         """
         ids = self._target_ids
         # A tree's tokens go on unchecked, and one without an embedding would end the process.

@@ -2,8 +2,8 @@
 
 The pair of the last token and the features before it predicts the first token. Behind it stand
 pairs of a mask token and learnt features, each of which predicts one token further, whatever was
-drafted before: so they are evaluated together, and what they say is a block's rows
-(`drafters/dflash`). Their cells are written over by the next evaluation.
+drafted before: so they are evaluated together, and their rows are a block's (`drafters/dflash`).
+Their cells are written over by the next evaluation.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ParallelCells:
         raise NotImplementedError
 
     def answer(self) -> BlockRows | None:
-        """Return None: nothing was asked for."""
+        """Return None: nothing was requested."""
         return None
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class ParallelState(SlotState):
         self.cells = self._cells = cells
 
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
-        """Evaluate what waits and the mask's pairs; return the rows, None if nothing is known."""
+        """Evaluate waiting pairs and the mask's; return the rows, None if nothing is known."""
         piece = self.due(tokens, MOST_CHAIN_ROWS)
         if piece is None:
             return None

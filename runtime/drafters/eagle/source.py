@@ -26,7 +26,7 @@ from specrun.runtime.trees.tree import ROOT
 # with the token after it. Draft nodes are pairs, too, whose feature the head predicted itself.
 # After each round the accepted positions get real pairs in the place of the predicted ones that
 # drafted them, as in the references: errors of prediction do not add up from round to round. Real
-# pairs wait until the head is asked to draft: a chain's graph evaluates them with the draft.
+# pairs wait until the head drafts: a chain's graph evaluates them with the draft.
 
 
 _ITSELF = np.ones((1, 1), np.bool_)
@@ -56,20 +56,20 @@ class EagleState(TextRows[EagleRows]):
     def root(self, tokens: Sequence[int], highest: int = 0) -> EagleRows | None:
         """Forget all nodes and return the row after the last token, None if it is not known.
 
-        `highest` asks for so many logits of this row and of those below it.
+        `highest`: so many logits of this row and of those below it.
         """
         self._nodes = None
         self._asked = {"highest": highest} if highest else {}
         self._root = self.said(tokens)
         if self._root is not None and self._root.n_highest != highest:
-            self.forget_said()  # it was asked for something else
+            self.forget_said()  # something else was requested
             self._root = self.said(tokens)
         return self._root
 
     def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
-        """Forget all nodes; return what a plan's tree names after the last token, in one graph.
+        """Forget all nodes; return a plan's children after the last token, by one graph.
 
-        None where the last pair is not known, there is no room for all of it, or the head has no
+        None if the last pair is not known, there is no room for all of it, or the head has no
         graph for it.
         """
         self._nodes = self._root = None
@@ -85,7 +85,7 @@ class EagleState(TextRows[EagleRows]):
         """Evaluate a depth of the tree: token i below node `parents[i]` (ROOT: the last token)."""
         assert self._root is not None
         if self._nodes is None:
-            # The root's predicted state is what the first depth is paired with.
+            # The first depth is paired with the root's predicted state.
             self._nodes = DraftNodes(self._root.states)
         nodes, n_nodes, n = self._nodes, len(self._nodes), len(tokens)
         base, count, *_ = self._held
@@ -112,7 +112,7 @@ class NodePlaces(NamedTuple):
     """Where the nodes of a call stand: their depth, and which nodes each sees, with itself.
 
     `above` are the rows of the states that they are paired with: of those predicted by the call
-    before, where `is_next`, and otherwise of all states.
+    before, if `is_next`, and otherwise of all states.
     """
 
     depth: int
@@ -147,7 +147,8 @@ class DraftNodes:
         self._states.append(states)
 
 
-# Rounds grow the same shapes again and again: what follows from parents alone is worked out once.
+# Rounds grow the same shapes again and again: the parts that depend on parents alone are worked out
+# once.
 @functools.lru_cache(maxsize=256)
 def _placed(before: tuple[int, ...], parents: tuple[int, ...], n_last: int) -> NodePlaces:
     """Return the places of nodes with these parents, of which the last call added `n_last`."""

@@ -40,9 +40,9 @@ from specrun.runtime.language import method_of_head
 # == The tokens that a head may draft: the most frequent (FR-Spec, Zhao et al. 2025) ===============
 #
 # A depth of a draft multiplies the head's state by the target's output matrix, which for a large
-# vocabulary and a small target is most of what drafting costs. With the rows of frequent tokens
+# vocabulary and a small target is most of the cost of drafting. With the rows of frequent tokens
 # alone it costs a fraction. Other tokens are never drafted, which is exact: their draft probability
-# is 0, and the target itself says them.
+# is 0, and the target itself chooses them.
 #
 # A file of an EAGLE-1 head may name them, the most frequent first: `draft_tokens`, I64 (n). An
 # EAGLE-3 head has a vocabulary of its own, `d2t`.
@@ -57,7 +57,7 @@ Ids = npt.NDArray[np.int32]
 
 
 def draft_vocabulary(file: HeadFile, target: Model, most: int | None = None) -> Ids | None:
-    """Return the ids, rising, of the tokens that a head drafts; None where these are all.
+    """Return the ids, rising, of the tokens that a head drafts; None if these are all.
 
     They are those that its file names, or with `most` the first of them, which are the most
     frequent. Of a file that names none they are the tokens with the lowest ids, by which
@@ -115,11 +115,11 @@ def _named(file: HeadFile, target: Model) -> Ids:
 # It predicts the target's next final hidden state from the one at position j, f_j, and the token
 # after it, t_(j+1): x = fc [embed(t_(j+1)); f_j] + b, then one Llama layer without an input norm
 # (attention over the pairs before, x + attn; then x + mlp(norm(x))). The target's own output matrix
-# turns the predicted state into the draft law of t_(j+2). Reference: SafeAILab/EAGLE,
+# turns the predicted state into the draft distribution of t_(j+2). Reference: SafeAILab/EAGLE,
 # `eagle/model/cnets1.py` and `cnets.py`; HASS checkpoints are of the same form.
 #
 # Tensors: `eagle.fc.weight` (2h, h), `eagle.fc.bias` (h, optional), those of `decoder_layer` after
-# `eagle.`, and where a file has them, `token_embd.weight` (h, vocab) and `draft_tokens`.
+# `eagle.`, and if a file has them, `token_embd.weight` (h, vocab) and `draft_tokens`.
 
 
 class EagleHead(PairHead):
@@ -185,10 +185,10 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
 # other (three, low, middle and high). fc makes a state g_j of them. With the token after it,
 # t_(j+1), one Llama layer computes y = r + attn([norm_1(embed(t_(j+1))); norm_2(g_j)]), z = y +
 # mlp(norm_3(y)), where r is g_j, or norm_2(g_j) if `norm_before_residual`. output(norm(z)) is the
-# draft law of t_(j+2), over a draft vocabulary of which `d2t` names the target's tokens. Below the
-# last real pair z stands in the place of g.
+# draft distribution of t_(j+2), over a draft vocabulary of which `d2t` names the target's tokens.
+# Below the last real pair z stands in the place of g.
 #
-# EAGLE-3.1 norms what goes in and comes back: `norm_before_fc`, all features together by
+# EAGLE-3.1 norms inputs and fed-back states: `norm_before_fc`, all features together by
 # `enc.output_norm` (the only one that llama.cpp computes too); `fc_norm`, each layer's by a norm of
 # its own; `norm_output`, norm(z) is fed back, not z. References: SafeAILab/EAGLE,
 # `eagle/model/cnets.py` at 148042c5; vLLM's `llama_eagle3.py`; llama.cpp's `src/models/eagle3.cpp`.
@@ -198,10 +198,10 @@ def _tensor_names(file: HeadFile, sizes: PairSizes) -> list[str]:
 # `fc.weight` (taps * target's h, h), `enc.output_norm.weight`, `fc_norm.{i}.weight`,
 # `blk.0.attn_norm` (1), `blk.0.attn_norm_2` (2), `blk.0.attn_{q,k,v}` (2h, ...),
 # `blk.0.attn_output`, `blk.0.ffn_norm` (3), `blk.0.ffn_{gate,up,down}`, `output_norm`, `output` (h,
-# draft vocab), `d2t` (I64), `token_embd`, `rope_freqs`. Where `output` or `token_embd` is missing,
+# draft vocab), `d2t` (I64), `token_embd`, `rope_freqs`. If `output` or `token_embd` is missing,
 # it is the target's. Rotary pairs are neighbours, as llama.cpp's converter has them.
 #
-# `fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not know: it refuses the
+# `fc_norm` and `norm_output` of EAGLE-3.1 are keys that llama.cpp does not have: it refuses the
 # additional tensors of the first, and ignores the second. It refuses `blk.0.attn_{q,k}_norm`, too,
 # norms of each head's queries and keys, which DeepSpec's heads have (deepseek-ai/DeepSpec,
 # modeling/eagle3/qwen3), and more layers than one: those behind the first, `blk.1.*` and so on, are
@@ -223,7 +223,7 @@ _USUAL_DRAFTED = 8  # speculators' own, of a file that names no number
 
 @dataclass(frozen=True, slots=True)
 class Eagle3Layout:
-    """What a file says of its head: the layers it reads, in its order, its sizes, its tensors.
+    """A file's facts of its head: the layers it reads, in its order, its sizes, its tensors.
 
     `mask` is the token that stands for those to draft in a head that drafts in parallel (P-EAGLE),
     None in others; `n_drafted` are so many as it was trained for.
@@ -277,7 +277,7 @@ def _taps(file: HeadFile, target: Model) -> tuple[int, ...]:
     numbers = file.numbers("target_layers")
     if not numbers or not all(0 <= number < 1e6 and number == int(number) for number in numbers):
         raise MalformedFileError(
-            f"{file.path} does not say which layers it reads (eagle3.target_layers)"
+            f"{file.path} does not name the layers that it reads (eagle3.target_layers)"
         )
     taps = tuple(int(number) for number in numbers)
     if max(taps) >= target.n_layer:
@@ -364,7 +364,7 @@ def _eagle3_tensor_names(
     elif sizes.vocab_size != target.vocabulary.size:
         raise MalformedFileError(
             f"{file.path} predicts {sizes.vocab_size} tokens of the target's "
-            f"{target.vocabulary.size}, and has no tensor d2t that says which"
+            f"{target.vocabulary.size}, and has no tensor d2t that names them"
         )
     shared = {"token_embd.weight": target.vocabulary.size, "output.weight": sizes.vocab_size}
     for name, vocab_size in shared.items():
@@ -431,7 +431,7 @@ class Eagle3Head(PairHead):
             raise
 
     def fused(self, builder: GraphBuilder, features: Tensor) -> Tensor:
-        """Return the taps joined into states: norms where the head has them, then `fc`."""
+        """Return the taps joined into states: norms if the head has them, then `fc`."""
         eps = self.sizes.norm_eps
         if FEATURES_NORM in self._weights:
             features = builder.rms_norm(features, Tensor(self._weights[FEATURES_NORM]), eps)
@@ -448,7 +448,7 @@ class Eagle3Head(PairHead):
     def predicted(
         self, builder: GraphBuilder, tokens: Tensor, states: Tensor, places: Places
     ) -> tuple[Tensor, Tensor]:
-        """Return what the layer makes of [norm(embedding); norm(state)]; see the module."""
+        """Return the layer's result for [norm(embedding); norm(state)]; see the module."""
         eps = self.sizes.norm_eps
         tokens = builder.rms_norm(tokens, self._weight("attn_norm.weight"), eps)
         normed = builder.rms_norm(states, self._weight("attn_norm_2.weight"), eps)
@@ -465,7 +465,7 @@ class Eagle3Head(PairHead):
 
 
 def trained_window(file: HeadFile, asked: int, n_ctx: int) -> int:
-    """Return how many of the last pairs a head sees, as asked for and by its file; 0: all."""
+    """Return how many of the last pairs a head sees, as requested and by its file; 0: all."""
     windows = asked, file.size("attention.sliding_window", 1 << 30, default=1 << 30)
     return min((each for each in windows if 0 < each < n_ctx), default=0)
 
@@ -476,7 +476,7 @@ def is_head(path: str | os.PathLike[str]) -> bool:
 
 
 def check_head(path: str | os.PathLike[str], target: Model) -> None:
-    """Raise what opening a head for this target would, without loading its weights.
+    """Raise the errors of opening a head for this target, without loading its weights.
 
     That is PairError, UnsupportedModelError or MalformedFileError.
     """

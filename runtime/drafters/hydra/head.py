@@ -38,7 +38,7 @@ from specrun.runtime.planning.theory import multiplied
 
 # == Hydra++'s prefix layer (section 4.3): one Llama layer over hidden states ======================
 #
-# What it makes of position j, from the hidden states up to j, takes the place of the target's own
+# Its result at position j, from the hidden states up to j, takes the place of the target's own
 # hidden state as the heads' input. It is a whole one-layer Llama without embeddings: x +
 # attention(norm(x)), x + mlp(norm(x)), norm. Only committed text passes through it, so its cache
 # has no branches. The layer is weights, and every conversation has cells of its own
@@ -53,7 +53,7 @@ _PREFIX = "hydra.prefix."
 
 @dataclass(frozen=True, slots=True)
 class PrefixPlan:
-    """What a head's file says of its prefix layer: sizes, and the names of its tensors."""
+    """A head file's facts of its prefix layer: sizes, and the names of its tensors."""
 
     attention: AttentionSizes
     norm_eps: float
@@ -61,7 +61,7 @@ class PrefixPlan:
 
 
 def plan_prefix(file: HeadFile) -> PrefixPlan:
-    """Read and check what a file says; raises MalformedFileError."""
+    """Read and check the facts of a file; raises MalformedFileError."""
     attention = layer_attention(file)
     names = layer_tensor_names(file, _PREFIX, attention)
     for norm in ("attn_norm", "output_norm"):
@@ -85,7 +85,7 @@ class PrefixLayer:
 class PrefixCells:
     """One conversation's positions in the layer: their keys and values, and the graphs over them.
 
-    There is room for `n_cells`, which is what was asked for, rounded up; the keys of a position are
+    There is room for `n_cells`, the requested number, rounded up; the keys of a position are
     `kv_size` numbers, its values as many. Close it before the head.
     """
 
@@ -146,8 +146,8 @@ class PrefixCells:
 # == A tree of best tokens as one graph: the last states, then head by head ========================
 #
 # With a prefix layer the states that came last pass through it first. Head k reads the state and
-# the embeddings of the tokens before its own, so each best token's embedding is appended to what
-# the next head reads, inside the graph. In a tree, every row of a head is one path.
+# the embeddings of the tokens before its own, so each best token's embedding is appended to the
+# next head's inputs, inside the graph. In a tree, every row of a head is one path.
 
 
 Key = TypeVarTuple("Key")
@@ -209,7 +209,7 @@ class HydraTrees:
     def run(self, given: tuple[RowPiece, int]) -> NamedChildren:
         """Return the children after a token, below the last of a piece's hidden states [m, hidden].
 
-        Raises UnsupportedModelError where no backend computes the graph.
+        Raises UnsupportedModelError if no backend computes the graph.
         """
         piece, token = given
         graph = self._state.filled(self._graphs, piece, ())
@@ -258,8 +258,8 @@ class HydraTrees:
 # (h); `hydra.{k}.skip.weight` ((k + 2) h, h) and `.bias` (h), the first block's S and c, of
 # grounded heads only; `hydra.{k}.output.weight` (h, vocab, optional) and `.bias` (vocab, optional).
 # The prefix layer: see above. Metadata: `hydra.embedding_length`, `.vocab_size`,
-# `.head_count`, `.block_count`, `.grounded` (bool, true where absent), `.prefix_layer` (bool, false
-# where absent), `.node_accuracy` (optional, see `heads.file`); for the prefix layer
+# `.head_count`, `.block_count`, `.grounded` (bool, true if absent), `.prefix_layer` (bool, false
+# if absent), `.node_accuracy` (optional, see `heads.file`); for the prefix layer
 # `.attention.head_count`, `.attention.head_count_kv`, `.feed_forward_length`, `.rope.freq_base`,
 # `.rope.scaling.factor`, `.attention.layer_norm_rms_epsilon`.
 
@@ -288,10 +288,10 @@ class _HeadTensors:
 class HydraHead:
     """The weights of a file's heads on the target's device. Close it between cells and target.
 
-    `prefix` is the prefix layer where there is one: what it returns is then the state that the
-    heads read. `ranks[k]` is how many tokens head k has to name; without it, `prepare` says so
-    later. With `whole_rows` heads can be asked for all logits. `evaluated_params` are the weights
-    that an evaluation of all heads reads.
+    `prefix` is the prefix layer if there is one: the heads then read its result. `ranks[k]` is
+    how many tokens head k has to name; without it, `prepare` raises later. With `whole_rows` heads
+    can return all logits. `evaluated_params` are the weights that an evaluation of all heads
+    reads.
     """
 
     def __init__(
@@ -345,11 +345,11 @@ class HydraHead:
         return self.device.native_seconds
 
     def cells(self, n_cells: int) -> HydraCells:
-        """Return what one conversation needs, with room for `n_cells` in the prefix layer."""
+        """Return the parts of one conversation, with room for `n_cells` in the prefix layer."""
         return HydraCells(self, n_cells)
 
     def prepare(self, ranks: Sequence[int]) -> None:
-        """Say how many tokens each head has to name; heads without an entry are left out."""
+        """Set how many tokens each head has to name; heads without an entry are left out."""
         if not 0 < len(ranks) <= self.n_heads:
             raise OptionError(
                 f"a tree of depth {len(ranks)}: these Hydra heads reach 1 to {self.n_heads} "
@@ -373,7 +373,7 @@ class HydraHead:
         return RankedTokens(best.tokens.repeat(len(paths), 0), best.log_probs.repeat(len(paths), 0))
 
     def rows(self, state: FloatRows, paths: Paths) -> tuple[RankedTokens, list[FloatRows]]:
-        """Return what `best_laws` does, and whole rows of logits: views that die with the next."""
+        """Return the results of `best_laws`, and whole rows of logits, valid until the next."""
         laws = self.best_laws(state, paths)
         n = len(paths) if self._grounded or state.ndim > 1 else 1
         graph = self._graphs[len(paths[0]) - 1, filled_width(n)]
@@ -382,11 +382,11 @@ class HydraHead:
 
     @property
     def n_prepared(self) -> int:
-        """How many heads are prepared: the longest path that can be asked about."""
+        """How many heads are prepared: the longest possible path."""
         return len(self._ranks)
 
     def check_embeddings(self) -> None:
-        """Raise UnsupportedModelError where a drafted token may have no embedding.
+        """Raise UnsupportedModelError if a drafted token may have no embedding.
 
         Graphs of whole drafts feed them on unchecked.
         """
@@ -407,7 +407,7 @@ class HydraHead:
     def _evaluate(self, state: FloatRows, paths: Paths) -> tuple[int, Graph]:
         """Run the graph of a head; return it, and for how many of the paths it ran.
 
-        Heads that are not grounded say the same after all paths: one is enough.
+        Heads that are not grounded have the same results after all paths: one is enough.
         """
         head = len(paths[0]) - 1
         if not 0 <= head < len(self._ranks):
@@ -456,7 +456,7 @@ class HydraHead:
             return builder.build()
 
     def logits(self, builder: GraphBuilder, head: int, x: Tensor) -> Tensor:
-        """Return a head's logits (vocab, n) for what it reads, (width, n)."""
+        """Return a head's logits (vocab, n) for its inputs, (width, n)."""
         tensors = self._heads[head]
         for index, block in enumerate(tensors.blocks):
             # Only the first block changes the width, so only there x itself cannot be the residual.
@@ -480,9 +480,9 @@ class HydraHead:
 class HydraCells:
     """One conversation's positions in the prefix layer of Hydra's heads, and its chains' graphs.
 
-    `prefix` are the cells of the prefix layer, None where there is none: the heads then read the
-    target's hidden states. What the heads say of a state depends on nothing else, so their own
-    graphs are shared. Close it before them.
+    `prefix` are the cells of the prefix layer, None if there is none: the heads then read the
+    target's hidden states. The heads' results depend on a state alone, so their own graphs are
+    shared. Close it before them.
     """
 
     def __init__(self, head: HydraHead, n_cells: int) -> None:
@@ -508,9 +508,9 @@ class HydraCells:
         return self._native.seconds
 
     def states(self, states: FloatRows, position: int, count: int) -> FloatRows:
-        """Return what the heads read for the hidden states of positions `position` on, [n, hidden].
+        """Return the heads' inputs for the hidden states of positions `position` on, [n, hidden].
 
-        That is what `PrefixCells.evaluate` makes of them; without a prefix layer themselves.
+        They are the results of `PrefixCells.evaluate`; without a prefix layer themselves.
         """
         if self.prefix is None:
             return states
@@ -524,16 +524,16 @@ class HydraCells:
 
     @property
     def whole_rows(self) -> bool:
-        """Whether the heads can be asked for whole rows of logits."""
+        """Whether the heads can return whole rows of logits."""
         return self._head.whole_rows
 
     @property
     def n_prepared(self) -> int:
-        """The longest path that can be asked about."""
+        """The longest possible path."""
         return self._head.n_prepared
 
     def rows(self, state: FloatRows, paths: Paths) -> tuple[RankedTokens, list[FloatRows]]:
-        """Return laws and whole rows; see `HydraHead.rows`."""
+        """Return distributions and whole rows; see `HydraHead.rows`."""
         with self._native:
             return self._head.rows(state, paths)
 
@@ -550,7 +550,7 @@ class HydraCells:
         return self._trees.draft(plan, m, HydraTrees.run, (piece, token))
 
     def _refuse(self, used: int, token: int, depth: int) -> NoReturn:
-        """Say what a draft after a token, in cells up to `used`, has too much of."""
+        """Name the excess of a draft after a token, in cells up to `used`."""
         head, prefix = self._head, self.prefix
         if not 0 < depth <= head.n_heads:
             reach = f"these Hydra heads reach 1 to {head.n_heads} tokens deep"

@@ -50,7 +50,7 @@ class HydraState(TextRows[FloatRows]):
         self._heads, self.reads_all = heads, heads.prefix is not None
 
     def tree(self, tokens: Sequence[int], plan: TreePlan) -> NamedChildren | None:
-        """Return what a plan's tree names after the last token of a text, evaluated at once.
+        """Return the children in a plan's tree after the last token of a text, evaluated at once.
 
         None if the state before that is not known, or the heads have no graph for it.
         """
@@ -119,7 +119,7 @@ class HydraSource(StatesSource[HydraState]):
 def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
     """Build `hydra(heads.gguf, nodes=16)`, with `tree=4x2`, or with `depth=4, topk=4`.
 
-    Static trees are asked for as Medusa's (`head_tree`); `depth` or `topk` ask for a dynamic one,
+    Static trees are built as Medusa's (`head_tree`); `depth` or `topk` set a dynamic one,
     `n` for a chain.
     """
     options = options_of(expression)
@@ -151,7 +151,7 @@ def build_hydra(expression: Expression, env: DraftEnvironment, build: BuildPart)
 
 
 def _depth_cost(head: HydraHead, env: DraftEnvironment) -> float:
-    """Return what a depth reads of the heads' weights over the target's."""
+    """Return the bytes that a depth reads of the heads' weights over the target's."""
     return head.evaluated_params / head.n_heads / env.target.n_params
 
 
@@ -179,7 +179,7 @@ def _shape(
             typical=(TYPICAL_PATH_ACCURACY,) * head.n_heads,
         )
     if options.optional("accuracy") is not None:
-        problem = "accuracy= is what static trees are made from; leave it out, or depth= and topk="
+        problem = "accuracy= is for static trees only; leave it out, or depth= and topk="
         raise OptionError(f"{expression}: {problem}")
     if tree.depth is None:
         nodes = env.most_drafted if tree.nodes == "auto" else tree.nodes

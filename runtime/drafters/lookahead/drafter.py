@@ -35,10 +35,10 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 # accepted with probability a a token, yields E = (g + 1) - sum_{i=1..g} (1 - a^i)^b tokens with the
 # target's own; one round in f has one. So a round yields S = (f - 1 + E) / f tokens, where W = G =
 # b. The plan maximises S T(1) / T(n) over W = G, where T is the measured cost of an evaluation and
-# n its tokens: root, window and guesses. Where nothing exceeds 1, it does not look ahead.
+# n its tokens: root, window and guesses. If nothing exceeds 1, it does not look ahead.
 #
 # While decoding, a `WindowGuard` lets the window borrow only so much time before it has to pay. The
-# window's cost in a round is what the curve charges for its nodes beside the guesses; its gain is
+# window's cost in a round is the curve's time for its nodes beside the guesses; its gain is
 # the accepted tokens that no other source of n-grams knew. Both are counted in tokens of plain
 # decoding. The window is closed where the debt exceeds a credit that grows with the text, and
 # opened again when the grown credit covers twice the debt; so the whole loss is bounded by
@@ -50,12 +50,12 @@ from specrun.runtime.trees.tree import ROOT, DraftTree
 _ACCEPTANCE = 0.425
 _ROUNDS_PER_HIT = 3.106
 _WIDEST = 15
-_WORTH = 1.02  # a plan must promise more than rounding
+_WORTH = 1.02  # a plan must gain more than rounding
 
 
 @dataclass(frozen=True, slots=True)
 class LookaheadPlan:
-    """W columns, at most G guesses and the promised speed-up; W = 0 does not look ahead."""
+    """W columns, at most G guesses and the expected speed-up; W = 0 does not look ahead."""
 
     window: int
     guesses: int
@@ -93,7 +93,7 @@ def plan_lookahead(
     rounds_per_hit: float = _ROUNDS_PER_HIT,
     widest: int = _WIDEST,
 ) -> LookaheadPlan:
-    """Return the W = G of most tokens a second; W = 0 where plain decoding wins."""
+    """Return the W = G of most tokens a second; W = 0 if plain decoding wins."""
     best = LookaheadPlan(0, 0, 1.0)
     for width in range(1, widest + 1):
         # Window and guesses; the root is the window's column 0 of row 0.
@@ -128,7 +128,7 @@ class WindowGuard:
         curve, without = self._curve, 1 + n_guessed
         self._n_tokens += n_tokens
         cost = curve.seconds(without + n_window) - curve.seconds(without) if n_window else 0.0
-        # What was earned long ago does not pay for a window that earns no more.
+        # Old gains do not pay for a window that gains no more.
         self.debt = max(self.debt + cost / curve.seconds(1) - gained, -_CREDIT)
         credit = _CREDIT + _SHARE * self._n_tokens
         # Half the credit to open again: else the window would flap at the limit.
@@ -144,7 +144,7 @@ class WindowGuard:
 # - 1, so that it stands at position (column + row) after the root and sees row 0 up to its column,
 # then its own column. That is (N - 1) W - 1 nodes and W leaves. The target's greedy token after a
 # column's last row completes an n-gram; then every row moves up by one, and those tokens become the
-# last row. What moves up keeps its position, because the root has moved on by one.
+# last row. Tokens that move up keep their positions, because the root has moved on by one.
 #
 # Warm-up begins with one row of W + N - 3 random tokens and adds a row a pass for N - 2 passes.
 # Each pass drops column 0: the root has taken the place of column 1.
@@ -245,18 +245,18 @@ class LookaheadWindow:
 # Transformer Inference for Translation via Parallel Decoding", algorithm 1: greedy decoding is the
 # system y_i = argmax p(. | y_1..y_{i-1}, x) for i = 1..m. The iteration evaluates every equation
 # with the last iterate on its right side; it reaches the fixed point, greedy decoding's own text,
-# after at most m steps, because step k has the first k tokens right, and sooner where guesses were
+# after at most m steps, because step k has the first k tokens right, and sooner if guesses were
 # right by luck.
 #
 # Here an iterate is a chain of point masses. Verification keeps its correct beginning and adds the
 # target's own token, which is the fixed-point test; the greedy tokens after the rest are the next
 # iterate, and new guesses fill it up to m behind. So at temperature 0 it is the paper's iteration,
 # on a window that slides with the text; with sampling the iterates stay drafts, which verification
-# accepts where the draw agrees, and the text is plain decoding's own.
+# accepts if the draw agrees, and the text is plain decoding's own.
 #
-# How long a text becomes nobody knows before. The paper's hybrid (algorithm 3) therefore iterates
+# The length of a text is not known before. The paper's hybrid (algorithm 3) therefore iterates
 # on the first h tokens only and decodes the rest plainly, and an iterate ends with its first end
-# token: what would stand behind it is never said.
+# token: the tokens after it are never used.
 
 
 _MAX_AHEAD = 4096
@@ -264,7 +264,7 @@ _MAX_AHEAD = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Proposal:
-    """What was proposed: the tree, the root's token, and the window's last row of nodes, if any."""
+    """The proposal: the tree, the root's token, and the window's last row of nodes, if any."""
 
     tree: DraftTree
     root: int
@@ -272,7 +272,7 @@ class _Proposal:
 
 
 class LookaheadDrafter(Drafter):
-    """Looks ahead with `width` columns for n-grams of `ngram` tokens; drafts what its pool knows.
+    """Looks ahead with `width` columns for n-grams of `ngram` tokens; drafts from its pool.
 
     Width 0 does not look ahead: the pool then learns from the text alone. With `learn_text` every
     n-gram of prompt and answer goes into the pool too, in the order of the text; without it only
@@ -406,7 +406,7 @@ class LookaheadDrafter(Drafter):
     # -- the text ----------------------------------------------------------------------------------
 
     def _learn(self, tokens: Sequence[int]) -> None:
-        """Add the n-grams of the text that end after what was read before."""
+        """Add the n-grams of the text that end after the part read before."""
         start = len(self._read)
         self._read.extend(tokens[start:])
         if self._learns_text:
@@ -467,7 +467,7 @@ class JacobiDrafter(Drafter):
         if outcome.path != tuple(range(kept)) or kept > len(tree):
             return
         # Row 0 is the root's and row i + 1 that of guess i: after `kept` guesses row `kept` gave
-        # the target's own token, and the rows behind it say what follows.
+        # the target's own token, and the rows behind it give the tokens that follow.
         behind = range(kept + 1, len(tree) + 1)
         self._iterate += (int(outcome.rows.logits(row).argmax()) for row in behind)
 
@@ -493,18 +493,18 @@ def build_jacobi(expression: Expression, env: DraftEnvironment, build: BuildPart
     def start() -> Drafter:
         return JacobiDrafter(n=n, seed=seed, until=until, name=name)
 
-    start().close()  # refuses what makes no sense
+    start().close()  # refuses impossible sizes
     return DrafterWeights(name, start, pace="paying")
 
 
 def build_lookahead(
     expression: Expression, env: DraftEnvironment, build: BuildPart
 ) -> DrafterWeights:
-    """Build `lookahead(window=15, ngram=5, guesses=15, pool=FILE)`; what is left out is planned.
+    """Build `lookahead(window=15, ngram=5, guesses=15, pool=FILE)`; missing ones are planned.
 
     The plan reads the target's cost curve, measured by `specrun tune` on this machine or else a
-    typical one. A pool with a file is shared by all conversations: each drafts what any of them
-    wrote, and they are saved together. Without a file, or with save=no, every conversation fills a
+    typical one. A pool with a file is shared by all conversations: each drafts from the text of
+    all, and they are saved together. Without a file, or with save=no, every conversation fills a
     pool of its own.
     """
     options = options_of(expression)
@@ -546,7 +546,7 @@ def build_lookahead(
 def _guesses(
     curve: CostCurve, width: int, ngram: int, n_guesses: int | None
 ) -> Callable[[], Guesses]:
-    """Return what makes a conversation's guesses: so many, or planned ones."""
+    """Return the source of a conversation's guesses: so many, or planned ones."""
     if n_guesses is not None:
         return functools.partial(LatestGuesses, n_guesses, ngram)
     leaves = max(width, _FEWEST_PATHS)
@@ -571,12 +571,12 @@ def open_pool(expression: Expression, env: DraftEnvironment, ngram: int) -> Ngra
 
 
 def _most_nodes(curve: CostCurve) -> int:
-    """Return how many nodes are worth drafting where every one of them is sure to be accepted."""
+    """Return how many nodes are worth drafting if every one of them is sure to be accepted."""
     return max(range(1, _PLANNED_NODES + 1), key=lambda n: (n + 1) / curve.seconds(n + 1))
 
 
 def _require_room(expression: Expression, env: DraftEnvironment, nodes: int, leaves: int) -> None:
-    """Raise where no evaluation could hold a proposal of this size."""
+    """Raise if no evaluation could hold a proposal of this size."""
     check_leaves(expression, leaves, "lower window or guesses")
     for limit, name, advice in (
         (env.context.n_batch, "a batch", "the batch size (-b)"),

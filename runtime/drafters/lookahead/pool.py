@@ -130,7 +130,7 @@ _MAX_FILE = 1 << 30
 
 
 class SizedVocabulary(Protocol):
-    """What tells a vocabulary from another: the number of its tokens and the SHA-256 of all."""
+    """The identity of a vocabulary: the number of its tokens and the SHA-256 of all."""
 
     @property
     def size(self) -> int: ...  # noqa: D102
@@ -233,8 +233,8 @@ class NgramStore:
     """A pool that can return to how it began, and is saved with all that it ever learned.
 
     `save` writes a pool somewhere; None keeps nothing. Several conversations may feed one store,
-    each adding what its own text says; what is drafted in one of them then depends on the others,
-    the text never does.
+    each adding its own text's n-grams; the drafts of one then depend on the others, the text never
+    does.
     """
 
     def __init__(self, pool: NgramPool, save: Callable[[NgramPool], None] | None = None) -> None:
@@ -247,8 +247,7 @@ class NgramStore:
     def for_conversation(self) -> NgramStore:
         """Return the store that a new conversation feeds: this one if it is saved, else its own.
 
-        What nobody saves is forgotten with the conversation: its own store begins with what this
-        one began with.
+        Unsaved n-grams are forgotten with the conversation: its own store begins as this one began.
         """
         return self if self._save is not None else NgramStore(self._begun_with.copy())
 
@@ -271,13 +270,13 @@ class NgramStore:
         return ngrams
 
     def forget(self) -> None:
-        """Return to how the pool began, for all that feed it; what was learnt is still saved."""
+        """Return to how the pool began, for all that feed it; the counts are still saved."""
         if self._save is not None and self._is_new:
             self._set_aside = self._together()
         self.pool = self._begun_with.copy()
 
     def save(self) -> None:
-        """Write what is new, over an earlier file."""
+        """Write new ones, over an earlier file."""
         if self._save is not None and self._is_new:
             self._save(self._together())
             self._is_new = False
@@ -323,9 +322,9 @@ def open_store(
 # == The verification branch: n-grams of the pool, drafted as point masses =========================
 #
 # `LatestGuesses` is the paper's (Fu et al. 2024, section 3.2): the G n-grams of the root's token
-# that were used last, and as many nodes. `PlannedGuesses` drafts what should pay: it grows a tree
-# of the pool's continuations where they are likely, and keeps as much of it as yields the most
-# tokens for the cost of evaluating it.
+# that were used last, and as many nodes. `PlannedGuesses` drafts guesses that should pay: it grows
+# a tree of the pool's continuations where they are likely, and keeps as much of it as yields the
+# most tokens for the cost of evaluating it.
 #
 # How likely they are, `MatchAcceptance` learns by the number of matched tokens and the rank.
 
@@ -343,7 +342,7 @@ def kind_of(matched: int) -> int:
     return min(matched, len(_BY_MATCH)) - 1
 
 
-# A draft must promise more than what Python takes for it, and estimates are not exact.
+# A draft's expected gain must exceed Python's time for it, and estimates are not exact.
 _WORTH = 1.08
 _UNLIKELY = 0.02
 
@@ -384,10 +383,10 @@ class Guesses(Protocol):
         """Add up to `room` guesses after the request, to be evaluated with `beside` other nodes."""
 
     def learn(self, pool: NgramPool, tokens: Sequence[int], start: int) -> None:
-        """Compare what the pool would have guessed with the tokens from `start` on, new to it."""
+        """Compare the pool's guesses with the tokens from `start` on, new to it."""
 
     def forget(self) -> None:
-        """Forget what was learned."""
+        """Forget the counts."""
 
 
 class LatestGuesses:

@@ -2,7 +2,7 @@
 
 An assistant has no keys and values (`bindings/contexts/assistant_context.py`). A node is evaluated
 with its parent's state and attends to the committed text, not to the nodes above it, so a tree
-costs one evaluation a depth and no cells. What a conversation knows is one state: the target's at
+costs one evaluation a depth and no cells. A conversation has one state: the target's at
 the token before the last. An interrupt or a failed evaluation leaves it as it was.
 """
 
@@ -103,7 +103,7 @@ class Assistant:
         over_it = (each for each in self._contexts if each.target is target and each.is_open)
         known = next(over_it, None)
         if known is None:
-            # A text reads one of its sequences: with others, all may be asked for.
+            # A text reads one of its sequences: with others, all may be requested.
             n_sequences = 1 if self._is_alone else target.options.n_sequences
             known = AssistantContext(
                 self.model, target, n_tokens=self._n_tokens, n_sequences=n_sequences
@@ -227,7 +227,7 @@ class AssistantSource(StatesSource[AssistantState]):
         return 0 if self._context is None else self._context.n_ctx - len(tokens)
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Keep the state of what the prompt shares with the last text; withdraw a request."""
+        """Keep the state of the prompt's common part with the last text; withdraw a request."""
         self._withdraw()
         super().begin(tokens)
 
@@ -248,7 +248,7 @@ class AssistantSource(StatesSource[AssistantState]):
             return self._below(parents, tokens)
         context, text, self._states = self._opened(), request.tokens, []
         state = self.state.said(text)
-        # What lies in the target's cache may be a text that others are still to verify.
+        # The target's cache may hold a text that others are still to verify.
         if state is None or context.next_position(self._sequence) != len(text) - 1:
             return None
         return Given(context, self._sequence, text[-1:], state[np.newaxis])

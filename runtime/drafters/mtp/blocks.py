@@ -30,7 +30,7 @@ from specrun.runtime.trees.tree import ROOT
 # The pair of position j is the token x_j with the state that the target had after x_(j-1); position
 # 0 has no state before it, and gets zeros, as in llama.cpp (common/speculative.cpp at 0c1e570: this
 # evaluates in the same order). Drafts are paired with the blocks' own states. After each round
-# their pairs make way for real ones of what was accepted.
+# their pairs make way for real ones of accepted tokens.
 
 
 class MtpState(TextRows[None]):
@@ -70,7 +70,7 @@ class MtpState(TextRows[None]):
         super().learn(start, rows, tokens)
 
     def root(self, tokens: Sequence[int]) -> Logits | None:
-        """Evaluate what waits; return the logits after the last token, None if it is not known.
+        """Evaluate waiting pairs; return the logits after the last token, None if it is not known.
 
         The logits, as those of `below`, are a view that dies with the next evaluation.
         """
@@ -139,13 +139,13 @@ class MtpState(TextRows[None]):
         pairs = list(zip(piece.tokens, piece.rows, strict=True))
         self._make_room(piece)
         for block in range(self.context.n_blocks):
-            # The cells stay the same ones, or a block would lose what it wrote before.
+            # The cells stay the same ones, or a block would lose its earlier cells.
             self._nodes.cut(piece.position + 1)
             self.context.select(block)
             self._decode(pairs, piece.position + 1, with_rows=False)
 
     def _make_room(self, piece: RowPiece) -> None:
-        """Drop what lies where the pairs belong and behind; everything before the first of all."""
+        """Drop the cells at the pairs' positions and behind; everything before the first of all."""
         self._nodes.cut(piece.position + 1 if piece.count else 0)
 
     def _decode(
@@ -208,7 +208,7 @@ class MtpSource(StatesSource[MtpState]):
 def multiplied_of_block(model: Model) -> float:
     """Return how many parameters a token multiplies in a NextN block and the output matrix.
 
-    The blocks take turns. The output matrix is the model's where a block has none of its own.
+    The blocks take turns. The output matrix is the model's if a block has none of its own.
     """
     blocks = nextn_tensors(model.path, model.header)
     own = multiplied(model.header, blocks) / max(1, model.nextn.count)

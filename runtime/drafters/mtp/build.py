@@ -25,11 +25,11 @@ from specrun.runtime.trees import DynamicShape, Topology, check_sampling
 
 _DEPTH = 8
 _DEFAULT = TreeOptions(topk=2, nodes="auto")
-"""The trees if nothing is said: a round verifies what pays of them, mostly a chain."""
+"""The default trees: a round verifies the nodes that pay, mostly a chain."""
 
 
 def build_mtp(expression: Expression, env: DraftEnvironment, build: BuildPart) -> DrafterWeights:
-    """Build `mtp`, or `mtp(FILE)` of NextN blocks or an assistant: a tree of what pays.
+    """Build `mtp`, or `mtp(FILE)` of NextN blocks or an assistant: a tree that pays.
 
     Chains have `n=`, trees `depth=5, topk=3, nodes=auto` or `tree=4x2`. A hybrid verifies chains.
     """
@@ -52,7 +52,7 @@ class _Drafts:
 
 
 def _drafts(expression: Expression, env: DraftEnvironment, limit: int = 0) -> _Drafts:
-    """Return what an expression drafts, at most `limit` deep if that is not 0."""
+    """Return the drafts of an expression, at most `limit` deep if that is not 0."""
     name, options, tree = str(expression), options_of(expression), TreeOptions.of(expression)
     most = min(env.most_drafted, limit or env.most_drafted)
     is_bare = tree.n is None and not tree.asks_for_tree and options.optional("sampling") is None
@@ -163,7 +163,7 @@ def _check_depth(
 def reads_own_blocks(expression: Expression) -> bool:
     """Whether a drafter may draft with the target's own NextN blocks, so that they must be loaded.
 
-    Bare `auto` does where the target has some.
+    Bare `auto` does if the target has some.
     """
     # Options are looked through too: an expression may stand inside another's value.
     if expression.atom in ("mtp", "auto") and not expression.arguments:

@@ -1,7 +1,7 @@
-"""The store of answered texts: what was answered before is found again in other conversations.
+"""The store of answered texts: earlier answers are found again in other conversations.
 
-Suffix decoding (Oliaro et al. 2024) keeps a suffix tree of earlier outputs and drafts what most
-often followed the longest suffix of the text. Here the same is looked up in a suffix array
+Suffix decoding (Oliaro et al. 2024) keeps a suffix tree of earlier outputs and drafts the most
+frequent continuation of the text's longest suffix. Here the same is looked up in a suffix array
 (`ContextIndex`), and the tree is grown by counts as in REST. The store is a datastore of its
 vocabulary in a file that only its owner can read. It is bounded: the oldest texts go first.
 """
@@ -55,7 +55,7 @@ class AnswerStore:
         self._new.append(text)
         self._unsaved.append(text)
         self._pending += len(text)
-        # What was added since is not found yet: it is little, and an index takes a sort.
+        # Tokens added since are not found yet: it is little, and an index takes a sort.
         if self._pending * _GROWTH >= self._indexed:
             self._new, self._unsaved = (newest(t, self._most) for t in (self._new, self._unsaved))
             self._index = ContextIndex.of_texts(self._new, self._vocabulary.size)
@@ -75,7 +75,7 @@ class AnswerStore:
         return len(self._new) + (0 if self._kept is None else len(self._kept.texts()))
 
     def save(self) -> None:
-        """Add what is new to the file, as it is now: another process may have written it since.
+        """Add new tokens to the file, as it is now: another process may have written it since.
 
         Raises SpecrunError if it cannot be written; the file then stays as it was.
         """
@@ -124,12 +124,12 @@ def open_answers(keep: LearnFrom, target: Model) -> AnswerStore | None:
 
 
 def answers_file(target: Model) -> Path:
-    """Return the file of a target's vocabulary: models that share it share what was answered."""
+    """Return the file of a target's vocabulary: models with the same one share their answers."""
     return _folder() / f"{target.vocabulary.fingerprint.hex()[:16]}{_SUFFIX}"
 
 
 def kept_answers() -> list[tuple[Path, StoreHeader | SpecrunError]]:
-    """Return the stores in the user's state folder, each with its header or what is wrong."""
+    """Return the stores in the user's state folder, each with its header or its error."""
     found: list[tuple[Path, StoreHeader | SpecrunError]] = []
     for path in sorted(_folder().glob(f"*{_SUFFIX}")) if _folder().is_dir() else []:
         try:

@@ -19,11 +19,11 @@ from specrun.runtime.round.drafter import Drafter, DraftRequest, RoundOutcome
 from specrun.runtime.trees import MAX_NODES, check_leaves
 from specrun.runtime.trees.tree import DraftTree
 
-# == What speaks for a match's continuation ========================================================
+# == The evidence for a match's continuation =======================================================
 #
-# What is retrieved differs in kind: one place, several that agree, several that do not (prediction
+# Retrieved texts differ in kind: one place, several that agree, several that do not (prediction
 # by partial matching tells the same cases apart, Cleary & Witten 1984), or a place found again
-# after an edit. For each kind, length of match and rank among what followed, `MatchAcceptance`
+# after an edit. For each kind, length of match and rank among the continuations, `MatchAcceptance`
 # learns how often the next token was that one.
 
 
@@ -35,7 +35,7 @@ RANKS = 3
 
 
 class Evidence(IntEnum):
-    """What speaks for the next token of the best continuation: the places of the longest match."""
+    """The evidence for the next token of the best continuation: the places of the longest match."""
 
     ONE_PLACE = 0
     SEVERAL_PLACES = 1
@@ -48,7 +48,7 @@ class Evidence(IntEnum):
 
 
 class Standing(NamedTuple):
-    """What is known of a place in a draft: the evidence, and the length of the best match there."""
+    """The facts of a place in a draft: the evidence, and the length of the best match there."""
 
     evidence: Evidence
     length: int
@@ -63,8 +63,8 @@ class Standing(NamedTuple):
 _SLOPE = (1.3, 1.3, 1.0, 0.7)
 _DOUBT = (4.0, 0.6, 1.2, 1.5)
 _REALIGNED = (0.1, 0.55, 0.7)  # by the tokens matched since the edit
-_SHARES = (0.6, 0.25, 0.15)  # of what disagrees, the share of each rank
-_RUNNERS_UP = (0.25, 0.1)  # of what the first leaves, where the longest do not disagree
+_SHARES = (0.6, 0.25, 0.15)  # of the others, the share of each rank
+_RUNNERS_UP = (0.25, 0.1)  # of the rest after the first, if the longest do not disagree
 
 
 def _priors(evidence: Evidence, length: int) -> list[float]:
@@ -104,7 +104,7 @@ def chances_along(trust: MatchAcceptance, standing: Standing, count: int) -> lis
 # 3.2) merges all of them into a trie and keeps the most frequent prefixes. Here a node's
 # probability is estimated: its parent's, times the trust in a match that long, times its share
 # among the continuations that agree so far. Nodes are taken in that order, and as many as gain more
-# tokens than their evaluation costs. What was retrieved teaches which matches hold, drafted or not.
+# tokens than their evaluation costs. Retrieved texts show which matches hold, drafted or not.
 
 
 _LEAST_GAIN = 1.1  # expected speed-up from which a round is drafted for: Python costs something too
@@ -116,7 +116,7 @@ _LEAST_PROBABILITY = 0.05  # no batch is so cheap that such a node pays
 # Neither of these is frozen: that costs a call for every field, in every round.
 @dataclass(slots=True)
 class Continuation:
-    """What followed an earlier place of the last `match` tokens; `weight` ranks equal matches."""
+    """The continuation of an earlier place of the last tokens; `weight` ranks equal matches."""
 
     tokens: Sequence[int]
     match: int
@@ -130,7 +130,7 @@ class Continuation:
 
     @property
     def votes(self) -> float:
-        """What it counts among others: a token more of context double, up to where no doubt is."""
+        """Its weight among others: a token more of context double, up to where no doubt is."""
         return float(self.weight * 2.0 ** min(self.reach, LONGEST_MATCH))
 
 
@@ -156,7 +156,7 @@ def continuation_tree(
     limits: TreeLimits,
     costs: CostCurve,
 ) -> DraftTree:
-    """Return the best nodes as point masses; empty where no draft would pay."""
+    """Return the best nodes as point masses; empty if no draft would pay."""
     if len(continuations) == 1:  # the usual case by far
         alone = continuations[0]
         count, _ = most_worthwhile(_likely_chain(alone, trust, limits), costs, _LEAST_GAIN)
@@ -199,7 +199,7 @@ def likely_nodes(
 def teach(
     trust: MatchAcceptance, continuations: Sequence[Continuation], tokens: Sequence[int]
 ) -> None:
-    """Tell `trust` how the continuations fared against the tokens that really came."""
+    """Count in `trust` the continuations against the tokens that really came."""
     if len(continuations) == 1:  # the usual case by far
         alone = continuations[0]
         for depth, (known, token) in enumerate(zip(alone.tokens, tokens, strict=False)):
@@ -283,7 +283,7 @@ def _ranked(alive: Sequence[Continuation], depth: int) -> list[tuple[int, Sequen
 
 
 def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
-    """Return how long the best match is at `depth`, and what speaks for what follows it."""
+    """Return how long the best match is at `depth`, and the evidence for its continuation."""
     # Only the longest matches are evidence; shorter ones are among the votes.
     best = alive
     if len(alive) > 1:
@@ -300,7 +300,7 @@ def _standing(alive: Sequence[Continuation], depth: int) -> Standing:
 
 
 def _standing_alone(best: Continuation, depth: int) -> Standing:
-    """Return that where one continuation is the best."""
+    """Return that if one continuation is the best."""
     length = best.match + depth
     if best.realigned and length < FOUND_AGAIN:
         return Standing(Evidence.REALIGNED, length)
@@ -317,7 +317,7 @@ def _has_majority(alive: Sequence[Continuation], depth: int) -> bool:
 
 
 class ContinuationDrafter(Drafter):
-    """Drafts what followed earlier occurrences of the last tokens, wherever a subclass finds them.
+    """Drafts continuations of earlier occurrences of the last tokens, as a subclass finds them.
 
     `depth` is the longest path, `nodes` the largest tree, `branches` the most leaves. Drafts are
     point masses, so the text is plain decoding's own at every temperature. How much is drafted
@@ -355,22 +355,22 @@ class ContinuationDrafter(Drafter):
         return self
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Start an answer: what was retrieved for an earlier one teaches nothing."""
+        """Start an answer: continuations retrieved for an earlier one are not counted."""
         self._let_go()
 
     @abstractmethod
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
-        """Return what followed earlier occurrences of the last tokens, up to `length` each."""
+        """Return continuations of earlier occurrences of the last tokens, up to `length` each."""
 
     def propose(self, request: DraftRequest) -> DraftTree:
-        """Return the tree of continuations that pays, empty where none does."""
+        """Return the tree of continuations that pays, empty if none does."""
         self._retrieve(request)
         if not self._retrieved:
             return DraftTree()
         return continuation_tree(self._retrieved, self._trust, self._limits(request), self._costs)
 
     def forecast(self, request: DraftRequest) -> float:
-        """Return what the continuations found now promise; `observe` may teach by them."""
+        """Return the expected gain of the present continuations; `observe` may teach by them."""
         self._retrieve(request)
         if not self._retrieved:
             return 1.0
@@ -390,7 +390,7 @@ class ContinuationDrafter(Drafter):
     def observe(self, outcome: RoundOutcome) -> None:
         """Learn how the retrieved continuations fared, those that were not drafted too."""
         if self._retrieved:
-            # All that came, also behind the draft: what was not drafted teaches at no cost.
+            # All that came, also behind the draft: undrafted ones teach at no cost.
             teach(self._trust, self._retrieved, outcome.tokens[self._retrieved_at :])
         self._let_go()
 
@@ -408,7 +408,7 @@ class ContinuationDrafter(Drafter):
         )
 
     def start_over(self) -> None:
-        """Forget what earlier texts taught about matches."""
+        """Forget the counts of earlier texts."""
         self._trust.forget()
 
     def _let_go(self) -> None:

@@ -97,8 +97,8 @@ def order_by_context(
 
     `tokens` int32 [n] begins with DEPTH separators (the token `vocab_size`) and ends with one; they
     also stand between texts. Positions of separators and those right behind one are left out. Of
-    positions with the very same last tokens, at most the last 8 million are kept: more say nothing
-    new. `progress` is told how many positions are done.
+    positions with the very same last tokens, at most the last 8 million are kept: more add nothing.
+    `progress` receives the number of finished positions.
     """
     done = 0
     for low, high in _buckets(tokens, vocab_size):
@@ -203,7 +203,7 @@ class ContextIndex:
         return ContextIndex(tokens, order, samples, self.vocab_size)
 
     def texts(self) -> list[list[int]]:
-        """Return its texts, without what no vocabulary has."""
+        """Return its texts, without tokens that no vocabulary has."""
         ends = np.flatnonzero(self._tokens == self.vocab_size)
         parts = np.split(self._tokens, ends)
         texts = [part[(part >= 0) & (part < self.vocab_size)].tolist() for part in parts]
@@ -218,11 +218,11 @@ class ContextIndex:
     def nearest(
         self, context: Sequence[int], count: int, length: int, min_match: int
     ) -> list[tuple[int, list[int]]]:
-        """Return up to `count` places of the longest matches, each match's length and what follows.
+        """Return up to `count` places of the longest matches, each match's length and continuation.
 
-        Matches of fewer than `min_match` tokens are left out, and counted up to DEPTH. What follows
-        has up to `length` tokens and ends with its text. Where more than `count` places match
-        equally long, those whose older contexts are nearest are taken.
+        Matches of fewer than `min_match` tokens are left out, and counted up to DEPTH.
+        Continuations have up to `length` tokens and end with their text. If more than `count`
+        places match equally long, those whose older contexts are nearest are taken.
         """
         if not len(self._order) or not context:
             return []
@@ -233,8 +233,8 @@ class ContextIndex:
         # The longest matches are neighbours of where the query
         # belongs: count on either side suffices.
         around = self._order[max(0, place - count) : place + count].astype(np.int64)
-        # clip: a damaged file may name positions outside; what
-        # it then finds does not match or is cut.
+        # clip: a damaged file may name positions outside; it then finds continuations that do not
+        # match or are cut.
         before = np.take(self._tokens, around[:, None] - _BACK, mode="clip")
         equal = before == np.array(query, np.int32)
         # argmin: the first token that differs.
@@ -354,7 +354,7 @@ def read_store_header(path: Path) -> StoreHeader:
     # Before mapping: reading behind the end of a mapped file kills the process (SIGBUS).
     if size != header.offsets[-1]:
         raise MalformedFileError(
-            f"the datastore {path} has {size:,} bytes where its header says "
+            f"the datastore {path} has {size:,} bytes, and by its header "
             f"{header.offsets[-1]:,}: it is truncated or damaged; build it again"
         )
     return header
@@ -416,7 +416,7 @@ def _parsed(text: bytes, path: Path) -> StoreHeader:
         # bool is an int to isinstance, so types are compared.
         whole = type(value) is int and 0 <= value < _LARGEST**2
         if not (isinstance(value, str) if entry.type == "str" else whole):
-            raise malformed(f"says {entry.name} is {str(value)[:40]!r}")
+            raise malformed(f"has a header in which {entry.name} is {str(value)[:40]!r}")
     header = StoreHeader(**values)
     # DEPTH separators begin the tokens and one ends them; no position belongs to any of these.
     possible = 0 < header.n_positions <= header.n_tokens - DEPTH - 1 < _LARGEST
@@ -454,7 +454,7 @@ def check_text_file(path: Path) -> int:
 def text_pieces(path: Path, piece: int = _PIECE) -> Iterator[tuple[str, int]]:
     """Yield a file's text in pieces of about `piece` bytes, each with its size in bytes.
 
-    Pieces end with a line where there is one, and never within a character. Raises `ModelError` for
+    Pieces end with a line if there is one, and never within a character. Raises `ModelError` for
     bytes that are not UTF-8.
     """
     done, rest = 0, b""
@@ -502,7 +502,7 @@ MAX_REFERENCE_BYTES = 8 << 20
 def read_reference(path: Path, vocabulary: Vocabulary) -> ContextIndex:
     """Return the index of a text file's tokens: a reference, which answers may quote.
 
-    Raises what `read_reference_tokens` does.
+    Raises the errors of `read_reference_tokens`.
     """
     return ContextIndex.of_text(read_reference_tokens(path, vocabulary), vocabulary.size)
 
@@ -510,8 +510,8 @@ def read_reference(path: Path, vocabulary: Vocabulary) -> ContextIndex:
 def read_reference_tokens(path: Path, vocabulary: Vocabulary) -> list[int]:
     """Return the tokens of a text file, at least 2.
 
-    Raises `FileMissingError`, `ModelError` for what is not UTF-8, `OptionError` for an empty or too
-    large file.
+    Raises `FileMissingError`, `ModelError` for other texts than UTF-8, `OptionError` for an empty
+    or too large file.
     """
     n_bytes = check_text_file(path)
     if n_bytes > MAX_REFERENCE_BYTES:
@@ -538,10 +538,10 @@ def read_reference_tokens(path: Path, vocabulary: Vocabulary) -> list[int]:
 _FEWEST_TOKENS = 2
 _MOST_TOKENS = 2**32 - 2 * DEPTH  # positions are 32-bit numbers
 _BYTES_PER_TOKEN = 8.2  # of the file: a token, its place in the order, a share of the samples
-_USUAL_TOKEN_LENGTH = 3.0  # bytes of text; only to refuse early what cannot fit
+_USUAL_TOKEN_LENGTH = 3.0  # bytes of text; only to refuse early texts that cannot fit
 
 BuildProgress = Callable[[Literal["reading", "ordering"], int, int], None]
-"""Called with what is done now, how much of it is done and how much there is: bytes, positions."""
+"""Called with the present step, its progress and its size: bytes, positions."""
 
 
 def build_store(
@@ -558,7 +558,7 @@ def build_store(
     `model` names the file of the vocabulary, for messages. Texts are kept apart by separators.
     Raises `OptionError` for an existing `output` without `force`, and for a corpus that is empty or
     too large; `FileMissingError` and `ModelError` for files that cannot be read or are not UTF-8;
-    `SpecrunError` where the disk is too small. Nothing is written then, or after Ctrl-C; the file
+    `SpecrunError` if the disk is too small. Nothing is written then, or after Ctrl-C; the file
     appears whole or not at all.
     """
     sizes = [check_text_file(path) for path in files]

@@ -7,7 +7,7 @@ table entry a size.
 
 Realignment after an edit: a text that repeats an earlier one with some tokens changed leaves it at
 every change, and the last tokens are then found nowhere, or in many places. Copying goes on where
-it was left: behind the source's next occurrence of the last token close by, or, where there is
+it was left: behind the source's next occurrence of the last token close by, or, if there is
 none, one token further, as if one token had been replaced by one.
 """
 
@@ -22,7 +22,7 @@ FOUND_AGAIN = 3
 """Tokens of a match from which a place is found by them alone."""
 
 _COPIED = 6  # tokens that must have been copied before an edit
-_NEAR = 8  # tokens by which the source may be shorter or longer than what replaced it
+_NEAR = 8  # tokens by which the source may be shorter or longer than its replacement
 _PATIENCE = 16  # tokens after which the source is given up
 
 _VISITED = 16  # places looked at for each size
@@ -58,7 +58,7 @@ class NgramIndex:
 
     @property
     def _indexed(self) -> _Indexed:
-        # Made when it is asked for: every change leaves nothing behind while it is under way.
+        # Made when it is needed: every change leaves nothing behind while it is under way.
         held = self._held
         if held is None:
             held = self._held = _Indexed(len(self.sizes))
@@ -143,7 +143,7 @@ class NgramIndex:
         tokens, end = indexed.tokens, len(indexed.tokens)
         for back in range(1, min(match, _FORKS_SOUGHT + 1)):
             level = bisect_right(self.sizes, match - back) - 1
-            # A shorter n-gram than the smallest indexed size says nothing about forks.
+            # A shorter n-gram than the smallest indexed size shows nothing about forks.
             if level < 0:
                 break
             came = tokens[end - back]

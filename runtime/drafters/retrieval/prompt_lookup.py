@@ -24,13 +24,13 @@ from specrun.runtime.round.drafter import DrafterWeights, DraftRequest
 from specrun.runtime.round.text import common_prefix
 
 _RECENCY = 0.8  # of two equally long matches, the earlier one counts this much
-_FORMULA = 5  # tokens that may be said again without anything else being said again
+_FORMULA = 5  # tokens that may be repeated without any other repetition
 _FROM_REFERENCE = 4  # places of the reference that are considered
 _FROM_ANSWERS = 16  # of the answers that are kept
 
 
 class PromptLookupDrafter(ContinuationDrafter):
-    """Finds the places of the text that the last tokens resemble most, and merges what followed.
+    """Finds the places of the text that the last tokens resemble most, and merges continuations.
 
     The text is prompt, history, a reference and the answers that are kept. The longest suffix of at
     least `min_ngram` tokens decides: n-grams of up to `max_ngram` tokens are indexed, matches are
@@ -63,10 +63,10 @@ class PromptLookupDrafter(ContinuationDrafter):
         self._source = Realignment()
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Index the prompt; what it shares with the last one stays indexed."""
+        """Index the prompt; the common part with the last one stays indexed."""
         super().begin(tokens)
         known = self._index.tokens
-        # Another conversation: what was learnt about its matches need not hold here.
+        # Another conversation: the counts of its matches need not hold here.
         if self.begins_alike or common_prefix(known, tokens) < len(known):
             self._index.clear()
             self._source.forget()
@@ -81,7 +81,7 @@ class PromptLookupDrafter(ContinuationDrafter):
         super().rewind(length)
 
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
-        """Return what followed the places that the last tokens resemble most."""
+        """Return the continuations of the places that the last tokens resemble most."""
         self._index.extend(tokens[len(self._index.tokens) :])
         return self._found(length)
 
@@ -104,7 +104,7 @@ class PromptLookupDrafter(ContinuationDrafter):
             self._source = source
 
     def _found(self, length: int) -> Sequence[Continuation]:
-        """Return what followed the places that the end of the index resembles most."""
+        """Return the continuations of the places that the end of the index resembles most."""
         index = self._index
         tokens, weight = index.tokens, 1.0
         found: list[Continuation] = []
@@ -129,10 +129,10 @@ class PromptLookupDrafter(ContinuationDrafter):
         return found
 
     def _evidence(self, match: int) -> int:
-        """Return how many of the matched tokens speak for what followed them.
+        """Return how many of the matched tokens support their continuation.
 
-        Of a formula that went on in many ways, such as the turn of a conversation, only what came
-        after it tells which of them this is; a match that reaches far beyond any formula is the
+        Of a formula that went on in many ways, such as the turn of a conversation, only the tokens
+        after it show which of them this is; a match that reaches far beyond any formula is the
         same text again.
         """
         return min(match, self._index.since_fork(match) + 2 * max(0, match - _FORMULA))
@@ -172,7 +172,7 @@ def build_prompt_lookup(
 def with_reference(text: str, reference: Path) -> str:
     """Return a drafter expression whose prompt lookups also read `reference`.
 
-    Raises `OptionError` where there is no prompt lookup to read it, or it already has a reference.
+    Raises `OptionError` if there is no prompt lookup to read it, or it already has a reference.
     """
     found = 0
 

@@ -26,7 +26,7 @@ _MOST_PLACES = 4096
 
 
 class RestDrafter(ContinuationDrafter):
-    """Retrieves the `places` of a datastore with the longest matches, and merges what followed.
+    """Retrieves the `places` of a datastore with the longest matches, and merges the continuations.
 
     Suffixes of `min_match` to 16 tokens count. A round costs a binary search in a mapped file and
     does not depend on the length of the context.
@@ -57,7 +57,7 @@ class RestDrafter(ContinuationDrafter):
         self._places, self._min_match = places, min_match
 
     def begin(self, tokens: Sequence[int]) -> None:
-        """Keep what earlier answers taught as long as the conversation goes on."""
+        """Keep the counts of earlier answers as long as the conversation goes on."""
         super().begin(tokens)
         # Another text than the last one: evidence of a conversation is its own.
         if self.begins_alike or common_prefix(self._prompt, tokens) < len(self._prompt):
@@ -65,7 +65,7 @@ class RestDrafter(ContinuationDrafter):
         self._prompt = list(tokens)
 
     def retrieve(self, tokens: Sequence[int], length: int) -> Sequence[Continuation]:
-        """Return what followed the places whose last tokens match longest."""
+        """Return the continuations of the places whose last tokens match longest."""
         found = self._store.nearest(tokens[-DEPTH:], self._places, length, self._min_match)
         return counted(found)  # a trie need not hold a thousand copies
 

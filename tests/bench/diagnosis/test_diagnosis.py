@@ -79,7 +79,7 @@ def test_a_target_that_is_slower_than_its_curve_is_seen() -> None:
     assert diagnosis.target_ms == pytest.approx(1.5 * diagnosis.expected_target_ms)
     assert diagnosis.curve_fits
     (reason,) = (each for each in diagnosis.reasons if each.kind == "rounds")
-    assert "take 1.5 times as long as the cost curve says" in reason.text
+    assert "take 1.5 times as long as by the cost curve" in reason.text
     assert reason.without == diagnosis.expected
     # A machine on which everything takes as much longer is no reason, and less is not told.
     for plain, drafted in ((1.5, 1.5), (1.0, 1.05)):

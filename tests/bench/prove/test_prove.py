@@ -326,5 +326,5 @@ def test_the_command_fails_with_its_checks(
     monkeypatch.setattr(rules, "TOLERANCE", -1.0)
     done = run("prove --minutes 0.001 -t 1 -o md --drafter prompt-lookup", "-m", tiny_model)
     assert done.exit_code == 1
-    assert "rule: exact changes the target's law" in done.stderr
+    assert "rule: exact changes the target's distribution" in done.stderr
     assert "| failed" in done.stdout

@@ -273,7 +273,7 @@ def test_batches_that_llama_cpp_would_misread_are_refused(files: dict[str, Path]
                 context.decode(batch)
         part = StateBatch(4, model.n_embd_out)
         part.fill([1, 2], [0, 1], None, [0, 0], [0, 1])
-        with pytest.raises(OptionError, match="1 of 2 tokens ask for rows: all must, or none"):
+        with pytest.raises(OptionError, match="1 of 2 tokens need rows: all must, or none"):
             context.decode(part)
         with pytest.raises(OptionError, match="NextN block 1 of a model that has 1"):
             context.select(1)

@@ -490,7 +490,7 @@ BAD_HEADERS: dict[str, tuple[bytes, str]] = {
     ),
     "no counts": (
         make()[:20],
-        "is truncated or damaged: its number of metadata keys needs 8 bytes where 4 are",
+        "is truncated or damaged: its number of metadata keys needs 8 bytes, and 4 are",
     ),
     "2^63 keys": (
         make(n_keys=HUGE),
@@ -539,11 +539,11 @@ BAD_HEADERS: dict[str, tuple[bytes, str]] = {
     ),
     "short value": (
         make(entry("k", UINT64, u32(1))),
-        "the value of the metadata key 'k' needs 8 bytes where 4 are left",
+        "the value of the metadata key 'k' needs 8 bytes, and 4 are left",
     ),
     "string of 2^63 bytes": (
         make(entry("k", STRING, u64(HUGE))),
-        "the value of the metadata key 'k' needs 9,223,372,036,854,775,808 bytes where 0 are left",
+        "the value of the metadata key 'k' needs 9,223,372,036,854,775,808 bytes, and 0 are left",
     ),
     "array of 2^63": (
         make(entry("k", ARRAY, elements(UINT32, HUGE))),
@@ -566,15 +566,15 @@ BAD_HEADERS: dict[str, tuple[bytes, str]] = {
     ),
     "array with a string of 2^63": (
         make(entry("k", ARRAY, elements(STRING, 2, string("a") + u64(HUGE)))),
-        "the value of the metadata key 'k' needs 9,223,372,036,854,775,825 bytes where 17 are left",
+        "the value of the metadata key 'k' needs 9,223,372,036,854,775,825 bytes, and 17 are left",
     ),
     "array with a string of 2^64-1": (
         make(entry("k", ARRAY, elements(STRING, 1, u64(2 * HUGE - 1)))),
-        "needs 18,446,744,073,709,551,623 bytes where 8 are left",
+        "needs 18,446,744,073,709,551,623 bytes, and 8 are left",
     ),
     "array that ends early": (
         make(entry("k", ARRAY, elements(STRING, 2, string("abcdefgh")))),
-        "the value of the metadata key 'k' needs 24 bytes where 16 are left",
+        "the value of the metadata key 'k' needs 24 bytes, and 16 are left",
     ),
     "array of arrays": (
         make(entry("k", ARRAY, DEEP)),
@@ -712,7 +712,7 @@ BAD_TENSORS: dict[str, tuple[bytes, str]] = {
     ),
     "a cut tensor": (
         make(n_tensors=1) + tensor()[:24],
-        "tensor 1 of 1 ('w') needs 4 bytes where 3 are left",
+        "tensor 1 of 1 ('w') needs 4 bytes, and 3 are left",
     ),
 }
 

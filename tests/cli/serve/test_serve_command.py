@@ -75,7 +75,7 @@ def test_it_says_where_it_is_and_ends_when_it_is_told(tmp_path: Path) -> None:
         output, messages = process.communicate(timeout=30)
     assert process.returncode == 0, messages
     assert output == ""
-    for word in ("drafter", "slots", "key", "asked for (2)", f"{address}/v1", "ended"):
+    for word in ("drafter", "slots", "key", "required (2)", f"{address}/v1", "ended"):
         assert word in messages
     assert "GET /v1/models 401" in messages  # the access log, with -v
     assert "second" not in messages.replace("seconds", "")  # keys are never shown
@@ -126,7 +126,12 @@ def test_a_folder_is_served_model_by_model(
         process.send_signal(signal.SIGINT)
         _, messages = process.communicate(timeout=30)
     assert process.returncode == 0, messages
-    for words in ("3 models, loaded when", "bad (cannot be read)", "second (llama", "ended"):
+    for words in (
+        "3 models, each loaded on request",
+        "bad (cannot be read)",
+        "second (llama",
+        "ended",
+    ):
         assert words in messages
     assert str(folder) not in messages.replace(f"{folder / 'bad.gguf'} ", "")
 

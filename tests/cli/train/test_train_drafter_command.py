@@ -95,7 +95,7 @@ def test_stopped_and_resumed(family: Family, run: Run, tmp_path: Path) -> None:
     assert json.loads(again.stdout)["steps"] == 4
     other = run(*arguments(family, output, "--steps", "5", "--resume"))
     assert other.exit_code == 2
-    assert "steps 4 and --resume asks for 5" in other.stderr
+    assert "steps 4, and --resume needs 5" in other.stderr
 
 
 def test_other_vocabularies(family: Family, models: Models, run: Run, tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ FAULTS: dict[str, tuple[Change, type[SpecrunError], str]] = {
     "no EAGLE-3 head"),
     "P-EAGLE without a mask": (
         lambda w, _: w.update({"mask_hidden": np.ones((1, 1, 96), np.float32)}),
-        MalformedFileError, "which token stands for those to draft",
+        MalformedFileError, "lacks the token that stands for those to draft",
     ),
     "a mask of other layers": (
         lambda w, c: (c.update(mask_token_id=7), w.update({"mask_hidden": np.ones((1, 1, 64),

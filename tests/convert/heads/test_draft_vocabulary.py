@@ -138,7 +138,7 @@ def test_the_command_measures_both_on_texts_that_it_did_not_count(
     code, shown = run(*prompts, "-o", few)
     assert code == 0, shown
     assert re.search(r"all tokens.*\n.*60 tokens", shown)
-    assert "% of what was said at" in shown
+    assert "% of the tokens at" in shown
     code, shown = run("-p", "abc", "-o", tmp_path / "other.gguf")
     assert code == 2
     assert "give more of them" in shown

@@ -156,7 +156,7 @@ def test_the_star_asks_how_likely_the_favourite_is():
 def test_the_star_emits_its_law_and_a_rule_that_forgets_it_does_not():
     for rollback in (0.5, 1.5):
         assert prove_rule(f"bild-star(rollback={rollback})", times=25).sound
-    with pytest.raises(OptionError, match="has another law where drafts end"):
+    with pytest.raises(OptionError, match="has another distribution at the end of a draft"):
         prove_rule("bild")
 
 

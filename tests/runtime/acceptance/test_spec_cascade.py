@@ -371,7 +371,7 @@ def test_drafters_that_tell_no_laws_are_refused_where_a_rule_needs_them(
     if greedy and kind in ("cascade-token-v2", "cascade-token-v3"):
         require_laws(rule, drafter, params)
         return
-    weighs = r"weighs the drafter's own laws, and scripted tells none: .* draft\(FILE\)"
+    weighs = r"weighs the drafter's distributions, and scripted has none: .* draft\(FILE\)"
     with pytest.raises(OptionError, match=weighs):
         require_laws(rule, drafter, params)
     drafter.keeps_rows = True

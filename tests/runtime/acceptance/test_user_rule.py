@@ -75,7 +75,9 @@ def test_a_rule_that_looks_elsewhere_does_not_pass() -> None:
     """pi must depend on the two laws alone: a coin of its own makes it another one each time."""
     coin = random.Random(0)
     register_rule("coin", lambda q, p: q if coin.random() < 0.5 else p)
-    with pytest.raises(OptionError, match="'coin' returned two laws for the same pair: it must"):
+    with pytest.raises(
+        OptionError, match="'coin' returned two distributions for the same pair: it must"
+    ):
         prove_rule("coin")
 
 
@@ -93,7 +95,7 @@ def test_a_rule_that_forgets_its_law_does_not_pass() -> None:
 
 
 def test_exact_rules_are_proven_elsewhere() -> None:
-    with pytest.raises(OptionError, match="exact states no law of its own"):
+    with pytest.raises(OptionError, match="exact states no distribution of its own"):
         prove_rule("exact")
 
 
@@ -116,7 +118,9 @@ def test_what_is_no_law_is_refused(
     register_rule("mine", function)
     rule = build_rule("mine")
     assert isinstance(rule, PairRule)
-    with pytest.raises(OptionError, match=f"the rule 'mine' returned no law, {problem}: give"):
+    with pytest.raises(
+        OptionError, match=f"the rule 'mine' returned no distribution, {problem}: give"
+    ):
         rule.law(LawPair(q, p, q, p))
 
 
@@ -137,7 +141,9 @@ def test_names_that_make_no_sense_are_refused(name: str, problem: str) -> None:
 
 
 def test_a_rule_without_a_function_is_refused() -> None:
-    with pytest.raises(OptionError, match="the rule 'mine' is 3: give a function of two laws"):
+    with pytest.raises(
+        OptionError, match="the rule 'mine' is 3: give a function of two distributions"
+    ):
         register_rule("mine", 3)  # type: ignore[arg-type]
 
 

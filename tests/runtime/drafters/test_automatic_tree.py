@@ -93,7 +93,7 @@ def test_hydras_trees_choose_their_size_where_asked(
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("tree=2x2, nodes=auto", "already fixes the shape|says which nodes"),
+        ("tree=2x2, nodes=auto", "already fixes the shape|names the nodes"),
         ("tree=sequoia, nodes=auto", "only trees of depth= and topk="),
         ("n=3, nodes=auto", "give one of them"),
         ("nodes=aut", "not a whole number"),

@@ -145,7 +145,7 @@ def test_who_has_laws_tells_them_and_who_has_none_is_refused(
     tells = tells or (target, drafter) in MIXED
     if not tells:
         with pytest.raises(
-            OptionError, match=r"tells none: give draft\(FILE\), heads|by measured|leave window out"
+            OptionError, match=r"has none: give draft\(FILE\), heads|by measured|leave window out"
         ):
             opened(files, target, drafter)
         return

@@ -141,7 +141,7 @@ def test_a_lossy_rule_has_drafters_that_read_no_clock(
         ({"accept": "typical"}, r"typical.* is not exact, and the engine was not opened"),
         ({"accept": "nonsense"}, "nonsense"),
         ({"accept": "token-cascade(alpha=0.5)"}, "give slots=1"),
-        ({"accept": LOSSY, "drafter": "prompt-lookup"}, "weighs the drafter's own laws"),
+        ({"accept": LOSSY, "drafter": "prompt-lookup"}, "weighs the drafter's distributions"),
     ],
 )
 def test_what_cannot_be_chosen_is_said_at_once(
@@ -165,7 +165,7 @@ def test_a_method_that_only_one_drafter_has_is_named_by_it(engine: Engine) -> No
         ({"others": ["pass(FILE:pass, n=2)"]}, "pass.* give slots=1"),
         ({"others": ["nonsense"]}, "nonsense"),
         ({"rules": ["token-cascade(alpha=0.5)"]}, "give slots=1"),
-        ({"accept": LOSSY}, "weighs the drafter's own laws"),
+        ({"accept": LOSSY}, "weighs the drafter's distributions"),
     ],
 )
 def test_what_an_engine_cannot_offer_is_said(

@@ -80,7 +80,7 @@ def test_a_grammar_that_is_too_slow_ends_its_answer_alone(monkeypatch: pytest.Mo
         monkeypatch.setattr(GrammarProcess, "reply", never)
         slow = engine.submit("def f(", BOUND, max_tokens=30)
         assert engine.submit("os.", FREE, max_tokens=3).result.token_ids
-        with pytest.raises(GrammarError, match=rf"longer than {state.PLACE_SECONDS:g} s to find"):
+        with pytest.raises(GrammarError, match=rf"longer than {state.PLACE_SECONDS:g} s"):
             _ = slow.result
         monkeypatch.setattr(GrammarProcess, "reply", reply)
         assert engine.submit("def f(", BOUND, max_tokens=30).result.token_ids

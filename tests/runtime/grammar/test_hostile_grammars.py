@@ -148,7 +148,8 @@ def test_a_place_that_takes_too_long_ends_the_answer(monkeypatch: pytest.MonkeyP
     grammar = Grammar.lark('start: s\ns: s s | s s s | s s s s | "a"')
     place = GrammarCompiler(words).compile(grammar).start(0)  # type: ignore[arg-type]
     with pytest.raises(
-        GrammarError, match=r"cannot be followed any further \(what may follow takes"
+        GrammarError,
+        match=r"cannot be followed any further \(finding the possible next tokens takes",
     ):
         place.after([0, 1, 1, 0]).allows(0)
 

@@ -149,7 +149,9 @@ def seeded_text(seed: int, propose: Propose | None, params: SamplingParams) -> t
 @pytest.mark.parametrize("rule", ["typical", "lossy"])
 def test_mirostat_is_refused_under_a_rule_that_is_not_exact(rule: str) -> None:
     made = build_rule(rule)
-    with pytest.raises(OptionError, match=r"^mirostat needs tokens of the target's own law"):
+    with pytest.raises(
+        OptionError, match=r"^mirostat needs tokens of the target's own distribution"
+    ):
         require_rule(made, SETTINGS["mirostat 2"])
     require_rule(made, SETTINGS["mirostat 2"].replace(temperature=0.0))
     require_rule(made, SETTINGS["XTC"])

@@ -88,7 +88,7 @@ def test_small_files_are_checked_by_gits_hash(home, monkeypatch) -> None:
 
 def test_an_interrupted_download_goes_on_where_it_ended(home, served) -> None:
     served.fault = "half"
-    with pytest.raises(HubError, match="goes on where it ended"):
+    with pytest.raises(HubError, match="the same command continues"):
         fetch_model(NAME)
     digest = hashlib.sha256(Q4).hexdigest()
     assert cached(home) == [f"{digest}.incomplete"]
@@ -113,7 +113,7 @@ def test_ctrl_c_keeps_what_was_fetched(home, served) -> None:
             fetch_model(NAME, progress=interrupt)
     finally:
         hub.time.monotonic = before
-    assert "goes on behind it" in caught.value.__notes__[0]
+    assert "the same command continues" in caught.value.__notes__[0]
     kept = next((home / ".cache").rglob("*.incomplete")).stat().st_size
     assert fetch_model(NAME).read_bytes() == Q4
     assert [span for _, span in served.transfers] == [None, f"bytes={kept}-"]
@@ -130,7 +130,7 @@ def test_a_wrong_start_is_found_by_the_hash_and_removed(home, served) -> None:
     blobs = home / ".cache/huggingface/hub/models--ann--tiny-GGUF/blobs"
     blobs.mkdir(parents=True)
     (blobs / f"{hashlib.sha256(Q4).hexdigest()}.incomplete").write_bytes(b"x" * 100)
-    with pytest.raises(MalformedFileError, match="has not the hash"):
+    with pytest.raises(MalformedFileError, match="lacks the hash"):
         fetch_model(NAME)
     assert cached(home) == []
     assert fetch_model(NAME).read_bytes() == Q4

@@ -72,7 +72,7 @@ def test_a_small_vocabulary_is_kept_whole_and_certainty_is_finite() -> None:
     assert ids.tolist() == [0, 1, 2]
     assert np.isfinite(logs).all()
     assert np.exp(logs.astype(float)).sum() == pytest.approx(1.0, abs=1e-3)
-    with pytest.raises(OptionError, match="no law"):
+    with pytest.raises(OptionError, match="no distribution"):
         likeliest(np.full(4, -np.inf, np.float32), 2)
 
 
@@ -129,7 +129,8 @@ def test_another_targets_buffer_is_refused_with_both_named(tmp_path: Path) -> No
     save_rejections(RejectionBuffer(), path, KEY)
     other = BufferKey("other.gguf", "ef" * 32, "cd" * 32, 300)
     with pytest.raises(
-        ModelError, match=r"target\.gguf got wrong \(hash abab.* is other\.gguf \(hash efef"
+        ModelError,
+        match=r"rejected drafts for target\.gguf \(hash abab.* is other\.gguf \(hash efef",
     ):
         load_rejections(path, other, RejectionBuffer())
 

@@ -391,7 +391,7 @@ def test_eagles_planned_trees_read_measured_accuracies(tiny_model: Path, tmp_pat
     assert tree_of(tiny_model, f"eagle({head}, tree=sequoia)").startswith("0")
     assert len(tree_of(tiny_model, f"eagle({head}, tree=mc_sim_7b_63)").split()) == 25
     for options in ("nodes=8", "tree=sequoia, sampling=without"):
-        with pytest.raises(OptionError, match="accuracy= is what tree=sequoia is made from"):
+        with pytest.raises(OptionError, match="accuracy= is only for tree=sequoia"):
             Runtime(
                 tiny_model, drafter=f"eagle({head}, {options}, accuracy={quoted(str(deep))})", **F32
             )
@@ -416,7 +416,7 @@ def test_what_cannot_be_calibrated_is_refused(
     with pytest.raises(OptionError, match="the text is too short"):
         calibrated(tiny_model, fitted, [5, 6])
     for changes, problem in (
-        ({"n_tokens": 3}, "say too little"),
+        ({"n_tokens": 3}, "are too few"),
         ({"ranks": 0}, "1 to 32"),
         ({"seconds": -1.0}, "no time"),
     ):

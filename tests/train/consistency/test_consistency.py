@@ -295,7 +295,7 @@ def test_a_resumed_run_is_one_that_was_never_stopped(taught, tmp_path: Path) -> 
     assert rest.result.resumed_at == 3
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
     assert (rest.before, rest.after) == (whole.before, whole.after)
-    with pytest.raises(OptionError, match=r"consistency weight 1.0 and --resume asks for 2.0"):
+    with pytest.raises(OptionError, match=r"consistency weight 1.0, and --resume needs 2.0"):
         run.but(resume=True, weight=2.0, force=True).train()
 
 
@@ -309,7 +309,7 @@ def test_data_that_ask_nothing_and_memory_that_is_not_there(
 ) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Nothing is asked here. " * 9)
-    with pytest.raises(ModelError, match="the data ask nothing"):
+    with pytest.raises(ModelError, match="the data has no prompts"):
         run_of(taught, tmp_path / "out").but(data=(text,)).train()
     monkeypatch.setattr("specrun.train.trainer.memory.free_memory", lambda device: 1000)
     monkeypatch.setattr(module, "load_hf_model", lambda *_: pytest.fail("a model was loaded"))

@@ -213,7 +213,7 @@ def test_what_asks_nothing_is_left_out(taught, tokenizer: TargetTokenizer, tmp_p
         [PlainText("x y z"), PROMPTS[0], Answered("long " * 300, None)],
     )
     assert len(found) == 1
-    with pytest.raises(ModelError, match=r"ask nothing that \S+ could answer"):
+    with pytest.raises(ModelError, match=r"has no prompts for \S+:"):
         asked(taught, tokenizer, tmp_path / "b.jsonl", [PlainText("x y z")])
     for line in ('{"key": 3}', "[" * 50_000, '{"key": "a", "answer": [Infinity]}', "[]"):
         (tmp_path / "c.jsonl").write_text(line + "\n")

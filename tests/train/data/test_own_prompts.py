@@ -152,7 +152,7 @@ def test_a_run_learns_from_answers_to_both_and_says_so(taught, tmp_path: Path) -
     assert usable  # else nothing is tried here
     assert report.n_sequences + report.n_held_out == alone + len(usable)
     card = (tmp_path / "both" / "README.md").read_text()
-    assert "what the target asked in 12 tries of its own" in card
+    assert "prompts that the target wrote in 12 tries" in card
 
 
 def test_prompts_of_its_own_need_a_target_that_answers(taught, tmp_path: Path) -> None:

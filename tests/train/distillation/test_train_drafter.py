@@ -238,7 +238,7 @@ def test_on_policy_runs_are_not_resumed_with_another_length(family, tmp_path):
         family, tmp_path / "out", steps=2, loss=DistillationLoss(on_policy=1.0), measured_on="given"
     )
     run.train()
-    with pytest.raises(OptionError, match="max length 64 and --resume asks for 60"):
+    with pytest.raises(OptionError, match="max length 64, and --resume needs 60"):
         run.but(resume=True, max_length=60).train()
 
 
@@ -255,7 +255,7 @@ def test_a_run_is_not_resumed_as_another(family, tmp_path):
     with pytest.raises(FileMissingError, match="to resume"):
         run.but(output=tmp_path / "none", resume=True).train()
     with pytest.raises(
-        OptionError, match="with loss divergence forward-kl and --resume asks for reverse-kl"
+        OptionError, match="with loss divergence forward-kl, and --resume needs reverse-kl"
     ):
         run.but(resume=True, loss=DistillationLoss("reverse-kl")).train()
 

@@ -978,10 +978,10 @@ def test_attention_shares_keys_among_heads() -> None:
         (lambda: EagleRecipe(steps=0), "0 steps"),
         (lambda: EagleRecipe(noise=-1.0), "a weight or noise below 0"),
         (lambda: EagleRecipe(start="warm"), "the start is 'warm'"),  # type: ignore[arg-type]
-        (lambda: EagleRecipe(law_tokens=3), "laws of 3 tokens: give at least 4"),
-        (lambda: Eagle3Recipe(law_tokens=3), "laws of 3 tokens: give at least 4"),
+        (lambda: EagleRecipe(law_tokens=3), "distributions of 3 tokens: give at least 4"),
+        (lambda: Eagle3Recipe(law_tokens=3), "distributions of 3 tokens: give at least 4"),
         (lambda: EagleRecipe(draft_tokens=3), "3 draft tokens: give at least 16"),
-        (lambda: EagleRecipe(draft_tokens=64, law_tokens=64), "so leave the other out"),
+        (lambda: EagleRecipe(draft_tokens=64, law_tokens=64), "so leave law_tokens out"),
         (lambda: EagleRecipe(step_decay=1.5), r"a step decay of 1\.5"),
         (lambda: Eagle3Recipe(steps=17), "17 steps"),
         (lambda: Eagle3Recipe(steps=4, late_steps=3), "3 steps late in the training, 4 before"),

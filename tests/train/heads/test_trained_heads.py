@@ -403,9 +403,7 @@ def test_a_run_without_room_for_states_goes_on_without_them(
     rest = train(MEDUSA, run)
     assert rest.result.resumed_at == 2
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
-    with pytest.raises(
-        OptionError, match="made with cached states False and --resume asks for True"
-    ):
+    with pytest.raises(OptionError, match="made with cached states False, and --resume needs True"):
         train(MEDUSA, replace(run, cache="yes"))
 
 
@@ -425,7 +423,7 @@ def test_another_run_is_refused_before_states_are_computed(
     kept = sorted(run.output.rglob("features-*"))
     assert kept
     monkeypatch.setattr(head_run.HeadTraining, "learner", None)
-    with pytest.raises(OptionError, match=r"learning rate 0\.001 and --resume asks for 0\.002"):
+    with pytest.raises(OptionError, match=r"learning rate 0\.001, and --resume needs 0\.002"):
         train(MEDUSA, replace(run, learning_rate=2e-3))
     assert sorted(run.output.rglob("features-*")) == kept
 
@@ -437,7 +435,7 @@ def test_an_earlier_run_is_not_overwritten(taught, medusa: TrainingReport, tmp_p
     run = run_of(taught, medusa.output, steps=60, learning_rate=1e-2)
     with pytest.raises(OptionError, match=r"already holds medusa_lm_head\.safetensors"):
         train(MEDUSA, run)
-    with pytest.raises(OptionError, match=r"medusa decay 0\.8 and --resume asks for 0\.9"):
+    with pytest.raises(OptionError, match=r"medusa decay 0\.8, and --resume needs 0\.9"):
         train(replace(MEDUSA, decay=0.9), replace(run, resume=True))
     output = tmp_path / "copy"
     shutil.copytree(medusa.output, output)

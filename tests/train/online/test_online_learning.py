@@ -444,7 +444,7 @@ def test_a_resumed_run_is_one_that_was_never_stopped(
     ).read_bytes()
     with pytest.raises(OptionError, match=r"already holds drafter.gguf"):
         run.train()
-    with pytest.raises(OptionError, match="with divergence forward-kl and --resume asks for"):
+    with pytest.raises(OptionError, match="with divergence forward-kl, and --resume needs"):
         run.but(resume=True, divergence="reverse-kl").train()
 
 

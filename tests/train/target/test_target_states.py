@@ -425,7 +425,7 @@ def test_a_damaged_cache_is_named(model: HFModel, corpus: TokenCorpus, tmp_path:
         FeatureCache(place_of(tmp_path))
     for about in ({}, *({"texts": text} for text in ("", "[1]", '[["a", Infinity]]', "[" * 9000))):
         write_weights(cache.cache.chunks[0], {"final": torch.zeros(2, 2)}, **about)
-        with pytest.raises(SpecrunError, match="does not say which texts it has: remove the cache"):
+        with pytest.raises(SpecrunError, match="does not name its texts: remove the cache"):
             FeatureCache(place_of(tmp_path))
 
 

@@ -307,7 +307,7 @@ def test_checkpoints_are_not_overwritten_or_mixed_up(tmp_path: Path) -> None:
     train_learner(Bigrams(), corpus(), SETTINGS, path, identity={"data": "a"})
     with pytest.raises(OptionError, match="holds an earlier run"):
         train_learner(Bigrams(), corpus(), SETTINGS, path, identity={"data": "a"})
-    with pytest.raises(OptionError, match=r"learning rate 0\.02 and --resume asks for 0\.03"):
+    with pytest.raises(OptionError, match=r"learning rate 0\.02, and --resume needs 0\.03"):
         train_learner(
             Bigrams(),
             corpus(),
@@ -316,7 +316,7 @@ def test_checkpoints_are_not_overwritten_or_mixed_up(tmp_path: Path) -> None:
             resume=True,
             identity={"data": "a"},
         )
-    with pytest.raises(OptionError, match="data a and --resume asks for b"):
+    with pytest.raises(OptionError, match="data a, and --resume needs b"):
         train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True, identity={"data": "b"})
     data = path.read_bytes()
     path.write_bytes(data[: len(data) // 2])
@@ -338,7 +338,7 @@ def test_a_checkpoint_tells_of_its_run_before_it_is_loaded(tmp_path: Path) -> No
     # Another precision is no other run.
     check_same_run(path, found, {**SETTINGS.identity, "data": "a"})
     train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True, identity=identity)
-    with pytest.raises(OptionError, match="data a and --resume asks for b"):
+    with pytest.raises(OptionError, match="data a, and --resume needs b"):
         check_same_run(path, found, {**SETTINGS.identity, "data": "b"})
     check_same_run(path, earlier_run(path, resume=False), {"data": "b"})
     state = load_state(path)

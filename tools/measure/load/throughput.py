@@ -129,7 +129,7 @@ def measure_load(
     bench: LoadBench, *, progress: Callable[[str], None] = lambda _: None
 ) -> list[LoadResult]:
     """Measure all drafters at all loads; raises as opening an engine does."""
-    progress("measuring what evaluations cost")
+    progress("measuring the cost of evaluations")
     options = bench.options
     curve = measure_target_costs(
         bench.target,

@@ -97,5 +97,5 @@ const modelWords = (round) =>
 
 const drafterWords = (round, after) =>
   round.nodes.some((node) => node.parent === after && node.candidate)
-    ? "These drafts were proposed without a law."
+    ? "These drafts were proposed without a distribution."
     : "Nothing was drafted here.";

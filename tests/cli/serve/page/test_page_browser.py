@@ -113,7 +113,7 @@ def test_laws_stand_side_by_side_for_the_token_that_is_pointed_at(
     page.keyboard.press("ArrowRight")
     page.keyboard.press("ArrowRight")
     wait_for_round(page, 3)
-    page.get_by_text("These drafts were proposed without a law.").wait_for()
+    page.get_by_text("These drafts were proposed without a distribution.").wait_for()
 
 
 def test_rounds_are_walked_by_keyboard(visit: Visit, address: str) -> None:

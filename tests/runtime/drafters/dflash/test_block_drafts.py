@@ -149,7 +149,7 @@ REFUSED: list[tuple[TinyDFlash, dict[str, Any], type[SpecrunError], str]] = [
     (variant(SMALL, taps=(0, 2)), {}, PairError, "inputs of layers 0, 2.*layers 0 to 1"),
     (variant(SMALL, mask=320), {}, PairError, "mask is 320, and the target has 320 tokens"),
     (SMALL, {"tokenizer__ggml__mask_token_id": None}, MalformedFileError, "no mask token"),
-    (SMALL, {"dflash__target_layers": None}, MalformedFileError, "which layers it reads"),
+    (SMALL, {"dflash__target_layers": None}, MalformedFileError, "the layers that it reads"),
     (variant(SMALL, block_size=1), {}, MalformedFileError, "a block of 1 tokens"),
     (TinyDFlash("dspark"), {"dflash__block_size": None}, MalformedFileError, "block_size"),
     (SMALL, {"without": ["fc.weight"]}, MalformedFileError, "no tensor fc.weight"),

@@ -279,10 +279,14 @@ def test_departures_are_those_of_the_two_models(pair: tuple[Path, Path]) -> None
 @pytest.mark.parametrize(
     ("drafter", "accept", "problem"),
     [
-        ("prompt-lookup", NEEDS_RAW, "cascade-opt.* weighs the drafter's own laws, and prompt-l"),
+        (
+            "prompt-lookup",
+            NEEDS_RAW,
+            "cascade-opt.* weighs the drafter's distributions, and prompt-l",
+        ),
         ("auto(draft(FILE))", NEEDS_RAW, "chooses by measured time, .* not exact: name one"),
         ("auto(prompt-lookup)", "typical", "chooses by measured time"),
-        ("relay(draft(FILE)@2, prompt-lookup@2)", NEEDS_RAW, "relay.* tells none"),
+        ("relay(draft(FILE)@2, prompt-lookup@2)", NEEDS_RAW, "relay.* has none"),
     ],
 )
 def test_what_does_not_go_together_is_refused_when_it_is_opened(
@@ -297,6 +301,6 @@ def test_at_temperature_0_a_rule_that_needs_no_q_takes_any_drafter(
 ) -> None:
     with open_pair(pair, "prompt-lookup", accept=NEEDS_LAWS) as runtime:
         runtime.generate(PROMPT, SamplingParams(temperature=0.0), max_tokens=4)
-        weighs = "at temperature 0.8 weighs the drafter's own laws, and prompt-lookup tells none"
+        weighs = "at temperature 0.8 weighs the drafter's distributions, and prompt-lookup has none"
         with pytest.raises(OptionError, match=weighs):
             runtime.generate(PROMPT, SamplingParams(temperature=0.8), max_tokens=4)

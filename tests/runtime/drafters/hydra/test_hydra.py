@@ -480,7 +480,7 @@ def test_dynamic_trees_are_no_deeper_than_the_heads_reach(tiny_model: Path, tmp_
         ("nodes=0", "at least 1 node"),
         ("tree=2x2, nodes=6", "leave out nodes"),
         ("tree=2x2, topk=2", "leave out topk"),
-        ("depth=2, accuracy=x.csv", "accuracy= is what static trees are made from"),
+        ("depth=2, accuracy=x.csv", "accuracy= is for static trees only"),
         ("tree=300", "use fewer branches"),
         ("nodes=2000", "nodes is 2000"),
         ("sampling=with", "sampling"),
