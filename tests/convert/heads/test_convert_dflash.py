@@ -383,7 +383,7 @@ FAULTS: dict[str, tuple[Layout, dict[str, Any], type[SpecrunError], str]] = {
     "layers that are no numbers": (
         "deepspec", {"target_layer_ids": [0, "x"]}, MalformedFileError, "no whole numbers",
     ),
-    "no layers": ("deepspec", {"target_layer_ids": None}, MalformedFileError, "which layers"),
+    "no layers": ("deepspec", {"target_layer_ids": None}, MalformedFileError, "name the layers"),
     "another target's layers": (
         "deepspec", {"num_target_layers": 36}, PairError, "for 36 layers, and the target has 6",
     ),
@@ -403,7 +403,7 @@ FAULTS: dict[str, tuple[Layout, dict[str, Any], type[SpecrunError], str]] = {
     ),
     "a gate of another size": (
         "deepspec", {"weights": {"markov_head.gate_proj.weight": ONES}, "markov_head_type": None},
-        MalformedFileError, r"gate_proj.weight of shape \(8,\), where \(8, 40\)",
+        MalformedFileError, r"gate_proj.weight of shape \(8,\), and \(8, 40\) is needed",
     ),
     "a gate by its name": (
         "deepspec", {"markov_head_type": "gated"}, MalformedFileError, "no gate and no state",
