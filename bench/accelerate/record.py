@@ -271,12 +271,15 @@ def _for_any(
         own = [known.get(name, 0.0) for known in speeds]
         if name in paying and min(own) >= LOSES:
             means[name] = math.prod(own) ** (1.0 / len(own))
-    best = max(means.values(), default=0.0)
-    if best < PAYS:
-        return Choice(temperature, ANY, PLAIN, 1.0, reason)
-    name = next(name for name, mean in means.items() if mean >= _EQUAL * best)
-    chosen = [row for own in rows for row in own if row.drafter == name]
-    return _choice(temperature, ANY, chosen, means[name])
+    found = []
+    for name, mean in means.items():
+        own_rows = [row for own in rows for row in own if row.drafter == name]
+        choice = _choice(temperature, ANY, own_rows, mean)
+        if mean >= PAYS and choice.low > 1.0:  # a range that spans 1 is no gain
+            found.append(choice)
+    best = max((choice.speed_up for choice in found), default=0.0)
+    equal = (choice for choice in found if choice.speed_up >= _EQUAL * best)
+    return next(equal, Choice(temperature, ANY, PLAIN, 1.0, reason))
 
 
 def _choice(temperature: float, workload: str, rows: Sequence[Measured], speed_up: float) -> Choice:

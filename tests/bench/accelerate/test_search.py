@@ -87,6 +87,23 @@ def test_a_drafter_that_loses_somewhere_is_not_for_any_text() -> None:
     assert found[ANY].drafter == found[QUESTIONS].drafter == "none"
 
 
+@pytest.mark.parametrize(("least", "drafter"), [(0.96, "none"), (0.99, LOOKUP)])
+def test_a_range_that_spans_1_is_no_gain_for_any_text(least: float, drafter: str) -> None:
+    """1.04 (0.99 to 1.1) is no gain; 1.04 (1.01 to 1.1) is one."""
+    record, plain = Record("basis", [Contender(LOOKUP, "")]), Simulated()
+    ratios = {QUESTIONS: (least, 0.99, 1.01), EDITED: (1.03, 1.09, 1.18)}
+    quoting = Simulated(0.9, 6, coverage=0.8)
+    gain = quoting.work(FLAT).tokens_per_second / plain.work(FLAT).tokens_per_second
+    for workload, found in ratios.items():
+        for number, ratio in enumerate(found):
+            lucky = dataclasses.replace(quoting, luck=ratio / gain)
+            works = {PLAIN: plain.work(FLAT), LOOKUP: lucky.work(FLAT)}
+            record.sweeps.append(Sweep(0.0, workload, number, works))
+    by_workload = chosen(record)
+    assert by_workload[EDITED].drafter == LOOKUP
+    assert by_workload[ANY].drafter == drafter
+
+
 def test_a_slow_cut_is_not_even_compared() -> None:
     """SmolLM2-135M's first ten layers: 27 tokens a second where plain decoding gives 78."""
     cut = CutFound(CUT, 27 / 78, "10-29")
