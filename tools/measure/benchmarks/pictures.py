@@ -52,7 +52,7 @@ def _draw_peers(records: Records, path: Path) -> bool:
     """Draw a panel for each model and temperature: the first type of weights, most threads."""
     found = {name: each for name, each in records.items() if each.kind == "peers"}
     panels = [
-        (record.title, key, arms)
+        (record.title.partition(", which")[0], key, arms)
         for record in found.values()
         for key, arms in _first_type(record.results).items()
     ]

@@ -86,14 +86,16 @@ export const drawLaw = (container, note, round, place, rootText) => {
   const key = html("div", { class: "key" }, html("span", { class: "p" }, modelWords(round)));
   key.append(
     drawn
-      ? html("span", { class: "q" }, "drafter's law")
+      ? html("span", { class: "q" }, "drafter's distribution")
       : document.createTextNode(drafterWords(round, after)),
   );
   container.replaceChildren(html("table", {}, caption, head, body), key);
 };
 
 const modelWords = (round) =>
-  round.greedy ? "model, before temperature 0 takes the likeliest" : "model's law, as sampled";
+  round.greedy
+    ? "model, before temperature 0 takes the likeliest"
+    : "model's distribution, as sampled";
 
 const drafterWords = (round, after) =>
   round.nodes.some((node) => node.parent === after && node.candidate)
