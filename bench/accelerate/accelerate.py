@@ -1,6 +1,6 @@
 """`accelerate`: finds the fastest drafters for a GGUF file here, and keeps them as a profile.
 
-Looks for drafters, measures, tries and compares (`search`), chooses (`choice`), explains why if
+Looks for drafters, measures, tries and compares (`search`), chooses (`record`), explains why if
 nothing pays (`diagnosis`), and stores the choices, which chat, generate and servers then follow.
 Whatever was found is kept after every step, so that Ctrl-C loses nothing and a second call goes on.
 """
