@@ -126,10 +126,6 @@ class DraftMeeting:
         self.n_drafting = 1
         self._joint: list[Joint[Any]] = []
 
-    def share(self, model: Model, options: ContextOptions) -> SharedDraftContext:
-        """Make the context of a draft model, with a part for every conversation."""
-        return SharedDraftContext(self, model, options, self.n_texts)
-
     def join(self, joint: Joint[Any]) -> None:
         """Let something be evaluated with the requests of others."""
         self._joint.append(joint)
@@ -169,7 +165,7 @@ class SharedDraftContext(Joint["ContextPart"]):
             ),
         )
         self._free = [*range(n_parts)]
-        self._batch = Batch(self.context.n_batch, options.n_sequences)
+        self.batch = Batch(self.context.n_batch, options.n_sequences)
         super().__init__(meeting)
 
     def part(self, *, copies: bool) -> ContextPart | None:
@@ -177,7 +173,11 @@ class SharedDraftContext(Joint["ContextPart"]):
 
         `copies`: its rows are to outlive evaluations of others.
         """
-        return ContextPart(self, self._free.pop(0), copies=copies) if self._free else None
+        return self.new_part(self._free.pop(0), copies=copies) if self._free else None
+
+    def new_part(self, number: int, *, copies: bool) -> ContextPart:
+        """Return the part with a number, which nobody has."""
+        return ContextPart(self, number, copies=copies)
 
     def give_back(self, part: ContextPart) -> None:
         """Take back a part, and drop its cells."""
@@ -208,22 +208,26 @@ class SharedDraftContext(Joint["ContextPart"]):
 
     def decode(self, parts: Sequence[ContextPart]) -> tuple[Rows, float]:
         """Evaluate the batches of parts side by side; return all rows and the seconds."""
+        self.fill(parts)
+        before = self.context.native_seconds
+        rows = self.context.decode(self.batch)
+        return rows, self.context.native_seconds - before
+
+    def fill(self, parts: Sequence[ContextPart]) -> None:
+        """Fill the shared batch with those of parts, in the sequences of each."""
         batches = [part.asked for part in parts]
         counts = [batch.id_counts[: batch.n_tokens] for batch in batches]
         ids = [
             batch.ids[: int(count.sum())] + part.first
             for part, batch, count in zip(parts, batches, counts, strict=True)
         ]
-        self._batch.fill(
+        self.batch.fill(
             np.concatenate([batch.tokens[: batch.n_tokens] for batch in batches]),
             np.concatenate([batch.positions[: batch.n_tokens] for batch in batches]),
             np.concatenate(counts),
             np.concatenate(ids),
             np.concatenate([batch.outputs[: batch.n_tokens] for batch in batches]),
         )
-        before = self.context.native_seconds
-        rows = self.context.decode(self._batch)
-        return rows, self.context.native_seconds - before
 
     def close(self) -> None:
         """Free the native memory; again does nothing."""
@@ -345,6 +349,43 @@ class MemoryPart(Memory):
             there = f"0 to {self._n_own - 1} of this part of a context"
             raise OptionError(f"sequence {sequence} is outside {there}")
         return self._first + sequence
+
+
+class DraftContexts:
+    """Contexts of a draft model: parts of one that all conversations share, or each its own."""
+
+    def __init__(
+        self,
+        model: Model,
+        options: ContextOptions,
+        meeting: DraftMeeting | None,
+        *,
+        kind: type[SharedDraftContext] = SharedDraftContext,
+        alone: Callable[[Model, ContextOptions], Context] = Context,
+        copies: bool = False,
+    ) -> None:
+        self._model, self._options, self._alone = model, options, alone
+        self._kind, self._copies, self._meeting = kind, copies, meeting
+        if meeting is not None and options.n_sequences * meeting.n_texts > MOST_SEQUENCES:
+            self._meeting = None
+        self._shared: SharedDraftContext | None = None
+
+    def make(self) -> Context:
+        """Return a context for a conversation; raises as opening one does."""
+        meeting = self._meeting
+        if meeting is not None:
+            if self._shared is None:
+                self._shared = self._kind(meeting, self._model, self._options, meeting.n_texts)
+            part = self._shared.part(copies=self._copies)
+            if part is not None:
+                return part
+        return self._alone(self._model, self._options)
+
+    def close(self) -> None:
+        """Close the shared parts; again does nothing."""
+        if self._shared is not None:
+            self._shared.close()
+            self._shared = None
 
 
 class _CopiedRows:

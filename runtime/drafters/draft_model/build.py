@@ -11,7 +11,7 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
-from specrun.runtime.drafters.batching import MOST_SEQUENCES, SharedDraftContext
+from specrun.runtime.drafters.batching import DraftContexts
 from specrun.runtime.drafters.draft_model.source import DraftModelSource, draft_size
 from specrun.runtime.drafters.draft_model.state import DraftModelState
 from specrun.runtime.drafters.draft_model.vocabulary import DraftPair, RetokenisedDrafter
@@ -189,7 +189,8 @@ def _with_draft_model(
         return PartialState(context, KeptTokens(window), pair.target_size)
 
     together = pair.tokens is None and not pair.by_text and model.can_branch
-    contexts = _DraftContexts(model, options, env, together=together)
+    meeting = env.meeting if together else None
+    contexts = DraftContexts(model, options, meeting, copies=env.keeps_rows)
 
     def start() -> Drafter:
         context = contexts.make()
@@ -228,36 +229,6 @@ def remark_on_context(model: Model, n_ctx: int, longest: int, window: Window | N
     beyond = "nothing more" if window is None else f"from the last {window.size} tokens and more"
     trained = f"{model.path.name} was trained for {n_ctx} tokens and the context has {longest}"
     return f"{trained}: beyond, it drafts {beyond}"
-
-
-class _DraftContexts:
-    """Contexts of a draft model: parts of one that all conversations share, or each its own."""
-
-    def __init__(
-        self, model: Model, options: ContextOptions, env: DraftEnvironment, *, together: bool
-    ) -> None:
-        self._model, self._options = model, options
-        n_texts = 1 if env.meeting is None else env.meeting.n_texts
-        together = together and options.n_sequences * n_texts <= MOST_SEQUENCES
-        self._meeting = env.meeting if together else None
-        self._copies = env.keeps_rows
-        self._shared: SharedDraftContext | None = None
-
-    def make(self) -> Context:
-        """Return a context for a conversation; raises as opening one does."""
-        if self._meeting is not None:
-            if self._shared is None:
-                self._shared = self._meeting.share(self._model, self._options)
-            part = self._shared.part(copies=self._copies)
-            if part is not None:
-                return part
-        return Context(self._model, self._options)
-
-    def close(self) -> None:
-        """Close the shared parts; again does nothing."""
-        if self._shared is not None:
-            self._shared.close()
-            self._shared = None
 
 
 def _by_text(

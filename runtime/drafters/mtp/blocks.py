@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from specrun.bindings.contexts.context import MtpContext, StateBatch, check_nextn
-from specrun.bindings.contexts.rows import Rows
+from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
+from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.growing_nodes import GrowingNodes, depth_shape
-from specrun.runtime.drafters.source import NodeRows
+from specrun.runtime.drafters.source import Asked, NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.heads import FloatRows, RowPiece, TextRows
 from specrun.runtime.laws.transform import Logits
@@ -24,6 +27,60 @@ from specrun.runtime.round.drafter import DraftRequest
 from specrun.runtime.round.target import EvaluatedRows
 from specrun.runtime.trees.layout import count_leaves, layout_tree
 from specrun.runtime.trees.tree import ROOT
+
+# == Contexts ======================================================================================
+
+
+class SharedNextn(SharedDraftContext):
+    """A context over NextN blocks for several conversations, whose pairs are evaluated at once."""
+
+    def __init__(
+        self, meeting: DraftMeeting, model: Model, options: ContextOptions, n_parts: int
+    ) -> None:
+        super().__init__(meeting, model, options, n_parts, MtpContext)
+        own = cast("MtpContext", self.context)
+        self.n_blocks, self._select = own.n_blocks, own.select
+        self.batch = self._states = StateBatch(
+            own.n_batch, model.n_embd_out, max(1, options.n_sequences)
+        )
+
+    def new_part(self, number: int, *, copies: bool) -> NextnPart:
+        """Return the part with a number, which nobody has."""
+        return NextnPart(self, number, copies=copies)
+
+    def fitting(self) -> list[ContextPart]:
+        """Return the first requests of one block."""
+        block = cast("NextnPart", self.asking[0]).block
+        fits = super().fitting()
+        return [*takewhile(lambda part: cast("NextnPart", part).block == block, fits)]
+
+    def fill(self, parts: Sequence[ContextPart]) -> None:
+        """Fill the shared batch, with the states beside the tokens; select the parts' block."""
+        super().fill(parts)
+        self._select(cast("NextnPart", parts[0]).block)
+        first = 0
+        for part in parts:
+            asked = cast("StateBatch", part.asked)
+            n = asked.n_tokens
+            self._states.states[first : first + n] = asked.states[:n]
+            first += n
+
+
+class NextnPart(ContextPart):
+    """The part of one conversation, and the NextN block of its next evaluation."""
+
+    def __init__(self, shared: SharedNextn, number: int, *, copies: bool) -> None:
+        super().__init__(shared, number, copies=copies)
+        self.n_blocks, self.block = shared.n_blocks, 0
+
+    def select(self, block: int) -> None:
+        """Let the next evaluations use another block."""
+        self.block = block
+
+
+NextnCells = MtpContext | NextnPart
+"""A conversation's context over NextN blocks: its own, or a part of one."""
+
 
 # == The state of NextN blocks in one conversation: pairs of its text, then a round's drafts =======
 #
@@ -45,8 +102,9 @@ class MtpState(TextRows[None]):
     first block has seen it when the draft ends.
     """
 
-    def __init__(self, context: MtpContext) -> None:
+    def __init__(self, context: NextnCells) -> None:
         self.context = context
+        self._part = context if isinstance(context, NextnPart) else None
         self._several = context.n_blocks > 1
         n_sequences, width = context.options.n_sequences, context.model.n_embd_out
         # In an evaluation of a whole tree a node carries the sequences of all leaves below it.
@@ -57,6 +115,8 @@ class MtpState(TextRows[None]):
         self._last: tuple[int, FloatRows] = 0, self._batch.states[0]  # the last token's pair
         self._start = 0  # its position
         self._states: list[FloatRows] = []  # the blocks' own, after the root and the nodes
+        # Of an evaluation: the rows that are read of it, and the text's pairs that it settles.
+        self._asked: tuple[range, RowPiece | None] = range(0), None
 
     @property
     def base(self) -> int:
@@ -69,32 +129,73 @@ class MtpState(TextRows[None]):
             start, rows = -1, np.concatenate([np.zeros_like(rows[:1]), rows])
         super().learn(start, rows, tokens)
 
+    def cut(self, length: int) -> None:
+        """Forget the tokens from position `length` on; withdraw a request."""
+        if self._part is not None:
+            self._part.withdraw()
+        super().cut(length)
+
+    # -- evaluations, alone or with those of other conversations -----------------------------------
+
     def root(self, tokens: Sequence[int]) -> Logits | None:
         """Evaluate waiting pairs; return the logits after the last token, None if it is not known.
 
         The logits, as those of `below`, are a view that dies with the next evaluation.
         """
+        known = self._fill_root(tokens)
+        return self._taken(self.context.decode(self._batch))[0] if known else None
+
+    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Logits] | None:
+        """Evaluate nodes of one depth; return the logits after them, None without a block."""
+        filled = self._fill_below(parents, tokens)
+        return self._taken(self.context.decode(self._batch)) if filled else None
+
+    @property
+    def waits(self) -> bool:
+        """Whether evaluations are best made with those of other conversations."""
+        return self._part is not None and self._part.waits
+
+    def ask(self, text: Sequence[int], parents: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Have nodes of one depth evaluated with others', without any the text's end.
+
+        Return False where `below` or `root` would return None.
+        """
+        assert self._part is not None
+        filled = self._fill_below(parents, tokens) if tokens else self._fill_root(text)
+        if filled:
+            self._part.ask(self._batch)
+        return filled
+
+    def answer(self) -> list[Logits] | None:
+        """Return the logits of the request; None before it was evaluated."""
+        assert self._part is not None
+        rows = self._part.answered()
+        return None if rows is None else self._taken(rows)
+
+    def _fill_root(self, tokens: Sequence[int]) -> bool:
+        """Fill the batch with waiting pairs; return whether the last token's is known."""
         # The pairs of accepted drafts ride along with the last one: an evaluation of their own
         # would cost more.
         piece = self.due(tokens, 1 if self._several else self.context.n_outputs)
         if piece is None:
-            return None
+            return False
         self._make_room(piece)
         self._nodes.forget()
         self.context.select(0)
         pairs = list(zip(piece.tokens, piece.rows, strict=True))
-        rows = self._decode(pairs, piece.position + 1, with_rows=True)
-        # With several blocks the others lack this pair, so it stays pending (see the class).
-        if not self._several:
-            self.settle(piece)
+        self._fill(pairs, piece.position + 1, with_rows=True)
         self._last, self._start, self._states = pairs[-1], len(tokens) - 1, []
-        return self._taken(rows, len(pairs) - 1, 1)[0]
+        # With several blocks the others lack this pair, so it stays pending (see the class).
+        self._asked = range(len(pairs) - 1, len(pairs)), None if self._several else piece
+        return True
 
-    def below(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Logits] | None:
-        """Evaluate nodes of one depth; return the logits after them, None without a block."""
+    def _fill_below(self, parents: Sequence[int], tokens: Sequence[int]) -> bool:
+        """Fill the batch with nodes; return whether there is a block for their depth."""
         depth = 1 + self._nodes.depth_of(parents[0])
         if self._several:
-            return self._whole_tree(parents, tokens) if depth < self.context.n_blocks else None
+            if depth < self.context.n_blocks:
+                self._fill_tree(parents, tokens)
+            return depth < self.context.n_blocks
         text, batch = self._start + 1, self._batch
         ids = self._nodes.add(parents, tokens, 0, text)
         if len(ids) == 1:
@@ -103,10 +204,11 @@ class MtpState(TextRows[None]):
             batch.fill_shape(tokens, text + depth - 1, depth_shape(ids))
         for row, parent in enumerate(parents):
             batch.states[row] = self._state_after(parent)
-        return self._taken(self.context.decode(batch), 0, len(ids))
+        self._asked = range(len(ids)), None
+        return True
 
-    def _whole_tree(self, parents: Sequence[int], tokens: Sequence[int]) -> list[Logits]:
-        """Evaluate the nodes so far with the block of the last depth, and the last token's pair.
+    def _fill_tree(self, parents: Sequence[int], tokens: Sequence[int]) -> None:
+        """Fill the batch with all nodes for the block of the last depth, and the last token's pair.
 
         That block has not seen them.
         """
@@ -121,15 +223,17 @@ class MtpState(TextRows[None]):
         batch.states[0] = self._last[1]
         for row, parent in enumerate(above, 1):
             batch.states[row] = self._state_after(parent)
-        rows = self.context.decode(batch)
-        return self._taken(rows, 1 + len(above) - len(parents), len(parents))
+        n = 1 + len(above)
+        self._asked = range(n - len(parents), n), None
 
     def _state_after(self, node: int) -> FloatRows:
         return self._states[0 if node == ROOT else node + 1]
 
-    def _taken(self, rows: Rows, first: int, count: int) -> list[Logits]:
-        """Keep the states of some rows; return their logits."""
-        wanted = range(first, first + count)
+    def _taken(self, rows: EvaluatedRows) -> list[Logits]:
+        """Keep the states of the rows that are read, and settle pairs; return their logits."""
+        wanted, piece = self._asked
+        if piece is not None:
+            self.settle(piece)
         # Copies: the next decode overwrites the views before they are read.
         self._states += [np.array(rows.nextn_state(row)) for row in wanted]
         return [rows.logits(row) for row in wanted]
@@ -142,15 +246,14 @@ class MtpState(TextRows[None]):
             # The cells stay the same ones, or a block would lose its earlier cells.
             self._nodes.cut(piece.position + 1)
             self.context.select(block)
-            self._decode(pairs, piece.position + 1, with_rows=False)
+            self._fill(pairs, piece.position + 1, with_rows=False)
+            self.context.decode(self._batch)
 
     def _make_room(self, piece: RowPiece) -> None:
         """Drop the cells at the pairs' positions and behind; everything before the first of all."""
         self._nodes.cut(piece.position + 1 if piece.count else 0)
 
-    def _decode(
-        self, pairs: Sequence[tuple[int, FloatRows]], start: int, *, with_rows: bool
-    ) -> Rows:
+    def _fill(self, pairs: Sequence[tuple[int, FloatRows]], start: int, *, with_rows: bool) -> None:
         n = len(pairs)
         if n == 1 and with_rows:
             self._batch.fill_one(pairs[0][0], start)
@@ -160,13 +263,12 @@ class MtpState(TextRows[None]):
         # Into the batch's own array: llama.cpp reads states from there, beside the tokens.
         for row, (_, state) in enumerate(pairs):
             self._batch.states[row] = state
-        return self.context.decode(self._batch)
 
 
 # == The source of rows ============================================================================
 #
 # The blocks are the target's own, or of a file that holds them apart. They are shared; every
-# conversation has a context over them.
+# conversation has a context over them, or a part of one.
 
 
 _BLOCK_OUTPUT = "nextn.shared_head_head.weight"
@@ -182,9 +284,10 @@ class MtpSource(StatesSource[MtpState]):
 
     needs_nextn_states = True
 
-    def __init__(self, context: MtpContext, n_params: int = 0, depth_params: float = 0.0) -> None:
+    def __init__(self, context: NextnCells, n_params: int = 0, depth_params: float = 0.0) -> None:
         super().__init__(MtpState(context), context, n_params, depth_params)
         self.context = context
+        self.shares = isinstance(context, NextnPart)
 
     def room(self, tokens: Sequence[int]) -> int:
         """Return how many cells are left behind the text."""
@@ -198,6 +301,21 @@ class MtpSource(StatesSource[MtpState]):
     def below(self, parents: Sequence[int], tokens: Sequence[int]) -> NodeRows | None:
         """Evaluate nodes with the block of their depth; None below the last block."""
         rows = self.state.below(parents, tokens)
+        return None if rows is None else NodeRows(rows)
+
+    @property
+    def waits(self) -> bool:
+        """Whether others draft at the same time."""
+        return self.state.waits
+
+    def submit(self, request: DraftRequest, asked: Asked) -> bool:
+        """Have a depth evaluated with others'; False without the state of this text, or a block."""
+        assert isinstance(asked, tuple)
+        return self.state.ask(request.tokens, *asked)
+
+    def result(self) -> NodeRows | None:
+        """Return the rows of the depth; None before it was evaluated."""
+        rows = self.state.answer()
         return None if rows is None else NodeRows(rows)
 
     def read_states(self, rows: EvaluatedRows, wanted: Sequence[int]) -> FloatRows:

@@ -6,21 +6,29 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from specrun.bindings.contexts import ASSISTANT_ARCHITECTURE, MtpContext, check_nextn
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models import Model
+from specrun.runtime.drafters.batching import DraftContexts
 from specrun.runtime.drafters.draft_model import draft_size
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
 from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
 from specrun.runtime.drafters.mtp.assistant import Assistant, AssistantSource
-from specrun.runtime.drafters.mtp.blocks import MtpSource, multiplied_of_block, open_blocks
+from specrun.runtime.drafters.mtp.blocks import (
+    MtpSource,
+    NextnCells,
+    SharedNextn,
+    multiplied_of_block,
+    open_blocks,
+)
 from specrun.runtime.drafters.source import Source
 from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions, tree_sampling
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.planning import best_tree, typical_acceptance
-from specrun.runtime.round.drafter import DrafterWeights, Pace
+from specrun.runtime.round.drafter import DrafterWeights, Owned, Pace
 from specrun.runtime.trees import DynamicShape, Topology, check_sampling
 
 _DEPTH = 8
@@ -128,10 +136,16 @@ def _build_blocks(
     depth_params = multiplied_of_block(model)
     share = depth_params / max(1, env.target.n_params)
 
-    def start() -> GrowingDrafter:
-        return drafts.grow(MtpSource(MtpContext(model, context), n_params, depth_params), share)
+    # A rule that reads rows keeps them longer than others' evaluations leave them alone.
+    meeting = None if env.keeps_rows else env.meeting
+    contexts = DraftContexts(model, context, meeting, kind=SharedNextn, alone=MtpContext)
 
-    return DrafterWeights(str(expression), start, [] if path is None else [model], drafts.pace)
+    def start() -> GrowingDrafter:
+        own = cast("NextnCells", contexts.make())
+        return drafts.grow(MtpSource(own, n_params, depth_params), share)
+
+    owned: list[Owned] = [contexts] if path is None else [contexts, model]
+    return DrafterWeights(str(expression), start, owned, drafts.pace)
 
 
 def _context_size(shape: Topology | DynamicShape, *, is_whole: bool) -> tuple[int, int]:

@@ -195,7 +195,7 @@ def test_a_conversation_outlives_another_and_counts_its_own_time(
 def test_a_model_of_blocks_outlives_the_conversations_that_read_it(files: dict[str, Path]) -> None:
     with opened(files, "nextn", "mtp(FILE:blocks, n=3)") as (_, weights):
         drafter = weights.start()
-        (model,) = weights.owned
+        *_, model = weights.owned  # last: after the contexts
         with pytest.raises(ClosedError, match="close the 1 contexts"):
             model.close()
         drafter.close()
