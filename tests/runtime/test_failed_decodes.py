@@ -34,6 +34,8 @@ CASES = [
     ("mamba", "jacobi(n=3, always=yes)"),
     ("hybrid", "none"),
     ("hybrid", "mtp(n=3)"),
+    ("lfm2", "jacobi(n=3, always=yes)"),
+    ("nemotron_h", "jacobi(n=3, always=yes)"),
     ("shallow", "none"),
     ("shallow", "draft(FILE:twin, n=3)"),
     ("shallow", "draft(FILE:twin, tree=2x2)"),

@@ -13,6 +13,7 @@ from support.tiny_eagle import random_eagle
 from support.tiny_eagle3 import random_eagle3
 from support.tiny_gemma4 import TinyAssistant, TinyGemma4
 from support.tiny_heads import random_medusa
+from support.tiny_hybrids import write_tiny_lfm2, write_tiny_nemotron_h
 from support.tiny_hydra import random_hydra
 from support.tiny_lookahead import random_embeddings, write_lookahead
 from support.tiny_models import CHAT
@@ -113,6 +114,9 @@ DRAFTERS = [
     ("hybrid", "none"),
     ("hybrid", "mtp(n=3)"),
     ("hybrid", "dflash(FILE:dspark for hybrids, n=3)"),
+    ("qwen35moe", "mtp(n=3)"),
+    ("lfm2", "jacobi(n=3, always=yes)"),
+    ("nemotron_h", "jacobi(n=3, always=yes)"),
 ]
 
 
@@ -156,6 +160,9 @@ def write_all(folder: Path) -> dict[str, Path]:
         "gemma4": TinyGemma4(strength=0.05).write(folder / "gemma4.gguf"),
         "assistant": TinyAssistant(strength=0.05).write(folder / "assistant.gguf"),
         "hybrid": write_tiny_qwen35(folder / "hybrid.gguf", blocks=1),
+        "qwen35moe": write_tiny_qwen35(folder / "qwen35moe.gguf", blocks=1, experts=4),
+        "lfm2": write_tiny_lfm2(folder / "lfm2.gguf"),
+        "nemotron_h": write_tiny_nemotron_h(folder / "nemotron_h.gguf"),
     }
     for_hybrids = TinyDFlash("dspark", width=64, taps=(0, 1, 3), mrope=True)
     heads["dspark for hybrids"] = for_hybrids.write(folder / "dspark64.gguf", heads["hybrid"])
