@@ -53,7 +53,7 @@ with a fresh session's. All checks use the given flags and threads. Each has a c
 find. --tools sends requests for tool calls to a server, streamed by three APIs, with drafts and without:
 required ones, named ones, strict schemas, reasoning before them, several answers at once,
 log-probabilities. A check that is left out has its reason; -v shows all figures. Exit status 1 if a check
-fails, 130 if Ctrl-C came before the end.
+fails or none could be made, 130 if Ctrl-C came before the end.
 """  # noqa: E501 - as it is shown
 
 
@@ -149,7 +149,7 @@ def _tools(
         shape: Shape, n_slots: int, others: Sequence[DrafterMaker]
     ) -> Iterator[tuple[Engine, Post]]:
         own = dataclasses.replace(draft, shape=shape)
-        settings = (load, own, template, SamplingParams(), terminal)
+        settings = (_for_slots(load, n_slots), own, template, SamplingParams(), terminal)
         with open_engine(*settings, slots=n_slots, others=others) as engine:
             _require_template(engine, say_once)
             with asking(engine) as post:
@@ -158,6 +158,19 @@ def _tools(
     proof = ToolProof(opening, options, draft.shape)
     table = functools.partial(proof_table, words=proof.verdict, figures=terminal.verbosity > 0)
     yield (lambda say: [proof.run(say)]), table
+
+
+def _for_slots(load: LoadSettings, n_slots: int) -> LoadSettings:
+    """Return the settings with the given context for each slot of a recurrent model.
+
+    Such a model divides it among its slots; others share it.
+    """
+    from specrun.runtime.memory.shape import ModelShape
+
+    if load.model is None or not any(ModelShape.read(load.model).states):
+        return load
+    context = dataclasses.replace(load.context, n_ctx=n_slots * load.context.n_ctx)
+    return dataclasses.replace(load, options=dataclasses.replace(load.options, context=context))
 
 
 def _require_template(engine: Engine, note: Callable[[str], None]) -> None:

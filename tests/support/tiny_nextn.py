@@ -275,6 +275,8 @@ def write_tiny_qwen35(
     vocab_size: int = 320,
     scale: float = 3.0,
     experts: int = 0,
+    context: int = 512,
+    chat_template: str | None = None,
 ) -> Path:
     """Write a random qwen35: three layers with a recurrent state, one of attention, and NextN
     blocks; with `experts`, two of which are used for a token, a qwen35moe."""
@@ -346,7 +348,9 @@ def write_tiny_qwen35(
                 block + "nextn.shared_head_norm.weight": norm(width),
             }
     kind = "qwen35moe" if experts else "qwen35"
-    metadata = _metadata(kind, vocab_size, 512, width, layers + blocks, ffn)
+    metadata = _metadata(kind, vocab_size, context, width, layers + blocks, ffn)
+    if chat_template is not None:
+        metadata.text("tokenizer.chat_template", chat_template)
     metadata.count(f"{kind}.attention.head_count", heads)
     metadata.count(f"{kind}.attention.head_count_kv", kv_heads)
     metadata.count(f"{kind}.attention.key_length", head)

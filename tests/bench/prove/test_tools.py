@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.commands import run
+from support.tiny_nextn import write_tiny_qwen35
 from support.tool_templates import HERMES
 from support.wrong_rules import KeepsFirst
 
@@ -171,6 +172,28 @@ def test_the_command_says_two_lines_and_a_table(caller: Path) -> None:
     assert lines[1].startswith("Drafts that were accepted: prompt-lookup ")
     assert lines[3].startswith("| check")
     assert "| messages " in done.stdout
+
+
+@pytest.mark.usefixtures("one_case")
+def test_calls_of_a_hybrid_with_its_own_blocks_stay_whole(tmp_path: Path) -> None:
+    """Others say that MTP corrupts calls. A recurrent state takes no fixed shape; slots have 2,048
+    tokens each, or the prompt would not fit."""
+    hybrid = write_tiny_qwen35(tmp_path / "qwen35.gguf", context=4096, chat_template=SHUT)
+    line = "prove --tools --minutes 0.001 -t 1 -c 2048 -o json"
+    done = run(line, "-m", hybrid, "--drafter", "mtp(n=3)")
+    assert done.exit_code == 0, done.output
+    (proof,) = json.loads(done.stdout)["results"]
+    found = {check["name"]: check["status"] for check in proof["checks"]}
+    wanted = ("cache", *APIS, "log-probabilities", "several at once")
+    assert found == dict.fromkeys(wanted, "passed") | {"fixed shape": "left out"}
+    assert all("mtp(n=3)" in check["tested"] for check in proof["checks"] if check["name"] in APIS)
+
+
+@pytest.mark.usefixtures("one_case")
+def test_a_proof_that_compared_nothing_has_not_passed(caller: Path) -> None:
+    done = run("prove --tools --minutes 0.001 -t 1 -c 512", "-m", caller)
+    assert done.exit_code == 1
+    assert "Nothing was compared: after a call: the instructions and tools alone" in done.stdout
 
 
 def test_a_model_without_a_template_is_told_so_in_a_sentence(tmp_path: Path) -> None:
