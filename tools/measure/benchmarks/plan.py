@@ -153,12 +153,16 @@ def _peer_pieces(model: str, padded: str) -> Iterable[Piece]:
     """Order pieces so that one type and two threads are whole before the others begin.
 
     Every question is asked once: a server that keeps earlier answers would copy a second one. Of
-    llama.cpp's n-gram drafters two are in all pieces, the rest in those of the first type.
+    llama.cpp's n-gram drafters two are in all pieces, the rest in those of the first type. Padded
+    models take long, so they have two types of weights, two threads, and fewer questions.
     """
-    questions, tokens = (2, 64) if padded else (3, 64)
+    questions, tokens = {"": (3, 64), "400M": (2, 64), "1B": (1, 48)}[padded]
     files = {"head": _HEAD} if model == models.SMOLLM else {}
-    first = _WEIGHTS[model][0]
-    for threads, weights, temperature in itertools.product((2, 1), _WEIGHTS[model], ("0", "0.8")):
+    types, counts = _WEIGHTS[model], (2, 1)
+    first = types[0]
+    if padded:
+        types, counts = types[:2], counts[:1]
+    for threads, weights, temperature in itertools.product(counts, types, ("0", "0.8")):
         is_whole = (threads, weights, padded) == (2, first, "")
         arms = (12 if is_whole else 6) + 2 * len(files)
         target = _file(model, weights, padded)
@@ -202,11 +206,11 @@ def _curves() -> Iterable[Planned]:
 
 def _cascades() -> Iterable[Planned]:
     line = (
-        "bench cascade -m {target} -md {small} --texts {texts} --examples 8 -n 32 -r 3 -t 2 "
+        "bench cascade -m {target} -md {small} --texts {texts} --examples 6 -n 32 -r 2 -t 2 "
         "--spec-draft-n-max 3 --temp {temperature} -o json"
     )
     files: dict[str, tuple[Callable[[], Path], str]] = {
-        "target": _file(models.SMOLLM, "F16", "1B"),
+        "target": _file(models.SMOLLM, "F16", "400M"),
         "small": (_cut, "smollm2-135m.24-layers.gguf"),
         "texts": _DOCS,
     }
@@ -215,10 +219,10 @@ def _cascades() -> Iterable[Planned]:
         "real",
         "cascade",
         "Rules that are not exact: quality against latency",
-        "SmolLM2-135M padded to 1B, drafted for by its own first 24 of 30 layers, on this "
+        "SmolLM2-135M padded to 400M, drafted for by its own first 24 of 30 layers, on this "
         "project's own pages as real text.",
         tuple(
-            _piece(temperature, "specrun", line.replace("{temperature}", temperature), 1500, files)
+            _piece(temperature, "specrun", line.replace("{temperature}", temperature), 500, files)
             for temperature in ("1", "0.5")
         ),
     )
@@ -333,10 +337,10 @@ def _missing() -> Iterable[Planned]:
             _piece(
                 "heads",
                 "measure",
-                "load -m {target} --suite own --questions 1 -n 48 -r 3 --long 0 "
+                "load -m {target} --suite own --questions 1 -n 48 -r 2 --long 0 "
                 '--parallel 1,2,4,8 --drafter eagle3("{head}",n=2) '
                 '--drafter eagle3("{head}",nodes=auto) -o json',
-                1500,
+                900,
                 target,
             ),
         ),
