@@ -2,7 +2,7 @@
 
 `shape` sums weights by layer from headers, `count` gets cells and compute buffers from llama.cpp,
 which counts them without allocating them, `plan` adds up the parts of a runtime by device, and
-`fit` chooses the layers and the context that fit.
+`choice` chooses the layers and the context that fit; `fit` does so on this machine.
 """
 
 from typing import TYPE_CHECKING
@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING
 from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
+    from specrun.runtime.memory.choice import (
+        WayOut,
+        Wish,
+        choose_plan,
+        refusal,
+        size_text,
+        ways_out,
+    )
     from specrun.runtime.memory.count import MemoryCounts, parts_of
     from specrun.runtime.memory.fit import (
         Fitted,
@@ -17,9 +25,6 @@ if TYPE_CHECKING:
         Loading,
         LoadOptions,
         Room,
-        WayOut,
-        Wish,
-        choose_plan,
         fit_here,
         fitted_here,
         layers_here,
@@ -27,11 +32,8 @@ if TYPE_CHECKING:
         noting_plan,
         parse_layer_count,
         plan_in_use,
-        refusal,
         resolve_gpu_layers,
         room_here,
-        size_text,
-        ways_out,
     )
     from specrun.runtime.memory.plan import (
         MemoryPlan,

@@ -27,8 +27,8 @@ from specrun.runtime.memory import (
     PlanSettings,
     count_plan,
 )
+from specrun.runtime.memory.choice import can_quantize
 from specrun.runtime.memory.count import TARGET, ModelPart
-from specrun.runtime.memory.fit import can_quantize
 from specrun.runtime.memory.shape import HOST, ModelShape, layer_places, memory_device
 
 Counted = dict[int, tuple[int, int]]  # by place: bytes of weights, of cells
