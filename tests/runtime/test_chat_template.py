@@ -382,9 +382,9 @@ try:
 except ImportError:
     pass
 from specrun.bindings.errors import TemplateError
-from specrun.runtime.chat import template
+from specrun.runtime.chat import sandbox
 from specrun.runtime.chat.template import ChatTemplate
-template._MAX_SECONDS = 1.0
+sandbox._MAX_SECONDS = 1.0
 for line in sys.stdin:
     name, source = json.loads(line)
     print(name, end="\t", flush=True)

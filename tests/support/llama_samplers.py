@@ -59,9 +59,9 @@ class LlamaSamplers:
         cells["id"], cells["logit"] = np.arange(size), logits
         array = llama_cpp.llama_token_data_array(data, size, -1, False)
         llama_cpp.llama_sampler_apply(self._chain, ctypes.byref(array))
+        kept = np.ctypeslib.as_array(array.data, (array.size,))
         law = np.zeros(size)
-        for index in range(array.size):
-            law[array.data[index].id] = array.data[index].p
+        law[kept["id"]] = kept["p"]
         return law, int(array.data[array.selected].id)
 
     def _add(self, sampler: object) -> None:

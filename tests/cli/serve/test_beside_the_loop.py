@@ -129,12 +129,18 @@ def test_what_is_far_too_long_is_refused_before_it_is_tokenized(
 
 
 def test_two_conversations_are_rendered_at_once(engine: ScriptedEngine) -> None:
-    both = threading.Barrier(2)
+    both, have_met = threading.Barrier(2), threading.Event()
     engine.chat_template = engine.tool_template = ChatTemplate(
         "{{ meet() }}{{ messages[0].content }}"
     )
-    meet = {"meet": lambda: str(both.wait(20))[:0]}
-    engine.chat_template._environment.globals.update(meet)
+
+    def meet() -> str:
+        if not have_met.is_set():  # a reply also tries how the template ends a turn
+            both.wait(20)
+            have_met.set()
+        return ""
+
+    engine.chat_template._environment.globals["meet"] = meet
     replies, _ = asked(engine, *[("/apply-template", messages(text)) for text in "ab"])
     assert [reply.json()["prompt"] for reply in replies] == ["a", "b"]
 
