@@ -14,6 +14,7 @@ files. Otherwise it is left out, with one sentence on the reason.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -158,14 +159,21 @@ def describe_file(path: Path) -> dict[str, object]:
     """Return the identity of a model file; its place is not part of it."""
     if not path.is_file():
         raise FileMissingError(f"there is no file {path}")
-    size = path.stat().st_size
+    status = path.stat()
+    digest = _hash_of_ends(path, status.st_size, (status.st_ino, status.st_mtime_ns))
+    return {"size": status.st_size, "sha256_of_ends": digest}
+
+
+@functools.lru_cache(maxsize=64)
+def _hash_of_ends(path: Path, size: int, _version: tuple[int, int]) -> str:
+    """Return a hash of a file's ends; an opening looks for it several times."""
     # Ends and size: a hash over gigabytes of weights would delay every start.
     digest = hashlib.sha256()
     with path.open("rb") as file:
         digest.update(file.read(_HASHED))
         file.seek(max(0, size - _HASHED))
         digest.update(file.read(_HASHED))
-    return {"size": size, "sha256_of_ends": digest.hexdigest()}
+    return digest.hexdigest()
 
 
 def describe_settings(options: LoadOptions) -> dict[str, object]:
