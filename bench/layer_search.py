@@ -17,7 +17,7 @@ from specrun.bindings.errors import ContextFullError, MissingPackageError, Optio
 from specrun.bindings.models import Model
 from specrun.convert.cut import LayeredModel
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params
+from specrun.runtime.drafters.growing.draft import RANKED_TOKENS, ranking_params
 from specrun.runtime.engine import Session
 from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.memory import LoadOptions, layers_of

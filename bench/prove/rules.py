@@ -34,8 +34,8 @@ from specrun.runtime.acceptance import (
     settle_point_masses,
     total_variation,
 )
-from specrun.runtime.drafters.growing import GrowingDrafter
-from specrun.runtime.drafters.source import NodeRows, Source
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
+from specrun.runtime.drafters.growing.source import NodeRows, Source
 from specrun.runtime.laws import Law, Logits, NoiseSource, SamplingParams, transformed_law
 from specrun.runtime.laws.law import RowLaws
 from specrun.runtime.laws.transform import row_cuts

@@ -16,8 +16,8 @@ from specrun.bindings.ggml.tensor import I32, Tensor
 from specrun.bindings.ggml.weights import TargetTensors, device_for_heads
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.growing import GrowingDrafter
-from specrun.runtime.drafters.source import NodeRows, Source
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
+from specrun.runtime.drafters.growing.source import NodeRows, Source
 from specrun.runtime.drafters.tree_options import ChainOptions
 from specrun.runtime.heads import FloatRows
 from specrun.runtime.heads.graphs import (

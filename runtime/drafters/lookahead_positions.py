@@ -16,9 +16,9 @@ from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.weights import load_tensors
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, file_of
-from specrun.runtime.drafters.growing import GrowingDrafter
-from specrun.runtime.drafters.kept_rows import KeptRows
-from specrun.runtime.drafters.source import NodeRows, Source
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
+from specrun.runtime.drafters.growing.kept_rows import KeptRows
+from specrun.runtime.drafters.growing.source import NodeRows, Source
 from specrun.runtime.heads import HeadFile
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.laws.transform import Logits

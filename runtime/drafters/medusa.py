@@ -18,8 +18,8 @@ from specrun.bindings.ggml.weights import TargetTensors, TensorStore, device_for
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.batching import DraftMeeting, Joint, SharedRequest
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing import GrowingDrafter
-from specrun.runtime.drafters.source import Asked, Source
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
+from specrun.runtime.drafters.growing.source import Asked, Source
 from specrun.runtime.drafters.tree_options import (
     head_accuracy,
     head_tree,

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment
-from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
+from specrun.runtime.drafters.growing.source import HighestLogits, NodeRows, Source
 from specrun.runtime.drafters.lookahead.pool import load_pool
 from specrun.runtime.drafters.retrieval import read_reference_tokens
-from specrun.runtime.drafters.source import HighestLogits, NodeRows, Source
 from specrun.runtime.drafters.tree_options import ChainOptions
 from specrun.runtime.grammar import GrammarState
 from specrun.runtime.language import Expression, options_of

@@ -13,7 +13,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.source import Source
+from specrun.runtime.drafters.growing.source import Source
 from specrun.runtime.heads import FloatRows, TextRows
 from specrun.runtime.language import ExpressionOptions
 from specrun.runtime.round.drafter import Owned, RoundOutcome

@@ -24,8 +24,8 @@ from typing import Literal, cast, get_args
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
-from specrun.runtime.drafters.source import Source
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.growing.source import Source
 from specrun.runtime.heads import Accuracy, read_accuracy_csv
 from specrun.runtime.language import Expression, ExpressionOptions, find_method, options_of
 from specrun.runtime.planning import (

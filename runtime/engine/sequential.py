@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Rule, SequenceCascade, SequentialCascade, TokenCascade
 from specrun.runtime.drafters.draft_model import DraftModelSource
-from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
 from specrun.runtime.laws.noise import NoiseSource
 from specrun.runtime.laws.samplers import SamplerState
 from specrun.runtime.laws.transform import Logits, log_probability, penalty_window, transformed_law

@@ -18,9 +18,9 @@ from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import Acceptance, PairRule
 from specrun.runtime.acceptance.law_pair import LawPair, PairAt
 from specrun.runtime.drafters.build import build_drafter
-from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params, without_penalties
 from specrun.runtime.drafters.draft_model import DraftModelState, model_drafter
 from specrun.runtime.drafters.environment import DraftEnvironment
+from specrun.runtime.drafters.growing.draft import RANKED_TOKENS, ranking_params, without_penalties
 from specrun.runtime.drafters.ngram import GrowingCounts, NgramLaw, row_of
 from specrun.runtime.engine.session import Session
 from specrun.runtime.laws.law import FloatArray, Law

@@ -36,10 +36,10 @@ from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.acceptance import BlockRule, ExactRule, exact
-from specrun.runtime.drafters import growing
 from specrun.runtime.drafters.draft_model import model_drafter, state
 from specrun.runtime.drafters.growing import GrowingDrafter
-from specrun.runtime.drafters.source import HighestLogits, NodeRows
+from specrun.runtime.drafters.growing import drafter as growing
+from specrun.runtime.drafters.growing.source import HighestLogits, NodeRows
 from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.laws import law as law_module
 from specrun.runtime.round import Drafter, DraftRequest

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from specrun.bindings.errors import DecodeFailedError
-from specrun.runtime.drafters.source import HighestLogits
+from specrun.runtime.drafters.growing.source import HighestLogits
 from specrun.runtime.laws import Law, SamplingParams, transformed_law
 from specrun.runtime.laws.transform import transformed_laws
 

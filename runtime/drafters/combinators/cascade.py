@@ -13,10 +13,10 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import Acceptance, ExactRule, LawAt
 from specrun.runtime.drafters.combinators.members import graft
-from specrun.runtime.drafters.draft import RANKED_TOKENS, ranking_params
 from specrun.runtime.drafters.draft_model.window import KeptTokens
-from specrun.runtime.drafters.growing import check_p_min
-from specrun.runtime.drafters.kept_rows import KeptRows, RowMemory
+from specrun.runtime.drafters.growing.draft import RANKED_TOKENS, ranking_params
+from specrun.runtime.drafters.growing.drafter import check_p_min
+from specrun.runtime.drafters.growing.kept_rows import KeptRows, RowMemory
 from specrun.runtime.drafters.tree_options import ChainSampling
 from specrun.runtime.laws.law import Law
 from specrun.runtime.laws.noise import NoiseSource

@@ -24,7 +24,7 @@ from typing import Protocol, overload
 import numpy as np
 import numpy.typing as npt
 
-from specrun.runtime.drafters.source import HighestLogits, NodeRows
+from specrun.runtime.drafters.growing.source import HighestLogits, NodeRows
 from specrun.runtime.heads import FloatRows
 from specrun.runtime.laws.samplers import not_below_highest
 from specrun.runtime.laws.transform import Logits

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specrun.runtime.drafters.draft_model.state import DraftModelState
-from specrun.runtime.drafters.growing import GrowingDrafter, Plan
-from specrun.runtime.drafters.source import Asked, NodeRows, Source
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter, Plan
+from specrun.runtime.drafters.growing.source import Asked, NodeRows, Source
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.planning.theory import multiplications
 from specrun.runtime.round.drafter import DraftRequest, RoundOutcome

@@ -8,7 +8,7 @@ from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.rows import Rows
 from specrun.runtime.drafters.batching import ContextPart
-from specrun.runtime.drafters.growing_nodes import GrowingNodes, depth_shape
+from specrun.runtime.drafters.growing.nodes import GrowingNodes, depth_shape
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.round.target import EvaluatedRows

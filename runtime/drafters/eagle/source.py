@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.runtime.drafters.eagle.head import EagleRows, PairCells
-from specrun.runtime.drafters.source import HighestLogits, NodeRows
+from specrun.runtime.drafters.growing.source import HighestLogits, NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.heads import FloatRows, RankedTokens
 from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter
+from specrun.runtime.drafters.growing.source import NodeRows
 from specrun.runtime.drafters.hydra.head import HydraCells, HydraHead
-from specrun.runtime.drafters.source import NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.drafters.tree_options import TreeOptions, head_tree, ranks_by_depth
 from specrun.runtime.heads.graphs import MOST_CHAIN_ROWS

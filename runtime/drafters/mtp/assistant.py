@@ -28,7 +28,7 @@ from specrun.bindings.gguf import ArrayValue, GGUFHeader
 from specrun.bindings.models import Model, trusting_files
 from specrun.runtime.drafters.batching import Joint, SharedRequest
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.source import Asked, NodeRows
+from specrun.runtime.drafters.growing.source import Asked, NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.heads import FloatRows, HeadFile, TextRows
 from specrun.runtime.memory.fit import resolve_gpu_layers

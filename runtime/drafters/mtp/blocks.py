@@ -15,8 +15,8 @@ from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
 from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
 from specrun.runtime.drafters.environment import DraftEnvironment
-from specrun.runtime.drafters.growing_nodes import GrowingNodes, depth_shape
-from specrun.runtime.drafters.source import Asked, NodeRows
+from specrun.runtime.drafters.growing.nodes import GrowingNodes, depth_shape
+from specrun.runtime.drafters.growing.source import Asked, NodeRows
 from specrun.runtime.drafters.states_source import StatesSource
 from specrun.runtime.heads import FloatRows, RowPiece, TextRows
 from specrun.runtime.laws.transform import Logits

@@ -15,7 +15,8 @@ from specrun.bindings.models import Model
 from specrun.runtime.drafters.batching import DraftContexts
 from specrun.runtime.drafters.draft_model import draft_size
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
-from specrun.runtime.drafters.growing import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.growing.drafter import GrowingDrafter, check_p_min
+from specrun.runtime.drafters.growing.source import Source
 from specrun.runtime.drafters.mtp.assistant import Assistant, AssistantSource
 from specrun.runtime.drafters.mtp.blocks import (
     MtpSource,
@@ -24,7 +25,6 @@ from specrun.runtime.drafters.mtp.blocks import (
     multiplied_of_block,
     open_blocks,
 )
-from specrun.runtime.drafters.source import Source
 from specrun.runtime.drafters.tree_options import ChainOptions, TreeOptions, tree_sampling
 from specrun.runtime.language import Expression, options_of
 from specrun.runtime.planning import best_tree, typical_acceptance

@@ -12,7 +12,7 @@ from support.tree_laws import drafted_bits
 from specrun.bench.prove.rules import RowsByPath
 from specrun.bindings.errors import DecodeFailedError
 from specrun.runtime.drafters.growing import GrowingDrafter
-from specrun.runtime.drafters.source import HighestLogits, NodeRows
+from specrun.runtime.drafters.growing.source import HighestLogits, NodeRows
 from specrun.runtime.laws import SamplingParams, SeededNoise
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree, parse_topology

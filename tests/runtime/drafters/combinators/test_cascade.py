@@ -22,7 +22,7 @@ from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableDraftModel, 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import AcceptanceRule, BlockRule, ExactRule
 from specrun.runtime.drafters.combinators import CascadeDrafter
-from specrun.runtime.drafters.kept_rows import KeptRows
+from specrun.runtime.drafters.growing.kept_rows import KeptRows
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.laws import Law, SeededNoise
 from specrun.runtime.round import Drafter, DraftRequest, NoDrafter

@@ -18,7 +18,7 @@ from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.drafters.draft_model import model_drafter, state
 from specrun.runtime.drafters.draft_model.source import DraftModelSource
 from specrun.runtime.drafters.growing import GrowingDrafter
-from specrun.runtime.drafters.source import NodeRows
+from specrun.runtime.drafters.growing.source import NodeRows
 from specrun.runtime.laws import SamplingParams, SeededNoise
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import Topology, parse_topology

@@ -21,9 +21,9 @@ from support.scripted import PLAIN, LawTable, TableRows, TableTarget, conversati
 
 from specrun.bench.prove.rules import BranchingNoise, enumerate_law
 from specrun.runtime.acceptance import ExactRule, PairRule, Rule, build_rule
-from specrun.runtime.drafters import growing
-from specrun.runtime.drafters.draft import Draft
 from specrun.runtime.drafters.eagle import EagleRows
+from specrun.runtime.drafters.growing import drafter as growing
+from specrun.runtime.drafters.growing.draft import Draft
 from specrun.runtime.heads import RowPlaces
 from specrun.runtime.laws import Law, NoiseSource
 from specrun.runtime.round import CachedText

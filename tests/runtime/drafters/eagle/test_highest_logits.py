@@ -12,7 +12,7 @@ from support.head_chains import eagle_drafter
 
 from specrun.bindings.models.model import Model
 from specrun.runtime.drafters.eagle import Eagle3Head
-from specrun.runtime.drafters.source import HighestLogits
+from specrun.runtime.drafters.growing.source import HighestLogits
 from specrun.runtime.laws import Law, SamplingParams, SeededNoise, transformed_law
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import TreeSampling, parse_topology

@@ -19,8 +19,8 @@ from support.tiny_models import F32
 from specrun.bindings.errors import MalformedFileError, OptionError, SpecrunError
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import ExactRule, build_rule
-from specrun.runtime.drafters.draft import Draft
 from specrun.runtime.drafters.growing import GrowingDrafter
+from specrun.runtime.drafters.growing.draft import Draft
 from specrun.runtime.drafters.hydra import HydraState
 from specrun.runtime.heads import NamedChildren, RankedTokens, RowPiece, TreePlan
 from specrun.runtime.language import quoted

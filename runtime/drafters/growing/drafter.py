@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.drafters.draft import (
+from specrun.runtime.drafters.growing.draft import (
     RANKED_TOKENS,
     Draft,
     GrownT,
     RowSteps,
     ranking_params,
 )
-from specrun.runtime.drafters.kept_rows import DepthNodes, KeptRows, RowMemory
-from specrun.runtime.drafters.source import Asked, Source, whole_rows
+from specrun.runtime.drafters.growing.kept_rows import DepthNodes, KeptRows, RowMemory
+from specrun.runtime.drafters.growing.source import Asked, Source, whole_rows
 from specrun.runtime.heads import NamedChildren, ShapePlans, TreePlan
 from specrun.runtime.laws.law import RowLaws
 from specrun.runtime.laws.sampling import SamplingParams

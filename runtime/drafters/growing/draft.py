@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Generator, Sequence
 from typing import Any, TypeVar
 
-from specrun.runtime.drafters.kept_rows import KeptRows
-from specrun.runtime.drafters.source import Asked, NodeRows, Source, whole_rows
+from specrun.runtime.drafters.growing.kept_rows import KeptRows
+from specrun.runtime.drafters.growing.source import Asked, NodeRows, Source, whole_rows
 from specrun.runtime.laws.law import Law, RankedLaw
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.laws.transform import (
