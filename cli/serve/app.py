@@ -20,11 +20,11 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from specrun.bindings.errors import SpecrunError
-from specrun.cli.serve import (
+from specrun.cli.serve import figures
+from specrun.cli.serve.apis import (
     anthropic,
     chat,
     completions,
-    figures,
     ollama,
     properties,
     responses,

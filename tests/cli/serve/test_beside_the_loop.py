@@ -148,7 +148,7 @@ def test_two_conversations_are_rendered_at_once(engine: ScriptedEngine) -> None:
 def test_pieces_of_many_tokens_are_those_of_few(
     engine: ScriptedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from specrun.cli.serve import tokens
+    from specrun.cli.serve.apis import tokens
 
     body = json.dumps({"content": "né, " * 3, "with_pieces": True}).encode()
     (whole,), _ = asked(engine, ("/tokenize", body))

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Meta, Struct
 
-from specrun.cli.serve.anthropic import MessageBody
+from specrun.cli.serve.apis.anthropic import MessageBody
+from specrun.cli.serve.apis.chat import ChatBody
+from specrun.cli.serve.apis.completions import CompletionBody, InfillBody
+from specrun.cli.serve.apis.responses import ResponseBody
 from specrun.cli.serve.body import checked, decoded, wanted
-from specrun.cli.serve.chat import ChatBody
-from specrun.cli.serve.completions import CompletionBody, InfillBody
 from specrun.cli.serve.errors import RequestError
-from specrun.cli.serve.responses import ResponseBody
 from specrun.cli.serve.sampling import FIELDS
 from specrun.runtime.laws import SETTINGS
 

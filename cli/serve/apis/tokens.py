@@ -15,9 +15,9 @@ from starlette.responses import Response
 
 from specrun.bindings.contexts.context import TextEmbedder, Vector
 from specrun.bindings.models.vocabulary import Vocabulary
+from specrun.cli.serve.apis.chat import ChatBody, chat_turn
+from specrun.cli.serve.apis.completions import GivenPrompts, prompts_of
 from specrun.cli.serve.body import ModelBody, read_body, shown, wanted
-from specrun.cli.serve.chat import ChatBody, chat_turn
-from specrun.cli.serve.completions import GivenPrompts, prompts_of
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.lanes import REQUESTS
 from specrun.cli.serve.replies import json_reply

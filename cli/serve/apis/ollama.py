@@ -21,9 +21,9 @@ from starlette.responses import Response
 from specrun.bindings.errors import TemplateError
 from specrun.bindings.memory_breakdown import HOST as HOST_NAME
 from specrun.cli.doctor import specrun_version
+from specrun.cli.serve.apis.chat import ChatBody, chat_request
+from specrun.cli.serve.apis.completions import CompletionBody, completion_request
 from specrun.cli.serve.body import GivenBody, ModelBody, checked, wanted, wrong
-from specrun.cli.serve.chat import ChatBody, chat_request
-from specrun.cli.serve.completions import CompletionBody, completion_request
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, usage_of
 from specrun.cli.serve.models import ServedModel

@@ -13,8 +13,8 @@ from msgspec import Meta, Struct
 
 from specrun.bench.text_scores import TokenScore
 from specrun.bindings.models.vocabulary import FillTokens, Vocabulary
+from specrun.cli.serve.apis.chat import Likely, OpenAIBody, OpenAIForm
 from specrun.cli.serve.body import wanted, wrong
-from specrun.cli.serve.chat import Likely, OpenAIBody, OpenAIForm
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, timings_of, usage_of
 from specrun.cli.serve.replies import EndedChoice, ReplyForm, answering, event_bytes
