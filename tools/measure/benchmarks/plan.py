@@ -158,7 +158,7 @@ def _peer_pieces(model: str, padded: str) -> Iterable[Piece]:
     """
     questions, tokens = {"": (3, 64), "400M": (2, 64), "1B": (1, 48)}[padded]
     files = {"head": _HEAD} if model == models.SMOLLM else {}
-    types, counts = _WEIGHTS[model], (2, 1)
+    types, counts = [*_WEIGHTS[model]], [2, 1]
     first = types[0]
     if padded:
         types, counts = types[:2], counts[:1]
