@@ -21,7 +21,7 @@ DRAWN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
 PENALISED = DRAWN.replace(repeat_penalty=1.3, top_k=40)
 LONG = [(7 * place + 3) % 90 for place in range(150)]
 PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], LONG, [3, 1, 4, 1, 5], LONG[:100], [2, 7, 1, 8, 2, 8]]
-LENGTH = 30
+LENGTH = 24
 MODELS: dict[str, Callable[[Path], Path]] = {
     "one": TinyNextN(agreement=1.0, strength=0.2, seed=2).write,
     "two": TinyNextN(blocks=2, seed=1).write,
@@ -55,7 +55,7 @@ def answers(
     return texts, accepted, load.drafting_texts / max(1, load.draft_evaluations)
 
 
-@pytest.mark.parametrize("params", [GREEDY, DRAWN, PENALISED], ids=["greedy", "drawn", "penalised"])
+@pytest.mark.parametrize("params", [GREEDY, PENALISED], ids=["greedy", "penalised"])
 @pytest.mark.parametrize(
     ("name", "drafter"),
     [
