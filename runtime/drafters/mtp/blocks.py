@@ -156,9 +156,9 @@ class MtpState(TextRows[None]):
         return self._part is not None and self._part.waits
 
     def ask(self, text: Sequence[int], parents: Sequence[int], tokens: Sequence[int]) -> bool:
-        """Have nodes of one depth evaluated with others', without any the text's end.
+        """Request an evaluation of nodes of one depth; without nodes, of the end of the text.
 
-        Return False where `below` or `root` would return None.
+        Return False if `below` or `root` would return None.
         """
         assert self._part is not None
         filled = self._fill_below(parents, tokens) if tokens else self._fill_root(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -194,6 +195,14 @@ def test_a_proof_that_compared_nothing_has_not_passed(caller: Path) -> None:
     done = run("prove --tools --minutes 0.001 -t 1 -c 512", "-m", caller)
     assert done.exit_code == 1
     assert "Nothing was compared: after a call: the instructions and tools alone" in done.stdout
+
+
+def test_a_proof_that_was_interrupted_at_once_has_not_failed(caller: Path) -> None:
+    """It ends with Ctrl-C's own status."""
+    with opened(caller, "free", 1, ()) as engine:
+        proof = prove(engine, ProofOptions(SECONDS), steps=[])
+    assert not proof.passed
+    assert dataclasses.replace(proof, interrupted=True).passed
 
 
 def test_a_model_without_a_template_is_told_so_in_a_sentence(tmp_path: Path) -> None:
