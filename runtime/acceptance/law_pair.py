@@ -21,7 +21,7 @@ from specrun.runtime.acceptance.exact import decide
 from specrun.runtime.acceptance.rule import Acceptance, walk
 from specrun.runtime.laws.law import FloatArray, IdArray, Law
 from specrun.runtime.laws.noise import NoiseSource
-from specrun.runtime.laws.rows import Sums, log_mass, rough_mass
+from specrun.runtime.laws.rows import Sums, log_mass
 from specrun.runtime.laws.transform import Logits
 from specrun.runtime.trees.tree import DraftTree
 
@@ -34,14 +34,13 @@ class RawLaw(Law):
     Thresholds on its probabilities are compared in logits, so that few rules need its exponentials.
     """
 
-    __slots__ = ("_highest", "_is_filled", "_logits", "_rough", "_sums")
+    __slots__ = ("_highest", "_is_filled", "_logits", "_sums")
 
     def __init__(self, logits: Logits) -> None:
         self._logits, self._is_filled = logits, False
         # The highest logit, and with it sums (see `laws.rows.log_mass`), once they are needed.
         self._highest: float | None = None
         self._sums: Sums | None = None
-        self._rough: Sums | None = None
 
     def _fill(self) -> None:
         if not self._is_filled:
@@ -63,7 +62,7 @@ class RawLaw(Law):
     def highest(self) -> float:
         """The highest logit."""
         if self._highest is None:
-            sums = self._sums or self._rough
+            sums = self._sums
             self._highest = sums[0] if sums else float(np.maximum.reduce(self._logits))
         return self._highest
 
@@ -78,13 +77,6 @@ class RawLaw(Law):
     def most_likely(self) -> tuple[int, float]:
         """The token of the highest logit (lowest id among equals) and its probability."""
         return int(self._logits.argmax()), math.exp(self.highest - self.log_mass)
-
-    @property
-    def rough_sums(self) -> tuple[float, float]:
-        """sum exp(x) and sum x exp(x), x = logits - highest, within 0.01 %."""
-        if self._rough is None:
-            self._rough = rough_mass(self._logits)
-        return self._rough[1:]
 
     def logit(self, token: int) -> float:
         """Return the logit of a token, -inf if the row lacks it."""
@@ -199,33 +191,6 @@ def _entropy(probs: FloatArray) -> float:
     # 0 log 0 counts as 0, where numpy would make NaN of it.
     probs = probs[probs > 0.0]
     return -float(np.add.reduce(probs * np.log(probs)))
-
-
-Range = tuple[float, float]
-"""Bounds that hold a number, also as it is computed: sums round."""
-
-_ROUGH = 0.0004  # the error of rough sums, and rounding
-
-
-def largest_between(law: Law) -> Range:
-    """Return bounds of `largest`: they cost half of it, and settle nearly every comparison."""
-    if not isinstance(law, RawLaw):
-        exact = largest(law)
-        return exact, exact
-    sums = law.rough_sums
-    return (1.0 - _ROUGH) / sums[0], (1.0 + _ROUGH) / sums[0]
-
-
-def entropy_between(law: Law) -> Range:
-    """Return bounds of `entropy`."""
-    if not isinstance(law, RawLaw):
-        exact = entropy(law)
-        return exact, exact
-    # H = log sum exp(x) - sum x exp(x) / sum exp(x); neither part is negative.
-    mass, weighted = law.rough_sums
-    error = _ROUGH - 2.0 * _ROUGH * weighted / mass
-    rough = math.log(mass) - weighted / mass
-    return rough - error, rough + error
 
 
 def total_variation(law: Law, other: Law) -> float:

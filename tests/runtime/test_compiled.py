@@ -16,13 +16,9 @@ from specrun.runtime.acceptance import (
     Acceptance,
     BlockRule,
     ExactRule,
-    RawLaw,
     decide,
-    entropy,
-    largest,
     walk,
 )
-from specrun.runtime.acceptance.law_pair import entropy_between, largest_between
 from specrun.runtime.laws import Law, SeededNoise, rows, transformed_law
 from specrun.runtime.laws.law import FAVOURITE, RowLaws, scale_to_one
 from specrun.runtime.laws.rows import MOST_RANKED
@@ -173,23 +169,8 @@ def test_sums_of_exponentials_are_numpys_but_for_rounding(size: int, scale: floa
 
 def test_rows_of_no_entries_and_of_another_kind() -> None:
     empty = np.empty(0, np.float32)
-    for call in (rows.log_mass, rows.rough_mass):
-        assert call(empty) == (-math.inf, 0.0, 0.0)
-        assert call(np.zeros(3)) == (0.0, 3.0, 0.0)  # of 64 bits: by numpy
-
-
-@pytest.mark.parametrize("scale", [0.01, 0.5, 2.0, 6.0, 40.0])
-def test_rough_sums_hold_what_is_computed(scale: float) -> None:
-    """Also of rows with entries of no mass; and they are narrow."""
-    generator = np.random.default_rng(8)
-    for size in [1, 2, 31, 32, 33, 700, 5000, *[32_000] * 3]:
-        row = (scale * generator.normal(size=size)).astype(np.float32)
-        row[1::7] = -np.inf
-        for measure, between in ((largest, largest_between), (entropy, entropy_between)):
-            low, high = between(RawLaw(row))
-            exact = measure(RawLaw(row))
-            assert low < exact < high
-            assert high - low < 0.001 * (1.0 + 2.0 * exact)
+    assert rows.log_mass(empty) == (-math.inf, 0.0, 0.0)
+    assert rows.log_mass(np.zeros(3)) == (0.0, 3.0, 0.0)  # of 64 bits: by numpy
 
 
 GREEDY = SamplingParams(temperature=0.0)
