@@ -16,7 +16,7 @@ FIND_WHEEL := $(if $(WHEEL),echo "$(WHEEL)",$(VENV)/bin/python tools/llama_wheel
 # What Cython compiles: files with C types beside them.
 TYPES := $(wildcard runtime/*/*.pxd)
 COMPILED := $(TYPES) $(TYPES:.pxd=.py)
-INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/laws/*.[ch] bindings/direct_calls/*.c) $(COMPILED) tools/llama_wheel.py tools/ready_wheel.py tools/cuda_toolkit.py tools/editor_links.py
+INPUTS := pyproject.toml setup.py constraints.txt $(wildcard runtime/laws/*.[ch] */*/*.pyx) $(COMPILED) tools/llama_wheel.py tools/ready_wheel.py tools/cuda_toolkit.py tools/editor_links.py
 
 .PHONY: chat test test-real test-clients peers benchmarks benchmarks-real benchmarks-counted benchmarks-missing benchmarks-gpu check env dev clean
 .DELETE_ON_ERROR:
@@ -86,4 +86,4 @@ $(VENV)/.dev-$(KIND): $(VENV)/.env-$(KIND)
 	@rm -f $(VENV)/.dev-* && touch $@
 
 clean:
-	rm -rf $(VENV) build *.egg-info runtime/compiled/*.so bindings/direct_calls/*.so
+	rm -rf $(VENV) build *.egg-info */*/*.so

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -12,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.direct_calls import fill_cells
 from specrun.bindings.errors import OptionError
 from specrun.bindings.library import llama
 
@@ -173,9 +173,7 @@ class Batch:
             self._change_shape(shape)
         if len(tokens) != len(shape.depths):
             raise OptionError(f"{len(tokens)} tokens in a shape for {len(shape.depths)}")
-        self.token_bounds = fill_cells(
-            self._token_cells, self._position_cells, 0, tokens, start, shape.depths
-        )
+        self.token_bounds = self._fill_cells(0, tokens, start, shape.depths)
         self.first_position = start
 
     def fill_shapes(self, parts: Sequence[tuple[Sequence[int], int, BatchShape]]) -> None:
@@ -188,11 +186,23 @@ class Batch:
             raise OptionError(f"{given} tokens in shapes for {n}")
         first, bounds = 0, list[int]()
         for tokens, start, own in parts:
-            cells = self._token_cells, self._position_cells
-            bounds += fill_cells(*cells, first, tokens, start, own.depths)
+            bounds += self._fill_cells(first, tokens, start, own.depths)
             first += len(own.depths)
         self.token_bounds = min(bounds), max(bounds)
         self.first_position = min(start for _, start, _ in parts)
+
+    def _fill_cells(
+        self, first: int, tokens: Ints, start: int, depths: Sequence[int]
+    ) -> tuple[int, int]:
+        """Write tokens, and positions `start` + `depths`, from place `first` on.
+
+        Returns the lowest and the highest token. Raises OverflowError for numbers of more than 32
+        bits, before anything is written.
+        """
+        places = slice(first, first + len(depths))
+        cells = array("i", [*tokens]), array("i", [start + depth for depth in depths])
+        self._token_cells[places], self._position_cells[places] = cells
+        return int(min(tokens)), int(max(tokens))
 
     def _change_shape(self, shape: BatchShape) -> None:
         n, n_ids = len(shape.depths), len(shape.ids)

@@ -1,4 +1,4 @@
-"""Calls of llama.cpp's small functions in C, if there was a compiler when specrun was installed.
+"""Calls of llama.cpp's small functions, compiled if there was a compiler at the installation.
 
 Each makes a callable of the function's own arguments, compiled or by ctypes: both do the same. A
 round makes a handful of such calls right after an evaluation, when ctypes and its conversions are
@@ -10,16 +10,10 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib
-from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-import numpy as np
-import numpy.typing as npt
-
 from specrun.bindings.library import address_of, native_function
-
-IntArray = npt.NDArray[np.int32]
 
 Step = Callable[[int, int, int], tuple[int, float, int]]
 """Of a context, a token and a position: llama.cpp's code, seconds, the address of the logits."""
@@ -29,7 +23,7 @@ _PIECE_SIZE = 64  # longer ones are rare
 
 
 class DirectCalls(Protocol):
-    """The functions in C. Calls take the address of llama.cpp's function before its arguments."""
+    """The compiled functions. Each takes the address of llama.cpp's before its arguments."""
 
     def address(self, function: int, subject: int) -> int:
         """Return the address that a function gives for a context."""
@@ -58,17 +52,6 @@ class DirectCalls(Protocol):
     ) -> tuple[int, float, int]:
         """Evaluate a batch of one token; return code, seconds and the address of its logits."""
 
-    def fill(
-        self,
-        token_cells: memoryview,
-        position_cells: memoryview,
-        first: int,
-        tokens: Sequence[int] | IntArray,
-        start: int,
-        depths: Sequence[int],
-    ) -> tuple[int, int]:
-        """Write into a batch's memory: see `fill_cells`."""
-
 
 def _load() -> DirectCalls | None:
     try:
@@ -83,30 +66,6 @@ def _load() -> DirectCalls | None:
 
 CALLS = _load()
 """The calls, None if they were not compiled."""
-
-
-def fill_in_python(
-    token_cells: memoryview,
-    position_cells: memoryview,
-    first: int,
-    tokens: Sequence[int] | IntArray,
-    start: int,
-    depths: Sequence[int],
-) -> tuple[int, int]:
-    """Do the work of `fill_cells` if nothing was compiled."""
-    if not len(tokens) == len(depths) > 0:
-        raise ValueError("tokens and depths do not fit a batch")
-    places = slice(first, first + len(depths))
-    token_cells[places] = array("i", [*tokens])
-    position_cells[places] = array("i", [start + depth for depth in depths])
-    return int(min(tokens)), int(max(tokens))
-
-
-fill_cells = fill_in_python if CALLS is None else CALLS.fill
-"""Write a batch's tokens, and the positions `start` + `depths`, into 32-bit cells from `first` on.
-
-Returns the lowest and the highest token. Raises OverflowError for numbers of more than 32 bits and
-ValueError for arguments that do not fit."""
 
 
 def address_function(name: str) -> Callable[[int], int | None]:

@@ -6,8 +6,7 @@
    there is ranked, one by one. For the highest alone, the row is cut into stretches, of which the first
    that holds it is looked through. */
 
-#include "highest.h"
-#include "widths.h"
+#include "row.h"
 
 #include <math.h>
 

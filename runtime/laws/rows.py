@@ -42,9 +42,6 @@ class RowLoops(Protocol):
     def log_mass(self, row: Logits) -> Sums:
         """See `log_mass_in_numpy`."""
 
-    def rough_mass(self, row: Logits) -> Sums:
-        """Return `log_mass` with sums within 0.01 %."""
-
 
 def _load() -> RowLoops | None:
     if np.dtype(np.intp).itemsize != 8:
@@ -103,13 +100,6 @@ def log_mass(row: npt.NDArray[np.floating]) -> Sums:
     if _LOOPS is None or row.dtype != np.float32:
         return log_mass_in_numpy(row)
     return _LOOPS.log_mass(cast(Logits, row))
-
-
-def rough_mass(row: npt.NDArray[np.floating]) -> Sums:
-    """Return `log_mass` with sums within 0.01 %: half of the work."""
-    if _LOOPS is None or row.dtype != np.float32:
-        return log_mass_in_numpy(row)
-    return _LOOPS.rough_mass(cast(Logits, row))
 
 
 rank = rank_in_numpy if _LOOPS is None else _LOOPS.rank

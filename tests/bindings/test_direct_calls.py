@@ -91,17 +91,17 @@ def test_what_is_no_address_or_no_number_of_32_bits_is_refused():
     for arguments, error, problem in (
         ((0, 1, 0, 0, -1), ValueError, "null"),
         ((function, 0, 0, 0, -1), ValueError, "null"),
-        ((function, 1, 2**31, 0, -1), OverflowError, "more than 32 bits"),
+        ((function, 1, 2**31, 0, -1), OverflowError, "too large"),
         ((function, 1, 0, "a", -1), TypeError, "integer"),
-        ((function, 1, 0), TypeError, "3 arguments where 5 are needed"),
+        ((function, 1, 0), TypeError, r"5 positional arguments \(3 given\)"),
     ):
         with pytest.raises(error, match=problem):
             CALLS.remove(*arguments)
-    with pytest.raises(TypeError, match="1 arguments where 2"):
+    with pytest.raises(TypeError, match=r"2 positional arguments \(1 given\)"):
         CALLS.address(function)
-    with pytest.raises(TypeError, match="5 arguments where 6"):
+    with pytest.raises(TypeError, match=r"6 positional arguments \(5 given\)"):
         CALLS.share(function, 1, 0, 1, 0)
-    with pytest.raises(TypeError, match="3 arguments where 4"):
+    with pytest.raises(TypeError, match=r"4 positional arguments \(3 given\)"):
         CALLS.piece(function, 1, 0)
     right = (function, function, 0, 1, 1, 1, 1)
     for place, wrong, error in (
@@ -123,43 +123,3 @@ def test_calls_that_were_compiled_before_a_change_are_not_used(monkeypatch):
     for found, used in ((whole, True), (older, False)):
         monkeypatch.setattr(direct_calls.importlib, "import_module", lambda _name, it=found: it)
         assert (direct_calls._load() is found) == used
-
-
-FILLS = [direct_calls.fill_in_python, *([] if CALLS is None else [CALLS.fill])]
-
-
-@pytest.mark.parametrize("fill", FILLS)
-def test_cells_get_tokens_and_positions_and_nothing_else(fill):
-    tokens, positions = np.full(9, -5, np.int32), np.full(9, -6, np.int32)
-    for given in ([7, 2, 90], (7, 2, 90), np.array([7, 2, 90], np.int32)):
-        assert fill(tokens.data, positions.data, 4, given, 100, (0, 1, 1)) == (2, 90)
-        assert tokens.tolist() == [-5] * 4 + [7, 2, 90] + [-5] * 2
-        assert positions.tolist() == [-6] * 4 + [100, 101, 101] + [-6] * 2
-        tokens[:], positions[:] = -5, -6
-
-
-@pytest.mark.parametrize("fill", FILLS)
-@pytest.mark.parametrize(
-    ("first", "given", "start", "depths", "error"),
-    [
-        (0, [1, 2], 0, (0,), ValueError),
-        (0, [], 0, (), ValueError),
-        (3, [1, 2], 0, (0, 1), ValueError),
-        (0, [1, 1 << 31], 0, (0, 1), OverflowError),
-        (0, [1, 2], (1 << 31) - 1, (0, 1), OverflowError),
-        (0, [1, "2"], 0, (0, 1), TypeError),
-    ],
-)
-def test_what_does_not_fit_cells_is_refused(fill, first, given, start, depths, error):
-    tokens, positions = np.zeros(4, np.int32), np.zeros(4, np.int32)
-    with pytest.raises(error):
-        fill(tokens.data, positions.data, first, given, start, depths)
-
-
-@compiled
-def test_only_cells_of_32_bits_are_written():
-    cells = np.zeros(4, np.int32).data
-    for other in (np.zeros(4, np.int64).data, np.zeros(4, np.float32).data, bytearray(16)):
-        for pair in ((cells, other), (other, cells)):
-            with pytest.raises(TypeError, match="32-bit integers"):
-                CALLS.fill(*pair, 0, [1], 0, (0,))
