@@ -227,13 +227,6 @@ _from_option = _HEAD.option(
         show_default="all",
     ),
     _HEAD.option(
-        "--inputs",
-        "The inputs of the head, as in the paper's ablation. both: states and the tokens after "
-        "them.",
-        click.Choice(["both", "features", "tokens"]),
-        default="both",
-    ),
-    _HEAD.option(
         "--start",
         "The initial weights. fitted: least squares over the target's states, which saves "
         "hundreds of steps. random: as upstream.",

@@ -86,7 +86,7 @@ def _require_known(config: JsonObject) -> None:
     if inputs == "unshifted":
         raise config.unsupported(
             "was trained on tokens that are not shifted, EAGLE's ablation: drafting pairs a state "
-            "with the token after it; train with --inputs both"
+            "with the token after it"
         )
     rope, kind = rope_settings(config)
     if kind != "default":

@@ -12,10 +12,6 @@ has to predict, and a layer that adds nothing yet. docs/measurements.md has the 
 
 Tensors are named as in SafeAILab/EAGLE's `cnets`: `fc`, and one layer without an input norm. Token
 embedding and output matrix are the target's: neither is part of the head.
-
-The paper's ablation of inputs (section 5.3.2): a head may also read features only or tokens only,
-in the place of features with the tokens shifted by one. The part of `fc` that would read the other
-is then 0 and stays so: the file is one of any EAGLE head.
 """
 
 from __future__ import annotations
@@ -49,7 +45,6 @@ from specrun.train.target.shape import ModelShape
 from specrun.train.target.states import Features, FeatureSource
 from specrun.train.trainer.learner import Learner, LossPart, ParameterGroup
 
-EagleInputs = Literal["both", "features", "tokens"]
 EagleStart = Literal["fitted", "random"]
 _ROWS_A_NUMBER = 64  # of least squares: a bound on its work, for each number that is read
 _RIDGE = 1e-4  # of the mean square of the input
@@ -75,20 +70,12 @@ class _Layer(nn.Module):
 
 
 class EagleHead(nn.Module):
-    """Predicts the next final hidden state from the one before and the token in between.
+    """Predicts the next final hidden state from the one before and the token in between."""
 
-    `inputs` chooses which of the two it reads.
-    """
-
-    def __init__(self, shape: ModelShape, inputs: EagleInputs = "both") -> None:
+    def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.fc = nn.Linear(2 * shape.hidden, shape.hidden, bias=True)
         self.layers = nn.ModuleList([_Layer(shape)])
-        # Embeddings come first: the columns of the unread part are 0, and nothing reaches them.
-        unread = {"features": slice(0, shape.hidden), "tokens": slice(shape.hidden, None)}
-        self._unread = unread.get(inputs)
-        if self._unread is not None:
-            self.fc.weight.data[:, self._unread] = 0.0
 
     @torch.no_grad()
     def fit(self, products: Tensor) -> None:
@@ -98,13 +85,9 @@ class EagleHead(nn.Module):
         and of the states Y that follow.
         """
         joined = self.fc.in_features
-        read = torch.ones(joined + 1, dtype=torch.bool)
-        if self._unread is not None:
-            read[:joined][self._unread] = False
-        squares, wanted = products[read][:, : joined + 1][:, read], products[read][:, joined + 1 :]
+        squares, wanted = products[:, : joined + 1].clone(), products[:, joined + 1 :]
         squares.diagonal().add_(_RIDGE * squares.diagonal().mean())
-        found = torch.zeros(joined + 1, wanted.shape[1], dtype=products.dtype)
-        found[read] = torch.linalg.solve(squares, wanted)
+        found = torch.linalg.solve(squares, wanted)
         self.fc.weight.copy_(found[:joined].T)
         self.fc.bias.copy_(found[joined])
         layer = self.layers[0]
@@ -121,10 +104,7 @@ class EagleHead(nn.Module):
     ) -> tuple[Tensor, KeysValues]:
         """Return the next states and this step's keys, as of `ChainHead`."""
         # Embeddings first: the order in which upstream's `fc` reads them.
-        read = torch.cat((embeddings, states), -1)
-        if self._unread is not None:
-            read[..., self._unread] = 0.0
-        joined = self.fc(read)
+        joined = self.fc(torch.cat((embeddings, states), -1))
         found: tuple[Tensor, KeysValues] = self.layers[0](joined, earlier, wanted)
         return found
 
@@ -133,7 +113,6 @@ class EagleHead(nn.Module):
 class EagleRecipe(ChainRecipe):
     """`token_weight` is w, `noise` the largest noise on a state; 1 of `steps` is EAGLE's own.
 
-    `inputs` are read by the head: "both" are features and shifted tokens, EAGLE's own.
     Distributions are compared among `law_tokens` tokens, 0 for all: three quarters of them the most
     frequent ones, the others drawn anew at each step. Distributions of all tokens are
     most of a step's work if targets are narrow. The head will draft only the `draft_tokens` most
@@ -143,7 +122,6 @@ class EagleRecipe(ChainRecipe):
 
     token_weight: float = 0.1
     noise: float = 0.1
-    inputs: EagleInputs = "both"
     law_tokens: int = 0
     draft_tokens: int = 0
     start: EagleStart = "fitted"
@@ -164,18 +142,12 @@ class EagleRecipe(ChainRecipe):
                 "both draft_tokens and law_tokens are given: distributions are those of the draft "
                 "tokens, so leave law_tokens out"
             )
-        if self.inputs not in get_args(EagleInputs):
-            known = ", ".join(get_args(EagleInputs))
-            raise OptionError(f"the inputs are {self.inputs!r}: use one of {known}")
         if self.start not in get_args(EagleStart):
             known = ", ".join(get_args(EagleStart))
             raise OptionError(f"the start is {self.start!r}: use one of {known}")
 
     def going_on(self, head: EarlierHead) -> EagleRecipe:
         """Return the recipe with the head's draft tokens; its `fc` is not fitted again."""
-        if self.inputs != "both":
-            both = f"the inputs are {self.inputs!r}, and {head.path} reads both"
-            raise OptionError(f"{both}: leave --inputs or --from out")
         drafted = head.draft_tokens
         # If all tokens are drafted distributions may still be those of some.
         law = self.law_tokens if drafted is None else 0
@@ -236,7 +208,7 @@ class EagleLearner(ChainLearner):
         source: FeatureSource,
         often: Tensor | None = None,
     ) -> None:
-        self.recipe, self.head = recipe, EagleHead(shape, recipe.inputs)
+        self.recipe, self.head = recipe, EagleHead(shape)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
         self.drafted: Tensor | None = None
         self._law_tokens = None

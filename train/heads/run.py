@@ -209,7 +209,6 @@ class ModelRecipe(TargetRecipe):
 
 # Defaults are left out, as in the checkpoints of versions without these settings.
 _UNSAID = {
-    "eagle inputs": "both",
     "eagle law_tokens": 0,
     "eagle draft_tokens": 0,
     "eagle start": "random",

@@ -153,7 +153,6 @@ def test_heads_that_cannot_be_learnt_on_from(
     refused(EagleRecipe(), eagle3, UnsupportedModelError, "architecture eagle3: only eagle heads")
     refused(Eagle3Recipe(), taught.gguf, UnsupportedModelError, "architecture llama")
     refused(Eagle3Recipe(layers=(0, 1, 2)), eagle3, OptionError, r"\(0, 1, 2\) are to be read")
-    refused(EagleRecipe(inputs="tokens"), heads["eagle"], OptionError, "leave --inputs or --from")
     refused(HydraRecipe(), heads["eagle"], OptionError, "hydra heads begin anew")
 
 

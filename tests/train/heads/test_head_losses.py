@@ -309,40 +309,13 @@ def test_laws_of_draft_tokens_are_theirs_and_measures_rank_no_others(
     )
 
 
-@pytest.mark.parametrize(("inputs", "first"), [("features", 0), ("tokens", HIDDEN)])
-def test_eagle_reads_features_or_tokens_only_and_the_rest_of_fc_stays_0(
-    target: TargetMatrices, inputs: str, first: int
-) -> None:
-    states, batch = FixedStates(2, 7), batch_of(7)
-    recipe = EagleRecipe(inputs=inputs, steps=2)  # type: ignore[arg-type]
-    learner = EagleLearner(recipe, SHAPE, target, states)
-    unread = slice(first, first + HIDDEN)
-    weight = learner.head.fc.weight
-    assert weight[:, unread].abs().max() == 0.0
-    assert weight.abs().max() > 0.0
-    (part,) = learner.losses(batch, noise(), 0)
-    part.value.backward()
-    assert weight.grad is not None
-    assert weight.grad[:, unread].abs().max() == 0.0
-    assert weight.grad.abs().max() > 0.0
-    # What reads the file knows of no ablation: with columns of 0 it computes the same.
-    whole = EagleLearner(EagleRecipe(), SHAPE, target, states)
-    whole.module.load_state_dict(learner.module.state_dict())
-    read = (target.embedding[batch.ids[:, 1:]], states.final[:, :-1])
-    torch.testing.assert_close(whole.head(*read)[0], learner.head(*read)[0])
-    other = [torch.randn_like(each) if place == (inputs == "tokens") else each
-             for place, each in enumerate(read)]  # fmt: skip
-    torch.testing.assert_close(whole.head(*other)[0], learner.head(*read)[0])
-
-
 class LinearStates:
     """States that follow a linear law of the state before and the next token's embedding."""
 
-    def __init__(self, corpus: TokenCorpus, embedding: Tensor, inputs: str = "both") -> None:
+    def __init__(self, corpus: TokenCorpus, embedding: Tensor) -> None:
         source = torch.Generator().manual_seed(11)
-        reads = {"features": (0.0, 0.5), "tokens": (0.5, 0.0)}.get(inputs, (0.5, 0.5))
         of_token, of_state = (
-            scale * torch.randn(HIDDEN, HIDDEN, generator=source) / HIDDEN**0.5 for scale in reads
+            0.5 * torch.randn(HIDDEN, HIDDEN, generator=source) / HIDDEN**0.5 for _ in range(2)
         )
         bias = torch.randn(HIDDEN, generator=source)
         self.taps: tuple[int, ...] = ()
@@ -365,14 +338,11 @@ def texts_of(count: int, length: int) -> TokenCorpus:
     return corpus_of([TokenSequence.of(row.tolist(), 2) for row in ids], held_out=0.0)
 
 
-@pytest.mark.parametrize("inputs", ["both", "features", "tokens"])
 @torch.no_grad()
-def test_a_fitted_head_starts_as_the_linear_law_of_the_states(
-    target: TargetMatrices, inputs: str
-) -> None:
+def test_a_fitted_head_starts_as_the_linear_law_of_the_states(target: TargetMatrices) -> None:
     corpus = texts_of(8, 40)
-    states = LinearStates(corpus, target.embedding, inputs)
-    learner = EagleLearner(EagleRecipe(inputs=inputs), SHAPE, target, states)  # type: ignore[arg-type]
+    states = LinearStates(corpus, target.embedding)
+    learner = EagleLearner(EagleRecipe(), SHAPE, target, states)
     batch = corpus.batch([0, 1])
     final = states.features(batch).final
 
@@ -384,9 +354,6 @@ def test_a_fitted_head_starts_as_the_linear_law_of_the_states(
     assert error() > 0.3
     learner.start(corpus)
     assert error() < 0.01
-    unread = {"features": slice(0, HIDDEN), "tokens": slice(HIDDEN, None)}.get(inputs)
-    if unread is not None:
-        assert learner.head.fc.weight[:, unread].abs().max() == 0.0
 
 
 @torch.no_grad()
@@ -994,7 +961,6 @@ def test_attention_shares_keys_among_heads() -> None:
         (lambda: HydraRecipe(token_weight=0.0), "the weights of the losses"),
         (lambda: HydraRecipe(dropout=1.0), "a dropout of 1"),
         (lambda: HydraRecipe(noise=-1.0), "noise of -1"),
-        (lambda: EagleRecipe(inputs="words"), "the inputs are 'words': use one of both"),
     ],
 )
 def test_recipes_that_cannot_be(make, problem: str) -> None:
