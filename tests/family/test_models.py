@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 
 import pytest
 
@@ -9,7 +10,8 @@ from family import models as demo_family
 from family.demo_card import ModelFacts, Scores, draw_questions, model_card
 from family.llama import Llama
 from family.models import SHIPPED, make_family, parse_plan
-from specrun.bench.drafters.corpus import Entry, build_corpus
+from specrun.bench.drafters import corpus
+from specrun.bench.drafters.corpus import Entry
 from specrun.train.target.shape import ModelShape
 
 SMALL = ModelShape(
@@ -27,8 +29,13 @@ SCORES = Scores(
 
 
 @pytest.fixture(scope="module")
-def entries():
-    return [entry for entry in build_corpus() if entry.name.startswith("shutil.c")]
+def entries(tmp_path_factory):
+    """Some entries of one module: reading the whole library takes seconds."""
+    library = tmp_path_factory.mktemp("library")
+    shutil.copy(shutil.__file__, library)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(corpus.sysconfig, "get_path", lambda _name: str(library))
+        return [entry for entry in corpus.build_corpus() if entry.name.startswith("shutil.c")]
 
 
 def test_every_stage_runs_once_and_the_files_are_published(entries, tmp_path, monkeypatch, caplog):

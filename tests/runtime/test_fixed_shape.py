@@ -87,7 +87,7 @@ class ShiftedRows:
 Bits = list[tuple[int, float]]
 
 
-def said(runtime: Runtime, prompt: Sequence[int], temperature: float, length: int = 24) -> Bits:
+def said(runtime: Runtime, prompt: Sequence[int], temperature: float, length: int = 16) -> Bits:
     """The tokens of an answer with their log-probabilities, to the last bit."""
     params = SamplingParams(temperature=temperature, seed=SEED, logit_bias={299: float("-inf")})
     stream = runtime.stream(prompt, params, max_tokens=length)
