@@ -219,8 +219,8 @@ def _cascades() -> Iterable[Planned]:
         "real",
         "cascade",
         "Rules that are not exact: quality against latency",
-        "SmolLM2-135M padded to 400M, drafted for by 28 of its own 30 layers, on this project's own "
-        "pages as real text.",
+        "SmolLM2-135M padded to 400M, drafted for by 28 of its own 30 layers, on this project's "
+        "own pages as real text.",
         tuple(
             _piece(temperature, "specrun", line.replace("{temperature}", temperature), 500, files)
             for temperature in ("1", "0.5")
