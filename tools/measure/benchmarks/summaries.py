@@ -203,6 +203,7 @@ def _cascade(results: Sequence[Result]) -> Table:
     has_answers = any(result["exact_match"] is not None for result in rows)
     return Table.of(
         {
+            **({"small model": result["small"]} if "small" in result else {}),
             "rule": f"`{result['rule']}`" if result["draft_length"] else result["method"],
             "temp": f"{result['temperature']:g}",
             "latency": _ratio(result["latency"], ""),
