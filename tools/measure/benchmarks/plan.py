@@ -207,7 +207,7 @@ def _curves() -> Iterable[Planned]:
 def _cascades() -> Iterable[Planned]:
     line = (
         "bench cascade -m {target} -md {small} --texts {texts} --examples 6 -n 32 -r 2 -t 2 "
-        "--spec-draft-n-max 3 --temp {temperature} -o json"
+        "--spec-draft-n-max 3 --alpha 0.05,0.2,0.5 --temp {temperature} -o json"
     )
     files: dict[str, tuple[Callable[[], Path], str]] = {
         "target": _file(models.SMOLLM, "F16", "400M"),
@@ -373,7 +373,7 @@ def _missing() -> Iterable[Planned]:
             _piece(
                 "heads",
                 "measure",
-                "load -m {target} --suite own --questions 1 -n 48 -r 2 --long 0 "
+                "load -m {target} --suite own --questions 1 -n 32 -r 2 --long 0 "
                 '--parallel 1,2,4,8 --drafter eagle3("{head}",n=2) '
                 '--drafter eagle3("{head}",nodes=auto) -o json',
                 900,
@@ -422,7 +422,7 @@ def _offloaded() -> Planned:
             _piece(
                 name,
                 "offloaded",
-                f"--ngl 15 {line} -m {{target}} --suite own --questions 1 -n 48 -r 2 --temp 0 "
+                f"--ngl 15 {line} -m {{target}} --suite own --questions 1 -n 48 -r 1 --temp 0 "
                 '-t 1 --drafter eagle3("{head}",n=5) --drafter eagle3("{head}",nodes=16) '
                 '--drafter eagle3("{head}",nodes=32) --drafter prompt-lookup -o json',
                 300,
