@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import signal
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -71,12 +74,13 @@ def worker(
     options = WorkerOptions(f"{host}:{port}", mem or 0, folder, threads, names)
     process = subprocess.Popen(options.command(), stdin=subprocess.PIPE)
     try:
-        _await_start(process, host, port)
-        listed = ", ".join(f"{item.name} ({item.description})" for item in served)
-        limit = "" if mem is None else f", at most {bytes_text(mem)}"
-        terminal.note(f"serving {listed}{limit} until Ctrl-C; on the other side:")
-        terminal.answer(f"specrun chat -m target.gguf -ngl all --rpc {host}:{port}\n")
-        code = process.wait()
+        with _terminated_as_interrupted():
+            _await_start(process, host, port)
+            listed = ", ".join(f"{item.name} ({item.description})" for item in served)
+            limit = "" if mem is None else f", at most {bytes_text(mem)}"
+            terminal.note(f"serving {listed}{limit} until Ctrl-C; on the other side:")
+            terminal.answer(f"specrun chat -m target.gguf -ngl all --rpc {host}:{port}\n")
+            code = process.wait()
     except KeyboardInterrupt:  # the way to end it
         return
     finally:
@@ -87,6 +91,20 @@ def worker(
             process.kill()
             process.wait()
     raise SpecrunError(f"the worker ended ({code}); the lines above have the reason")
+
+
+@contextlib.contextmanager
+def _terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM, by which a service manager ends a worker, do as Ctrl-C does."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _check_address(host: str, port: int, *, allow_remote: bool, terminal: Terminal) -> None:

@@ -59,6 +59,18 @@ def test_it_serves_until_ctrl_c(run: Run, models: Models, tmp_path: Path) -> Non
     assert not listening(port)
 
 
+def test_a_service_manager_ends_it_as_ctrl_c_does() -> None:
+    port = free_port()
+    with command("worker", "--port", str(port), "-t", "1") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        _, messages = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert "Traceback" not in messages
+    assert not listening(port)
+
+
 def test_without_remote_clients_it_listens_on_the_loopback_only(run: Run) -> None:
     result = run("worker", "--host", "0.0.0.0")
     assert result.exit_code == 2
