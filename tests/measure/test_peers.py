@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import dataclasses
 import json
 import sys
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from specrun.runtime.laws import SamplingParams
 from specrun.runtime.models.packaged import shipped_heads
 
 # A server of four tokens an answer. With "--spec-type ngram-mod" two of them are accepted drafts,
-# and its answer to anything with "odd" in it is another one. It writes down what it is asked.
+# its answer to anything with "odd" in it is another one, and that to "mute" ends after a token. It
+# writes down what it is asked.
 FAKE = """#!{python}
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -38,9 +40,11 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200); self.end_headers()
         last = body["messages"][-1]["content"]
         words = ["w", "x", "y", "odd" if drafts and "odd" in last else "z"]
+        if drafts and "mute" in last:
+            words = words[:1]
         for word in words:
             self.say({{"choices": [{{"delta": {{"content": word}}}}]}})
-        timings = {{"predicted_n": 4}}
+        timings = {{"predicted_n": len(words)}}
         if drafts:
             timings |= {{"draft_n": 3, "draft_n_accepted": 2}}
         self.say({{"choices": [], "timings": timings}})
@@ -99,6 +103,28 @@ def test_servers_are_asked_in_turn(fake: Callable[[], Path], tmp_path: Path) -> 
     table = peers_table(results)
     assert table.rows[3][table.columns.index("text")] == "1 of 2 differ"
     assert "ngram-mod" in table.notes[1]
+
+
+def test_a_question_whose_answer_ends_at_once_is_left_out(fake: Callable[[], Path]) -> None:
+    """It has no speed; the other questions of its category are compared."""
+    server = str(fake())
+    bench = PeerBench(
+        peers=tuple(
+            Peer("llama-server", name, (server, "--spec-type", kind))
+            for name, kind in (("plain", "none"), ("ngram-mod", "ngram-mod"))
+        ),
+        prompts=(Question("chats", ("mute",)), Question("chats", ("one",))),
+        params=(SamplingParams(temperature=0.0),),
+        repetitions=1,
+        max_tokens=9,
+    )
+    drafted = measure_peers(bench)[3]
+    assert (drafted.category, drafted.drafting) == ("chats", "ngram-mod")
+    assert drafted.speed_up is not None
+    assert drafted.tokens_per_second.n == 1
+    assert (drafted.n_answers, drafted.n_same, drafted.tokens) == (2, 1, 5)
+    alone = dataclasses.replace(bench, prompts=bench.prompts[:1])
+    assert [result.drafting for result in measure_peers(alone)] == ["plain", "plain"]
 
 
 def test_a_server_that_ends_says_why() -> None:

@@ -164,7 +164,7 @@ def _results(
     for (category, numbers), index in itertools.product(groups.items(), range(len(bench.peers))):
         own, base = (_of(runs[each], numbers) for each in (index, 0))
         base = base if index else own
-        if all(map(_rate, (*own, *base))):
+        if any(all(map(_rate, pair)) for pair in zip(own, base, strict=True)):
             peer = bench.peers[index]
             results.append(_result(peer, params, category, len(numbers), own, base))
     return results
@@ -183,7 +183,9 @@ def _result(
     own: Sequence[Sequence[Reply]],
     base: Sequence[Sequence[Reply]],
 ) -> PeerResult:
-    speeds, base_speeds = (list(map(_rate, several)) for several in (own, base))
+    # An answer that ends at once has no speed; its question is left out of the comparison.
+    rates = [(_rate(ours), _rate(theirs)) for ours, theirs in zip(own, base, strict=True)]
+    speeds, base_speeds = zip(*filter(all, rates), strict=True)
     replies = [reply for run in own for reply in run]
     tokens = sum(reply.tokens for reply in replies)
     rounds = tokens - sum(reply.accepted for reply in replies)
