@@ -154,15 +154,19 @@ def _peer_pieces(model: str, padded: str) -> Iterable[Piece]:
 
     Every question is asked once: a server that keeps earlier answers would copy a second one. Of
     llama.cpp's n-gram drafters two are in all pieces, the rest in those of the first type. Padded
-    models take long, so they have two types of weights, two threads, and fewer questions.
+    models take long, so they have two threads and fewer questions; SmolLM2 of 400M has two types
+    and both temperatures, the others F16 at 0.
     """
-    questions, tokens = {"": (3, 64), "400M": (2, 64), "1B": (1, 48)}[padded]
+    is_short = padded == "1B" or (padded != "" and model == models.GEMMA)
+    questions, tokens = (1, 48) if is_short else (2, 64) if padded else (3, 64)
     files = {"head": _HEAD} if model == models.SMOLLM else {}
-    types, counts = [*_WEIGHTS[model]], [2, 1]
+    types, counts, temperatures = [*_WEIGHTS[model]], [2, 1], ["0", "0.8"]
     first = types[0]
     if padded:
         types, counts = types[:2], counts[:1]
-    for threads, weights, temperature in itertools.product(counts, types, ("0", "0.8")):
+    if is_short:
+        types, temperatures = types[:1], temperatures[:1]
+    for threads, weights, temperature in itertools.product(counts, types, temperatures):
         is_whole = (threads, weights, padded) == (2, first, "")
         arms = (12 if is_whole else 6) + 2 * len(files)
         target = _file(model, weights, padded)
@@ -409,7 +413,7 @@ def _missing() -> Iterable[Planned]:
 def _offloaded() -> Planned:
     lines = {
         "loopback": "",
-        "1 Gbit/s": "--delay-ms 0.25 --mbit 1000",
+        "5 ms": "--delay-ms 2.5 --mbit 10000",
         "100 Mbit/s": "--delay-ms 2.5 --mbit 100",
     }
     return Planned(
@@ -417,7 +421,8 @@ def _offloaded() -> Planned:
         "missing",
         "drafters",
         "Half of the layers behind a slow line",
-        "SmolLM2-135M in F16, 15 of 30 layers on a worker (one thread), 0.5 and 5 ms a round trip.",
+        "SmolLM2-135M in F16, 15 of 30 layers and the output matrix on a worker (one thread): on the "
+        "same machine, behind 5 ms a round trip, and behind 5 ms at 100 Mbit/s.",
         tuple(
             _piece(
                 name,

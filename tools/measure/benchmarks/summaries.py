@@ -262,6 +262,8 @@ def _tests(results: Sequence[Result]) -> Table:
 
 
 def _ratio(value: Mapping[str, float], unit: str) -> str:
+    if value["low"] == value["high"]:  # of one repetition
+        return f"{value['value']:.2f}{unit}"
     return f"{value['value']:.2f}{unit} ({value['low']:.2f}-{value['high']:.2f})"
 
 
