@@ -228,7 +228,7 @@ def folder_256(write_checkpoint) -> Path:
     return write_checkpoint(config, llama_tensors(config))
 
 
-@pytest.mark.parametrize("outtype", ["iq2_xs", "q4_k", "q4_0", "tq2_0"])
+@pytest.mark.parametrize("outtype", ["iq2_xxs", "q4_k", "q4_0", "tq2_0"])
 def test_every_type_of_the_quantizer_with_an_importance_matrix(
     tmp_path: Path, folder_256: Path, outtype: str
 ) -> None:

@@ -61,7 +61,7 @@ def test_what_was_compiled_is_what_the_files_say() -> None:
 @pytest.mark.skipif(not IS_COMPILED, reason="nothing was compiled")
 def test_the_interpreted_files_are_proven_alike() -> None:
     """The enumerations and their controls, also those that only interpreted classes allow."""
-    proofs = ["test_compiled_exactness.py", "test_law.py", "test_other_noise.py"]
+    proofs = ["test_compiled_exactness.py", "test_other_noise.py"]
     files = [str(TESTS / "runtime" / name) for name in proofs]
     quiet = ["-q", "-p", "no:cacheprovider"]
     done = run("-m", "pytest", "-p", "support.interpreted", *quiet, *files)
