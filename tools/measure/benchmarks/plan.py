@@ -421,8 +421,8 @@ def _offloaded() -> Planned:
         "missing",
         "drafters",
         "Half of the layers behind a slow line",
-        "SmolLM2-135M in F16, 15 of 30 layers and the output matrix on a worker (one thread): on the "
-        "same machine, behind 5 ms a round trip, and behind 5 ms at 100 Mbit/s.",
+        "SmolLM2-135M in F16, 15 of 30 layers and the output matrix on a worker (one thread): on "
+        "the same machine, behind 5 ms a round trip, and behind 5 ms at 100 Mbit/s.",
         tuple(
             _piece(
                 name,
