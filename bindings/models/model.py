@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import os
 import weakref
@@ -348,7 +349,7 @@ class Model:
         """The size of all tensors in bytes."""
         return int(self._native.llama_model_size(self.handle))
 
-    @property
+    @functools.cached_property
     def can_branch(self) -> bool:
         """Whether the memory can drop and share positions: recurrent and hybrid models cannot."""
         native, handle = self._native, self.handle

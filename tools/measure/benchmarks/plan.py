@@ -325,7 +325,7 @@ def _counted() -> Iterable[Planned]:
     )
     long_arms = (
         " --drafter partial(sink=4,window=256,n=4) --drafter partial(sink=4,window=1024,n=4)"
-        ' --drafter cascade(partial(sink=4,window=256,n=6),prompt-lookup)'
+        " --drafter cascade(partial(sink=4,window=256,n=6),prompt-lookup)"
         ' --drafter eagle3("{head}",n=4) --drafter eagle3("{head}",n=4,window=512)'
         " --drafter prompt-lookup(n=4,always=yes)"
     )
