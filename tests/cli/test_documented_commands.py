@@ -65,7 +65,7 @@ def wrong_in_call(call: str) -> list[str]:
 
 def wrong_in_page(page: str) -> list[str]:
     """Return the commands and flags in the page's code that do not exist."""
-    page = page.replace("python tools/measure", "specrun measure")
+    page = page.replace("python tools/measure ", "specrun measure ")
     blocks = "\n".join([*_BLOCK.findall(page), *_INDENTED.findall(page)]).replace("\\\n", " ")
     shown = [line.partition(" #")[0] for line in blocks.splitlines()]
     spans = [" ".join(span.split()) for span in _SPAN.findall(_BLOCK.sub("", page))]
