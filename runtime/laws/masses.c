@@ -1,6 +1,6 @@
 /* Sums of exponentials over a row of logits.
 
-   exp(x) for x <= 0 is 2^n times a polynomial of what is left, as in Cephes' expf: right to 2 units in
+   exp(x) for x <= 0 is 2^n times a polynomial of the rest, as in Cephes' expf: right to 2 units in
    the last place. rows.py has the same in numpy, for where nothing was compiled. Sums round otherwise
    there: they decide thresholds of rules that are not exact. */
 

@@ -174,6 +174,10 @@ class EagleRecipe(ChainRecipe):
             often = frequent_tokens(corpus, vocab, always)
         return EagleLearner(self, shape, target, source, often)
 
+    def new_head(self, shape: ModelShape) -> EagleHead:
+        """Return an untrained head."""
+        return EagleHead(shape)
+
     def tokens_of_law(self, vocab_size: int) -> int:
         """Return among how many tokens distributions are compared."""
         return min(self.draft_tokens or self.law_tokens or vocab_size, vocab_size)
@@ -208,7 +212,7 @@ class EagleLearner(ChainLearner):
         source: FeatureSource,
         often: Tensor | None = None,
     ) -> None:
-        self.recipe, self.head = recipe, EagleHead(shape)
+        self.recipe, self.head = recipe, recipe.new_head(shape)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
         self.drafted: Tensor | None = None
         self._law_tokens = None

@@ -40,6 +40,15 @@ def test_a_fill_that_does_not_fit_is_refused(arguments, message):
         Batch(4, 2).fill(*arguments)
 
 
+@pytest.mark.parametrize(("tokens", "start"), [([1, 1 << 31], 0), ([1, 2], (1 << 31) - 1)])
+def test_numbers_of_more_than_32_bits_are_refused_before_anything_is_written(tokens, start):
+    batch, shape = Batch(4, 2), BatchShape.of((0, 1), [[0], [0]], [0, 1])
+    batch.fill_shape([7, 8], 5, shape)
+    with pytest.raises(OverflowError):
+        batch.fill_shape(tokens, start, shape)
+    assert (batch.tokens[:2].tolist(), batch.positions[:2].tolist()) == ([7, 8], [5, 6])
+
+
 #       3 - 4 - 5
 # root <
 #       6 - 7

@@ -25,15 +25,11 @@ from specrun.bindings.models import trusting_files
 from specrun.convert import convert_checkpoint
 from specrun.runtime.demo import demo_target
 from specrun.train.data import AnswerSettings
-from specrun.train.data.corpus import TokenCorpus
 from specrun.train.heads import EagleRecipe, HeadRun
-from specrun.train.heads.eagle import EagleLearner
 from specrun.train.heads.layers import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.heads.run import HeadFiles
 from specrun.train.target.from_gguf import folder_from_gguf
-from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.shape import ModelShape
-from specrun.train.target.states import FeatureSource
 from specrun.train.trainer.learner import Learner, SilentListener
 from specrun.train.trainer.model_folder import copy_tokenizer, write_json, write_weights
 from specrun.train.trainer.run import train
@@ -75,35 +71,15 @@ class NextnBlock(nn.Module):
         return self.shared_head["norm"](added_at(wanted, joined + mixed, fed)), own
 
 
-class NextnLearner(EagleLearner):
-    """Trains a NextN block as an EAGLE head: on the states that follow, and their tokens."""
-
-    head: NextnBlock  # type: ignore[assignment]
-
-    def __init__(
-        self,
-        recipe: EagleRecipe,
-        shape: ModelShape,
-        target: TargetMatrices,
-        source: FeatureSource,
-        often: Tensor | None = None,
-    ) -> None:
-        super().__init__(recipe, shape, target, source, often)
-        self.head = NextnBlock(shape).to(self.device)
-        self.module = self.head
-
-
 @dataclass(frozen=True, slots=True)
 class NextnRecipe(EagleRecipe):
-    """An EAGLE recipe whose head is a NextN block."""
+    """An EAGLE recipe whose head is a NextN block, trained on the states that follow."""
 
     kind = "nextn"
 
-    def learner(
-        self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
-    ) -> NextnLearner:
-        """Return a random block."""
-        return NextnLearner(self, shape, target, source)
+    def new_head(self, shape: ModelShape) -> NextnBlock:  # type: ignore[override]
+        """Return an untrained block."""
+        return NextnBlock(shape)
 
     def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return the block's tensors."""
