@@ -19,7 +19,13 @@ import numpy as np
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.contexts.memory import ALL_SEQUENCES, Memory, Moves
+from specrun.bindings.contexts.memory import (
+    ALL_SEQUENCES,
+    Memory,
+    Moves,
+    copy_sequence,
+    place_sequence,
+)
 from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.round.target import PlacedRows
@@ -294,6 +300,11 @@ class ContextPart(Context):
         self.native_seconds += seconds
         return cast("Rows", _CopiedRows(rows, batch.n_outputs)) if self._copies else rows
 
+    def share(self, other: Context, end: int) -> None:
+        """Let sequence 0 of another part hold the first `end` positions, in the same cells."""
+        assert isinstance(other, ContextPart)
+        self._shared.context.memory.branch(self.first, other.first, 0, end)
+
     def stepper(self, batch: Batch) -> None:
         """Return None: evaluations of several conversations are made at once."""
 
@@ -349,6 +360,23 @@ class MemoryPart(Memory):
             there = f"0 to {self._n_own - 1} of this part of a context"
             raise OptionError(f"sequence {sequence} is outside {there}")
         return self._first + sequence
+
+
+def share_text(source: Context, target: Context, end: int) -> bool:
+    """Let sequence 0 of a conversation hold the first `end` positions of another's, and no others.
+
+    Parts of one context share the cells; contexts of their own copy them. False between both kinds.
+    """
+    parts = isinstance(source, ContextPart), isinstance(target, ContextPart)
+    if parts[0] != parts[1]:
+        return False
+    target.memory.clear()
+    if isinstance(source, ContextPart):
+        source.share(target, end)
+    else:
+        place_sequence(target, copy_sequence(source, 0), 0)
+        target.memory.truncate(end)
+    return True
 
 
 class DraftContexts:

@@ -149,6 +149,10 @@ class TimedDrafter(Drafter):
         if self._is_bounded:
             self.pause.begin(self._rest)
 
+    def take_over(self, other: Drafter, length: int) -> int:
+        """Pass on."""
+        return self.inner.take_over(other.inner, length) if isinstance(other, TimedDrafter) else 0
+
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Pass on."""
         self.inner.learn_prompt(start, rows, count)

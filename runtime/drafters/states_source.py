@@ -62,6 +62,10 @@ class StatesSource(Source, Generic[StateT]):
         self._prompt = list(tokens)
         self.state.begin(tokens)
 
+    def take_over(self, other: Source, length: int) -> int:
+        """Take over another conversation's rows."""
+        return self.state.take_over(other.state, length) if isinstance(other, type(self)) else 0
+
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Take the prompt's states, as far back as the head sees."""
         held, wanted = self.state, range(count)

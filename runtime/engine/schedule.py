@@ -207,8 +207,8 @@ class Schedule:
     def _session_for(self, request: Request) -> Session:
         """Return the idle slot that holds most of a prompt; else the least recently used.
 
-        Cells of another slot that holds more are shared with it. A drafter that reads the target
-        has to see a prompt: it goes on only from tokens that it saw.
+        Cells of another slot that holds more are shared with it, as far as its drafter can take
+        over the states of the target that the other one's drafter has read.
         """
         prompt = request.prompt
         idle = [each for each in self.sessions if each.is_idle]
@@ -218,11 +218,9 @@ class Schedule:
         everyone = [(each.target, each.conversation) for each in self.sessions]
         other, n_other = longest_prefix(everyone, prompt)
         oldest = min(idle, key=lambda each: each.last_used)
-        if other is not None and n_other > n_own and not reads:
-            giver = self.sessions[other].slot
-            if oldest.slot is not None and giver is not None and oldest.slot is not giver:
-                oldest.slot.take_over(giver, n_other)
-                self.load.shared_prompt_tokens += oldest.conversation.n_cached
+        giver = oldest if other is None else self.sessions[other]
+        if giver is not oldest and oldest.take_over(giver, request, n_other, n_own):
+            self.load.shared_prompt_tokens += oldest.conversation.n_cached
             return oldest
         return oldest if own is None else seen[own]
 

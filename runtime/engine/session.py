@@ -219,6 +219,26 @@ class Session:
             self.drafters.started[self.drafters.own] = drafter
         self.turn_to_drafter(drafter)
 
+    def take_over(self, other: Session, request: Request, length: int, more_than: int) -> bool:
+        """Share the cells of another slot's first `length` tokens, in place of all it has.
+
+        False if they would be no more than a number of tokens. The drafter takes over the states
+        that the other slot's drafter has read; those that it lacks are to be read again.
+        """
+        if self.slot is None or other.slot is None or length <= more_than:
+            return False
+        drafter = self.drafter_of(request)
+        if drafter.reads_target:
+            if other.drafter_of(request) is not other.drafter:
+                return False
+            self.turn_to_drafter(drafter)
+            length = drafter.take_over(other.drafter, length)
+            length = other.target.returns_to(other.conversation, length)
+        if length <= more_than:
+            return False
+        self.slot.take_over(other.slot, length)
+        return True
+
     def turn_to_drafter(self, drafter: Drafter) -> None:
         """Let a drafter draft for the conversation."""
         if drafter is self.conversation.drafter:

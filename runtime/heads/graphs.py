@@ -274,6 +274,12 @@ class KeyValueCache:
             rows = self._tensors.read(name, np.float32)
             self._tensors.write(name, rows[n * self.sizes.kv_size :])
 
+    def copy(self, other: KeyValueCache, n: int) -> None:
+        """Copy the first n cells of another conversation of the same head."""
+        for name in self._names:
+            rows = other._tensors.read(name, np.float32)
+            self._tensors.write(name, rows[: n * self.sizes.kv_size])
+
     def close(self) -> None:
         """Free the cells."""
         self._tensors.close()

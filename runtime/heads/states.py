@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -114,6 +114,33 @@ class TextRows(Generic[Said]):
         # token before the last, which must be new.
         self.cut(common_prefix(self._text, tokens))
         self._keep(len(tokens) - 1)
+
+    def take_over(self, other: Self, length: int) -> int:
+        """Take over another conversation's rows of a text's first `length` tokens.
+
+        They replace all that is known here. Returns from which position on rows are to be learnt:
+        0 if cells cannot be copied. Rows that a window has left behind are to be learnt again.
+        """
+        if not self.reads_all:
+            return length
+        if self.window and other.base > max(0, length - self._ahead - self.window):
+            return max(0, length - self._ahead - self.window)
+        base, count, end, pending, *_ = other._held
+        held, self._held = self._held, _nothing_from(0)
+        if count and not self.copy_cells(other, base, count):
+            self._held = held
+            return 0
+        self._text = list(other._text)
+        self._held = base, count, end, pending, None, None, None
+        self.cut(length)
+        return max(0, min(length, self._held[2]))
+
+    def copy_cells(self, other: Self, base: int, count: int) -> bool:
+        """Copy the first `count` cells of another conversation, of the rows from `base` on.
+
+        False if that is impossible; then nothing is changed.
+        """
+        return False
 
     def cut(self, length: int) -> None:
         """Forget the tokens from position `length` on."""

@@ -189,6 +189,14 @@ class Drafter(ABC):
     def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027 - most drafters keep no state
         """Start an answer to a whole prompt, which may continue or contradict earlier ones."""
 
+    def take_over(self, other: Drafter, length: int) -> int:
+        """Take over the states that another conversation's drafter has of a text's first tokens.
+
+        Returns how many of the first `length` tokens the target need not show it. Both drafters
+        have the same weights.
+        """
+        return 0 if self.reads_target else length
+
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:  # noqa: B027
         """Learn the target's states at prompt tokens `start`, `start + 1`, ...: `count` rows.
 

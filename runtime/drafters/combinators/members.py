@@ -78,6 +78,13 @@ class MembersDrafter(Drafter):
             member.begins_alike |= self.begins_alike
             member.begin(tokens)
 
+    def take_over(self, other: Drafter, length: int) -> int:
+        """Pass on; return how many tokens all members have states of."""
+        if not isinstance(other, MembersDrafter):
+            return 0
+        pairs = zip(self._members, other._members, strict=True)
+        return min(own.take_over(its, length) for own, its in pairs)
+
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Show the target's states over a prompt to the members that read them."""
         for member in self._members:

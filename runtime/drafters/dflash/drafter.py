@@ -28,7 +28,12 @@ from specrun.bindings.ggml import F32, ComputeDevice, Graph, GraphBuilder, Tenso
 from specrun.bindings.ggml.tensor import I32
 from specrun.bindings.ggml.weights import TargetTensors, device_for_heads, read_numbers
 from specrun.bindings.models import Model, trusting_files
-from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
+from specrun.runtime.drafters.batching import (
+    ContextPart,
+    DraftMeeting,
+    SharedDraftContext,
+    share_text,
+)
 from specrun.runtime.drafters.dflash.file import (
     CONFIDENCE,
     MARKOV,
@@ -213,6 +218,10 @@ class BlockCells:
     def drop(self, n: int, position: int) -> None:
         """Forget the first n features of a text, which begin at a position."""
         self._owned.memory.truncate(0, position + n)
+
+    def copy(self, other: BlockCells, end: int) -> bool:
+        """Share or copy the features of another text's first `end` positions."""
+        return share_text(other._owned, self._owned, end)
 
     def block(self, last: int, position: int, n_slots: int) -> BlockRows:
         """Evaluate a block that predicts so many tokens after a text's last one, at a position."""

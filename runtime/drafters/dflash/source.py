@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -81,6 +81,10 @@ class BlockState(SlotState):
             drop=cells.drop,
         )
         self.cells = self._cells = cells
+
+    def copy_cells(self, other: Self, base: int, count: int) -> bool:
+        """Share or copy features."""
+        return self._cells.copy(other._cells, base + count)
 
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
         """Put waiting rows into cells; return the rows of a text's block, None if unknown."""

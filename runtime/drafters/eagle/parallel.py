@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -90,6 +91,11 @@ class ParallelState(SlotState):
         rows = cells.put, cells.n_cells
         super().__init__(*rows, ahead=1, window=window, drop=drop, step=step)
         self.cells = self._cells = cells
+
+    def copy_cells(self, other: Self, base: int, count: int) -> bool:
+        """Copy pairs."""
+        self._cells.pairs.copy(other._cells.pairs, count)
+        return True
 
     def block(self, tokens: Sequence[int], n_slots: int) -> BlockRows | None:
         """Evaluate waiting pairs and the mask's; return the rows, None if nothing is known."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +98,11 @@ class EagleState(TextRows[EagleRows]):
         rows = self._cells.evaluate(tokens, states, places, **self._asked)
         nodes.predicted(rows.states)
         return rows
+
+    def copy_cells(self, other: Self, base: int, count: int) -> bool:
+        """Copy pairs."""
+        self._cells.copy(other._cells, count)
+        return True
 
     def _evaluate_real(self, piece: RowPiece) -> EagleRows:
         """Put real pairs into cells, each seeing all before it; return the row after the last."""

@@ -451,6 +451,12 @@ class GrowingDrafter(Drafter):
         if self._plan is not None:
             self._plan.begin(alike=self.begins_alike)
 
+    def take_over(self, other: Drafter, length: int) -> int:
+        """Pass on."""
+        if not isinstance(other, GrowingDrafter):
+            return 0
+        return self.source.take_over(other.source, length)
+
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:
         """Pass on."""
         self.source.learn_prompt(start, rows, count)

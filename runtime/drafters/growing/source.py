@@ -116,6 +116,10 @@ class Source(ABC):
     def begin(self, tokens: Sequence[int]) -> None:  # noqa: B027
         """Start an answer to a prompt."""
 
+    def take_over(self, other: Source, length: int) -> int:
+        """Take over another conversation's states of a text: see `Drafter.take_over`."""
+        return length
+
     def learn_prompt(self, start: int, rows: EvaluatedRows, count: int) -> None:  # noqa: B027
         """Learn the target's states at prompt tokens: see `Drafter.learn_prompt`."""
 

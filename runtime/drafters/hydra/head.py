@@ -132,6 +132,10 @@ class PrefixCells:
         x = decoder_layer(builder, weights, normed, x, places, eps, factors)
         return builder.rms_norm(x, weights["output_norm.weight"], eps)
 
+    def copy(self, other: PrefixCells, n: int) -> None:
+        """Copy the first n positions of another conversation."""
+        self._cache.copy(other._cache, n)
+
     def close(self) -> None:
         """Free graphs and cache."""
         self._graphs.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Sequence
+from typing import Self
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.environment import BuildPart, DraftEnvironment, model_file_of
@@ -61,6 +62,13 @@ class HydraState(TextRows[FloatRows]):
         if named is not None:
             self.settle(piece)
         return named
+
+    def copy_cells(self, other: Self, base: int, count: int) -> bool:
+        """Copy the positions of the prefix layer."""
+        own, its = self._heads.prefix, other._heads.prefix
+        if own is not None and its is not None:
+            own.copy(its, count)
+        return True
 
     def _evaluate_states(self, piece: RowPiece) -> FloatRows:
         state: FloatRows = self._heads.states(piece.rows, piece.position, piece.count)[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import cast
+from typing import Self, cast
 
 import numpy as np
 
@@ -13,7 +13,12 @@ from specrun.bindings.contexts.context import MtpContext, StateBatch, check_next
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors
-from specrun.runtime.drafters.batching import ContextPart, DraftMeeting, SharedDraftContext
+from specrun.runtime.drafters.batching import (
+    ContextPart,
+    DraftMeeting,
+    SharedDraftContext,
+    share_text,
+)
 from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.growing.nodes import GrowingNodes, depth_shape
 from specrun.runtime.drafters.growing.source import Asked, NodeRows
@@ -128,6 +133,11 @@ class MtpState(TextRows[None]):
         if start == 0:
             start, rows = -1, np.concatenate([np.zeros_like(rows[:1]), rows])
         super().learn(start, rows, tokens)
+
+    def copy_cells(self, other: Self, base: int, count: int) -> bool:
+        """Share or copy the cells of the pairs."""
+        self._nodes.cut(0)
+        return share_text(other.context, self.context, base + 1 + count)
 
     def cut(self, length: int) -> None:
         """Forget the tokens from position `length` on; withdraw a request."""
