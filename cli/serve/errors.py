@@ -73,10 +73,13 @@ def field_named_in(message: str) -> str | None:
     return name if is_name and name.replace(".", "_").isidentifier() else None
 
 
-_OPENAI_KINDS = {
+_KINDS = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
     HTTPStatus.FORBIDDEN: "permission_error",
     HTTPStatus.NOT_FOUND: "not_found_error",
+}
+_OPENAI_KINDS = {
+    **_KINDS,
     HTTPStatus.NOT_IMPLEMENTED: "not_supported_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "unavailable_error",
 }
@@ -91,11 +94,8 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 
 
 _ANTHROPIC_KINDS = {
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.NOT_FOUND: "not_found_error",
+    **_KINDS,
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from http import HTTPStatus
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -24,7 +24,6 @@ from specrun.cli.serve.replies import json_reply
 from specrun.cli.serve.sampling import MOST
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Prompt
 
-_Body = TypeVar("_Body", bound=ModelBody)
 _PART = 1 << 14  # tokens, which take about a millisecond
 
 
@@ -48,12 +47,14 @@ class DetokenizeBody(ModelBody, kw_only=True):
 
 async def tokenize(request: Request) -> Response:
     """Return the tokens of a text, with their texts if requested."""
-    return await _answered(request, TokenizeBody, _tokens_of)
+    _, _, reply = await read_body(request, TokenizeBody, _tokens_of)
+    return reply
 
 
 async def detokenize(request: Request) -> Response:
     """Return the text of `tokens`."""
-    return await _answered(request, DetokenizeBody, _text_of)
+    _, _, reply = await read_body(request, DetokenizeBody, _text_of)
+    return reply
 
 
 async def apply_template(request: Request) -> Response:
@@ -66,45 +67,23 @@ async def apply_template(request: Request) -> Response:
     return json_reply({"prompt": await service.prompts.rendered(asked)})
 
 
-async def _answered(
-    request: Request,
-    kind: type[_Body],
-    read: Callable[[_Body, AnswerService], Callable[[], object]],
-) -> Response:
-    """Return the result of a request's own work as JSON, both made beside the event loop."""
-    _, _, work = await read_body(request, kind, read)
-    return await REQUESTS.run(lambda: json_reply(work()))
-
-
-def _tokens_of(body: TokenizeBody, service: AnswerService) -> Callable[[], object]:
+def _tokens_of(body: TokenizeBody, service: AnswerService) -> Response:
     vocabulary, n_ctx = service.engine.vocabulary, service.engine.n_ctx
-    content, prompt = body.content, body.prompt
-    if content is None and prompt is None:
-        raise RequestError("content is missing: give a text", "content")
-
-    def work() -> object:
-        if content is None:
-            assert prompt is not None
-            return _as_vllm(body, prompt, vocabulary, n_ctx)
+    if body.content is not None:
+        special = body.parse_special is not False
         tokens = vocabulary.tokenize(
-            content,
-            add_special=bool(body.add_special),
-            parse_special=body.parse_special is not False,
+            body.content, add_special=bool(body.add_special), parse_special=special
         )
-        return {"tokens": _with_pieces(vocabulary, tokens) if body.with_pieces else tokens}
-
-    return work
-
-
-def _as_vllm(
-    body: TokenizeBody, prompt: str, vocabulary: Vocabulary, n_ctx: int
-) -> dict[str, object]:
+        listed = _with_pieces(vocabulary, tokens) if body.with_pieces else tokens
+        return json_reply({"tokens": listed})
+    if body.prompt is None:
+        raise RequestError("content is missing: give a text", "content")
     special = body.add_special_tokens is not False
-    tokens = vocabulary.tokenize(prompt, add_special=special, parse_special=True)
+    tokens = vocabulary.tokenize(body.prompt, add_special=special, parse_special=True)
     found: dict[str, object] = {"count": len(tokens), "max_model_len": n_ctx, "tokens": tokens}
     if body.return_token_strs:
         found["token_strs"] = [vocabulary.text(token) for token in tokens]
-    return found
+    return json_reply(found)
 
 
 def _with_pieces(vocabulary: Vocabulary, tokens: Sequence[int]) -> msgspec.Raw:
@@ -132,7 +111,7 @@ def _parts(tokens: Sequence[int]) -> Iterator[Sequence[int]]:
         yield tokens[start : start + _PART]
 
 
-def _text_of(body: DetokenizeBody, service: AnswerService) -> Callable[[], object]:
+def _text_of(body: DetokenizeBody, service: AnswerService) -> Response:
     tokens, vocabulary = body.tokens, service.engine.vocabulary
     if tokens is None:
         raise RequestError("tokens is missing: give a list of token ids", "tokens")
@@ -146,12 +125,9 @@ def _text_of(body: DetokenizeBody, service: AnswerService) -> Callable[[], objec
     def label(token: int) -> bytes:
         return vocabulary.piece(token) or vocabulary.label(token).encode()
 
-    def work() -> object:
-        labels = b"".join([b"".join(map(label, part)) for part in _parts(tokens)])
-        text = labels.decode("utf-8", "replace")
-        return {"content": text, "prompt": text}  # llama-server's field, and vLLM's
-
-    return work
+    labels = b"".join([b"".join(map(label, part)) for part in _parts(tokens)])
+    text = labels.decode("utf-8", "replace")
+    return json_reply({"content": text, "prompt": text})  # llama-server's field, and vLLM's
 
 
 # -- Embeddings ------------------------------------------------------------------------------------
