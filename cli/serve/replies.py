@@ -21,7 +21,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, TypeVar
 
@@ -37,10 +36,10 @@ from specrun.cli.serve.body import UNPACKERS, GivenBody, read_body
 from specrun.cli.serve.errors import RequestError, anthropic_error, openai_error, request_error
 from specrun.cli.serve.models import Models, ServedModel
 from specrun.cli.serve.sampling import AnswerBody
-from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Finish, ServedAnswer
+from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, Ending, ServedAnswer
 from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.chat import CallBegun, Content, MoreArguments, Part, Reasoning, Reply
-from specrun.runtime.round import GenerationResult, TokenEvent
+from specrun.runtime.round import TokenEvent
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()
@@ -48,19 +47,9 @@ _Value = TypeVar("_Value")
 _Body = TypeVar("_Body", bound=AnswerBody)
 Endpoint = Callable[[Request], Awaitable[Response]]
 _ANTHROPIC = ("/v1/messages", "/messages")
-_RESPONSES = ("/v1/responses", "/responses")
 _OLLAMA = "/api/"
 _LEFT = 499  # nginx's status for clients that left, for the log
-
-
-@dataclass(slots=True)
-class EndedChoice:
-    """A choice that is whole; its `events` are kept if log-probabilities were requested."""
-
-    result: GenerationResult
-    finish: Finish
-    reply: Reply
-    events: list[TokenEvent]
+_PING_SECONDS, _NEVER = 15, 365 * 86_400  # without an event, until a comment is sent
 
 
 class ReplyForm(ABC):
@@ -70,10 +59,10 @@ class ReplyForm(ABC):
     """
 
     media_type = "text/event-stream"
-    ping_seconds = 15
-    """After so long without an event a comment shows that the answer is still being made."""
+    has_comments = True
+    """Whether a stream may have comments, which show that its answer is still being made."""
 
-    def __init__(self, answer: ServedAnswer) -> None:
+    def __init__(self, answer: ServedAnswer, _body: Any) -> None:  # noqa: ANN401 - the API's own
         self._answer = answer
 
     def begin(self) -> bytes:
@@ -88,20 +77,18 @@ class ReplyForm(ABC):
         """Return the events after all choices."""
         return b""
 
-    def failed(self, error: RequestError) -> bytes:
-        """Return the events of an answer that cannot go on."""
+    @classmethod
+    def refused(cls, error: RequestError) -> bytes:
+        """Return the events of a stream whose answer does not begin."""
         return event_bytes(openai_error(error))
 
+    def failed(self, error: RequestError) -> bytes:
+        """Return the events of an answer that cannot go on."""
+        return self.refused(error)
+
     @abstractmethod
-    def whole(self, choices: Sequence[EndedChoice]) -> object:
-        """Return the reply that is not streamed."""
-
-
-class LinesForm(ReplyForm):
-    """The form of an API whose streams are lines of JSON, which have no comments."""
-
-    media_type = "application/x-ndjson"
-    ping_seconds = 365 * 86_400
+    def whole(self, choices: Sequence[Delta]) -> object:
+        """Return the reply that is not streamed, of choices that are whole."""
 
 
 def parts_of(reply: Reply) -> list[Part]:
@@ -151,20 +138,10 @@ def failure(path: str, error: RequestError) -> Response:
     return json_reply(payload, error.status, **headers)
 
 
-def _failed_event(path: str, error: RequestError) -> bytes:
-    """Return the event of a stream for a path that failed before its answer began."""
-    if path.startswith(_ANTHROPIC):
-        return event_bytes(anthropic_error(error), "error")
-    if path.startswith(_RESPONSES):
-        told = {"code": error.code, "message": str(error), "param": error.param}
-        return event_bytes({"type": "error", **told, "sequence_number": 0}, "error")
-    return event_bytes(openai_error(error))
-
-
 def answering(
     kind: type[_Body],
     read: Callable[[_Body, AnswerService], AnswerRequest],
-    form: Callable[[ServedAnswer, _Body], ReplyForm],
+    form: type[ReplyForm],
 ) -> Endpoint:
     """Return the endpoint of an API: its body, the request in it, and the form of its answers.
 
@@ -174,7 +151,6 @@ def answering(
     async def endpoint(request: Request) -> Response:
         given = await GivenBody.of(request, kind)
         body, models = given.fields, models_of(request)
-        path, head_seconds = request.url.path, models.settings.head_seconds
 
         async def begun() -> ServedAnswer:
             service = await models.used(request.scope, body.model)
@@ -182,12 +158,13 @@ def answering(
 
         model = models.find(body.model)
         beginning = asyncio.ensure_future(begun())
-        may_wait = body.stream and not path.startswith(_OLLAMA) and not model.is_ready
+        may_wait = body.stream and form.has_comments and not model.is_ready
         try:
-            answer = await _finished(request, beginning, head_seconds if may_wait else None)
+            limit = models.settings.head_seconds if may_wait else None
+            answer = await _finished(request, beginning, limit)
         except TimeoutError:
-            events = _late_events(model, beginning, lambda answer: form(answer, body), path)
-            return _event_stream(events, ReplyForm, models.settings, model)
+            events = _late_events(model, beginning, form, body)
+            return _event_stream(events, form, models.settings, model)
         except ClientDisconnect:
             raise RequestError("the client left before the answer had begun") from None
         return await (_stream if body.stream else _whole)(request, answer, form(answer, body))
@@ -229,12 +206,12 @@ async def _stream(request: Request, answer: ServedAnswer, form: ReplyForm) -> Re
         return Response(status_code=_LEFT)
     if first.done():
         first.result()  # an error, which still has a status
-    return _event_stream(_events(first, deltas, form), form, settings)
+    return _event_stream(_events(first, deltas, form), type(form), settings)
 
 
 def _event_stream(
     events: AsyncIterator[bytes],
-    form: ReplyForm | type[ReplyForm],
+    form: type[ReplyForm],
     settings: ServeSettings,
     model: ServedModel | None = None,
 ) -> EventStream:
@@ -251,7 +228,7 @@ def _event_stream(
         events,
         media_type=form.media_type,
         sep="\n",
-        ping=form.ping_seconds,
+        ping=_PING_SECONDS if form.has_comments else _NEVER,
         ping_message_factory=comment if model else None,
         send_timeout=settings.send_seconds,
     )
@@ -317,36 +294,35 @@ def _progress(model: ServedModel) -> str:
 async def _late_events(
     model: ServedModel,
     beginning: asyncio.Future[ServedAnswer],
-    form: Callable[[ServedAnswer], ReplyForm],
-    path: str,
+    form: type[ReplyForm],
+    body: AnswerBody,
 ) -> AsyncIterator[bytes]:
     """Yield a comment, and then the events of an answer that begins when its model is loaded."""
     yield f": {_progress(model)}\n\n".encode()
     try:
         answer = await beginning
     except Exception as problem:
-        yield _failed_event(path, request_error(problem))
+        yield form.refused(request_error(problem))
         return
     deltas = answer.deltas()
-    async for events in _events(asyncio.ensure_future(anext(deltas)), deltas, form(answer)):
+    async for events in _events(asyncio.ensure_future(anext(deltas)), deltas, form(answer, body)):
         yield events
 
 
-async def collected(answer: ServedAnswer) -> list[EndedChoice]:
-    """Return all choices of an answer, in order, when they have ended."""
+async def collected(answer: ServedAnswer) -> list[Delta]:
+    """Return all choices of an answer, in order, each as one delta, when they have ended."""
     replies = [Reply() for _ in answer.streams]
     events: list[list[TokenEvent]] = [[] for _ in answer.streams]
-    choices: dict[int, EndedChoice] = {}
+    choices: dict[int, Delta] = {}
     async with aclosing(answer.deltas()) as deltas:
         async for delta in deltas:
             index = delta.index
             replies[index].add(delta.parts)
             if answer.request.logprobs:
                 events[index].extend(delta.events)
-            if delta.result is not None and delta.finish is not None:
-                choices[index] = EndedChoice(
-                    delta.result, delta.finish, replies[index], events[index]
-                )
+            if delta.ending is not None:
+                text, parts = delta.ending.result.text, parts_of(replies[index])
+                choices[index] = Delta(index, text, parts, events[index], ending=delta.ending)
     return [choices[index] for index in range(len(answer.streams))]
 
 
@@ -402,11 +378,11 @@ class ItemForm(ReplyForm):
     same items as a stream, whose events are then not sent.
     """
 
-    def __init__(self, answer: ServedAnswer) -> None:
-        super().__init__(answer)
+    def __init__(self, answer: ServedAnswer, body: Any) -> None:  # noqa: ANN401 - the API's own
+        super().__init__(answer, body)
         self._items: list[dict[str, Any]] = []
         self._kind: type[Part] | None = None  # of the item that is open
-        self._ending: tuple[GenerationResult, Finish] | None = None
+        self._ending: Ending | None = None
 
     @abstractmethod
     def _begin_item(self, part: Part) -> bytes:
@@ -426,8 +402,7 @@ class ItemForm(ReplyForm):
 
     def delta(self, delta: Delta) -> bytes:
         """Return the events of a round's parts."""
-        if delta.result is not None and delta.finish is not None:
-            self._ending = delta.result, delta.finish
+        self._ending = delta.ending
         return b"".join([self._part(part) for part in delta.parts])
 
     def end(self) -> bytes:
@@ -435,12 +410,12 @@ class ItemForm(ReplyForm):
         empty = b"" if self._items else self._part(Content(""))
         return empty + self._close()
 
-    def whole(self, choices: Sequence[EndedChoice]) -> object:
+    def whole(self, choices: Sequence[Delta]) -> object:
         """Return the answer, of one choice."""
         (choice,) = choices
-        for part in parts_of(choice.reply):
+        for part in choice.parts:
             self._part(part)
-        self._ending = choice.result, choice.finish
+        self._ending = choice.ending
         self._close()
         return self._object()
 

@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from weakref import WeakSet
 
 from msgspec import Meta, Struct
@@ -203,13 +203,20 @@ Finish = Literal["stop", "length", "tool_calls", "abort"]
 _FINISHES: dict[FinishReason, Finish] = {"stop": "stop", "length": "length", "cancelled": "abort"}
 
 
+class Ending(NamedTuple):
+    """The end of a choice: its result, and why it ended."""
+
+    result: GenerationResult
+    finish: Finish
+
+
 @dataclass(frozen=True, slots=True)
 class Delta:
     """The new text and tokens of a choice since its last delta, or its end.
 
     `parts` are the text by reasoning, content and calls; `traces` are those of its rounds, if they
-    were requested. The last delta of a choice has its `result`, its `finish`, and as text the rest
-    that was held back.
+    were requested. The last delta of a choice has its `ending`, and as text the rest that was held
+    back. A choice that is whole is one delta, too.
     """
 
     index: int
@@ -217,8 +224,7 @@ class Delta:
     parts: Sequence[Part] = ()
     events: Sequence[TokenEvent] = ()
     traces: Sequence[RoundTrace] = ()
-    result: GenerationResult | None = None
-    finish: Finish | None = None
+    ending: Ending | None = None
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -245,10 +251,10 @@ class ServedAnswer:
         """
         try:
             async for delta in _merged([self._choice(k) for k in range(len(self.streams))]):
-                if delta.result is not None:
-                    self.results[delta.index] = delta.result
+                if delta.ending is not None:
+                    self.results[delta.index] = delta.ending.result
                     for observe in self.service.observers:
-                        observe(delta.result)
+                        observe(delta.ending.result)
                 yield delta
         finally:
             self.cancel()
@@ -281,7 +287,7 @@ class ServedAnswer:
             finish = "tool_calls"
         parts = inputs.take(parts, is_end=True)
         self.n_thought += len(vocabulary.tokenize(reader.thought, add_special=False))
-        yield Delta(index, rest, parts, result=result, finish=finish)
+        yield Delta(index, rest, parts, ending=Ending(result, finish))
 
     def cancel(self) -> None:
         """End the tokens, and forget the answer."""

@@ -9,14 +9,14 @@ import functools
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from msgspec import Meta, Struct
 
 from specrun.bindings.errors import OptionError, TemplateError
-from specrun.cli.serve.body import checked, one_of, shown, wanted
+from specrun.cli.serve.body import checked, one_of, shown, wanted, wrong
 from specrun.cli.serve.errors import RequestError
 from specrun.runtime.chat import (
     LEVELS,
@@ -28,6 +28,7 @@ from specrun.runtime.chat import (
     Thoughts,
     ToolChoice,
     arguments_of,
+    is_begun_answer,
     is_malformed,
     is_unreadable,
     joined,
@@ -52,7 +53,7 @@ def text_of(content: object, field: str, asked: str, *, is_new: bool = False) ->
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise RequestError(f"{field} is {shown(content)}: give {asked}", field)
+        raise wrong(field, content, asked)
     parts: list[dict[str, Any]] = []
     for place, part in enumerate(content):
         own = {"type": "text", "text": part} if isinstance(part, str) else part
@@ -75,7 +76,7 @@ def call_of(call_id: object, name: str, arguments: object, field: str) -> Messag
     """Return a call of the history, with its arguments as an object."""
     arguments = arguments_of(arguments)
     if not isinstance(arguments, dict):
-        raise RequestError(f"{field} is {shown(arguments)}: give a JSON object as a text", field)
+        raise wrong(field, arguments, "a JSON object as a text")
     return {
         "id": call_id if isinstance(call_id, str) else "",
         "type": "function",
@@ -136,24 +137,36 @@ def _constant(message: Message) -> Message:
     return {**message, "content": _CHANGING_LINE.sub("", content)}
 
 
+class ReasoningBody(Protocol):
+    """A body by its fields about reasoning; some have `reasoning` or `thinking`, too."""
+
+    reasoning_format: ReasoningFormat | None
+    include_reasoning: bool | None
+    chat_template_kwargs: dict[str, Any] | None
+
+
 def plan_turn(
     engine: Engine,
+    body: ReasoningBody,
     messages: Sequence[Message],
-    *,
-    tools: Sequence[Tool],
+    offer: Offer,
     choice: ToolChoice,
+    *,
     parallel: bool,
-    thoughts: Thoughts = "apart",
-    template_kwargs: Mapping[str, Any],
-    effort: Effort | None = None,
-    custom: Collection[str] = (),
-    is_begun: bool = False,
+    level: object = None,
+    level_field: str = "reasoning_effort",
+    is_begun: bool | None = None,
     is_asked: bool = True,
 ) -> ChatTurn:
-    """Return how a conversation is rendered and its reply read; raises `RequestError`."""
+    """Return how a conversation is rendered and its reply read; raises `RequestError`.
+
+    `level` is how much is thought, `is_begun` None: the last message goes on if it is an answer.
+    """
     messages = [_constant(message) for message in messages]
+    is_begun = is_begun_answer(messages) if is_begun is None else is_begun
+    effort, kwargs = _effort(body, level, level_field), body.chat_template_kwargs or {}
     try:
-        used = choice.used(tools)
+        used = choice.used(offer.tools)
     except OptionError as error:
         raise RequestError(str(error), "tool_choice") from None
     try:
@@ -162,7 +175,7 @@ def plan_turn(
         if used:
             problem = "tools need a chat template, and this model has none"
             raise RequestError(problem, "tools") from None
-        return ChatTurn(messages, (), template_kwargs, is_begun=is_begun, is_asked=is_asked)
+        return ChatTurn(messages, (), kwargs, is_begun=is_begun, is_asked=is_asked)
     return turn_of(
         template,
         messages,
@@ -170,9 +183,9 @@ def plan_turn(
         names=choice.names,
         must_call=choice.must_call,
         most_calls=None if parallel else 1,
-        custom=custom,
-        thoughts=thoughts,
-        template_kwargs=template_kwargs,
+        custom=offer.custom,
+        thoughts=_thoughts(body),
+        template_kwargs=kwargs,
         effort=effort,
         is_begun=is_begun,
         is_asked=is_asked,
@@ -360,26 +373,20 @@ class ReasoningFields(Struct):
     exclude: bool | None = None
 
 
-def level_of(value: object, field: str) -> str | None:
+def _level(value: object, field: str) -> str | None:
     """Return a word for how much is thought; raises `RequestError` for anything else."""
     if value is None:
         return None
     if isinstance(value, str) and value:
         return value.lower() if value.lower() in LEVELS else value
-    raise RequestError(f"{field} is {shown(value)}: give {_WORDS}", field)
+    raise wrong(field, value, _WORDS)
 
 
-def effort_of(
-    *,
-    level: object = None,
-    level_field: str = "reasoning_effort",
-    reasoning: dict[str, Any] | None = None,
-    thinking: dict[str, Any] | None = None,
-) -> Effort:
+def _effort(body: ReasoningBody, level: object, level_field: str) -> Effort:
     """Return the effort in the fields of a body; the more particular one counts."""
-    given = checked(reasoning or {}, ReasoningFields, "reasoning")
-    word = level_of(given.effort, "reasoning.effort") or level_of(level, level_field)
-    is_on, budget = given.enabled, given.max_tokens
+    given = checked(getattr(body, "reasoning", None) or {}, ReasoningFields, "reasoning")
+    word = _level(given.effort, "reasoning.effort") or _level(level, level_field)
+    is_on, budget, thinking = given.enabled, given.max_tokens, getattr(body, "thinking", None)
     if thinking is not None:
         own = checked(thinking, ThinkingFields, "thinking")
         is_on = own.type != "disabled" if is_on is None else is_on
@@ -387,19 +394,14 @@ def effort_of(
     return Effort(is_on, word, budget)
 
 
-def thoughts_of(
-    form: ReasoningFormat | None,
-    include: bool | None,
-    *,
-    reasoning: dict[str, Any] | None = None,
-    thinking: dict[str, Any] | None = None,
-) -> Thoughts:
+def _thoughts(body: ReasoningBody) -> Thoughts:
     """Return the place of the reasoning in a reply.
 
-    `form` is `reasoning_format`, `include` is `include_reasoning`. A setting that leaves it out
-    counts most: OpenRouter's `exclude`, and Anthropic's `display: omitted`, too.
+    A setting that leaves it out counts most: OpenRouter's `exclude`, and Anthropic's `display:
+    omitted`, too.
     """
-    is_left_out = include is False or (thinking or {}).get("display") == "omitted"
-    if is_left_out or (reasoning or {}).get("exclude") is True:
+    reasoning, thinking = getattr(body, "reasoning", None), getattr(body, "thinking", None)
+    is_left_out = (thinking or {}).get("display") == "omitted"
+    if body.include_reasoning is False or is_left_out or (reasoning or {}).get("exclude") is True:
         return "left out"
-    return _PLACES.get(form or "auto", "apart")
+    return _PLACES.get(body.reasoning_format or "auto", "apart")

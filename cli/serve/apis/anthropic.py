@@ -30,14 +30,12 @@ from specrun.cli.serve.tools import (
     Schema,
     ToolChoice,
     call_of,
-    effort_of,
     first_new,
     offered,
     plan_turn,
     text_of,
-    thoughts_of,
 )
-from specrun.runtime.chat import CallBegun, Part, Reasoning, is_begun_answer
+from specrun.runtime.chat import CallBegun, Part, Reasoning
 
 # -- Requests -------------------------------------------------------------------------------------
 
@@ -130,16 +128,13 @@ def message_request(body: MessageBody, service: AnswerService) -> AnswerRequest:
     config = body.output_config or OutputConfig()
     turn = plan_turn(
         service.engine,
+        body,
         conversation,
-        tools=offer.tools,
-        choice=choice,
+        offer,
+        choice,
         parallel=not given.disable_parallel_tool_use,
-        thoughts=thoughts_of(body.reasoning_format, body.include_reasoning, thinking=body.thinking),
-        template_kwargs=body.chat_template_kwargs or {},
-        effort=effort_of(
-            level=config.effort, level_field="output_config.effort", thinking=body.thinking
-        ),
-        is_begun=is_begun_answer(conversation),
+        level=config.effort,
+        level_field="output_config.effort",
     )
     return answer_request(
         body,
@@ -229,7 +224,8 @@ class MessageForm(ItemForm):
         more = {"usage": self._usage(), "specrun": speculation_of(self._answer)}
         return ended + _event("message_delta", delta=delta, **more) + _event("message_stop")
 
-    def failed(self, error: RequestError) -> bytes:
+    @classmethod
+    def refused(cls, error: RequestError) -> bytes:
         """Return the error object as an event."""
         return event_bytes(anthropic_error(error), "error")
 
@@ -318,5 +314,5 @@ def _event(kind: str, **fields: object) -> bytes:
     return event_bytes({"type": kind, **fields}, kind)
 
 
-messages = answering(MessageBody, message_request, lambda answer, _: MessageForm(answer))
+messages = answering(MessageBody, message_request, MessageForm)
 count_tokens = counting(MessageBody, message_request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from msgspec import Meta, Struct
 
@@ -11,7 +11,7 @@ from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve.body import checked, one_of, wanted, wrong
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, timings_of, usage_of
-from specrun.cli.serve.replies import EndedChoice, ReplyForm, answering, event_bytes, parts_of
+from specrun.cli.serve.replies import ReplyForm, answering, event_bytes
 from specrun.cli.serve.sampling import AnswerBody, answer_request, with_settings
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
 from specrun.cli.serve.tools import (
@@ -20,13 +20,11 @@ from specrun.cli.serve.tools import (
     Message,
     ReasoningFormat,
     call_of,
-    effort_of,
     first_new,
     input_arguments,
     offered,
     plan_turn,
     text_of,
-    thoughts_of,
     tool_choice_of,
 )
 from specrun.runtime.chat import (
@@ -181,21 +179,12 @@ def chat_turn(body: ChatBody, engine: Engine) -> ChatTurn:
             raise RequestError(problem, f"tools[{place}]")
     return plan_turn(
         engine,
+        body,
         messages,
-        tools=offer.tools,
-        custom=offer.custom,
-        choice=tool_choice_of(body.tool_choice),
+        offer,
+        tool_choice_of(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
-        thoughts=thoughts_of(
-            body.reasoning_format,
-            body.include_reasoning,
-            reasoning=body.reasoning,
-            thinking=body.thinking,
-        ),
-        template_kwargs=body.chat_template_kwargs or {},
-        effort=effort_of(
-            level=body.reasoning_effort, reasoning=body.reasoning, thinking=body.thinking
-        ),
+        level=body.reasoning_effort,
         is_begun=_is_begun(body, messages),
         is_asked=body.add_generation_prompt is not False,
     )
@@ -238,20 +227,21 @@ def _message(value: Message, where: str, *, is_new: bool) -> Message:
 
 
 class OpenAIForm(ReplyForm):
-    """The form that chat completions and completions share: how they begin and end.
+    """The form that chat completions and completions share: how they begin and end."""
 
-    `prefix` begins the id, `kind` is OpenAI's name of the object.
-    """
+    id_prefix: ClassVar[str]
+    kind: ClassVar[str]
+    """OpenAI's name of the object."""
 
-    def __init__(self, answer: ServedAnswer, body: OpenAIBody, prefix: str, kind: str) -> None:
-        super().__init__(answer)
+    def __init__(self, answer: ServedAnswer, body: OpenAIBody) -> None:
+        super().__init__(answer, body)
         options = body.stream_options
         self._with_usage = options is not None and bool(options.include_usage)
         self._vocabulary = answer.service.engine.vocabulary
         self._begun: set[int] = set()
         self._common = {
-            "id": f"{prefix}-{answer.id}",
-            "object": kind,
+            "id": f"{self.id_prefix}-{answer.id}",
+            "object": self.kind,
             "created": answer.created,
             "model": answer.service.settings.model,
         }
@@ -274,8 +264,7 @@ class OpenAIForm(ReplyForm):
 class ChatForm(OpenAIForm):
     """Chat completions and their chunks, as OpenAI writes them."""
 
-    def __init__(self, answer: ServedAnswer, body: ChatBody) -> None:
-        super().__init__(answer, body, "chatcmpl", "chat.completion.chunk")
+    id_prefix, kind = "chatcmpl", "chat.completion.chunk"
 
     def delta(self, delta: Delta) -> bytes:
         """Return a chunk with a round's text; at the end of a choice one with the reason."""
@@ -286,8 +275,8 @@ class ChatForm(OpenAIForm):
         if delta.parts or delta.traces or (delta.events and request.logprobs):
             fields = fields_of(delta.parts, request.turn.plan) or {"content": ""}
             events += self._chunk(delta.index, fields, delta=delta)
-        if delta.finish is not None:
-            events += self._chunk(delta.index, {}, finish=delta.finish)
+        if delta.ending is not None:
+            events += self._chunk(delta.index, {}, finish=delta.ending.finish)
         return events
 
     def _chunk(
@@ -306,19 +295,19 @@ class ChatForm(OpenAIForm):
             chunk["specrun"] = {"rounds": delta.traces}
         return event_bytes(chunk)
 
-    def whole(self, choices: Sequence[EndedChoice]) -> object:
+    def whole(self, choices: Sequence[Delta]) -> object:
         """Return a chat completion."""
         request = self._answer.request
         listed: list[dict[str, Any]] = []
-        for index, choice in enumerate(choices):
+        for choice in choices:
+            assert choice.ending is not None
             logprobs = chat_logprobs(choice.events, self._vocabulary) if request.logprobs else None
-            fields = fields_of(parts_of(choice.reply), request.turn.plan)
+            fields = fields_of(choice.parts, request.turn.plan)
             for call in fields.get("tool_calls", ()):
                 del call["index"]
-            content = fields.pop("content", None if choice.reply.calls else "")
-            message = {"role": "assistant", "content": content, **fields}
-            entry = {"index": index, "message": message, "logprobs": logprobs}
-            listed.append({**entry, "finish_reason": choice.finish})
+            message = {"role": "assistant", "content": fields.pop("content", None), **fields}
+            entry = {"index": choice.index, "message": message, "logprobs": logprobs}
+            listed.append({**entry, "finish_reason": choice.ending.finish})
         common = {**self._common, "object": "chat.completion"}
         return {**common, "choices": listed, **self._summary()}
 

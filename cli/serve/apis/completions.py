@@ -17,18 +17,18 @@ from specrun.cli.serve.apis.chat import Likely, OpenAIBody, OpenAIForm
 from specrun.cli.serve.body import wanted, wrong
 from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, timings_of, usage_of
-from specrun.cli.serve.replies import EndedChoice, ReplyForm, answering, event_bytes
+from specrun.cli.serve.replies import ReplyForm, answering, event_bytes
 from specrun.cli.serve.sampling import AnswerBody, answer_request, length_of, with_settings
 from specrun.cli.serve.service import (
     AnswerRequest,
     AnswerService,
     Delta,
-    Finish,
+    Ending,
     Prompt,
     ServedAnswer,
 )
 from specrun.runtime.engine import Engine
-from specrun.runtime.round import GenerationResult, TokenEvent
+from specrun.runtime.round import TokenEvent
 
 _PROMPTS = "a text, token ids, or a list of either"
 GivenPrompts = Annotated[str | list[int | str | list[int]] | None, wanted(_PROMPTS, whole=True)]
@@ -201,8 +201,10 @@ def _other_tokens(
 class CompletionForm(OpenAIForm):
     """Completions and their chunks, as OpenAI writes them; echoed prompts may have scores, too."""
 
+    id_prefix, kind = "cmpl", "text_completion"
+
     def __init__(self, answer: ServedAnswer, body: CompletionBody) -> None:
-        super().__init__(answer, body, "cmpl", "text_completion")
+        super().__init__(answer, body)
         request, vocabulary = answer.request, self._vocabulary
         self._lengths = [0] * len(answer.streams)  # in characters, which logprobs count
         self._echoed = [""] * len(answer.streams)  # the prompt's text of each choice
@@ -229,8 +231,8 @@ class CompletionForm(OpenAIForm):
             text = self._echoed[delta.index] + text
         if text or (logprobs is not None and logprobs.tokens):
             events = self._chunk(delta.index, text, logprobs=logprobs)
-        if delta.finish is not None:
-            events += self._chunk(delta.index, "", finish=delta.finish)
+        if delta.ending is not None:
+            events += self._chunk(delta.index, "", finish=delta.ending.finish)
         return events
 
     def _logprobs(
@@ -253,16 +255,17 @@ class CompletionForm(OpenAIForm):
         self._lengths[index] += len(text)
         return event_bytes({**self._common, "choices": [choice]})
 
-    def whole(self, choices: Sequence[EndedChoice]) -> object:
+    def whole(self, choices: Sequence[Delta]) -> object:
         """Return a completion."""
         listed: list[dict[str, Any]] = []
-        for index, choice in enumerate(choices):
-            logprobs = None
+        for choice in choices:
+            assert choice.ending is not None
+            index, logprobs = choice.index, None
             if self._answer.request.logprobs:
                 logprobs = self._logprobs(index, choice.events, 0, with_prompt=True)
-            text = self._echoed[index] + choice.result.text
+            text = self._echoed[index] + choice.text
             entry = {"index": index, "text": text, "logprobs": logprobs}
-            listed.append({**entry, "finish_reason": choice.finish})
+            listed.append({**entry, "finish_reason": choice.ending.finish})
         return {**self._common, "choices": listed, **self._summary()}
 
 
@@ -343,18 +346,20 @@ class InfillForm(ReplyForm):
 
     def delta(self, delta: Delta) -> bytes:
         """Return an event with a round's text; the last one has the reason of the end."""
-        if delta.result is not None and delta.finish is not None:
-            return event_bytes(self._ended(delta.text, delta.result, delta.finish))
+        if delta.ending is not None:
+            return event_bytes(self._ended(delta.text, delta.ending))
         tokens = [event.token_id for event in delta.events]
         piece = {"index": 0, "content": delta.text, "tokens": tokens, "stop": False}
         return event_bytes(piece) if delta.text else b""
 
-    def whole(self, choices: Sequence[EndedChoice]) -> object:
+    def whole(self, choices: Sequence[Delta]) -> object:
         """Return the completion."""
         (choice,) = choices
-        return self._ended(choice.result.text, choice.result, choice.finish)
+        assert choice.ending is not None
+        return self._ended(choice.text, choice.ending)
 
-    def _ended(self, content: str, result: GenerationResult, finish: Finish) -> dict[str, Any]:
+    def _ended(self, content: str, ending: Ending) -> dict[str, Any]:
+        result, finish = ending
         ends = self._answer.service.engine.vocabulary.end_of_generation
         is_end = bool(result.token_ids) and result.token_ids[-1] in ends
         usage = usage_of(self._answer)
@@ -375,4 +380,4 @@ class InfillForm(ReplyForm):
 
 
 completions = answering(CompletionBody, completion_request, CompletionForm)
-infill = answering(InfillBody, infill_request, lambda answer, _: InfillForm(answer))
+infill = answering(InfillBody, infill_request, InfillForm)

@@ -28,13 +28,11 @@ from specrun.cli.serve.errors import RequestError
 from specrun.cli.serve.figures import speculation_of, usage_of
 from specrun.cli.serve.models import ServedModel
 from specrun.cli.serve.replies import (
-    EndedChoice,
-    LinesForm,
+    ReplyForm,
     answering,
     json_reply,
     line_bytes,
     models_of,
-    parts_of,
 )
 from specrun.cli.serve.sampling import FIELDS, AnswerBody
 from specrun.cli.serve.service import AnswerRequest, AnswerService, Delta, ServedAnswer
@@ -211,16 +209,23 @@ def ollama_generate_request(body: OllamaGenerate, service: AnswerService) -> Ans
 # -- Replies ---------------------------------------------------------------------------------------
 
 
-class OllamaForm(LinesForm):
-    """Answers in lines; calls of tools are whole. Subclasses put the text into the line."""
+class ChatLines(ReplyForm):
+    """Answers of /api/chat in lines, each with a message; calls of tools are whole."""
 
-    def __init__(self, answer: ServedAnswer, _body: OllamaBody) -> None:
-        super().__init__(answer)
+    media_type, has_comments = "application/x-ndjson", False
+
+    def __init__(self, answer: ServedAnswer, body: OllamaBody) -> None:
+        super().__init__(answer, body)
         self._calls: list[tuple[str, list[str]]] = []  # names, and texts of arguments
 
     def text_fields(self, content: str, thinking: str, calls: list[Any]) -> dict[str, Any]:
         """Return the fields of a line that have its text."""
-        raise NotImplementedError
+        message: dict[str, Any] = {"role": "assistant", "content": content}
+        if thinking:
+            message["thinking"] = thinking
+        if calls:
+            message["tool_calls"] = calls
+        return {"message": message}
 
     def delta(self, delta: Delta) -> bytes:
         """Return the line of a round; at the end one with calls, and one with the figures."""
@@ -228,20 +233,22 @@ class OllamaForm(LinesForm):
         lines = b""
         if content or thinking:
             lines = self._line(self.text_fields(content, thinking, []))
-        if delta.result is not None:
+        if delta.ending is not None:
             if self._calls:
                 lines += self._line(self.text_fields("", "", self._whole_calls()))
-            lines += self._line({**self.text_fields("", "", []), **self._end(delta.result)})
+            lines += self._line({**self.text_fields("", "", []), **self._end(delta.ending.result)})
         return lines
 
-    def whole(self, choices: Sequence[EndedChoice]) -> object:
+    def whole(self, choices: Sequence[Delta]) -> object:
         """Return the answer as one object."""
         (choice,) = choices
-        content, thinking = self._texts(parts_of(choice.reply))
+        assert choice.ending is not None
+        content, thinking = self._texts(choice.parts)
         fields = self.text_fields(content, thinking, self._whole_calls())
-        return {**_stamp(self._answer.service), **fields, **self._end(choice.result)}
+        return {**_stamp(self._answer.service), **fields, **self._end(choice.ending.result)}
 
-    def failed(self, error: RequestError) -> bytes:
+    @classmethod
+    def refused(cls, error: RequestError) -> bytes:
         """Return the line of an answer that cannot go on."""
         return line_bytes({"error": str(error)})
 
@@ -283,20 +290,7 @@ class OllamaForm(LinesForm):
         }
 
 
-class ChatLines(OllamaForm):
-    """Lines of /api/chat: the text is in a message."""
-
-    def text_fields(self, content: str, thinking: str, calls: list[Any]) -> dict[str, Any]:
-        """Return the message."""
-        message: dict[str, Any] = {"role": "assistant", "content": content}
-        if thinking:
-            message["thinking"] = thinking
-        if calls:
-            message["tool_calls"] = calls
-        return {"message": message}
-
-
-class GenerateLines(OllamaForm):
+class GenerateLines(ChatLines):
     """Lines of /api/generate: the text is the response."""
 
     def text_fields(self, content: str, thinking: str, calls: list[Any]) -> dict[str, Any]:

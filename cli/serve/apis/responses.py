@@ -24,15 +24,13 @@ from specrun.cli.serve.tools import (
     Message,
     ReasoningFormat,
     call_of,
-    effort_of,
     input_arguments,
     offered,
     plan_turn,
     text_of,
-    thoughts_of,
     tool_choice_of,
 )
-from specrun.runtime.chat import CallBegun, Part, Reasoning, is_begun_answer, part_text
+from specrun.runtime.chat import CallBegun, Part, Reasoning, part_text
 
 # -- Requests --------------------------------------------------------------------------------------
 
@@ -110,17 +108,11 @@ def response_request(body: ResponseBody, service: AnswerService) -> AnswerReques
     conversation, offer = _conversation(body), offered(body.tools)
     turn = plan_turn(
         service.engine,
+        body,
         conversation,
-        tools=offer.tools,
-        custom=offer.custom,
-        choice=tool_choice_of(body.tool_choice),
+        offer,
+        tool_choice_of(body.tool_choice),
         parallel=body.parallel_tool_calls is not False,
-        thoughts=thoughts_of(
-            body.reasoning_format, body.include_reasoning, reasoning=body.reasoning
-        ),
-        template_kwargs=body.chat_template_kwargs or {},
-        effort=effort_of(reasoning=body.reasoning),
-        is_begun=is_begun_answer(conversation),
     )
     form = checked(body.text or {}, FormatHolder, "text").format
     return answer_request(
@@ -264,7 +256,7 @@ class ResponseForm(ItemForm):
     """A response, whole or as numbered events."""
 
     def __init__(self, answer: ServedAnswer, body: ResponseBody) -> None:
-        super().__init__(answer)
+        super().__init__(answer, body)
         self._body = body
         self._number = 0
         self._namespaces = offered(body.tools).namespaces
@@ -279,6 +271,12 @@ class ResponseForm(ItemForm):
         """Return the events that end the last item and the response."""
         ended, status = super().end(), self._status()
         return ended + self._event(status, response=self._response(status))
+
+    @classmethod
+    def refused(cls, error: RequestError) -> bytes:
+        """Return the event of a response that does not begin."""
+        told = {"code": error.code, "message": str(error), "param": error.param}
+        return event_bytes({"type": "error", **told, "sequence_number": 0}, "error")
 
     def failed(self, error: RequestError) -> bytes:
         """Return the event of a response that failed."""
@@ -356,7 +354,7 @@ class ResponseForm(ItemForm):
 
     def _status(self) -> str:
         """Return how the response ended; an item that is not the last one is completed."""
-        is_cut = self._ending is not None and self._ending[1] in ("length", "abort")
+        is_cut = self._ending is not None and self._ending.finish in ("length", "abort")
         return "incomplete" if is_cut else "completed"
 
     def _response(self, status: str) -> dict[str, Any]:
