@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bench.drafters.prompts import read_text
+from specrun.bench.drafters.prompts import first_text, read_json_lines, read_text, spread
 from specrun.bindings.errors import MissingPackageError, ModelError, OptionError
 from specrun.runtime.demo import demo_questions
 
@@ -31,7 +30,7 @@ class Example:
 
 def demo_examples(count: int) -> tuple[Example, ...]:
     """Return `count` of the embedded demo's questions with the docstrings that answer them."""
-    return _spread(_of_lines(demo_questions()), count)
+    return tuple(spread(_of_lines(demo_questions()), count))
 
 
 def read_examples(path: Path, count: int) -> tuple[Example, ...]:
@@ -43,32 +42,18 @@ def read_examples(path: Path, count: int) -> tuple[Example, ...]:
     examples = _of_lines(path) if path.suffix == ".jsonl" else _of_text(path)
     if not examples:
         raise OptionError(f"{path} is too short: a piece of text needs {_SHORTEST} characters")
-    return _spread(examples, count)
+    return tuple(spread(examples, count))
 
 
 def _of_lines(path: Path) -> list[Example]:
     examples = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ModelError(f"{path}, line {number} is not JSON: {error}") from error
-        found = [_text_of(record, names) for names in (("question", "prompt"), _ANSWERS)]
-        if not all(found):
-            wanted = '"question" and "answer"'
-            raise ModelError(f"{path}, line {number} has no {wanted} that are texts")
-        examples.append(Example(found[0], found[1], is_answer=True))
+    for record, where in read_json_lines(path):
+        prompt = first_text(record, ("question", "prompt"))
+        reference = first_text(record, ("answer", "reference"))
+        if not (prompt and reference):
+            raise ModelError(f'{where} has no "question" and "answer" that are texts')
+        examples.append(Example(prompt, reference, is_answer=True))
     return examples
-
-
-_ANSWERS = ("answer", "reference")
-
-
-def _text_of(record: object, names: tuple[str, ...]) -> str:
-    values = [record.get(name) for name in names] if isinstance(record, dict) else []
-    return next((value for value in values if isinstance(value, str)), "")
 
 
 def _of_text(path: Path) -> list[Example]:
@@ -84,11 +69,6 @@ def _of_text(path: Path) -> list[Example]:
         if len(piece) >= _SHORTEST and cut > 0:
             examples.append(Example(piece[:cut], piece[cut:], is_answer=False))
     return examples
-
-
-def _spread(examples: Sequence[Example], count: int) -> tuple[Example, ...]:
-    n = min(count, len(examples))
-    return tuple(examples[index * len(examples) // n] for index in range(n))
 
 
 # == Quality of answers by their references: exact match, ROUGE-2, BLEU ============================

@@ -10,10 +10,10 @@ from __future__ import annotations
 import difflib
 import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 from specrun.bench.drafters.scores import Reference
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
@@ -42,7 +42,7 @@ class Question:
 Prompt = str | Conversation | Question
 
 Workload = Literal["questions", "repeated", "edited", "quoted"]
-WORKLOADS: tuple[Workload, ...] = ("questions", "repeated", "edited", "quoted")
+WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 """`questions` alone; `repeated`: answered before; `edited`: an answer nearly like an
 earlier one; `quoted`: a text to be repeated exactly (of which the embedded demo is not capable)."""
 
@@ -84,27 +84,41 @@ def read_text(path: Path) -> str:
 
 def read_prompts(path: Path) -> tuple[str, ...]:
     """Return a file's prompts, one a line; of .jsonl, a "prompt", "question" or "text" a line."""
-    numbered = enumerate(read_text(path).splitlines(), 1)
-    lines = [(number, line) for number, line in numbered if line.strip()]
     if path.suffix == ".jsonl":
-        prompts = tuple(_of_object(line, f"{path}, line {number}") for number, line in lines)
+        prompts = tuple(_prompt(value, where) for value, where in read_json_lines(path))
     else:
-        prompts = tuple(line for _, line in lines)
+        prompts = tuple(filter(str.strip, read_text(path).splitlines()))
     if not prompts:
         raise OptionError(f"{path} holds no prompts: write one a line")
     return prompts
 
 
-def _of_object(line: str, where: str) -> str:
+def read_json_lines(path: Path) -> Iterator[tuple[Any, str]]:
+    """Yield the values of JSON lines, each with its place; raises `ModelError` that names it."""
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if line.strip():
+            yield read_json(line, f"{path}, line {number}"), f"{path}, line {number}"
+
+
+def read_json(text: str, where: str) -> Any:  # noqa: ANN401 - any JSON
+    """Return the value of a JSON text; raises `ModelError` that names its place."""
     try:
-        value = json.loads(line)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{where} is not JSON: {error}") from error
-    for key in _KEYS:
-        found = value.get(key) if isinstance(value, dict) else None
-        if isinstance(found, str) and found:
-            return found
-    raise ModelError(f"{where} has no {', '.join(_KEYS[:-1])} or {_KEYS[-1]} that is a text")
+
+
+def first_text(value: object, names: Sequence[str]) -> str:
+    """Return the first of the fields that is a text; "" if none is."""
+    found = [value.get(name) for name in names] if isinstance(value, dict) else []
+    return next((text for text in found if isinstance(text, str) and text), "")
+
+
+def _prompt(value: object, where: str) -> str:
+    found = first_text(value, _KEYS)
+    if not found:
+        raise ModelError(f"{where} has no {', '.join(_KEYS[:-1])} or {_KEYS[-1]} that is a text")
+    return found
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:
@@ -113,14 +127,23 @@ def spread(items: Sequence[T], count: int) -> list[T]:
     return [items[index * len(items) // n] for index in range(n)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
+class Pair(NamedTuple):
+    """A question with its answer."""
+
     question: str
     answer: str
 
 
-_Start = tuple[list[_Pair], str]
+_Start = tuple[list[Pair], str]
 """Earlier questions with their answers, and the question."""
+
+
+def demo_pairs() -> list[Pair]:
+    """Return all of the embedded demo's questions with their answers."""
+    return [
+        Pair(record["question"], record["answer"])
+        for record, _ in read_json_lines(demo_questions())
+    ]
 
 
 def demo_workload(
@@ -131,8 +154,7 @@ def demo_workload(
     `context` 0 leaves them as they are; `count_tokens` returns the tokens of a conversation as the
     chat template renders it.
     """
-    lines = demo_questions().read_text(encoding="utf-8").splitlines()
-    pairs = [_Pair(record["question"], record["answer"]) for record in map(json.loads, lines)]
+    pairs = demo_pairs()
     candidates = _edits() if workload == "edited" else [_start(workload, pair) for pair in pairs]
     return tuple(
         _lengthened(start, pairs, number, context, count_tokens)
@@ -140,7 +162,7 @@ def demo_workload(
     )
 
 
-def _start(workload: Workload, pair: _Pair) -> _Start:
+def _start(workload: Workload, pair: Pair) -> _Start:
     question = f"Repeat: {pair.answer}" if workload == "quoted" else pair.question
     return [pair] if workload == "repeated" else [], question
 
@@ -161,7 +183,7 @@ def _edits() -> list[_Start]:
                 and len(now.sentence) >= _SHORTEST_EDIT
                 and texts.ratio() >= _ALIKE
             ):
-                pair = _Pair(canonical_question(before), before.sentence)
+                pair = Pair(canonical_question(before), before.sentence)
                 found.append(([pair], canonical_question(now)))
     if not found:
         raise OptionError("this Python's documentation has no two sentences that are nearly alike")
@@ -170,7 +192,7 @@ def _edits() -> list[_Start]:
 
 def _lengthened(
     start: _Start,
-    pairs: Sequence[_Pair],
+    pairs: Sequence[Pair],
     number: int,
     context: int,
     count_tokens: Callable[[Conversation], int],
@@ -192,7 +214,7 @@ def _lengthened(
     return (*own, *fillers, last)
 
 
-def _messages(pairs: Sequence[_Pair]) -> list[Mapping[str, str]]:
+def _messages(pairs: Sequence[Pair]) -> list[Mapping[str, str]]:
     messages: list[Mapping[str, str]] = []
     for pair in pairs:
         messages.append({"role": "user", "content": pair.question})

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bench.drafters.prompts import Prompt, Question, read_text, spread
+from specrun.bench.drafters.prompts import (
+    Prompt,
+    Question,
+    read_json,
+    read_json_lines,
+    read_text,
+    spread,
+)
 from specrun.bench.drafters.scores import (
     FINAL_MARK,
     FinalNumber,
@@ -61,19 +67,10 @@ def has_programs(prompts: Sequence[Prompt]) -> bool:
 def _records(path: Path) -> list[tuple[Any, str]]:
     """Return the records of JSON lines, or of a JSON array, each with its place."""
     text = read_text(path)
-    if text.lstrip().startswith("["):
-        records = _parsed(text, str(path))
-        return [(record, f"{path}, record {n}") for n, record in enumerate(records, 1)]
-    lines = enumerate(text.split("\n"), 1)
-    places = ((line, f"{path}, line {number}") for number, line in lines if line.strip())
-    return [(_parsed(line, place), place) for line, place in places]
-
-
-def _parsed(text: str, where: str) -> Any:  # noqa: ANN401 - any JSON
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(f"{where} is not JSON: {error}") from error
+    if not text.lstrip().startswith("["):
+        return [*read_json_lines(path)]
+    records = read_json(text, str(path))
+    return [(record, f"{path}, record {n}") for n, record in enumerate(records, 1)]
 
 
 def _question(record: object, where: str, path: Path) -> Question:

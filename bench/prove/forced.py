@@ -10,7 +10,6 @@ row whose most likely token is another one is a flip: a greedy text parts there.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from specrun.bench.drafters.prompts import demo_pairs
 from specrun.bench.prove.setting import (
     ALPHA,
     PROMPTS,
@@ -31,7 +31,6 @@ from specrun.bench.prove.setting import (
 )
 from specrun.bindings.errors import UnsupportedModelError
 from specrun.runtime.acceptance import RawLaw, total_variation
-from specrun.runtime.demo import demo_questions
 from specrun.runtime.round import CachedText, NoDrafter, Target, TargetModel
 from specrun.runtime.trees import ROOT, DraftTree
 
@@ -104,10 +103,9 @@ def plain_texts(setting: Setting, target: TargetModel) -> Generator[ForcedText]:
 
 def _real_prompts(setting: Setting) -> list[list[int]]:
     """Return beginnings and questions, every fourth from the second on a long article."""
-    lines = demo_questions().read_text(encoding="utf-8").splitlines()
-    pairs = [json.loads(line) for line in lines]
-    pieces = [f"{pair['question']} {pair['answer']}" for pair in pairs]
-    short = iter([*PROMPTS, *(pair["question"] for pair in pairs)])
+    pairs = demo_pairs()
+    pieces = [" ".join(pair) for pair in pairs]
+    short = iter([*PROMPTS, *(pair.question for pair in pairs)])
     texts: list[str] = []
     for start in range(0, len(pairs), 4):
         article = "\n".join(pieces[start : start + _ARTICLE])
