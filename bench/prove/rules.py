@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -43,19 +43,10 @@ from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import ROOT, DraftTree, TreeBuilder, most_likely, parse_topology
 
 # == Enumeration: the exact distribution of a program's result, and small trees of every kind ======
-#
-# A noise source that branches replays a program under every script of decisions, so the exact
-# distribution of its result is computed and not sampled.
 
 
 Shape = Literal["chain", "siblings", "without replacement", "point masses", "mixed"]
-SHAPES: tuple[Shape, ...] = (
-    "chain",
-    "siblings",
-    "without replacement",
-    "point masses",
-    "mixed",
-)
+SHAPES: tuple[Shape, ...] = get_args(Shape)
 _WIDTHS: dict[Shape, tuple[int, int]] = {
     "chain": (1, 1),
     "siblings": (2, 1),
@@ -153,6 +144,39 @@ def grow(
     return tree.build()
 
 
+_TOKENS = 3  # of an emitted text: drafts of depth 2, and the token after them
+
+
+def _emitted(
+    tree: DraftTree,
+    accepted: Acceptance,
+    law_after: Callable[[tuple[int, ...]], Law],
+    noise: NoiseSource,
+) -> tuple[int, ...]:
+    """Return the accepted tokens, gone on with from the distributions after them."""
+    text = (*(tree.tokens[node] for node in accepted.path), accepted.next_token)
+    while len(text) < _TOKENS:
+        text = (*text, noise.choose(law_after(text)))
+    return text
+
+
+def _error_of(
+    program: Callable[[BranchingNoise], tuple[int, ...]],
+    law_after: Callable[[tuple[int, ...]], Law],
+    n_vocab: int,
+) -> float:
+    """Return the largest error of any text's probability, against the product of distributions."""
+    emitted = enumerate_law(program)
+    errors = []
+    for text in {*product(range(n_vocab), repeat=_TOKENS), *emitted}:
+        assert isinstance(text, tuple)
+        wanted = 1.0
+        for place, token in enumerate(text):
+            wanted *= law_after(text[:place]).probability(token) if wanted else 0.0
+        errors.append(abs(emitted.get(text, 0.0) - wanted))
+    return max(errors)
+
+
 # == Rules that emit a stated distribution: they must emit pi, position by position ================
 #
 # The emitted tokens must have the product of the rule's own pi, for random rows of a drafter
@@ -162,7 +186,6 @@ def grow(
 
 
 TOLERANCE = 1e-12
-_TOKENS = 3  # of an emitted text: drafts of depth 2, and the token after them
 _SEEN = 1e-3  # the least error of a wrong rule for which a check proves something
 _OPEN = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 _SETTINGS = (
@@ -294,32 +317,17 @@ def _largest_pair_error(
         def pair_at(node: int) -> LawPair:
             return laws.after(tuple(tree.tokens[above] for above in tree.path_to(node)))
 
-        accepted = rule.accept(tree, pair_at, noise, 0)
-        text = (*(tree.tokens[node] for node in accepted.path), accepted.next_token)
-        while len(text) < _TOKENS:
-            text = (*text, noise.choose(pi(text)))
-        return text
+        return _emitted(tree, rule.accept(tree, pair_at, noise, 0), pi, noise)
 
     try:
-        emitted = enumerate_law(program)
+        return _error_of(program, pi, laws.n_vocab)
     except WentAnotherWay:
         raise _unsteady(states) from None
-    texts: Sequence[tuple[int, ...]] = list(product(range(laws.n_vocab), repeat=_TOKENS))
-    return max(abs(emitted.get(text, 0.0) - _wanted(pi, text)) for text in texts)
 
 
 def _unsteady(rule: PairRule) -> OptionError:
     problem = f"the rule {rule.name!r} returned two distributions for the same pair"
     return OptionError(f"{problem}: it must depend on nothing else")
-
-
-def _wanted(pi: functools._lru_cache_wrapper[Law], text: tuple[int, ...]) -> float:
-    probability = 1.0
-    for place, token in enumerate(text):
-        probability *= pi(text[:place]).probability(token)
-        if not probability:
-            break
-    return probability
 
 
 def _check_pair_rule(rule: PairRule, setting: Setting) -> Check:
@@ -435,19 +443,9 @@ def largest_error(
         tree = _draft(shape, drafts, params, noise)
         accepted = rule.accept(tree, law_at(tree), noise, 0)
         walks["open" if params is _OPEN else "cut"] += 1
-        text = (*(tree.tokens[node] for node in accepted.path), accepted.next_token)
-        while len(text) < _TOKENS:
-            text = (*text, noise.choose(target.after(text)))
-        return text
+        return _emitted(tree, accepted, target.after, noise)
 
-    emitted, errors = enumerate_law(program), []
-    for text in {*product(range(n_said), repeat=_TOKENS), *emitted}:
-        assert isinstance(text, tuple)
-        wanted = 1.0
-        for place, token in enumerate(text):
-            wanted *= target.after(text[:place]).probability(token) if wanted else 0.0
-        errors.append(abs(emitted.get(text, 0.0) - wanted))
-    return max(errors)
+    return _error_of(program, target.after, n_said)
 
 
 class WithoutResidual:
