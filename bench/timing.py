@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from specrun.bindings.errors import OptionError
 
 _GAIN = 1.02  # from which a speed-up is worth a word
@@ -110,16 +112,16 @@ def spread_of(values: Sequence[float]) -> Spread:
     """Return median, mean, standard deviation, extremes and quartiles of at least one value."""
     if not values:
         raise OptionError("nothing was measured: there is no median of no values")
-    ordered = sorted(values)
+    lower, upper = np.quantile(values, (0.25, 0.75)).tolist()
     return Spread(
-        n=len(ordered),
-        median=statistics.median(ordered),
-        mean=statistics.fmean(ordered),
-        sd=statistics.stdev(ordered) if len(ordered) > 1 else 0.0,
-        low=ordered[0],
-        lower_quartile=_quantile(ordered, 0.25),
-        upper_quartile=_quantile(ordered, 0.75),
-        high=ordered[-1],
+        n=len(values),
+        median=statistics.median(values),
+        mean=statistics.fmean(values),
+        sd=statistics.stdev(values) if len(values) > 1 else 0.0,
+        low=min(values),
+        lower_quartile=lower,
+        upper_quartile=upper,
+        high=max(values),
     )
 
 
@@ -142,11 +144,3 @@ def interleaved(n_arms: int, repetitions: int) -> Iterator[tuple[int, int]]:
         arms = range(n_arms)
         for arm in arms if repetition % 2 == 0 else reversed(arms):
             yield repetition, arm
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    """Return a quantile, between two values in proportion (`statistics.quantiles` needs two)."""
-    position = share * (len(ordered) - 1)
-    below = int(position)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (position - below) * (ordered[above] - ordered[below])
