@@ -168,7 +168,7 @@ def test_what_is_read_of_heads_is_counted_whichever_way_it_is_read() -> None:
 
 # -- a device that evaluates: a worker on the loopback ---------------------------------------------
 
-ON_DEVICE = OverheadOptions((300,), n_ctx=256, rounds=4, warm_up=1, n_threads=1, on_gpu=True)
+ON_DEVICE = OverheadOptions((300,), n_ctx=256, rounds=4, n_threads=1, on_gpu=True)
 SOME = [setting for setting in SETTINGS if setting.drafter in ("none", "eagle(EAGLE, n=5)")]
 
 

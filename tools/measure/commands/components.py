@@ -2,29 +2,57 @@
 
 from __future__ import annotations
 
+import importlib
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specrun.bindings.errors import FileMissingError
 from specrun.cli.bench.command import OutputForm, format_options, measure_and_print
-from specrun.cli.options.group import Decorator, Section, SectionedCommand
+from specrun.cli.options.group import Decorator, Section, SectionedCommand, option_group
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.types import COUNTS, FILE, PARAMETERS, PATH
 from specrun.cli.terminal.terminal import Terminal
 
+if TYPE_CHECKING:
+    from measure.heads.measure import HeadsOptions
+    from measure.lookup import LookupOptions
+    from measure.mixture.measurement import MixtureOptions
+    from measure.overhead.overhead import OverheadOptions
+
 _MEASUREMENT = Section("Measurement")
-Lists = tuple[tuple[int, ...], ...]
 
 
-def _sizes_option(usage: str, help: str, default: str) -> Decorator:
+def _sizes_option(usage: str, help: str, default: str, dest: str) -> Decorator:
     """Return an option of whole numbers: a,b or repeated."""
-    return _MEASUREMENT.option(usage, help, COUNTS, multiple=True, default=(default,))
+    return _MEASUREMENT.option(
+        usage, help, COUNTS, multiple=True, default=(default,), dest=dest, callback=_flat
+    )
 
 
-def _flat(lists: Lists) -> tuple[int, ...]:
+def _flat(
+    _context: click.Context, _option: click.Parameter, lists: tuple[tuple[int, ...], ...]
+) -> tuple[int, ...]:
     return tuple(dict.fromkeys(size for sizes in lists for size in sizes))
+
+
+def _threads_option(help: str, most: int = 512) -> Decorator:
+    kind = click.IntRange(0, most)
+    return _MEASUREMENT.option(
+        "-t, --threads", help, kind, default=0, show_default="one a core", dest="n_threads"
+    )
+
+
+def _options(module: str, name: str, *options: Decorator) -> Decorator:
+    """Return options by the fields of a class, which is imported when its command runs."""
+
+    def build(**values: Any) -> object:  # noqa: ANN401 - of the options
+        made: object = getattr(importlib.import_module(module), name)(**values)
+        return made
+
+    return option_group("options", build, *options)
 
 
 _OVERHEAD_EPILOG = """\b
@@ -43,54 +71,45 @@ no evaluation empties the caches that a round's own work then runs in.
 
 
 @click.command(cls=SectionedCommand, epilog=_OVERHEAD_EPILOG)
-@_sizes_option("--vocab", "Vocabulary sizes: a,b or repeated.", "32000,128000")
-@_MEASUREMENT.option(
-    "-c, --ctx, --ctx-size",
-    "Context size: each change of the cache walks all of it.",
-    click.IntRange(128, 2**20),
-    default=4096,
+@_options(
+    "measure.overhead.overhead",
+    "OverheadOptions",
+    _sizes_option("--vocab", "Vocabulary sizes: a,b or repeated.", "32000,128000", "vocab_sizes"),
+    _MEASUREMENT.option(
+        "-c, --ctx, --ctx-size",
+        "Context size: each change of the cache walks all of it.",
+        click.IntRange(128, 2**20),
+        default=4096,
+        dest="n_ctx",
+    ),
+    _MEASUREMENT.option(
+        "--rounds",
+        "Rounds that are counted for each setting, after a tenth as many that are not.",
+        click.IntRange(1, 10**6),
+        default=100,
+    ),
+    _sizes_option(
+        "--device-ms",
+        "Milliseconds of the simulated device: a,b or repeated; half the rounds.",
+        "3,8",
+        "device_ms",
+    ),
+    _MEASUREMENT.flag(
+        "-bs, --backend-sampling",
+        "Let the target cut its rows to the top k, as with -bs on elsewhere.",
+    ),
+    _MEASUREMENT.flag(
+        "--gpu", "Evaluate all models on this machine's GPUs, and simulate none.", dest="on_gpu"
+    ),
+    _threads_option("Threads of native evaluation.", most=1024),
 )
-@_MEASUREMENT.option(
-    "--rounds",
-    "Rounds that are counted for each setting, after a tenth as many that are not.",
-    click.IntRange(1, 10**6),
-    default=100,
-)
-@_sizes_option(
-    "--device-ms", "Milliseconds of the simulated device: a,b or repeated; half the rounds.", "3,8"
-)
-@_MEASUREMENT.flag(
-    "-bs, --backend-sampling", "Let the target cut its rows to the top k, as with -bs on elsewhere."
-)
-@_MEASUREMENT.flag("--gpu", "Evaluate all models on this machine's GPUs, and simulate none.")
-@_MEASUREMENT.threads("Threads of native evaluation.", usage="-t, --threads", most=1024)
 @format_options
 @terminal_options
-def overhead(
-    vocab: Lists,
-    ctx: int,
-    rounds: int,
-    device_ms: Lists,
-    backend_sampling: bool,
-    gpu: bool,
-    threads: int,
-    form: OutputForm,
-    terminal: Terminal,
-) -> None:
+def overhead(options: OverheadOptions, form: OutputForm, terminal: Terminal) -> None:
     """Show what a round costs in Python, part by part, and the share that is on a GPU."""
-    from measure.overhead.overhead import OverheadOptions, measure_overhead
+    from measure.overhead.overhead import measure_overhead
     from measure.tables import overhead_table
 
-    options = OverheadOptions(
-        vocab_sizes=_flat(vocab),
-        n_ctx=ctx,
-        rounds=rounds,
-        warm_up=max(1, rounds // 10),
-        device_ms=_flat(device_ms),
-        n_threads=threads,
-        backend_sampling=backend_sampling,
-        on_gpu=gpu,
-    )
     measure_and_print(
         "overhead",
         lambda say: measure_overhead(options, progress=say),
@@ -108,19 +127,22 @@ With --store, rest retrieves from your datastore, asked with passages of it.
 
 
 @click.command(cls=SectionedCommand, epilog=_LOOKUP_EPILOG)
-@_sizes_option("--context", "Tokens of context: a,b or repeated.", "100,4000,100000")
-@_MEASUREMENT.option("--rounds", "Rounds.", click.IntRange(1, 10**6), default=500)
-@_MEASUREMENT.option("--store", "A datastore to retrieve from.", FILE)
+@_options(
+    "measure.lookup",
+    "LookupOptions",
+    _sizes_option(
+        "--context", "Tokens of context: a,b or repeated.", "100,4000,100000", "contexts"
+    ),
+    _MEASUREMENT.option("--rounds", "Rounds.", click.IntRange(1, 10**6), default=500),
+    _MEASUREMENT.option("--store", "A datastore to retrieve from.", FILE),
+)
 @format_options
 @terminal_options
-def lookup(
-    context: Lists, rounds: int, store: Path | None, form: OutputForm, terminal: Terminal
-) -> None:
+def lookup(options: LookupOptions, form: OutputForm, terminal: Terminal) -> None:
     """Show what retrieving drafts costs a round."""
-    from measure.lookup import LookupOptions, measure_lookup
+    from measure.lookup import measure_lookup
     from measure.tables import lookup_table
 
-    options = LookupOptions(contexts=_flat(context), rounds=rounds, store=store)
     measure_and_print(
         "lookup", lambda say: measure_lookup(options, progress=say), lookup_table, form, terminal
     )
@@ -134,49 +156,42 @@ that measures the bandwidth, and leaves no weights in the caches.
 
 
 @click.command(cls=SectionedCommand, epilog=_HEADS_EPILOG)
-@_sizes_option("--hidden", "Hidden sizes: a,b or repeated.", "512,4096")
-@_MEASUREMENT.option(
-    "--vocab", "The size of the vocabulary, in tokens.", click.IntRange(16, 10**6), default=32_000
+@_options(
+    "measure.heads.measure",
+    "HeadsOptions",
+    _sizes_option("--hidden", "Hidden sizes: a,b or repeated.", "512,4096", "hidden"),
+    _MEASUREMENT.option(
+        "--vocab",
+        "The size of the vocabulary, in tokens.",
+        click.IntRange(16, 10**6),
+        default=32_000,
+        dest="vocab_size",
+    ),
+    _MEASUREMENT.option(
+        "--type",
+        "Type of the weights.",
+        click.Choice(["F32", "F16", "Q8_0"], case_sensitive=False),
+        dest="type_name",
+        default="Q8_0",
+    ),
+    _sizes_option(
+        "--width", "Paths in one evaluation of Hydra's head, pairs of EAGLE's.", "1,4,8", "widths"
+    ),
+    _MEASUREMENT.option(
+        "-r, --repetitions",
+        "Evaluations that are timed for each row.",
+        click.IntRange(1, 10**4),
+        default=20,
+    ),
+    _threads_option("Threads of the evaluation and of the copy."),
 )
-@_MEASUREMENT.option(
-    "--type",
-    "Type of the weights.",
-    click.Choice(["F32", "F16", "Q8_0"], case_sensitive=False),
-    dest="type_name",
-    default="Q8_0",
-)
-@_sizes_option("--width", "Paths in one evaluation of Hydra's head, pairs of EAGLE's.", "1,4,8")
-@_MEASUREMENT.option(
-    "-r, --repetitions",
-    "Evaluations that are timed for each row.",
-    click.IntRange(1, 10**4),
-    default=20,
-)
-@_MEASUREMENT.threads("Threads of the evaluation and of the copy.", usage="-t, --threads")
 @format_options
 @terminal_options
-def heads(
-    hidden: Lists,
-    vocab: int,
-    type_name: str,
-    width: Lists,
-    repetitions: int,
-    threads: int,
-    form: OutputForm,
-    terminal: Terminal,
-) -> None:
+def heads(options: HeadsOptions, form: OutputForm, terminal: Terminal) -> None:
     """Show what evaluating heads costs, beside the bytes that they have to read."""
-    from measure.heads.measure import HEAD_TYPES, HeadsOptions, measure_heads
+    from measure.heads.measure import measure_heads
     from measure.tables import heads_table
 
-    options = HeadsOptions(
-        hidden=_flat(hidden),
-        vocab_size=vocab,
-        type_name=next(known for known in HEAD_TYPES if known == type_name.upper()),
-        widths=_flat(width),
-        repetitions=repetitions,
-        n_threads=threads,
-    )
     measure_and_print(
         "heads", lambda say: measure_heads(options, progress=say), heads_table, form, terminal
     )
@@ -189,53 +204,40 @@ bare auto: on this machine, and with everything but the experts on a device, a w
 
 
 @click.command(cls=SectionedCommand, epilog=_MIXTURE_EPILOG)
-@_MEASUREMENT.option(
-    "--size BYTES", "Bytes of the mixture: 20M, 4G, ...", PARAMETERS, default="1.2G"
+@_options(
+    "measure.mixture.measurement",
+    "MixtureOptions",
+    _MEASUREMENT.option(
+        "--size BYTES",
+        "Bytes of the mixture: 20M, 4G, ...",
+        PARAMETERS,
+        default="1.2G",
+        dest="n_bytes",
+    ),
+    _MEASUREMENT.option("--experts", "Experts of a layer.", click.IntRange(1, 512), default=32),
+    _MEASUREMENT.option(
+        "--experts-used", "Experts that a token uses.", click.IntRange(1, 512), default=4
+    ),
+    _sizes_option("--width", "Tokens of a round: a,b or repeated.", "1,2,4,8", "widths"),
+    _MEASUREMENT.option(
+        "-n, --predict", "Tokens of an answer.", click.IntRange(2, 1000), default=32
+    ),
+    _MEASUREMENT.option(
+        "-r, --repetitions", "How often everything is measured.", click.IntRange(1, 1000), default=3
+    ),
+    _MEASUREMENT.flag("--no-worker", "Leave out the arm with a worker."),
+    _MEASUREMENT.option(
+        "--folder", "Write there.", PATH, show_default="the system's for temporary files"
+    ),
+    _threads_option("Threads of native work."),
 )
-@_MEASUREMENT.option("--experts", "Experts of a layer.", click.IntRange(1, 512), default=32)
-@_MEASUREMENT.option(
-    "--experts-used", "Experts that a token uses.", click.IntRange(1, 512), default=4
-)
-@_sizes_option("--width", "Tokens of a round: a,b or repeated.", "1,2,4,8")
-@_MEASUREMENT.option("-n, --predict", "Tokens of an answer.", click.IntRange(2, 1000), default=32)
-@_MEASUREMENT.option(
-    "-r, --repetitions", "How often everything is measured.", click.IntRange(1, 1000), default=3
-)
-@_MEASUREMENT.flag("--no-worker", "Leave out the arm with a worker.")
-@_MEASUREMENT.option(
-    "--folder", "Write there.", PATH, show_default="the system's for temporary files"
-)
-@_MEASUREMENT.threads("Threads of native work.", usage="-t, --threads")
 @format_options
 @terminal_options
-def mixture(
-    size: int,
-    experts: int,
-    experts_used: int,
-    width: Lists,
-    predict: int,
-    repetitions: int,
-    no_worker: bool,
-    folder: Path | None,
-    threads: int,
-    form: OutputForm,
-    terminal: Terminal,
-) -> None:
+def mixture(options: MixtureOptions, form: OutputForm, terminal: Terminal) -> None:
     """Compare what is predicted of a mixture of experts with the clock."""
-    from measure.mixture.measurement import MixtureOptions, measure_mixture
+    from measure.mixture.measurement import measure_mixture
     from measure.tables import mixture_table
 
-    options = MixtureOptions(
-        n_bytes=size,
-        experts=experts,
-        experts_used=experts_used,
-        widths=_flat(width),
-        predict=predict,
-        repetitions=repetitions,
-        n_threads=threads,
-        worker=not no_worker,
-        folder=folder,
-    )
     measure_and_print(
         "mixture", lambda say: measure_mixture(options, progress=say), mixture_table, form, terminal
     )

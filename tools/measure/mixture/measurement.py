@@ -37,8 +37,7 @@ _STARTING_S = 30.0
 class MixtureOptions:
     """A mixture of about `n_bytes` in F16, and how it is measured.
 
-    `widths` are how many tokens rounds evaluate, `predict` the tokens of an answer. `worker` False
-    leaves out the arm with a worker.
+    `widths` are how many tokens rounds evaluate, `predict` the tokens of an answer.
     """
 
     n_bytes: int = 1_200_000_000
@@ -48,7 +47,8 @@ class MixtureOptions:
     predict: int = 32
     repetitions: int = 3
     n_threads: int = 0
-    worker: bool = True
+    no_worker: bool = False
+    """Leave out the arm with a worker."""
     folder: Path | None = None
 
     def __post_init__(self) -> None:
@@ -95,7 +95,7 @@ def measure_mixture(
         progress(f"writing a random mixture of {options.n_bytes / 1e9:.1f} GB")
         write_random_llama(path, options.model)
         yield from _arm("this machine", path, options, {"n_gpu_layers": 0}, progress)
-        if options.worker:
+        if not options.no_worker:
             with _worker(options.n_threads) as worker:
                 placed = {"rpc": (worker,), "override_tensors": _EXPERTS_HERE}
                 values = {**placed, "n_gpu_layers": "all"}

@@ -92,7 +92,7 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class OverheadOptions:
-    """What to measure: `rounds` of every setting, after `warm_up` that are not counted.
+    """What to measure: `rounds` of every setting, after a tenth as many that are not counted.
 
     Half as many follow for each of `device_ms`, the milliseconds of a simulated device. With
     `backend_sampling` answers have no log-probabilities, and rows are cut to what laws need. With
@@ -103,7 +103,6 @@ class OverheadOptions:
     vocab_sizes: tuple[int, ...] = (32_000, 128_000)
     n_ctx: int = 4096
     rounds: int = 100
-    warm_up: int = 10
     device_ms: tuple[int, ...] = (3, 8)
     width: int = 64
     layers: int = 2
@@ -193,7 +192,8 @@ def _measure(
 ) -> OverheadResult:
     """Measure a setting as it is, then with each device."""
     logprobs = not options.backend_sampling
-    rounds = _collect(bench, setting.params, options.warm_up, options.rounds, logprobs=logprobs)
+    warm_up = max(1, options.rounds // 10)
+    rounds = _collect(bench, setting.params, warm_up, options.rounds, logprobs=logprobs)
     devices: dict[str, DeviceResult] = {}
     for milliseconds in () if options.on_gpu else options.device_ms:
         bench.device.wait_s = milliseconds / 1e3
