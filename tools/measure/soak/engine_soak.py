@@ -6,14 +6,13 @@ decoding says alone, as far as the answer got; memory, handles and threads have 
 
 from __future__ import annotations
 
+import functools
 import random
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from measure.soak.resources import read_resources
 from measure.soak.setups import (
     CONTEXT,
     Question,
@@ -22,7 +21,7 @@ from measure.soak.setups import (
     with_files,
     write_files,
 )
-from measure.soak.soak import SoakOptions, SoakResult, Tally, difference
+from measure.soak.soak import SoakOptions, SoakResult, Tally, difference, hold
 from specrun.bench.prove.faults import Fault
 from specrun.runtime.engine import Engine, GenerationStream, Runtime
 from specrun.runtime.round import GenerationResult
@@ -54,23 +53,12 @@ def soak_engine(
 
     A session of `options` is a wave; each is the same in every run.
     """
-    started, tally, number = time.monotonic(), Tally(), options.first
+    tally = Tally()
     with tempfile.TemporaryDirectory(prefix="specrun-soak-") as folder:
         files = write_files(Path(folder))
         with _open(files, slots) as engine, Runtime(files["TARGET"], "none", **CONTEXT) as plain:
-            try:
-                while (passed := time.monotonic() - started) < options.seconds:
-                    if number - options.first == options.sessions:
-                        break
-                    source = random.Random(f"{options.seed}/{number}")
-                    _wave(engine, plain, files, number, source, tally)
-                    number += 1
-                    tally.samples.append(read_resources())
-                    counts = f"{tally.answers:,} answers, {len(tally.failures)} failures"
-                    progress(f"{passed / 60:.1f} minutes, {tally.sessions:,} waves, {counts}")
-            except KeyboardInterrupt:  # the user's: what was seen so far is worth a report
-                progress("stopped")
-    return tally.result(options.seed, time.monotonic() - started)
+            run = functools.partial(_wave, engine, plain, files, tally)
+            return hold(options, tally, "waves", run, progress)
 
 
 def _open(files: Mapping[str, Path], slots: int) -> Engine:
@@ -84,9 +72,9 @@ def _wave(
     engine: Engine,
     plain: Runtime,
     files: Mapping[str, Path],
+    tally: Tally,
     number: int,
     source: random.Random,
-    tally: Tally,
 ) -> None:
     """Ask for some answers at once, meet the faults, and compare what was said."""
     tally.sessions += 1

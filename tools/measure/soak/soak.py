@@ -122,21 +122,32 @@ def soak(
 
     `opened` makes the runtimes that meet faults; those they are compared with are always new.
     """
-    started, tally, number = time.monotonic(), Tally(), options.first
+    tally = Tally()
     with tempfile.TemporaryDirectory(prefix="specrun-soak-") as folder:
-        files = write_files(Path(folder))
-        held = _Sessions(files, tally, opened)
-        try:
-            while (passed := time.monotonic() - started) < options.seconds:
-                if number - options.first == options.sessions:
-                    break
-                held.run(number, random.Random(f"{options.seed}/{number}"))
-                number += 1
-                tally.samples.append(read_resources())
-                counts = f"{tally.answers:,} answers, {len(tally.failures)} failures"
-                progress(f"{passed / 60:.1f} minutes, {tally.sessions:,} sessions, {counts}")
-        except KeyboardInterrupt:  # the user's: what was seen so far is worth a report
-            progress("stopped")
+        held = _Sessions(write_files(Path(folder)), tally, opened)
+        return hold(options, tally, "sessions", held.run, progress)
+
+
+def hold(
+    options: SoakOptions,
+    tally: Tally,
+    name: str,
+    run: Callable[[int, random.Random], None],
+    progress: Callable[[str], None],
+) -> SoakResult:
+    """Run sessions, which progress calls by a `name`, as the options say; return the result."""
+    started, number = time.monotonic(), options.first
+    try:
+        while (passed := time.monotonic() - started) < options.seconds:
+            if number - options.first == options.sessions:
+                break
+            run(number, random.Random(f"{options.seed}/{number}"))
+            number += 1
+            tally.samples.append(read_resources())
+            counts = f"{tally.answers:,} answers, {len(tally.failures)} failures"
+            progress(f"{passed / 60:.1f} minutes, {tally.sessions:,} {name}, {counts}")
+    except KeyboardInterrupt:  # the user's: what was seen so far is worth a report
+        progress("stopped")
     return tally.result(options.seed, time.monotonic() - started)
 
 
