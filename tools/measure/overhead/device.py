@@ -27,7 +27,7 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.ggml.graph import Graph
 from specrun.bindings.library import llama
 
-_Array = TypeVar("_Array", bound=npt.NDArray[Any])
+_Read = TypeVar("_Read")
 _Step = Callable[[int, int], npt.NDArray[np.float32]]
 _Stepper = Callable[[Context, Batch], _Step | None]
 
@@ -170,9 +170,13 @@ def simulated_device() -> Iterator[SimulatedDevice]:
     places = [
         (native, "llama_decode", device.decode),
         (native, "llama_synchronize", device.synchronize),
-        (Graph, "peek", _noted(Graph.peek, device)),
-        (Graph, "floats", _noted(Graph.floats, device)),
-        (Graph, "numbers", _numbers_noted(Graph.numbers, device)),
+        (Graph, "peek", _noted(Graph.peek, device, lambda array: array.nbytes)),
+        (Graph, "floats", _noted(Graph.floats, device, lambda array: array.nbytes)),
+        (
+            Graph,
+            "numbers",
+            _noted(Graph.numbers, device, lambda rows: _FLOAT * sum(map(len, rows))),
+        ),
         (Context, "stepper", _counted(Context.stepper, device)),
     ]
     originals = [(owner, name, getattr(owner, name)) for owner, name, _ in places]
@@ -203,28 +207,14 @@ def _counted(stepper: _Stepper, device: SimulatedDevice) -> _Stepper:
 
 
 def _noted(
-    read: Callable[[Graph, str], _Array], device: SimulatedDevice
-) -> Callable[[Graph, str], _Array]:
-    """Return what reads a graph's output and counts its bytes."""
+    read: Callable[..., _Read], device: SimulatedDevice, bytes_of: Callable[[_Read], int]
+) -> Callable[..., _Read]:
+    """Return the reader of a graph's outputs, which counts their bytes."""
 
-    def reading(graph: Graph, name: str) -> _Array:
-        array = read(graph, name)
-        if device.wait_s is not None:
-            device.counts.drafter_bytes += array.nbytes
-        return array
-
-    return reading
-
-
-def _numbers_noted(
-    read: Callable[..., list[list[int]]], device: SimulatedDevice
-) -> Callable[..., list[list[int]]]:
-    """Return what reads whole numbers of a graph's outputs and counts their bytes."""
-
-    def reading(graph: Graph, *names: str) -> list[list[int]]:
+    def reading(graph: Graph, *names: str) -> _Read:
         found = read(graph, *names)
         if device.wait_s is not None:
-            device.counts.drafter_bytes += _FLOAT * sum(map(len, found))
+            device.counts.drafter_bytes += bytes_of(found)
         return found
 
     return reading
