@@ -135,6 +135,16 @@ def ratio_of(values: Sequence[float], baseline: Sequence[float]) -> Ratio:
     return Ratio(statistics.median(pairs), min(pairs), max(pairs))
 
 
+def require_given(settings: object, lists: Sequence[str], counts: Sequence[str] = ()) -> None:
+    """Raise `OptionError` if one of these fields is empty, or one of these counts below 1."""
+    for name in lists:
+        if not getattr(settings, name):
+            raise OptionError(f"no {name} are given: there is nothing to measure")
+    for name in counts:
+        if getattr(settings, name) < 1:
+            raise OptionError(f"{name} is {getattr(settings, name)}: give at least 1")
+
+
 def interleaved(n_arms: int, repetitions: int) -> Iterator[tuple[int, int]]:
     """Yield (repetition, arm): every repetition visits every arm, every other one backwards.
 

@@ -20,8 +20,7 @@ from specrun.bench.cascade.teacher import (
     target_law,
 )
 from specrun.bench.drafters.answers import Arm
-from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
-from specrun.bindings.errors import OptionError
+from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, require_given, spread_of
 from specrun.runtime.acceptance import SequentialCascade, build_rule
 from specrun.runtime.engine import Runtime
 from specrun.runtime.language import parse_expression, quoted
@@ -87,12 +86,8 @@ class CascadeBench:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("examples", "rules", "params", "lengths"):
-            if not getattr(self, name):
-                raise OptionError(f"no {name} are given: there is nothing to measure")
-        for name in ("max_tokens", "repetitions"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} is {getattr(self, name)}: give at least 1")
+        lists = ("examples", "rules", "params", "lengths")
+        require_given(self, lists, ("max_tokens", "repetitions"))
 
     @property
     def has_answers(self) -> bool:

@@ -17,7 +17,7 @@ from specrun.bench.diagnosis.diagnosis import diagnose, work_of
 from specrun.bench.drafters.answers import Answers, Arm, require_timed
 from specrun.bench.drafters.prompts import Prompt, Question
 from specrun.bench.drafters.scores import Scorer
-from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
+from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, require_given, spread_of
 from specrun.bindings.errors import OptionError
 from specrun.bindings.machine.devices import devices
 from specrun.bindings.models import Model
@@ -60,12 +60,8 @@ class DrafterBench:
     run_code: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("drafters", "prompts", "params", "rules"):
-            if not getattr(self, name):
-                raise OptionError(f"no {name} are given: there is nothing to measure")
-        for name in ("max_tokens", "repetitions"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name} is {getattr(self, name)}: give at least 1")
+        lists = ("drafters", "prompts", "params", "rules")
+        require_given(self, lists, ("max_tokens", "repetitions"))
         for name in self.rules:
             if isinstance(build_rule(name), SequentialCascade):
                 problem = "verifies nothing, so that it may have no rounds to compare"

@@ -26,7 +26,7 @@ from specrun.runtime import Runtime
 from specrun.runtime.demo import demo_target
 
 RECORDS = sorted(read_records())
-PIECE = Piece("first", "specrun", ("bench",), 60.0)
+PIECE = Piece("first", "specrun", "bench", 60.0)
 
 
 def spread(value: float) -> dict[str, float]:
@@ -134,7 +134,7 @@ def test_pieces_that_fit_are_measured_once(tmp_path: Path, monkeypatch: pytest.M
         return [{**dict.fromkeys(measurement._COUNTED, 1), "seconds": 7}]
 
     monkeypatch.setattr(measurement, "run", run)
-    pieces = (PIECE, Piece("bad", "specrun", (), 1.0), Piece("long", "specrun", (), 1e6))
+    pieces = (PIECE, Piece("bad", "specrun", "", 1.0), Piece("long", "specrun", "", 1e6))
     plan = Planned("some", "counted", "counted", "A title", "Conditions.", pieces, counted=True)
 
     def measured(minutes: float) -> Sequence[str]:

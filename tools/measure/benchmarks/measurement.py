@@ -111,9 +111,8 @@ def _is_quiet(machine: OtherLoad, until: float, *, anyway: bool) -> bool:
 
 def run(piece: Piece) -> list[dict[str, Any]]:
     """Run a piece's command; return its results with the piece's labels, no path among them."""
-    files = {name: make() for name, make in piece.files.items()}
-    arguments = [argument.format(**files) for argument in piece.arguments]
-    command = [*_RUN[piece.program], *arguments]
+    files = {key: make() for key, (make, _) in piece.files.items()}
+    command = [*_RUN[piece.program], *piece.arguments(files)]
     environment = {**os.environ, "SPECRUN_ANYWAY": "yes"}  # the load was looked at, or is no matter
     done = subprocess.run(
         command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment, check=False
@@ -121,8 +120,8 @@ def run(piece: Piece) -> list[dict[str, Any]]:
     if done.returncode != 0:
         raise SpecrunError(f"{piece.command} ended with {done.returncode}")
     text = done.stdout
-    for name, path in files.items():
-        text = text.replace(str(path), piece.names[name])
+    for key, path in files.items():
+        text = text.replace(str(path), piece.files[key][1])
     return [{**piece.labels, **result} for result in _results(json.loads(text))]
 
 

@@ -34,25 +34,32 @@ PROGRAMS: Mapping[str, str] = {
 }
 
 
+File = tuple[Callable[[], Path], str]
+"""The maker of a file, and the name that records show."""
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
     """One command of `specrun` or tools/measure that prints JSON; `labels` go into its results.
 
-    `files` makes the files that arguments such as "{target}" name, in this order.
+    `files` are those that words of the `line` such as "{target}" name, made in this order.
     """
 
     name: str
     program: str
-    arguments: tuple[str, ...]
+    line: str
     seconds: float
+    files: Mapping[str, File] = field(default_factory=dict)
     labels: Mapping[str, str | int | float] = field(default_factory=dict)
-    files: Mapping[str, Callable[[], Path]] = field(default_factory=dict)
-    names: Mapping[str, str] = field(default_factory=dict)
+
+    def arguments(self, files: Mapping[str, object]) -> list[str]:
+        """Return the words of the line with these files."""
+        return [word.format(**files) for word in self.line.split()]
 
     @property
     def command(self) -> str:
         """The command as records show it, with the names of files alone."""
-        shown = (argument.format(**self.names) for argument in self.arguments)
+        shown = self.arguments({key: name for key, (_, name) in self.files.items()})
         words = (f'"{word}"' if " " in word or "(" in word else word for word in shown)
         return " ".join((PROGRAMS[self.program], *words))
 
@@ -97,23 +104,9 @@ def plans(gpu_shape: str = GPU_SHAPE) -> tuple[Planned, ...]:
 # == Files =========================================================================================
 
 
-def _file(model: str, weights: str, padded: str = "") -> tuple[Callable[[], Path], str]:
+def _file(model: str, weights: str, padded: str = "") -> File:
     made = functools.partial(models.model_file, model, weights, padded)
     return made, models.file_name(model, weights, padded)
-
-
-def _piece(
-    name: str,
-    program: str,
-    line: str,
-    seconds: float,
-    files: Mapping[str, tuple[Callable[[], Path], str]],
-    /,
-    **labels: str | int | float,
-) -> Piece:
-    made = {key: function for key, (function, _) in files.items()}
-    names = {key: shown for key, (_, shown) in files.items()}
-    return Piece(name, program, tuple(line.split()), seconds, labels, made, names)
 
 
 _HEAD = (lambda: SMOLLM2.shipped_head, SMOLLM2.shipped)
@@ -178,14 +171,13 @@ def _peer_pieces(model: str, padded: str) -> Iterable[Piece]:
         line += f"-t {threads} --temp {temperature} -o json"
         answers = questions * (len(CATEGORIES) + 1)  # chats have two turns
         each = tokens * _token_seconds(model, weights, padded, threads) + 0.5  # a prompt is read
-        yield _piece(
+        yield Piece(
             f"{weights} {threads} {temperature}",
             "measure",
             line,
             arms * (4 + answers * each),
             {"target": target, **files},
-            weights=weights,
-            threads=threads,
+            {"weights": weights, "threads": threads},
         )
 
 
@@ -197,7 +189,9 @@ def _curves() -> Iterable[Planned]:
             line = f"tune -m {{target}} -t {threads} --seconds 8 --no-save --json"
             files = {"target": _file(model, weights, padded)}
             name = f"{label}, {threads}"
-            pieces.append(_piece(name, "specrun", line, 12, files, file=label, threads=threads))
+            pieces.append(
+                Piece(name, "specrun", line, 12, files, {"file": label, "threads": threads})
+            )
     yield Planned(
         "curves",
         "real",
@@ -213,7 +207,7 @@ def _cascades() -> Iterable[Planned]:
         "bench cascade -m {target} -md {small} --texts {texts} --examples 6 -n 32 -r 2 -t 2 "
         "--spec-draft-n-max 3 --alpha 0.05,0.2,0.5 --temp {temperature} -o json"
     )
-    files: dict[str, tuple[Callable[[], Path], str]] = {
+    files: dict[str, File] = {
         "target": _file(models.SMOLLM, "F16", "400M"),
         "small": (_cut, _CUT),
         "texts": _DOCS,
@@ -226,7 +220,7 @@ def _cascades() -> Iterable[Planned]:
         "SmolLM2-135M padded to 400M, drafted for by 28 of its own 30 layers, on this project's "
         "own pages as real text.",
         tuple(
-            _piece(temperature, "specrun", line.replace("{temperature}", temperature), 500, files)
+            Piece(temperature, "specrun", line.replace("{temperature}", temperature), 500, files)
             for temperature in ("1", "0.5")
         ),
     )
@@ -253,7 +247,7 @@ def _cascades() -> Iterable[Planned]:
         "published file of 4 bits, neither padded. 40 questions for capitals with their answers "
         "(ours).",
         tuple(
-            _piece(name, "specrun", line, 400, {**files, **own, "texts": texts}, small=name)
+            Piece(name, "specrun", line, 400, {**files, **own, "texts": texts}, {"small": name})
             for name, (line, own) in smalls.items()
         ),
     )
@@ -292,7 +286,7 @@ def _counted() -> Iterable[Planned]:
         "SmolLM2-135M in F16 with the shipped EAGLE-3 head, one question of each category of our "
         "suite (six answers of 64 tokens).",
         tuple(
-            _piece(
+            Piece(
                 f"{shape} {temperature}",
                 "specrun",
                 f"{base}{arms} --temp {temperature}",
@@ -318,7 +312,7 @@ def _counted() -> Iterable[Planned]:
         "of each category of our suite (six answers of 64 tokens); models nearly as large as each "
         "other, so this is counted and would gain no time.",
         tuple(
-            _piece(temperature, "specrun", f"{base}{arms} --temp {temperature}", 600, foreign)
+            Piece(temperature, "specrun", f"{base}{arms} --temp {temperature}", 600, foreign)
             for temperature in ("0", "0.8")
         ),
         counted=True,
@@ -337,7 +331,7 @@ def _counted() -> Iterable[Planned]:
         "SmolLM2-135M (trained for 8,192 tokens) behind about 4,000 tokens of this project's own "
         "pages, which it is to summarize: one answer of 64 tokens.",
         (
-            _piece(
+            Piece(
                 "4k",
                 "specrun",
                 "bench drafters -m {target} -f {texts} -c 8192 -n 64 -r 1 --temp 0 -o json"
@@ -374,7 +368,7 @@ def _missing() -> Iterable[Planned]:
         "Heads for several conversations",
         "SmolLM2-135M padded to 400M in F16, questions of our suite, with 1 to 8 conversations.",
         (
-            _piece(
+            Piece(
                 "heads",
                 "measure",
                 "load -m {target} --suite own --questions 1 -n 32 -r 2 --long 0 "
@@ -392,14 +386,13 @@ def _missing() -> Iterable[Planned]:
         "T(n) of a mixture of experts",
         "Random weights in the shape of eight experts of 1B, two of which are used.",
         tuple(
-            _piece(
+            Piece(
                 f"8x1b {weights}",
                 "specrun",
                 "tune -m {target} -t 2 --seconds 12 --no-save --json",
                 60,
                 {"target": _random("8x1b", weights)},
-                file=f"random 8x1b, {weights}",
-                threads=2,
+                {"file": f"random 8x1b, {weights}", "threads": 2},
             )
             for weights in ("Q4_K_M", "Q8_0")
         ),
@@ -424,7 +417,7 @@ def _offloaded() -> Planned:
         "SmolLM2-135M in F16, 15 of 30 layers and the output matrix on a worker (one thread): on "
         "the same machine, behind 5 ms a round trip, and behind 5 ms at 100 Mbit/s.",
         tuple(
-            _piece(
+            Piece(
                 name,
                 "offloaded",
                 f"--ngl 15 {line} -m {{target}} --suite own --questions 1 -n 48 -r 1 --temp 0 "
@@ -432,7 +425,7 @@ def _offloaded() -> Planned:
                 '--drafter eagle3("{head}",nodes=32) --drafter prompt-lookup -o json',
                 300,
                 {"target": _file(models.SMOLLM, "F16"), "head": _HEAD},
-                line=name,
+                {"line": name},
             )
             for name, line in lines.items()
         ),
@@ -447,7 +440,7 @@ def _hydra() -> Planned:
         "Hydra heads beside Medusa's, on the embedded target",
         "Heads of 1,000 steps on the target's own answers to the demo's questions; 40 questions.",
         tuple(
-            _piece(
+            Piece(
                 temperature,
                 "specrun",
                 "bench drafters -m {target} --prompts {questions} --questions 40 -n 24 -r 1 "
@@ -485,7 +478,7 @@ def _mtp() -> Planned:
         "The target's layers as those of a GLM 4, with a block behind them; block and head have "
         "learnt the target's own answers to the demo's questions for 1,000 steps; 40 questions.",
         tuple(
-            _piece(
+            Piece(
                 f"{name} {temperature}",
                 "specrun",
                 f"{line} --temp {temperature}{drafters}",
@@ -500,11 +493,11 @@ def _mtp() -> Planned:
     )
 
 
-def _small_head(kind: str) -> tuple[Callable[[], Path], str]:
+def _small_head(kind: str) -> File:
     return functools.partial(models.small_head, kind), f"{kind}.gguf"
 
 
-def _random(shape: str, weights: str) -> tuple[Callable[[], Path], str]:
+def _random(shape: str, weights: str) -> File:
     made = functools.partial(models.random_model, models.SHAPES[shape], weights)
     return made, models.file_name(f"random-{shape}", weights)
 
@@ -531,12 +524,11 @@ def _gpu(shape: str) -> Iterable[Planned]:
         "A GPU: Python's share of a round, and whether graphs are kept",
         f"Random models of almost no width; {where}.",
         tuple(
-            _piece(
+            Piece(
                 vocabulary,
                 "measure",
                 f"overhead {'' if tried else '--gpu'} --vocab {vocabulary} --rounds 60 -o json",
                 40,
-                {},
             )
             for vocabulary in ("32000", "128000")
         ),
@@ -554,7 +546,7 @@ def _gpu(shape: str) -> Iterable[Planned]:
         f"A GPU: drafters of the embedded pair, padded to {pad_to}",
         f"Four of the demo's questions, up to 96 tokens, three repetitions, F16; {where}.",
         tuple(
-            _piece(
+            Piece(
                 temperature,
                 "specrun",
                 "bench drafters -m {target} --prompts {questions} --questions 4 -n 96 -r 3 -ngl 99 "
@@ -572,7 +564,7 @@ def _gpu(shape: str) -> Iterable[Planned]:
         "A GPU: the same pair beside llama-server",
         f"`make peers CUDA=1` builds llama-server before; {where}.",
         tuple(
-            _piece(
+            Piece(
                 temperature,
                 "measure",
                 "peers -m {target} -md {small} -md {head} --prompts {questions} --questions 4 "
@@ -589,7 +581,7 @@ def _gpu(shape: str) -> Iterable[Planned]:
         "tests",
         "A GPU: the tests that hold on any device",
         f"`pytest -m gpu`; {where}.",
-        (_piece("all", "pytest", "-x" if tried else "-n 8", 150, {}),),
+        (Piece("all", "pytest", "-x" if tried else "-n 8", 150),),
     )
 
 
@@ -601,21 +593,20 @@ def _gpu_curves(shape: str, where: str) -> Planned:
         "A GPU: T(n) of a model of 8 billion parameters",
         f"Random weights in the shape of a Llama ({shape}), SmolLM2's vocabulary; {where}.",
         tuple(
-            _piece(
+            Piece(
                 weights,
                 "specrun",
                 "tune -m {target} -ngl 99 --seconds 8 --no-save --json",
                 45,
                 {"target": _random(shape, weights)},
-                file=f"random {shape}, {weights}",
-                threads=0,
+                {"file": f"random {shape}, {weights}", "threads": 0},
             )
             for weights in ("Q4_K_M", "F16")
         ),
     )
 
 
-def _padded_demo(pad_to: str) -> tuple[Callable[[], Path], str]:
+def _padded_demo(pad_to: str) -> File:
     def made() -> Path:
         path = models.folder() / f"embedded.{pad_to}.F16.gguf"
         if not path.exists():
@@ -625,7 +616,7 @@ def _padded_demo(pad_to: str) -> tuple[Callable[[], Path], str]:
     return made, f"embedded.{pad_to}.F16.gguf"
 
 
-def _demo_file(name: str) -> tuple[Callable[[], Path], str]:
+def _demo_file(name: str) -> File:
     return (lambda: demo_target().with_name(f"{name}.gguf")), f"{name}.gguf"
 
 

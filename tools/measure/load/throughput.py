@@ -19,7 +19,7 @@ from measure.load.first_token import FirstToken, measure_first_token
 from specrun.bench.drafters.answers import prompt_ids
 from specrun.bench.drafters.comparison import TargetFacts, target_facts
 from specrun.bench.drafters.prompts import Prompt
-from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
+from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, require_given, spread_of
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.runtime.engine import Engine
@@ -54,9 +54,7 @@ class LoadBench:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("conversations", "prompts"):
-            if not getattr(self, name):
-                raise OptionError(f"no {name} are given: there is nothing to measure")
+        require_given(self, ("conversations", "prompts"))
         most = max(self.conversations)
         if len(self.prompts) < most:
             problem = f"{len(self.prompts)} prompts for {most} conversations at a time"

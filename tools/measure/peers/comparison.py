@@ -13,8 +13,8 @@ from typing import Any
 from measure.peers.servers import Peer, Reply, ask, started
 from specrun.bench.drafters.prompts import Prompt, Question
 from specrun.bench.report import Table
-from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, spread_of
-from specrun.bindings.errors import OptionError, SpecrunError
+from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, require_given, spread_of
+from specrun.bindings.errors import SpecrunError
 from specrun.runtime.laws import SamplingParams
 
 _WARM_UP_TOKENS = 16
@@ -37,9 +37,7 @@ class PeerBench:
     as_chat: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("peers", "prompts", "params"):
-            if not getattr(self, name):
-                raise OptionError(f"no {name} are given: there is nothing to measure")
+        require_given(self, ("peers", "prompts", "params"))
 
 
 @dataclass(frozen=True, slots=True)
