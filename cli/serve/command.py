@@ -21,7 +21,14 @@ from specrun.cli.chat.settings import describe_sampling
 from specrun.cli.doctor import specrun_version
 from specrun.cli.options.config_file import has_model_tables
 from specrun.cli.options.drafting import LearnSettings, learn_options, require_training
-from specrun.cli.options.group import Section, SectionedCommand, declare, option_group, outvoted
+from specrun.cli.options.group import (
+    Section,
+    SectionedCommand,
+    declare,
+    option_group,
+    outvoted,
+    with_fields,
+)
 from specrun.cli.options.model import (
     DraftSettings,
     LoadSettings,
@@ -37,7 +44,6 @@ from specrun.cli.options.prompt import check_named
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE, MAX_COUNT, MODEL_OR_FOLDER
 from specrun.cli.serve.settings import (
-    Bounds,
     ServeSettings,
     bound_socket,
     is_loopback,
@@ -79,17 +85,15 @@ _DEFAULTS = ServeSettings(model="")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ServerOptions:
-    """The values of the options about the address, the clients and the loaded models."""
+    """The values of the options about the address, the keys and the loaded models.
 
-    host: str
+    `fields` are those of `ServeSettings`.
+    """
+
+    fields: Mapping[str, Any]
     port: int
-    queue: int
     api_key: tuple[str, ...]
     api_key_file: Path | None
-    cors: tuple[str, ...]
-    drain: float
-    timeout: float
-    idle_unload: float
     models_max: int
 
     def keys(self) -> tuple[str, ...]:
@@ -107,21 +111,12 @@ class _ServerOptions:
 
     def settings(self) -> ServeSettings:
         """Return the settings of the server; a model has more of its own."""
-        keys = self.keys()
+        settings = with_fields(_DEFAULTS, {**self.fields, "api_keys": self.keys()})
         require_packages()
-        if not is_loopback(self.host) and not keys:
-            problem = f"{self.host} can be reached from other machines, and no key is set"
+        if not is_loopback(settings.host) and not settings.api_keys:
+            problem = f"{settings.host} can be reached from other machines, and no key is set"
             raise OptionError(f"{problem}: give --api-key, or leave --host out")
-        return ServeSettings(
-            model="",
-            host=self.host,
-            api_keys=keys,
-            cors=self.cors,
-            bounds=Bounds(queue=self.queue),
-            drain_seconds=self.drain,
-            send_seconds=self.timeout,
-            idle_seconds=self.idle_unload if self.idle_unload > 0 else None,
-        )
+        return settings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,7 +144,9 @@ def _read_object(_context: click.Context, _option: click.Parameter, text: str) -
 server_options = option_group(
     "server",
     _ServerOptions,
-    _SERVER.option("--host ADDRESS", "The address to listen on.", default=_DEFAULTS.host),
+    _SERVER.option(
+        "--host ADDRESS", "The address to listen on.", default=_DEFAULTS.host, field="host"
+    ),
     _SERVER.option(
         "--port N",
         "The port to listen on; 0: any free port.",
@@ -161,6 +158,7 @@ server_options = option_group(
         "The most requests that may wait for a slot; others are refused.",
         click.IntRange(0, MAX_COUNT),
         default=_DEFAULTS.bounds.queue,
+        field="bounds.queue",
     ),
     _SERVER.option(
         "--api-key KEY",
@@ -174,6 +172,7 @@ server_options = option_group(
         "Allow requests from web pages of this origin, such as https://example.org; *: of any "
         "origin; repeatable.",
         multiple=True,
+        field="cors",
     ),
     _SERVER.option(
         "--idle-unload, --sleep-idle-seconds SECONDS",
@@ -181,6 +180,8 @@ server_options = option_group(
         "never. keep_alive of a request (Ollama) overrides this option.",
         click.FloatRange(-1, MAX_COUNT),
         default=0.0,
+        field="idle_seconds",
+        read=lambda seconds: seconds if seconds > 0 else None,
     ),
     _SERVER.option(
         "--models-max N",
@@ -193,12 +194,14 @@ server_options = option_group(
         "The time to finish answers when the server is stopped.",
         click.FloatRange(0, 3600),
         default=_DEFAULTS.drain_seconds,
+        field="drain_seconds",
     ),
     _SERVER.option(
         "-to, --timeout SECONDS",
         "The time after which a client that reads nothing is disconnected.",
         click.FloatRange(1, 86400),
         default=_DEFAULTS.send_seconds,
+        field="send_seconds",
     ),
 )
 
@@ -421,12 +424,12 @@ def serve(
     from specrun.cli.serve.server import run_server
 
     # Before a model is loaded: if the port is in use, the error comes at once.
-    with bound_socket(server.host, server.port) as listener:
+    with bound_socket(settings.host, server.port) as listener:
         lost = outvoted(["model"], by=["demo", "models"])
         paths = models if lost else (*given.model, *models)
         source = _Source(click.get_current_context(), paths, given, settings, terminal)
         served = Models(source.models, settings, most=server.models_max)
-        url = url_of(server.host, listener)
+        url = url_of(settings.host, listener)
         try:
             if len(served.models) == 1:
                 only = served.models[0]

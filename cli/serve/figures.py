@@ -104,14 +104,10 @@ class Metrics:
     def __init__(self, models: Models) -> None:
         self.registry = registry = CollectorRegistry()
         self._models = models
-        self._requests = Counter(
-            "specrun_requests",
-            "Requests by path and status.",
-            ["path", "status"],
-            registry=registry,
-        )
-        about = "Answers by how they ended."
         of = functools.partial(Counter, registry=registry)
+        about = "Requests by path and status."
+        self._requests = of("specrun_requests", about, ["path", "status"])
+        about = "Answers by how they ended."
         self._answers = of("specrun_answers", about, ["finish_reason", *_OF_MODEL])
         about = "Tokens: of prompts, of them cached, generated, drafted, accepted."
         self._tokens = of("specrun_tokens", about, ["kind", *_OF_MODEL])
