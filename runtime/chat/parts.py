@@ -15,7 +15,7 @@ from typing import Any
 
 from specrun.bindings.errors import OptionError
 
-_PLAIN = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
+_PLAIN = ("text", "input_text", "output_text", "summary_text", "reasoning_text")  # a type may be []
 _HIDDEN = frozenset({"thinking", "redacted_thinking"})  # of an answer; they are no content
 _MEDIA = {
     "image": "image",

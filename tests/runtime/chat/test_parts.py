@@ -154,6 +154,7 @@ PARTS: list[tuple[dict[str, Any], str]] = [
         "[resource: text/x, file:///a]\nA.",
     ),
     ({"type": "of_tomorrow"}, "[of tomorrow]"),
+    ({"type": ["text"], "text": "Hi."}, "[['text']]\nHi."),
 ]
 
 
