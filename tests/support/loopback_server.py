@@ -1,10 +1,13 @@
-"""A server in a thread, on a port of this machine, over any engine."""
+"""A server over any engine: in a thread, on a port of this machine, or in this process."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from starlette.testclient import TestClient
 
 from specrun.cli.serve.app import create_app
 from specrun.cli.serve.server import serving_here
@@ -17,3 +20,21 @@ def serving(engine: Any, **settings: Any) -> Iterator[str]:
     chosen = ServeSettings(**{"model": "tiny", "drain_seconds": 0.5, **settings})
     with serving_here(create_app(engine, chosen), chosen) as address:
         yield address
+
+
+def client_of(engine: Any, **settings: Any) -> TestClient:
+    """A client of a server in this process."""
+    app = create_app(engine, ServeSettings(**{"model": "tiny", **settings}))
+    return TestClient(app, base_url="http://127.0.0.1:8080")
+
+
+def posted(engine: Any, path: str, **body: Any) -> Any:
+    """The reply to a request of such a client."""
+    with client_of(engine) as client:
+        return client.post(path, json=body)
+
+
+def objects_of(stream: str) -> list[dict[str, Any]]:
+    """The JSON objects of a stream's events."""
+    lines = [line.removeprefix("data: ") for line in stream.split("\n")]
+    return [json.loads(line) for line in lines if line.startswith("{")]

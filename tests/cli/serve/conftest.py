@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 from support.api_clients import close_clients
-from support.loopback_server import serving
+from support.loopback_server import client_of, serving
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.app import create_app
-from specrun.cli.serve.settings import ServeSettings
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.engine import Engine
 
@@ -64,6 +62,5 @@ def demo_engine() -> Iterator[Engine]:
 @pytest.fixture
 def client(demo_engine: Engine) -> Iterator[TestClient]:
     """A client in this process."""
-    app = create_app(demo_engine, ServeSettings(model="demo"))
-    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+    with client_of(demo_engine, model="demo") as client:
         yield client

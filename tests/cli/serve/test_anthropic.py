@@ -10,7 +10,7 @@ from support.api_clients import anthropic_client
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
 from support.tiny_models import TEMPLATE
-from support.tool_templates import HERMES, LLAMA3, MISTRAL
+from support.tool_templates import HERMES
 
 from specrun.runtime.engine import Engine
 
@@ -105,9 +105,8 @@ def test_tool_use(tool_vocabulary, stream):
     assert "get_weather" in tool_vocabulary.detokenize(engine.asked[0].prompt)
 
 
-@pytest.mark.parametrize("template", [HERMES, MISTRAL, LLAMA3], ids=["hermes", "mistral", "llama3"])
-def test_results_go_back_to_the_template(anthropic, tool_vocabulary, template):
-    engine = ScriptedEngine(tool_vocabulary, template, ["Dry."])
+def test_results_go_back_to_the_template(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, HERMES, ["Dry."])
     said = [
         {"type": "thinking", "thinking": "Hm.", "signature": ""},
         {"type": "text", "text": "I look."},
@@ -127,9 +126,7 @@ def test_results_go_back_to_the_template(anthropic, tool_vocabulary, template):
             address,
             messages=talk,
             tools=[WEATHER],
-            system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]
-            if template is not MISTRAL
-            else anthropic.NOT_GIVEN,
+            system=[{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
         )
     assert blocks(message) == [{"type": "text", "text": "Dry."}]
     assert message.stop_reason == "end_turn"
@@ -160,21 +157,6 @@ def test_the_reason_of_the_end(tool_vocabulary):
     assert stopped.content[0].text == "one two"
     assert cut.stop_reason == "max_tokens"
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "two")
-
-
-def test_an_answer_that_was_begun_goes_on(tool_vocabulary):
-    engine = ScriptedEngine(tool_vocabulary, HERMES, ["B)"])
-    talk = [*ASK, {"role": "assistant", "content": "It is ("}]
-    with serving(engine) as address:
-        assert created(address, messages=talk).content[0].text == "B)"
-    assert tool_vocabulary.detokenize(engine.asked[0].prompt).endswith("assistant\nIt is (")
-
-
-def test_thinking_is_the_templates_variable(tool_vocabulary):
-    engine = ScriptedEngine(tool_vocabulary, HERMES)
-    with serving(engine) as address:
-        created(address, thinking={"type": "disabled"})
-    assert tool_vocabulary.detokenize(engine.asked[0].prompt).endswith("</think>\n\n")
 
 
 def test_an_empty_answer_is_an_empty_block(tool_vocabulary):

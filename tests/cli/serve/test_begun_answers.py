@@ -5,21 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
+from support.loopback_server import posted
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.app import create_app
-from specrun.cli.serve.settings import ServeSettings
 
 ASK: list[Any] = [{"role": "user", "content": "Rain in Paris?"}]
-
-
-def posted(engine: Any, path: str, **body: Any) -> Any:
-    app = create_app(engine, ServeSettings(model="tiny"))
-    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
-        return client.post(path, json=body)
 
 
 def written(vocabulary: Vocabulary, tokens: list[int]) -> str:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.loopback_server import client_of
 from support.tool_templates import HERMES
 
-from specrun.cli.serve.app import create_app
-from specrun.cli.serve.settings import ServeSettings
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Grammar, SamplingParams
 from specrun.runtime.engine import Engine
@@ -179,8 +178,7 @@ def test_a_strict_schema_is_followed_exactly_or_refused(client: TestClient) -> N
 
 def test_the_servers_grammar_goes_before_none_and_behind_the_requests(demo_engine: Engine) -> None:
     params = SamplingParams(grammar=Grammar.regex("yes|no"))
-    app = create_app(demo_engine, ServeSettings(model="demo", params=params))
-    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+    with client_of(demo_engine, model="demo", params=params) as client:
         assert chat(client) in ("yes", "no")
         assert chat(client, grammar=DIGITS).startswith("n")
         assert chat(client, response_format={"type": "text"}, max_tokens=400) not in ("yes", "no")
@@ -206,8 +204,7 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def test_a_grammar_begins_behind_the_reasoning(thinker: Engine) -> None:
     end = thinker.vocabulary.tokenize("</think>", add_special=False, parse_special=True)
     assert len(end) == 1
-    app = create_app(thinker, ServeSettings(model="thinker"))
-    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+    with client_of(thinker) as client:
         bias = {str(end[0]): 3.0}
         thinking = {"chat_template_kwargs": {"open_thinking": True}, "max_tokens": 1500}
         fields = {**CHAT, **thinking, "logit_bias": bias, "response_format": FORMAT}

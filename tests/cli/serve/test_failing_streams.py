@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from starlette.testclient import TestClient
+from support.loopback_server import client_of
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
 from specrun.bindings.errors import DecodeFailedError
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.app import create_app
-from specrun.cli.serve.settings import ServeSettings
 
 WHY = "the backend failed to evaluate 3 tokens"
 
@@ -20,8 +18,7 @@ WHY = "the backend failed to evaluate 3 tokens"
 def events(vocabulary: Vocabulary, path: str, body: dict[str, Any]) -> list[tuple[str, Any]]:
     """The names and objects of a stream's events."""
     engine: Any = ScriptedEngine(vocabulary, HERMES, ["one two"], fails=DecodeFailedError(WHY, -3))
-    app = create_app(engine, ServeSettings(model="x"))
-    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+    with client_of(engine) as client:
         text = client.post(path, json={**body, "stream": True}).text
     found: list[tuple[str, Any]] = []
     for block in filter(None, text.split("\n\n")):

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.loopback_server import client_of, objects_of
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import ADD, WEATHER
 
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.app import create_app
-from specrun.cli.serve.settings import ServeSettings
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.chat import Reply, ReplyPlan, ThinkTags, ToolSyntax
 from specrun.runtime.chat.families import FAMILIES, THINKING
@@ -64,8 +63,7 @@ def test_calls_of_each_family_on_every_api(tool_vocabulary, syntax: ToolSyntax):
     engine: Any = ScriptedEngine(
         tool_vocabulary, template_of(syntax), [syntax.form.written(calls_of(syntax))]
     )
-    app = create_app(engine, ServeSettings(model="x"))
-    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+    with client_of(engine) as client:
         for read in (chat, chat_stream, responses, responses_stream, messages, messages_stream):
             assert read(client) == calls_of(syntax), read.__name__
 
@@ -79,9 +77,7 @@ def chat(client: TestClient) -> list[tuple[str, Any]]:
 
 
 def events(client: TestClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    reply = client.post(path, json={**body, "stream": True})
-    lines = [line.removeprefix("data: ") for line in reply.text.split("\n")]
-    return [json.loads(line) for line in lines if line.startswith("{")]
+    return objects_of(client.post(path, json={**body, "stream": True}).text)
 
 
 def chat_stream(client: TestClient) -> list[tuple[str, Any]]:

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
+from support.loopback_server import client_of, objects_of
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.cli.serve import tools
-from specrun.cli.serve.app import create_app
-from specrun.cli.serve.settings import ServeSettings
 
 PNG = "data:image/png;base64,iVBORw0KGgo="
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
@@ -35,9 +33,7 @@ def posted(
     """The reply, and the prompt with control tokens by their names."""
     engine: Any = ScriptedEngine(vocabulary, HERMES, script or ("Hello.",))
     path, field = PATHS[api]
-    with TestClient(
-        create_app(engine, ServeSettings(model="tiny")), base_url="http://127.0.0.1:8080"
-    ) as client:
+    with client_of(engine) as client:
         reply = client.post(path, json={field: talk, "max_tokens": 500, **body})
     tokens = engine.asked[0].prompt if engine.asked else []
     names = [vocabulary.piece(each) or vocabulary.label(each).encode() for each in tokens]
@@ -387,11 +383,6 @@ CALLED = json.dumps({"name": "patch", "arguments": {"input": PATCH}}, ensure_asc
 SAYS = f"I write.\n<tool_call>\n{CALLED}\n</tool_call>"
 
 
-def events_of(reply: Any) -> list[dict[str, Any]]:
-    lines = [line.removeprefix("data: ") for line in reply.text.split("\n") if "data: " in line]
-    return [json.loads(line) for line in lines if line != "[DONE]"]
-
-
 def test_a_custom_tool_is_called_with_a_text_in_responses(tool_vocabulary):
     tools = [{"type": "custom", "name": "patch", "description": "Write.", "format": GRAMMAR}]
     reply, prompt = posted(tool_vocabulary, "responses", [ASK], SAYS, tools=tools)
@@ -410,7 +401,7 @@ def test_a_custom_tool_is_called_with_a_text_in_responses(tool_vocabulary):
     assert again.status_code == 200, again.text
     assert in_order(prompt, ["I write.", '"arguments": {"input": "*** Begin', "done"])
     streamed, _ = posted(tool_vocabulary, "responses", [ASK], SAYS, tools=tools, stream=True)
-    events = events_of(streamed)
+    events = objects_of(streamed.text)
     given = [each for each in events if "custom_tool_call_input" in each["type"]]
     assert "".join(each.get("delta", "") for each in given) == given[-1]["input"] == PATCH
     assert given[-1]["type"] == "response.custom_tool_call_input.done"
@@ -427,7 +418,7 @@ def test_a_custom_tool_is_called_with_a_text_in_chat_completions(tool_vocabulary
     assert (call["type"], call["custom"]) == ("custom", {"name": "patch", "input": PATCH})
     assert choice["finish_reason"] == "tool_calls"
     streamed, _ = posted(tool_vocabulary, "chat", [ASK], SAYS, tools=tools, stream=True)
-    deltas = [each["choices"][0]["delta"] for each in events_of(streamed)]
+    deltas = [each["choices"][0]["delta"] for each in objects_of(streamed.text)]
     calls = [call for delta in deltas for call in delta.get("tool_calls", ())]
     assert calls[0]["type"] == "custom"
     assert "".join(call["custom"]["input"] for call in calls) == PATCH

@@ -8,13 +8,12 @@ import zlib
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
+from support.loopback_server import client_of
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.app import create_app
-from specrun.cli.serve.settings import Bounds, ServeSettings
+from specrun.cli.serve.settings import Bounds
 
 ASK = [{"role": "user", "content": "Hi."}]
 
@@ -28,8 +27,7 @@ def sent(
 ) -> tuple[Any, Any]:
     """The reply, and what the engine was asked."""
     engine: Any = ScriptedEngine(vocabulary, HERMES)
-    app = create_app(engine, ServeSettings(model="tiny", **settings))
-    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+    with client_of(engine, **settings) as client:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         reply = client.post(path, content=data, headers=headers)
     return reply, engine.asked[0] if engine.asked else None

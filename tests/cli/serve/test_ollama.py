@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.loopback_server import client_of
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES, WEATHER
 
@@ -140,8 +141,7 @@ def test_calls_and_their_results_go_through_the_template(tool_vocabulary: Vocabu
 def test_thoughts_are_a_field_of_their_own(tool_vocabulary: Vocabulary) -> None:
     template = HERMES + "{# <think> </think> #}"
     engine: Any = ScriptedEngine(tool_vocabulary, template, ["<think>Hm.</think>Four."])
-    app = create_app(engine, ServeSettings(model="x"))
-    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+    with client_of(engine) as client:
         body = {"messages": ASK, "think": True}
         whole = client.post("/api/chat", json={**body, "stream": False}).json()["message"]
         streamed = [each["message"] for each in lines(client, "/api/chat", body)]

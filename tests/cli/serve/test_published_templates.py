@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
+from support.loopback_server import client_of
 from support.replies import read_reply
 from support.scripted_engine import ScriptedEngine
 
-from specrun.cli.serve.app import create_app
-from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.chat import ChatTemplate, chat_text, for_template, syntax_of
 from specrun.runtime.chat.families import GENERIC
 
@@ -83,9 +81,7 @@ def test_an_agents_turns_with_a_published_template(tool_vocabulary, path):
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "The question."},
     ]
-    with TestClient(
-        create_app(engine, ServeSettings(model="x")), base_url="http://127.0.0.1:8080"
-    ) as client:
+    with client_of(engine) as client:
         body = {"messages": asked, "tools": TOOLS, "reasoning_effort": "high"}
         reply = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]
         made = [call["function"] for call in reply["tool_calls"]]

@@ -9,7 +9,7 @@ import pytest
 from support.api_clients import openai_client
 from support.loopback_server import serving
 from support.scripted_engine import ScriptedEngine
-from support.tool_templates import HERMES, MISTRAL
+from support.tool_templates import HERMES
 
 from specrun.runtime.engine import Engine
 
@@ -94,10 +94,8 @@ def test_the_order_of_events(tool_vocabulary):
     assert {event.item_id for event in events if hasattr(event, "item_id")} == ids
 
 
-@pytest.mark.parametrize("template", [HERMES, MISTRAL], ids=["hermes", "mistral"])
-def test_results_go_back(tool_vocabulary, template):
-    script = [CALL if template is HERMES else '[TOOL_CALLS]get_weather[ARGS]{"city": "Paris"}']
-    engine = ScriptedEngine(tool_vocabulary, template, [*script, "Dry."])
+def test_results_go_back(tool_vocabulary):
+    engine = ScriptedEngine(tool_vocabulary, HERMES, [CALL, "Dry."])
     with serving(engine) as address:
         first = created(address, tools=[WEATHER])
         (call,) = first.output

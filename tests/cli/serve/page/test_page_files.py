@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from support.loopback_server import client_of
 
-from specrun.cli.serve.app import create_app
 from specrun.cli.serve.page.routes import CONTENT_TYPES, HEADERS, read_page
-from specrun.cli.serve.settings import ServeSettings
 from specrun.runtime.engine import Engine
 
 PAGE = Path(__file__).resolve().parents[4] / "cli" / "serve" / "page" / "static"
@@ -27,8 +26,7 @@ URLS = [f"/page/{name}" for name in FILES if name != "index.html"]
 @pytest.fixture
 def locked(demo_engine: Engine) -> Iterator[TestClient]:
     """A client without a key, of a server that asks for one."""
-    app = create_app(demo_engine, ServeSettings(model="demo", api_keys=("secret",)))
-    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+    with client_of(demo_engine, model="demo", api_keys=("secret",)) as client:
         yield client
 
 
