@@ -58,7 +58,7 @@ def test_overhead_table_compares_shares_with_their_bounds() -> None:
     assert overhead_table([]).rows == ()
 
 
-def test_overhead_as_json_and_markdown() -> None:
+def test_overhead_as_json() -> None:
     quick = "overhead --vocab 512 -c 512 --rounds 8 -t 1 --device-ms 1"
     found = results_of(run_measure(quick, "--json"))
     assert [result["setting"] for result in found] == [
@@ -80,7 +80,6 @@ def test_overhead_as_json_and_markdown() -> None:
     # Rows of 512 logits: of one token, and of a chain of 5 and its root.
     assert (copied[0], copied[3]) == (4 * 512, 4 * 512 * 6)
     assert [result["devices"]["1 ms"]["graphs_reused"] for result in found[:2]] == [1.0, 1.0]
-    assert run_measure(quick).stdout.startswith("| vocab ")
     cut = results_of(run_measure(quick, "--backend-sampling", "--json"))
     copied = [result["devices"]["1 ms"]["target_bytes"] for result in cut]
     # Of each row the best and eight more, at a temperature 40 and eight, and their ids.
@@ -106,9 +105,6 @@ def test_overhead_options_are_checked(wrong: dict[str, object], problem: str) ->
     "line",
     [
         "overhead --vocab many",
-        "overhead --vocab 3",
-        "overhead --rounds 0",
-        "overhead -c 5",
         "overhead --device-ms 0",
         "overhead --json -o csv",
         "overhaed",

@@ -90,15 +90,16 @@ class StaysBusy(Runtime):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(OtherSeed, "is not a fresh session's"), (StaysBusy, "BusyError")]
+    ("kind", "n", "said"),
+    [(OtherSeed, 1, "is not a fresh session's"), (StaysBusy, 3, "BusyError")],
 )  # sessions 8 to 10 drop streams
-def test_a_faulty_runtime_is_reported(kind: type[Runtime], said: str) -> None:
+def test_a_faulty_runtime_is_reported(kind: type[Runtime], n: int, said: str) -> None:
     def opened(setup: Setup, drafter: str, target: Path) -> Runtime:
         runtime = open_runtime(setup, drafter, target)
         runtime.__class__ = kind
         return runtime
 
-    result = soak(held(3, first=8), opened=opened)
+    result = soak(held(n, first=8), opened=opened)
     assert not result.passed
     assert any(said in failure for failure in result.failures)
     assert all(failure.startswith("session ") for failure in result.failures)

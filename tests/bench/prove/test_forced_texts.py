@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from specrun.bench.prove import forced
 from specrun.bench.prove.cache import check_cache, check_conversations
 from specrun.bench.prove.forced import FLOOR, Drift, ForcedText, excess, plain_texts
 from specrun.bench.prove.setting import ALPHA, Check, Setting
@@ -115,6 +116,7 @@ def test_contexts_have_the_options_of_the_user(monkeypatch: pytest.MonkeyPatch) 
         create(self, model, options)
         opened.append(options)
 
+    monkeypatch.setattr(forced, "LENGTH", 8)
     given = {"n_threads": 1, "flash_attention": "on", "cache_type_v": "q8_0", "n_ubatch": 128}
     with Runtime.demo("draft(tree=2x2)", **given) as runtime:
         monkeypatch.setattr(Context, "__init__", noted)

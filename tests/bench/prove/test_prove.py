@@ -62,8 +62,9 @@ def statuses(proof: Proof) -> dict[str, str]:
     return {check.name: check.status for check in proof.checks}
 
 
-@pytest.mark.parametrize("accept", ["exact", "kseq"])
-@pytest.mark.parametrize("shape", ["free", "fixed"])
+@pytest.mark.parametrize(
+    ("shape", "accept"), [("free", "exact"), ("free", "kseq"), ("fixed", "exact")]
+)
 def test_a_sound_pair_passes(tiny_model: Path, drafter: str, shape: str, accept: str) -> None:
     options = F32 | ({"flash_attention": "on"} if shape == "fixed" else {})
     with Runtime(tiny_model, drafter, shape=shape, accept=accept, **options) as runtime:
@@ -154,8 +155,8 @@ def test_a_rule_that_forgets_the_residual_fails_twice(
     setting: Setting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both the enumeration and 600 texts see it (chi-square of size 1e-4)."""
-    monkeypatch.setattr(texts, "_LEAST_TEXTS", 600)
     sound = [check_rule(setting), check_law(setting)]
+    monkeypatch.setattr(texts, "_LEAST_TEXTS", 600)
     setting.runtime.session.rule = WithoutResidual()
     found = [check_rule(setting), check_law(setting)]
     assert [check.status for check in sound] == ["passed", "passed"]

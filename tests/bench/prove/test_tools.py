@@ -57,6 +57,12 @@ def one_case(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tools, "CASES", CASES[:1])
 
 
+@pytest.fixture
+def short_case(one_case: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for half of the tokens, in which a call begins."""
+    monkeypatch.setattr(tools, "_LENGTH", 48)
+
+
 def opened(path: Path, shape: Shape, slots: int, others: Sequence[DrafterMaker]) -> Engine:
     return Engine(path, "none", slots=slots, shape=shape, others=others, n_threads=1, trust=True)
 
@@ -113,7 +119,7 @@ def test_a_rule_that_keeps_drafts_corrupts_calls(caller: Path) -> None:
     assert all("random-trees" in note for note in notes[:3])
 
 
-@pytest.mark.usefixtures("one_case")
+@pytest.mark.usefixtures("short_case")
 def test_a_stream_that_loses_a_token_of_a_long_round_is_found(
     caller: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -126,7 +132,7 @@ def test_a_stream_that_loses_a_token_of_a_long_round_is_found(
     assert found["log-probabilities"] == "passed"
 
 
-@pytest.mark.usefixtures("one_case")
+@pytest.mark.usefixtures("short_case")
 def test_log_probabilities_of_drafts_that_are_zero_are_found(
     caller: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +169,7 @@ def test_streams_say_the_same_in_other_rounds() -> None:
         read_stream("chat completions", begun)
 
 
-@pytest.mark.usefixtures("one_case")
+@pytest.mark.usefixtures("short_case")
 def test_the_command_says_two_lines_and_a_table(caller: Path) -> None:
     line = "prove --tools --minutes 0.001 -t 1 -o md --shape fixed"
     done = run(line, "-m", caller, "--drafter", "prompt-lookup")
@@ -175,7 +181,7 @@ def test_the_command_says_two_lines_and_a_table(caller: Path) -> None:
     assert "| messages " in done.stdout
 
 
-@pytest.mark.usefixtures("one_case")
+@pytest.mark.usefixtures("short_case")
 def test_calls_of_a_hybrid_with_its_own_blocks_stay_whole(tmp_path: Path) -> None:
     """Others say that MTP corrupts calls. A recurrent state takes no fixed shape; slots have 2,048
     tokens each, or the prompt would not fit."""
@@ -190,7 +196,7 @@ def test_calls_of_a_hybrid_with_its_own_blocks_stay_whole(tmp_path: Path) -> Non
     assert all("mtp(n=3)" in check["tested"] for check in proof["checks"] if check["name"] in APIS)
 
 
-@pytest.mark.usefixtures("one_case")
+@pytest.mark.usefixtures("short_case")
 def test_a_proof_that_compared_nothing_has_not_passed(caller: Path) -> None:
     done = run("prove --tools --minutes 0.001 -t 1 -c 512", "-m", caller)
     assert done.exit_code == 1
