@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.testclient import TestClient
 
@@ -38,3 +40,18 @@ def objects_of(stream: str) -> list[dict[str, Any]]:
     """The JSON objects of a stream's events."""
     lines = [line.removeprefix("data: ") for line in stream.split("\n")]
     return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def opened(address: str) -> socket.socket:
+    """A connection to a server, on which nothing was sent."""
+    place = urlsplit(address)
+    return socket.create_connection((place.hostname, place.port), timeout=20)
+
+
+def connected(address: str, body: dict[str, Any]) -> socket.socket:
+    """A connection on which a completion was asked for; nothing is read."""
+    data = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}"
+    connection = opened(address)
+    connection.sendall(f"{head}\r\n\r\n".encode() + data)
+    return connection

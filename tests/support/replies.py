@@ -1,11 +1,15 @@
-"""Replies of models, read as a server reads them."""
+"""Replies of models, read as a server reads them, and as grammars of calls take them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from specrun.bindings.errors import OptionError
+from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.chat import Reply, ReplyParser, ToolSyntax
+from specrun.runtime.grammar import Grammar
+from specrun.runtime.grammar.compiled import compiled
 
 
 def read_reply(
@@ -22,3 +26,17 @@ def read_reply(
         reply.add(parser.push(piece))
     reply.add(parser.finish(is_cut=is_cut))
     return reply
+
+
+def follows(vocabulary: Vocabulary, grammar: Grammar, text: str, *, marks: bool = False) -> bool:
+    """Whether a text, to its end, is one of the grammar's; `marks` may be control tokens."""
+    tokens = vocabulary.tokenize(text, add_special=False, parse_special=marks)
+    state = compiled(grammar, vocabulary).start(0)
+    try:
+        for token in [*tokens, min(vocabulary.end_of_generation)]:
+            if not state.allows(token):
+                return False
+            state = state.after([token])
+    except OptionError:
+        return False
+    return True

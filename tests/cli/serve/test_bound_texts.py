@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.api_replies import MESSAGES, RESPONSES, body_of, said_in
 from support.loopback_server import client_of
 from support.tool_templates import HERMES
 
@@ -95,17 +96,13 @@ def test_other_apis(client: TestClient) -> None:
         "/v1/completions", json={"prompt": "x", "grammar": DIGITS, "max_tokens": 20}
     )
     assert completed.json()["choices"][0]["text"][1:].isdigit()
-    text = {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}
-    answered = client.post(
-        "/v1/responses", json={"input": "what?", "text": text, "max_output_tokens": 80}
-    )
-    items = [item for item in answered.json()["output"] if item["type"] == "message"]
-    require_thing(items[0]["content"][0]["text"])
-    output = {"format": {"type": "json_schema", "schema": SCHEMA}}
-    said = client.post(
-        "/v1/messages", json={"messages": ASK, "max_tokens": 80, "output_config": output}
-    )
-    require_thing(said.json()["content"][0]["text"])
+    form = {"format": {"type": "json_schema", "name": "thing", "schema": SCHEMA}}
+    for path, fields in (
+        (RESPONSES, {"text": form, "max_output_tokens": 80}),
+        (MESSAGES, {"output_config": form, "max_tokens": 80}),
+    ):
+        reply = client.post(path, json={**body_of(path, "what?"), **fields})
+        require_thing(said_in(reply.json()).content)
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from typing import Any
 import openai
 import pytest
 from support.api_clients import openai_client
+from support.api_replies import body_of, said_in, said_in_stream
 from support.commands import run
-from support.loopback_server import client_of, objects_of, serving
+from support.loopback_server import client_of, serving
 from support.scripted_engine import ScriptedEngine
 from support.tiny_models import CONTROLS, TEMPLATE
 from support.tool_templates import ADD, HERMES, LLAMA3, MISTRAL, WEATHER
@@ -181,20 +182,20 @@ EXCLUDED: dict[str, list[dict[str, Any]]] = {
 def test_every_api_leaves_reasoning_out_or_in_the_content(tool_vocabulary, path: str, family: str):
     template, said, kept = THOUGHTS[family]
     engine: Any = ScriptedEngine(tool_vocabulary, template, [said])
-    body = {"input": "Rain?"} if path == "/v1/responses" else {"messages": ASK}
+    body = body_of(path, "Rain?")
     n_thought = len(tool_vocabulary.tokenize("It may rain.", add_special=False))
     with client_of(engine) as client:
 
         def reply(**fields: Any) -> tuple[str, str]:
             whole = client.post(path, json={**body, **fields}).json()
             stream = client.post(path, json={**body, **fields, "stream": True}).text
-            assert texts_of_stream(stream) == texts_of(whole)
+            said = said_in(whole)
+            assert said_in_stream(stream) == said
             usage = whole["usage"]
             details = usage.get("completion_tokens_details", usage.get("output_tokens_details"))
             if path != "/v1/messages":  # which has no such count
-                is_content = texts_of(whole)[1] != "Yes."
-                assert details["reasoning_tokens"] == (0 if is_content else n_thought)
-            return texts_of(whole)
+                assert details["reasoning_tokens"] == (n_thought if said.content == "Yes." else 0)
+            return said.reasoning, said.content
 
         assert reply() == ("It may rain.", "Yes.")
         for fields in EXCLUDED[path]:
@@ -202,34 +203,6 @@ def test_every_api_leaves_reasoning_out_or_in_the_content(tool_vocabulary, path:
         assert reply(reasoning_format="parsed", include_reasoning=True) == ("It may rain.", "Yes.")
         for form in ("none", "raw"):
             assert reply(reasoning_format=form) == ("", kept)
-
-
-def texts_of(reply: dict[str, Any]) -> tuple[str, str]:
-    """Return reasoning and content of a reply of any API."""
-    if "choices" in reply:
-        message = reply["choices"][0]["message"]
-        return message.get("reasoning_content", ""), message["content"]
-    if "output" in reply:
-        parts = [part for item in reply["output"] for part in item["content"]]
-        kinds = {part["type"]: part["text"] for part in parts}
-        return kinds.get("reasoning_text", ""), kinds["output_text"]
-    kinds = {block["type"]: block[block["type"]] for block in reply["content"]}
-    return kinds.get("thinking", ""), kinds["text"]
-
-
-def texts_of_stream(stream: str) -> tuple[str, str]:
-    """Return reasoning and content of a stream of any API."""
-    thought = content = ""
-    for event in objects_of(stream):
-        delta = event.get("delta") or {}
-        if event.get("choices"):
-            delta = event["choices"][0]["delta"]
-        elif isinstance(delta, str):
-            kind = "reasoning_content" if "reasoning" in event["type"] else "content"
-            delta = {kind: delta}
-        thought += delta.get("reasoning_content", "") + delta.get("thinking", "")
-        content += delta.get("content", "") + delta.get("text", "")
-    return thought, content
 
 
 def test_template_kwargs_reach_the_template_and_open_the_reasoning(tool_vocabulary):
@@ -268,7 +241,7 @@ OFF: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize(("path", "fields"), OFF.values(), ids=OFF)
 def test_every_api_turns_thinking_off_and_on(tool_vocabulary, path, fields):
     engine: Any = ScriptedEngine(tool_vocabulary, HERMES)
-    body = {"input": "Rain?"} if path == "/v1/responses" else {"messages": ASK}
+    body = body_of(path, "Rain?")
     on = json.loads(
         json.dumps(fields)
         .replace("none", "high")

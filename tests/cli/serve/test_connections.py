@@ -14,11 +14,10 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from support.loopback_server import serving
+from support.loopback_server import opened, serving
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
@@ -33,11 +32,6 @@ HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 @pytest.fixture
 def engine(tool_vocabulary: Vocabulary) -> ScriptedEngine:
     return ScriptedEngine(tool_vocabulary, HERMES, script=("Hello. " * 20,))
-
-
-def opened(address: str) -> socket.socket:
-    place = urlsplit(address)
-    return socket.create_connection((place.hostname, place.port), timeout=SOON)
 
 
 def rest_of(connection: socket.socket) -> bytes:

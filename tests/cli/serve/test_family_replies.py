@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from starlette.testclient import TestClient
-from support.loopback_server import client_of, objects_of
+from support.api_replies import CHAT, MESSAGES, RESPONSES, Said, body_of, said_in, said_in_stream
+from support.loopback_server import client_of
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import ADD, WEATHER
 
@@ -31,7 +31,6 @@ BODY = (
     "{% for call in m.tool_calls or [] %}{{ call.function.name }}"
     "{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
 )
-ASK = [{"role": "user", "content": "Rain in Paris?"}]
 
 
 def template_of(syntax: ToolSyntax) -> str:
@@ -60,81 +59,23 @@ def marked_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Voca
 
 @pytest.mark.parametrize("syntax", FAMILIES, ids=IDS)
 def test_calls_of_each_family_on_every_api(tool_vocabulary, syntax: ToolSyntax):
+    wanted = Said(calls=calls_of(syntax))
     engine: Any = ScriptedEngine(
-        tool_vocabulary, template_of(syntax), [syntax.form.written(calls_of(syntax))]
+        tool_vocabulary, template_of(syntax), [syntax.form.written(wanted.calls)]
     )
+    ends = {
+        CHAT: '"finish_reason":"tool_calls"',
+        RESPONSES: '"status":"completed"',
+        MESSAGES: '"stop_reason":"tool_use"',
+    }
     with client_of(engine) as client:
-        for read in (chat, chat_stream, responses, responses_stream, messages, messages_stream):
-            assert read(client) == calls_of(syntax), read.__name__
-
-
-def chat(client: TestClient) -> list[tuple[str, Any]]:
-    reply = client.post("/v1/chat/completions", json={"messages": ASK, "tools": [WEATHER, ADD]})
-    (choice,) = reply.json()["choices"]
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-    made = [call["function"] for call in choice["message"]["tool_calls"]]
-    return [(call["name"], json.loads(call["arguments"])) for call in made]
-
-
-def events(client: TestClient, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
-    return objects_of(client.post(path, json={**body, "stream": True}).text)
-
-
-def chat_stream(client: TestClient) -> list[tuple[str, Any]]:
-    made: list[tuple[str, str]] = []
-    body = {"messages": ASK, "tools": [WEATHER, ADD]}
-    for event in events(client, "/v1/chat/completions", body):
-        delta = event["choices"][0]["delta"]
-        assert not delta.get("content")
-        for call in delta.get("tool_calls", ()):
-            if "id" in call:
-                made.append((call["function"]["name"], ""))
-            name, arguments = made[call["index"]]
-            made[call["index"]] = (name, arguments + call["function"]["arguments"])
-    return [(name, json.loads(arguments)) for name, arguments in made]
-
-
-def tools_of_responses() -> list[dict[str, Any]]:
-    return [{"type": "function", **tool["function"]} for tool in (WEATHER, ADD)]
-
-
-def responses(client: TestClient) -> list[tuple[str, Any]]:
-    body = {"input": "Rain?", "tools": tools_of_responses()}
-    output = client.post("/v1/responses", json=body).json()["output"]
-    assert {item["type"] for item in output} == {"function_call"}
-    return [(item["name"], json.loads(item["arguments"])) for item in output]
-
-
-def responses_stream(client: TestClient) -> list[tuple[str, Any]]:
-    body = {"input": "Rain?", "tools": tools_of_responses()}
-    done = "response.function_call_arguments.done"
-    found = [each for each in events(client, "/v1/responses", body) if each["type"] == done]
-    return [(each["name"], json.loads(each["arguments"])) for each in found]
-
-
-def tools_of_messages() -> list[dict[str, Any]]:
-    functions = [tool["function"] for tool in (WEATHER, ADD)]
-    return [{"name": each["name"], "input_schema": each["parameters"]} for each in functions]
-
-
-def messages(client: TestClient) -> list[tuple[str, Any]]:
-    body = {"messages": ASK, "max_tokens": 999, "tools": tools_of_messages()}
-    reply = client.post("/v1/messages", json=body).json()
-    assert reply["stop_reason"] == "tool_use"
-    assert {block["type"] for block in reply["content"]} == {"tool_use"}
-    return [(block["name"], block["input"]) for block in reply["content"]]
-
-
-def messages_stream(client: TestClient) -> list[tuple[str, Any]]:
-    body = {"messages": ASK, "max_tokens": 999, "tools": tools_of_messages()}
-    made: list[tuple[str, str]] = []
-    for event in events(client, "/v1/messages", body):
-        if event["type"] == "content_block_start":
-            made.append((event["content_block"]["name"], ""))
-        elif event["type"] == "content_block_delta":
-            name, arguments = made[-1]
-            made[-1] = (name, arguments + event["delta"]["partial_json"])
-    return [(name, json.loads(arguments)) for name, arguments in made]
+        for path, end in ends.items():
+            body = body_of(path, "Rain in Paris?", [WEATHER, ADD])
+            whole = client.post(path, json=body)
+            stream = client.post(path, json={**body, "stream": True})
+            assert said_in(whole.json()) == said_in_stream(stream.text) == wanted, path
+            assert end in whole.text, path
+            assert end in stream.text, path
 
 
 @pytest.mark.parametrize("syntax", FAMILIES, ids=IDS)

@@ -11,17 +11,17 @@ from typing import Any
 import openai
 import pytest
 from support.api_clients import openai_client
+from support.api_replies import CHAT, MESSAGES, PATHS, RESPONSES, body_of, said_in
 from support.hostile_grammars import reference_chain
 from support.loopback_server import client_of, serving
+from support.replies import follows
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES, LLAMA3, MISTRAL, QWEN_CODER, function_tool
 
-from specrun.bindings.errors import OptionError
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime.chat import ForcedCalls, Reply, ReplyParser, ReplyPlan, ThinkTags, syntax_of
 from specrun.runtime.engine import Engine
 from specrun.runtime.grammar import Grammar
-from specrun.runtime.grammar.compiled import compiled
 
 pytestmark = pytest.mark.long
 
@@ -41,6 +41,16 @@ CLOCK: Any = function_tool("clock")
 CLOCK["function"]["parameters"] = {"type": "object", "additionalProperties": False}
 NOTE: Any = function_tool("note", text="string")
 ASK: list[Any] = [{"role": "user", "content": "Rain?"}]
+
+
+def strict(tool: Any) -> Any:
+    return {**tool, "function": {**tool["function"], "strict": True}}
+
+
+def takes(engine: Engine, grammar: Grammar | None, text: str) -> bool:
+    """Whether a grammar takes a text, in which marks may be control tokens."""
+    assert grammar is not None
+    return follows(engine.vocabulary, grammar, text, marks=True)
 
 
 @pytest.fixture(scope="module")
@@ -137,27 +147,11 @@ def test_what_is_forced_is_what_is_read(models, thinking):
             grammar = Grammar.lark(forced.grammar(think, thinking=thinking))
             whole = ("Hm.</think>\n" if thinking else "<think>Hm.</think>\n\n") + text
             for said, is_taken in ((whole, True), (whole + "x", False), (f"So: {text}", False)):
-                assert follows(engine, grammar, said) is is_taken, (family, said)
-            assert follows(engine, grammar, text) is not thinking
+                assert takes(engine, grammar, said) is is_taken, (family, said)
+            assert takes(engine, grammar, text) is not thinking
         parser, reply = ReplyParser(syntax, schemas, think=think, thinking=thinking), Reply()
         reply.add([*parser.push(whole), *parser.finish()])
         assert (len(reply.calls), reply.content, reply.reasoning) == (1, "", "Hm.")
-
-
-def follows(engine: Engine, grammar: Grammar, text: str) -> bool:
-    """Whether a text, to its end, is one of the grammar's."""
-    vocabulary = engine.vocabulary
-    tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
-    (end,) = vocabulary.end_of_generation
-    state = compiled(grammar, vocabulary).start(0)
-    try:
-        for token in [*tokens, end]:
-            if not state.allows(token):
-                return False
-            state = state.after([token])
-    except OptionError:
-        return False
-    return True
 
 
 def test_drafts_change_no_call(models):
@@ -224,7 +218,6 @@ def test_what_begins_as_a_call_of_a_strict_tool_is_one(models, family):
     good = GOOD[family]
     with Engine(models[family], "none", slots=1, n_threads=1, n_ctx=64) as engine:
         grammar = plan.grammar(engine.vocabulary, "")
-        assert grammar is not None
         for text, is_taken in (
             (good, True),
             ("", True),
@@ -233,7 +226,7 @@ def test_what_begins_as_a_call_of_a_strict_tool_is_one(models, family):
             (good.replace("get_weather", "rm"), False),
             (good[: len(good) // 2], False),
         ):
-            assert follows(engine, grammar, text) is is_taken, text
+            assert takes(engine, grammar, text) is is_taken, text
         free = ReplyPlan(syntax=plan.syntax, schemas=plan.schemas)
         assert free.grammar(engine.vocabulary, "") is None
 
@@ -277,11 +270,11 @@ def test_tools_are_called_or_the_answer_follows_its_schema(models, family, is_st
             (call.replace("Rome", "Bonn"), False),
             (call.replace("get_weather", "rm"), False),
         ):
-            assert follows(engine, grammar, text) is is_taken, text
-        assert follows(engine, open_grammar, f"Hm.</think>\n{answer}")
-        assert not follows(engine, open_grammar, answer)
-        assert not follows(engine, must_call.grammar(engine.vocabulary, "", ANSWER), answer)
-        assert follows(engine, must_call.grammar(engine.vocabulary, "", ANSWER), call)
+            assert takes(engine, grammar, text) is is_taken, text
+        assert takes(engine, open_grammar, f"Hm.</think>\n{answer}")
+        assert not takes(engine, open_grammar, answer)
+        assert not takes(engine, must_call.grammar(engine.vocabulary, "", ANSWER), answer)
+        assert takes(engine, must_call.grammar(engine.vocabulary, "", ANSWER), call)
 
 
 @pytest.mark.parametrize("family", ["hermes", "qwen3-coder"])
@@ -289,58 +282,34 @@ def test_every_api_takes_tools_beside_an_answers_schema(models, family):
     """A random model calls, or answers: over a few seeds it does both."""
     schema = {**ANSWER, "required": ["rain", "next"]}
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
-    function = {**WEATHER["function"], "strict": True}
     asked: dict[str, dict[str, Any]] = {
-        "/v1/chat/completions": {
-            "messages": ASK,
-            "tools": [{"type": "function", "function": function}],
+        CHAT: {
             "response_format": {"type": "json_schema", "json_schema": form},
             "parallel_tool_calls": False,
         },
-        "/v1/responses": {
-            "input": "Rain?",
-            "parallel_tool_calls": False,
-            "tools": [{"type": "function", **function}],
-            "text": {"format": form},
-        },
-        "/v1/messages": {
-            "messages": ASK,
+        RESPONSES: {"text": {"format": form}, "parallel_tool_calls": False},
+        MESSAGES: {
             "max_tokens": 400,
             "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
-            "tools": [{"name": "get_weather", "input_schema": function["parameters"]}],
             "output_config": {"format": form},
         },
     }
     kinds = set()
     with Engine(models[family], "none", slots=1, n_threads=1, n_ctx=2048) as engine:
         with client_of(engine) as client:
-            for path, body in asked.items():
+            for path, fields in asked.items():
                 for seed in range(6):
+                    body = {**body_of(path, "Rain?", [strict(WEATHER)]), **fields}
                     reply = client.post(path, json={**body, "seed": seed, "temperature": 1.5})
                     assert reply.status_code == 200, reply.text
-                    text, calls = said_in(reply.json())
-                    assert bool(text) is not bool(calls)
-                    if text:
-                        assert list(json.loads(text)) == ["rain", "next"]
-                    for call in calls:
-                        assert call["city"] in ("Paris", "Rome")
-                    kinds.add(bool(text))
+                    said = said_in(reply.json())
+                    assert bool(said.content) is not bool(said.calls)
+                    if said.content:
+                        assert list(json.loads(said.content)) == ["rain", "next"]
+                    for _, arguments in said.calls:
+                        assert arguments["city"] in ("Paris", "Rome")
+                    kinds.add(bool(said.content))
     assert kinds == {False, True}
-
-
-def said_in(reply: dict[str, Any]) -> tuple[str, list[Any]]:
-    """The text and the arguments of the calls of any API's reply."""
-    if "choices" in reply:
-        message = reply["choices"][0]["message"]
-        calls = message.get("tool_calls") or []
-        return message["content"] or "", [json.loads(c["function"]["arguments"]) for c in calls]
-    if "output" in reply:
-        messages = [item for item in reply["output"] if item["type"] == "message"]
-        calls = [item for item in reply["output"] if item["type"] == "function_call"]
-        text = "".join(part["text"] for item in messages for part in item["content"])
-        return text, [json.loads(call["arguments"]) for call in calls]
-    text = "".join(block.get("text", "") for block in reply["content"])
-    return text, [block["input"] for block in reply["content"] if block["type"] == "tool_use"]
 
 
 def test_a_schema_that_cannot_be_compiled_ends_no_other_call(models, caplog):
@@ -352,8 +321,7 @@ def test_a_schema_that_cannot_be_compiled_ends_no_other_call(models, caplog):
                 asked = {"tools": [bad, CLOCK], "tool_choice": "required", "seed": seed}
                 (choice,) = created(address, **asked, max_tokens=300).choices
                 assert not choice.message.content
-            strict = {**bad, "function": {**bad["function"], "strict": True}}
-            assert created(address, tools=[strict, CLOCK], max_tokens=5).choices[0].message
+            assert created(address, tools=[strict(bad), CLOCK], max_tokens=5).choices[0].message
     said = [each.getMessage() for each in caplog.records if "calls of bad" in each.getMessage()]
     assert len(said) == 1
     assert "do not follow its schema: the JSON schema cannot be compiled" in said[0]
@@ -370,26 +338,16 @@ def test_definitions_are_followed_in_arguments_that_are_tags(models):
     text = "<tool_call>\n<function=f>\n<parameter=n>\n2\n</parameter>\n</function>\n</tool_call>"
     with Engine(models["qwen3-coder"], "none", slots=1, n_threads=1, n_ctx=64) as engine:
         grammar = plan.grammar(engine.vocabulary, "")
-        assert follows(engine, grammar, text)
-        assert not follows(engine, grammar, text.replace("2", "4"))
+        assert takes(engine, grammar, text)
+        assert not takes(engine, grammar, text.replace("2", "4"))
 
 
 def test_strict_is_read_from_every_api(tool_vocabulary):
-    function = {**WEATHER["function"], "strict": True}
-    asked: dict[str, dict[str, Any]] = {
-        "/v1/chat/completions": {
-            "messages": ASK,
-            "tools": [{"type": "function", "function": function}],
-        },
-        "/v1/responses": {"input": "Rain?", "tools": [{"type": "function", **function}]},
-        "/v1/messages": {
-            "messages": ASK,
-            "tools": [{"name": "f", "strict": True, "input_schema": {"type": "object"}}],
-        },
-    }
     engine: Any = ScriptedEngine(tool_vocabulary, HERMES)
     with client_of(engine) as client:
-        for path, body in asked.items():
+        for path in PATHS:
+            body = body_of(path, "Rain?", [strict(WEATHER)])
+            body["tools"][0] |= {"strict": True} if path == MESSAGES else {}
             assert client.post(path, json=body).status_code == 200
     assert [each.params.grammar.kind for each in engine.asked] == ["lark"] * 3
 
@@ -411,6 +369,5 @@ def test_schemas_of_a_hundred_thousand_characters(models):
     text = '<tool_call>\n{"name": "tool_63", "arguments": {"field_63_7": "63 7 19"}}\n</tool_call>'
     with Engine(models["hermes"], "none", slots=1, n_threads=1, n_ctx=64) as engine:
         grammar = plan.grammar(engine.vocabulary, "")
-        assert grammar is not None
-        assert follows(engine, grammar, text)
-        assert not follows(engine, grammar, text.replace("7 19", "7 20"))
+        assert takes(engine, grammar, text)
+        assert not takes(engine, grammar, text.replace("7 19", "7 20"))

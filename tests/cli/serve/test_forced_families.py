@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.replies import read_reply
+from support.replies import follows, read_reply
 
-from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.chat import ForcedCalls, ThinkTags, ToolSyntax
 from specrun.runtime.chat.families import FAMILIES, GENERIC, THINKING
 from specrun.runtime.grammar import Grammar
-from specrun.runtime.grammar.compiled import compiled
 
 SCHEMAS = {
     "get_weather": {
@@ -41,17 +39,6 @@ ROME = ("get_weather", {"city": "Rome", "days": -3})
 NOTE = ("note", {"about": {"tags": ["x", "y"]}})
 TABLE = [*FAMILIES, GENERIC]
 IDS = [f"{k} {syntax.name}" for k, syntax in enumerate(TABLE)]
-
-
-def follows(vocabulary: Vocabulary, grammar: Grammar, text: str, *, marks: bool = False) -> bool:
-    """Whether a text, to its end, is one of the grammar's; `marks` are control tokens."""
-    tokens = vocabulary.tokenize(text, add_special=False, parse_special=marks)
-    state = compiled(grammar, vocabulary).start(0)
-    for token in [*tokens, min(vocabulary.end_of_generation)]:
-        if not state.allows(token):
-            return False
-        state = state.after([token])
-    return True
 
 
 @pytest.mark.parametrize("syntax", TABLE, ids=IDS)

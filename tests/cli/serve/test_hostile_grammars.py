@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -15,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from support.hostile_grammars import endless_schema, gbnf_chain, lark_chain, reference_chain
-from support.loopback_server import serving
+from support.loopback_server import connected, serving
 
 from specrun.runtime import Engine
 from specrun.runtime.grammar import compiled as compiler
@@ -78,12 +77,7 @@ def test_what_takes_too_long_is_a_400(engine: Engine, monkeypatch: pytest.Monkey
 @contextmanager
 def left_open(address: str, body: dict[str, Any]) -> Iterator[socket.socket]:
     """A request that is sent, and not answered when the block begins."""
-    place = address.removeprefix("http://")
-    host, port = place.split(":")
-    data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: {place}\r\nContent-Type: application/json\r\n"
-    with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+    with connected(address, body) as connection:
         connection.settimeout(0.2)
         with pytest.raises(TimeoutError):
             connection.recv(1)

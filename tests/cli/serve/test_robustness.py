@@ -9,11 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from support.loopback_server import serving
+from support.loopback_server import connected, serving
 
 from specrun.bindings.errors import DecodeFailedError
 from specrun.cli.serve.app import create_app
@@ -23,16 +22,6 @@ from specrun.runtime.engine import Engine
 
 ENDLESS = {"prompt": "os.", "ignore_eos": True, "stream": True, "max_tokens": 1500}
 PATH = "/v1/completions"
-
-
-def connected(address: str, body: dict[str, Any]) -> socket.socket:
-    """A connection on which a request was sent; nothing is read."""
-    place = urlsplit(address)
-    data = json.dumps(body).encode()
-    head = f"POST {PATH} HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection = socket.create_connection((place.hostname, place.port), timeout=20)
-    connection.sendall(head.encode() + data)
-    return connection
 
 
 def wait_until(holds: Callable[[], bool], seconds: float = 20.0) -> None:
