@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import json
 import re
 import sysconfig
 import tempfile
@@ -18,8 +17,8 @@ from pathlib import Path
 from types import BuiltinFunctionType, ModuleType
 from typing import Final, Literal
 
+from specrun.bench.drafters.prompts import demo_pairs
 from specrun.bindings.models import Model
-from specrun.runtime.demo import demo_questions
 from specrun.runtime.drafters.retrieval import build_store
 
 # == Facts: the public names that have a docstring =================================================
@@ -32,6 +31,7 @@ from specrun.runtime.drafters.retrieval import build_store
 
 MAX_SENTENCE = 200
 """Longest sentence kept, in characters: long ones cost tokens and rarely answer well."""
+_MAX_SIGNATURE = 120
 
 _SIGNATURE_LINE = re.compile(r"^[\w.]+\([^()]*(\([^()]*\)[^()]*)*\)\s*(-+>.*|[-=:].*)?$")
 _OPEN_SIGNATURE = re.compile(r"^[\w.]+\([^)]*$")
@@ -179,7 +179,7 @@ def _native_signature(name: str, value: object) -> str | None:
         text = name.rsplit(".", 1)[-1] + str(inspect.signature(value))  # type: ignore[arg-type]
     except (TypeError, ValueError):
         return None
-    return text if len(text) <= 120 and " at 0x" not in text else None
+    return text if len(text) <= _MAX_SIGNATURE and " at 0x" not in text else None
 
 
 def public_prefixes(module: str, path: Path, tree: ast.Module) -> dict[str, str]:
@@ -229,7 +229,6 @@ QUESTION = "What does {} do?"
 """The question about a name that the embedded family was taught most often."""
 
 _RENAMED = {"posixpath": "os.path"}
-_MAX_SIGNATURE = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,15 +260,19 @@ def build_corpus() -> list[Entry]:
 
 def _python_entries() -> Iterator[Entry]:
     """Entries of the library's .py files, read with `ast`: nothing is imported."""
+    for path, module in _sources():
+        name = module.removesuffix(".__init__")
+        if not any(part.startswith("_") for part in name.split(".")):
+            yield from _module_entries(_RENAMED.get(name, name), path)
+
+
+def _sources() -> Iterator[tuple[Path, str]]:
+    """Yield the library's .py files that are read, with their modules' names, in a fixed order."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
-        parts = list(path.relative_to(root).with_suffix("").parts)
-        if parts[-1] == "__init__":
-            parts.pop()
-        if not parts or any(part.startswith("_") or part in SKIPPED_PACKAGES for part in parts):
-            continue
-        module = ".".join(parts)
-        yield from _module_entries(_RENAMED.get(module, module), path)
+        parts = path.relative_to(root).with_suffix("").parts
+        if SKIPPED_PACKAGES.isdisjoint(parts):
+            yield path, ".".join(parts)
 
 
 def _module_entries(module: str, path: Path) -> Iterator[Entry]:
@@ -321,9 +324,6 @@ def _signature(node: ast.FunctionDef | ast.AsyncFunctionDef) -> str | None:
 # documentation; above a docstring is the name that it documents.
 
 
-_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-
-
 DocumentationKind = Literal["all", "disjoint"]
 
 
@@ -332,8 +332,7 @@ def documentation_store(
     target: Path, kind: DocumentationKind, *, progress: Callable[[str], None] = lambda _: None
 ) -> Iterator[Path]:
     """Yield a datastore for `target`'s vocabulary; "disjoint" leaves out texts with an answer."""
-    lines = demo_questions().read_text(encoding="utf-8").splitlines()
-    answers = [json.loads(line)["answer"] for line in lines] if kind == "disjoint" else []
+    answers = [pair.answer for pair in demo_pairs()] if kind == "disjoint" else []
     with tempfile.TemporaryDirectory(prefix="specrun-bench-") as folder:
         progress("reading the standard library's documentation")
         text = Path(folder) / "documentation.txt"
@@ -364,15 +363,10 @@ def documentation(without: Sequence[str] = ()) -> str:
 
 
 def _of_files() -> Iterator[tuple[str, str]]:
-    root = Path(sysconfig.get_path("stdlib"))
-    for path in sorted(root.rglob("*.py")):
-        parts = list(path.relative_to(root).with_suffix("").parts)
-        if any(part in SKIPPED_PACKAGES for part in parts):
-            continue
-        tree = ast.parse(path.read_bytes())
-        for node in ast.walk(tree):
-            if isinstance(node, _Documented) and (doc := ast.get_docstring(node)):
-                yield getattr(node, "name", ".".join(parts)), doc
+    for path, module in _sources():
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Module | _Definition) and (doc := ast.get_docstring(node)):
+                yield getattr(node, "name", module), doc
 
 
 def _unwrapped(doc: str | None) -> str:

@@ -19,6 +19,7 @@ from specrun.bench.plots import COLORS, GREY, Theme, new_figure, save_figure, th
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Records = Mapping[str, Record]
 _THEMES: tuple[Theme, ...] = ("light", "dark")
@@ -35,6 +36,17 @@ def draw_pictures(folder: Path = FOLDER) -> list[Path]:
                 if draw(records, path):
                     drawn.append(path)
     return drawn
+
+
+def _panels(path: Path, n: int, most: int, width: float) -> tuple[Figure, list[Axes]]:
+    """Return a figure of `n` panels, at most so many side by side, each so wide."""
+    columns = min(most, n)
+    rows = -(-n // columns)
+    figure = new_figure(path, width * columns, 3.2 * rows)
+    places = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in places[n:]:
+        axes.set_visible(False)
+    return figure, places[:n]
 
 
 # == Speed-up by category ==========================================================================
@@ -58,15 +70,10 @@ def _draw_peers(records: Records, path: Path) -> bool:
     ]
     if not panels:
         return False
-    columns = min(2, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = new_figure(path, 5.5 * columns, 3.2 * rows)
-    places = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, (title, (weights, threads, temperature), arms) in zip(places, panels, strict=False):
+    figure, places = _panels(path, len(panels), 2, 5.5)
+    for axes, (title, (weights, threads, temperature), arms) in zip(places, panels, strict=True):
         _bars(axes, arms)
         axes.set_title(f"{title}, {weights}{_threads(threads)}, temp {temperature:g}", fontsize=9)
-    for axes in list(places)[len(panels) :]:
-        axes.set_visible(False)
     lines, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(lines, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     save_figure(figure, "Tokens a second over llama-server's plain decoding, by texts", path)
@@ -113,11 +120,8 @@ def _draw_curves(records: Records, path: Path) -> bool:
         panels.setdefault(result["file"].rpartition(", ")[0], []).append(result)
     if not panels:
         return False
-    columns = min(3, len(panels))
-    rows = -(-len(panels) // columns)
-    figure = new_figure(path, 4.2 * columns, 3.2 * rows)
-    places = list(figure.subplots(rows, columns, squeeze=False).flat)
-    for axes, (name, own) in zip(places, panels.items(), strict=False):
+    figure, places = _panels(path, len(panels), 3, 4.2)
+    for axes, (name, own) in zip(places, panels.items(), strict=True):
         types = dict(zip(_types(own), COLORS, strict=False))
         for result in own:
             single = cost_at(result, 1)
@@ -136,8 +140,6 @@ def _draw_curves(records: Records, path: Path) -> bool:
         axes.set_title(name, fontsize=9)
         axes.set_xlabel("tokens in one evaluation")
         tidy(axes, "y")
-    for axes in places[len(panels) :]:
-        axes.set_visible(False)
     places[0].set_ylabel("times the cost of one")
     save_figure(figure, "What an evaluation costs", path)
     return True

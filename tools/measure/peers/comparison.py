@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from measure.peers.servers import Peer, Reply, ask, started
@@ -199,8 +200,8 @@ def _result(
         tokens=tokens,
         tokens_per_second=spread_of(speeds),
         speed_up=None if own is base else ratio_of(speeds, base_speeds),
-        first_piece_s=spread_of([_mean(reply.first_s for reply in run) for run in own]),
-        answer_s=spread_of([_mean(reply.whole_s for reply in run) for run in own]),
+        first_piece_s=spread_of([fmean(reply.first_s for reply in run) for run in own]),
+        answer_s=spread_of([fmean(reply.whole_s for reply in run) for run in own]),
         tokens_per_round=tokens / max(1, rounds),
         n_answers=len(same),
         n_same=sum(same) if params.is_greedy and own is not base else None,
@@ -212,11 +213,6 @@ def _rate(replies: Sequence[Reply]) -> float:
     timed = [reply for reply in replies if reply.tokens > 1 and reply.first_s]
     seconds = sum(reply.whole_s - reply.first_s for reply in timed)
     return sum(reply.tokens - 1 for reply in timed) / seconds if seconds else 0.0
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)
 
 
 # == The table =====================================================================================
