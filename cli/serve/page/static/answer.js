@@ -6,6 +6,8 @@ const MOST_ROUNDS = 4000;
 // "bonus": the target's own where no guess was rejected.
 export const ownKind = (round) => (round.recovered ? "corrected" : "bonus");
 
+export const countDrafts = (round) => round.nodes.filter((node) => node.candidate).length;
+
 export const keptTokens = (round) => {
   const kept = round.path.map((node) => ({ text: round.nodes[node].text, kind: "drafted" }));
   const own = round.next_token;
@@ -74,10 +76,6 @@ export class Answer {
 
   get tokensPerRound() {
     return this.rounds.at(-1)?.tokens_per_round ?? null;
-  }
-
-  get acceptanceByDepth() {
-    return this.rounds.at(-1)?.acceptance_by_depth ?? [];
   }
 
   // Seconds in each part, of all rounds up to and with one.

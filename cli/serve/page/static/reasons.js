@@ -1,5 +1,7 @@
 // Why the rounds of an answer are not there, or hold no drafts; and what would fill them.
 
+import { countDrafts } from "./answer.js";
+
 const CHOOSE = "Choose another drafter above, and ask again.";
 const START =
   "Start the server with a drafter: --drafter auto, --drafter prompt-lookup, or -md with a small " +
@@ -28,7 +30,7 @@ export const reasonOf = ({ answer, hasOldAnswer, offered, chosen }) => {
     return "The server told no rounds of this answer: there are none where it ended at once.";
   }
   if (!answer.done && answer.rounds.length < 8) return "";
-  if (answer.rounds.some(({ nodes }) => nodes.some(({ candidate }) => candidate))) return "";
+  if (answer.rounds.some(countDrafts)) return "";
   const used = [...new Set(answer.rounds.map((round) => round.drafter))];
   if (!used.every(isNone)) {
     return (

@@ -1,5 +1,6 @@
 // The rounds beside the chat: the chosen round of an answer, and the answer's figures so far.
 
+import { countDrafts } from "./answer.js";
 import { byId, html, milliseconds, percent } from "./dom.js";
 import { drawLaw } from "./laws.js";
 import { Tape } from "./tape.js";
@@ -131,7 +132,7 @@ const lastToken = (answer, index) => {
 };
 
 const roundWords = (round, index, count) => {
-  const drafted = round.nodes.filter((node) => node.candidate).length;
+  const drafted = countDrafts(round);
   const beside = round.nodes.length - drafted;
   const words = [`Round ${index + 1} of ${count}`];
   words.push(drafted ? `${round.path.length} of ${drafted} drafts kept` : "nothing drafted");
@@ -145,7 +146,7 @@ const figure = (name, value, unit = "") =>
 
 const drawFigures = (list, answer) => {
   const { rounds } = answer;
-  const drafted = rounds.reduce((sum, round) => sum + count(round), 0);
+  const drafted = rounds.reduce((sum, round) => sum + countDrafts(round), 0);
   const kept = rounds.reduce((sum, round) => sum + round.path.length, 0);
   const cost = rounds.at(-1).evaluation;
   const tokens = rounds.at(-1).tokens;
@@ -162,8 +163,6 @@ const drawFigures = (list, answer) => {
     ),
   );
 };
-
-const count = (round) => round.nodes.filter((node) => node.candidate).length;
 
 const total = (seconds) => Object.values(seconds).reduce((sum, value) => sum + value, 0);
 

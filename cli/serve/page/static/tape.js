@@ -1,7 +1,7 @@
 // The rounds of an answer as a tape: a column for each, which a slider's keys move along.
 
 import { svg } from "./dom.js";
-import { ownKind } from "./answer.js";
+import { countDrafts, ownKind } from "./answer.js";
 
 const CELL = { width: 9, gap: 2, least: 5, most: 10 };
 const HEIGHT = 64;
@@ -53,9 +53,8 @@ export class Tape {
     element.setAttribute("aria-valuemax", this.rounds.length);
     element.setAttribute("aria-valuenow", chosen + 1);
     if (round) {
-      const drafted = round.nodes.filter((node) => node.candidate).length;
       const place = `Round ${chosen + 1} of ${this.rounds.length}`;
-      const words = `${place}: ${round.path.length} of ${drafted} drafts kept`;
+      const words = `${place}: ${round.path.length} of ${countDrafts(round)} drafts kept`;
       element.setAttribute("aria-valuetext", words);
     }
     const room = element.clientWidth - 16;
