@@ -42,6 +42,15 @@ def objects_of(stream: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
+def events_of(client: TestClient, path: str, **body: Any) -> list[dict[str, Any]]:
+    """The objects of a stream of OpenAI's, whose end is looked at."""
+    reply = client.post(path, json={**body, "stream": True})
+    assert reply.status_code == 200, reply.text
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert reply.text.endswith("data: [DONE]\n\n")
+    return objects_of(reply.text)
+
+
 def opened(address: str) -> socket.socket:
     """A connection to a server, on which nothing was sent."""
     place = urlsplit(address)

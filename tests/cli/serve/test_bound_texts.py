@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 from support.api_replies import MESSAGES, RESPONSES, body_of, said_in
-from support.loopback_server import client_of
+from support.loopback_server import client_of, events_of
 from support.tool_templates import HERMES
 
 from specrun.convert.random_model import RandomLlama, write_random_llama
@@ -80,13 +80,10 @@ def test_any_json_object(client: TestClient) -> None:
 
 
 def test_a_stream_and_several_choices(client: TestClient) -> None:
-    fields = {**CHAT, "response_format": FORMAT, "n": 3, "stream": True}
     texts = ["", "", ""]
-    with client.stream("POST", "/v1/chat/completions", json=fields) as reply:
-        for line in reply.iter_lines():
-            if line.startswith("data: {"):
-                choice = json.loads(line[6:])["choices"][0]
-                texts[choice["index"]] += choice["delta"].get("content") or ""
+    for event in events_of(client, "/v1/chat/completions", **CHAT, response_format=FORMAT, n=3):
+        (choice,) = event["choices"]
+        texts[choice["index"]] += choice["delta"].get("content") or ""
     for text in texts:
         require_thing(text)
 

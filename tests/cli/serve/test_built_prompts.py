@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
+from support.loopback_server import events_of
 
 from specrun.bindings.contexts import Batch, Context, ContextOptions
 from specrun.runtime.engine import Engine
-from tests.cli.serve.test_completions import complete, events_of
+from tests.cli.serve.test_completions import complete
 
 TEXT = "<|user|>What does os.getcwd do? Ça va ☕?<|end|><|assistant|>"
 PLAIN = {"speculative": {"drafter": "none"}, "temperature": 0}

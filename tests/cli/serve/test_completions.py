@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.loopback_server import events_of
 
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.chat import chat_tokens
@@ -34,16 +34,6 @@ def ask(client: TestClient, path: str, **fields: Any) -> dict[str, Any]:
 
 def complete(client: TestClient, **fields: Any) -> dict[str, Any]:
     return ask(client, "/v1/completions", **fields)
-
-
-def events_of(client: TestClient, path: str, **fields: Any) -> list[dict[str, Any]]:
-    """The objects of a stream, whose end is looked at."""
-    reply = client.post(path, json={**fields, "stream": True})
-    assert reply.status_code == 200, reply.text
-    assert reply.headers["content-type"].startswith("text/event-stream")
-    data = [line[len("data: ") :] for line in reply.text.split("\n") if line.startswith("data: ")]
-    assert data[-1] == "[DONE]"
-    return [json.loads(each) for each in data[:-1]]
 
 
 def test_a_chat_is_answered_by_the_target(client: TestClient) -> None:

@@ -10,14 +10,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from starlette.testclient import TestClient
+from support.loopback_server import client_of
 from support.target_texts import final_states
 from support.tiny_models import CHAT, F32
 
 from specrun.bindings.contexts.context import TextEmbedder
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
-from specrun.cli.serve.app import create_app
-from specrun.cli.serve.settings import ServeSettings
 from specrun.convert import random_model
 from specrun.runtime.engine import Engine
 
@@ -44,8 +43,7 @@ def pooled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def asked(pooled: Path) -> Iterator[TestClient]:
     with Engine(pooled, "none", slots=1, context=ContextOptions(**F32)) as engine:
-        app = create_app(engine, ServeSettings(model="tiny"))
-        with TestClient(app, base_url="http://localhost") as client:
+        with client_of(engine) as client:
             yield client
 
 

@@ -12,8 +12,6 @@ from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES, WEATHER
 
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.cli.serve.app import create_app
-from specrun.cli.serve.settings import ServeSettings
 
 ASK = [{"role": "user", "content": "What does os.getcwd do?"}]
 COLD = {"temperature": 0}
@@ -118,9 +116,8 @@ def test_models_are_described(client: TestClient) -> None:
 def test_calls_and_their_results_go_through_the_template(tool_vocabulary: Vocabulary) -> None:
     text = 'So: <tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
     engine: Any = ScriptedEngine(tool_vocabulary, HERMES, [text, text, "It rains."])
-    app = create_app(engine, ServeSettings(model="x"))
     call = {"function": {"name": "get_weather", "arguments": {"city": "Rome"}}}
-    with TestClient(app, base_url="http://127.0.0.1:8080") as client:
+    with client_of(engine) as client:
         body = {"messages": ASK, "tools": [WEATHER]}
         whole = client.post("/api/chat", json={**body, "stream": False}).json()["message"]
         streamed = lines(client, "/api/chat", body)

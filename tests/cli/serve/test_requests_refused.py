@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.loopback_server import client_of
 from support.tiny_models import F32
 
 from specrun.bindings.contexts.context_options import ContextOptions
@@ -25,11 +27,7 @@ Clients = Callable[..., TestClient]
 def clients(demo_engine: Engine) -> Clients:
     """Clients of servers with settings of their own."""
 
-    def make(base_url: str = "http://127.0.0.1:8080", **settings: Any) -> TestClient:
-        app = create_app(demo_engine, ServeSettings(model="demo", **settings))
-        return TestClient(app, base_url=base_url)
-
-    return make
+    return partial(client_of, demo_engine, model="demo")
 
 
 def error_of(reply: Any, status: int) -> dict[str, Any]:
@@ -225,8 +223,7 @@ def test_paths_and_methods_that_there_are_not(client: TestClient) -> None:
 
 def test_a_model_without_a_template_takes_no_messages(tiny_small_vocab: Path) -> None:
     with Engine(tiny_small_vocab, "none", slots=1, context=ContextOptions(**F32)) as engine:
-        app = create_app(engine, ServeSettings(model="plain"))
-        with TestClient(app, base_url="http://localhost") as client:
+        with client_of(engine) as client:
             reply = client.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 2})
             error = error_of(reply, 400)
             assert (error["param"], "/v1/completions" in error["message"]) == ("messages", True)

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
+from support.loopback_server import events_of
 
 QUESTION = [{"role": "user", "content": "What does os.tcgetpgrp do?"}]
 
 
 def chunks(client: TestClient, **fields: Any) -> list[dict[str, Any]]:
-    body = {"messages": QUESTION, "stream": True, "seed": 7, "max_tokens": 40, **fields}
-    reply = client.post("/v1/chat/completions", json=body)
-    assert reply.status_code == 200, reply.text
-    data = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
-    assert data[-1] == "[DONE]"
-    return [json.loads(each) for each in data[:-1]]
+    body = {"messages": QUESTION, "seed": 7, "max_tokens": 40, **fields}
+    return events_of(client, "/v1/chat/completions", **body)
 
 
 def said(events: list[dict[str, Any]]) -> str:
