@@ -30,13 +30,17 @@ CALLS = {
 }
 
 
+def created(address: str, **options: Any) -> Any:
+    given: dict[str, Any] = {"model": "tiny", "messages": ASK, **options}
+    return openai_client(address).chat.completions.create(**given)
+
+
 def streamed(address: str, **options: Any) -> tuple[str, str, list[dict[str, str]], str | None]:
     """What a client puts together: content, reasoning, calls, and why it ended."""
     content = reasoning = ""
     calls: list[dict[str, str]] = []
     finish = None
-    given: dict[str, Any] = {"model": "tiny", "messages": ASK, "stream": True, **options}
-    for chunk in openai_client(address).chat.completions.create(**given):
+    for chunk in created(address, stream=True, **options):
         (choice,) = chunk.choices
         delta = choice.delta
         content += delta.content or ""
@@ -53,9 +57,7 @@ def streamed(address: str, **options: Any) -> tuple[str, str, list[dict[str, str
 def test_calls_whole_and_streamed(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, HERMES, [CALLS["hermes"]])
     with serving(engine) as address:
-        whole = openai_client(address).chat.completions.create(
-            model="tiny", messages=ASK, tools=[WEATHER, ADD]
-        )
+        whole = created(address, tools=[WEATHER, ADD])
         content, _, calls, finish = streamed(address, tools=[WEATHER, ADD])
     (choice,) = whole.choices
     (call,) = choice.message.tool_calls
@@ -76,14 +78,13 @@ def test_calls_whole_and_streamed(tool_vocabulary):
 def test_a_conversation_with_results_goes_on(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, MISTRAL, [CALLS["mistral"], "No rain."])
     with serving(engine) as address:
-        create = openai_client(address).chat.completions.create
-        first = create(model="tiny", messages=ASK, tools=[WEATHER]).choices[0].message
+        first = created(address, tools=[WEATHER]).choices[0].message
         result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "dry"}
         messages = [*ASK, first.model_dump(exclude_none=True), result]
-        second = create(model="tiny", messages=messages, tools=[WEATHER]).choices[0]
+        second = created(address, messages=messages, tools=[WEATHER]).choices[0]
         # Another server's ids are as long as they like.
         other = json.loads(json.dumps(messages).replace(first.tool_calls[0].id, "call_1234567"))
-        third = create(model="tiny", messages=other, tools=[WEATHER]).choices[0]
+        third = created(address, messages=other, tools=[WEATHER]).choices[0]
     assert (second.message.content, second.finish_reason) == ("No rain.", "stop")
     assert third.message.content == "No rain."
     rendered = tool_vocabulary.detokenize(engine.asked[1].prompt)
@@ -140,7 +141,7 @@ THINKING = "<think>\nIt may rain.\n</think>\n\nYes."
 def test_reasoning_is_split_from_content(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, HERMES, [THINKING])
     with serving(engine) as address:
-        message = openai_client(address).chat.completions.create(model="tiny", messages=ASK)
+        message = created(address)
         content, reasoning, _, _ = streamed(address)
         body = {"reasoning_format": "none"}
         unsplit, nothing, _, _ = streamed(address, extra_body=body)
@@ -298,8 +299,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_wrong_is_named(silent, options, field):
     engine, address = silent
     with pytest.raises(openai.BadRequestError) as caught:
-        given = {"model": "tiny", "messages": ASK, **options}
-        openai_client(address).chat.completions.create(**given)
+        created(address, **options)
     assert caught.value.param == field
     assert field in caught.value.message
     assert engine.asked == []
@@ -310,7 +310,7 @@ def test_what_a_template_refuses_is_a_bad_request(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, HERMES + refusal)
     talk: list[Any] = [*ASK, {"role": "assistant", "content": "Dry."}, *ASK]
     with serving(engine) as address, pytest.raises(openai.BadRequestError, match="one by one"):
-        openai_client(address).chat.completions.create(model="tiny", messages=talk, tools=[ADD])
+        created(address, messages=talk, tools=[ADD])
 
 
 def test_two_calls_of_one_turn_come_in_turn_where_a_template_takes_one(tool_vocabulary):
@@ -320,7 +320,7 @@ def test_two_calls_of_one_turn_come_in_turn_where_a_template_takes_one(tool_voca
     talk: list[Any] = [*ASK, {"role": "assistant", "content": None, "tool_calls": calls}, *results]
     engine = ScriptedEngine(tool_vocabulary, LLAMA3)
     with serving(engine) as address:
-        openai_client(address).chat.completions.create(model="tiny", messages=talk, tools=[ADD])
+        created(address, messages=talk, tools=[ADD])
     prompt = tool_vocabulary.detokenize(engine.asked[0].prompt)
     told = prompt[prompt.index("<|start_header_id|>assistant") :]
     parts = ['{"name": "add"', "of p", '{"name": "add"', "of q", "assistant"]
@@ -336,11 +336,10 @@ GENERIC_CALL = '{"tool_calls": [{"name": "get_weather", "arguments": {"city": "P
 def test_a_template_without_tools_has_them_in_words(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, TEMPLATE, [GENERIC_CALL, "No rain."])
     with serving(engine) as address:
-        create = openai_client(address).chat.completions.create
-        first = create(model="tiny", messages=ASK, tools=[WEATHER]).choices[0].message
+        first = created(address, tools=[WEATHER]).choices[0].message
         result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "dry"}
         messages = [*ASK, first.model_dump(exclude_none=True), result]
-        second = create(model="tiny", messages=messages, tools=[WEATHER]).choices[0]
+        second = created(address, messages=messages, tools=[WEATHER]).choices[0]
     (call,) = first.tool_calls
     assert json.loads(call.function.arguments) == {"city": "Paris"}
     assert (second.message.content, second.finish_reason) == ("No rain.", "stop")
@@ -354,8 +353,7 @@ def test_templates_that_call_tools_by_another_name(tool_vocabulary, name):
     template = f"{{{{ {name} }}}}{TEMPLATE}"
     engine = ScriptedEngine(tool_vocabulary, template, [GENERIC_CALL])
     with serving(engine) as address:
-        create = openai_client(address).chat.completions.create
-        (choice,) = create(model="tiny", messages=ASK, tools=[WEATHER]).choices
+        (choice,) = created(address, tools=[WEATHER]).choices
     assert choice.finish_reason == "tool_calls"
     rendered = tool_vocabulary.detokenize(engine.asked[0].prompt)
     assert "get_weather" in rendered.partition("Rain in")[0]
@@ -367,8 +365,7 @@ def test_tools_that_a_template_reads_in_the_systems_message(tool_vocabulary):
     for asked in (ASK, [{"role": "system", "content": "Be short."}, *ASK]):
         engine = ScriptedEngine(tool_vocabulary, template, [GENERIC_CALL])
         with serving(engine) as address:
-            create = openai_client(address).chat.completions.create
-            (choice,) = create(model="tiny", messages=asked, tools=[WEATHER]).choices
+            (choice,) = created(address, messages=asked, tools=[WEATHER]).choices
         assert choice.finish_reason == "tool_calls"
         rendered = tool_vocabulary.detokenize(engine.asked[0].prompt)
         assert json.dumps([WEATHER["function"]]) in rendered
@@ -417,9 +414,8 @@ def test_a_second_template_is_taken_for_tools(tool_vocabulary):
     engine = ScriptedEngine(tool_vocabulary, TEMPLATE, [CALLS["hermes"]])
     engine.tool_template = ChatTemplate(HERMES)
     with serving(engine) as address:
-        create = openai_client(address).chat.completions.create
-        called = create(model="tiny", messages=ASK, tools=[WEATHER]).choices[0]
-        plain = create(model="tiny", messages=ASK).choices[0]
+        called = created(address, tools=[WEATHER]).choices[0]
+        plain = created(address).choices[0]
     assert (called.finish_reason, plain.finish_reason) == ("tool_calls", "stop")
     with_tools, without = (tool_vocabulary.detokenize(asked.prompt) for asked in engine.asked)
     assert ("get_weather" in with_tools, "get_weather" in without) == (True, False)
