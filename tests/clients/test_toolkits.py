@@ -41,8 +41,7 @@ def test_openai_agents_calls_tools_and_answers_by_a_type(desk: Desk, api: str) -
 @pytest.mark.parametrize("way", ["native", "tool"])
 def test_pydantic_ai_answers_by_a_type(desk: Desk, way: str) -> None:
     """The object comes by a format beside the tools, or as the call of one more tool."""
-    objects = [json.loads(text) for text in (FIRST, SECOND)]
-    last = [FIRST, SECOND] if way == "native" else [call("final_result", **o) for o in objects]
+    last = [FIRST, SECOND] if way == "native" else [call("final_result", **o) for o in OBJECTS]
     lines = printed(desk, "pydantic_agent", way, WEATHER, *last)
     assert list(map(json.loads, lines)) == OBJECTS
     assert len(desk.server.sent("/v1/chat/completions")) == 3

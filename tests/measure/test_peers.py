@@ -6,8 +6,8 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.commands import results_of
@@ -59,30 +59,24 @@ PLAIN_AND_NGRAM = ("plain", "ngram-mod")
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> Callable[[], Path]:
-    def write() -> Path:
-        path = tmp_path / "llama-server"
-        text = FAKE.format(python=sys.executable, asked=str(tmp_path / "asked"))
-        path.write_text(text, encoding="utf-8")
-        path.chmod(0o755)
-        return path
-
-    return write
+def fake(tmp_path: Path) -> Path:
+    path = tmp_path / "llama-server"
+    text = FAKE.format(python=sys.executable, asked=str(tmp_path / "asked"))
+    path.write_text(text, encoding="utf-8")
+    path.chmod(0o755)
+    return path
 
 
-def test_servers_are_asked_in_turn(fake: Callable[[], Path], tmp_path: Path) -> None:
-    server = str(fake())
-    bench = PeerBench(
-        peers=(
-            Peer("llama-server", "plain", (server, "--spec-type", "none")),
-            Peer("llama-server", "ngram-mod", (server, "--spec-type", "ngram-mod")),
-        ),
-        prompts=(Question("chats", ("one", "odd")), Question("code", ("three",))),
-        params=(SamplingParams(temperature=0.0),),
-        repetitions=2,
-        max_tokens=9,
-    )
-    results = measure_peers(bench)
+def plain_and_ngram(server: Path, *prompts: Question, **options: Any) -> PeerBench:
+    kinds = zip(PLAIN_AND_NGRAM, ("none", "ngram-mod"), strict=True)
+    peers = [Peer("llama-server", name, (str(server), "--spec-type", kind)) for name, kind in kinds]
+    greedy = (SamplingParams(temperature=0.0),)
+    return PeerBench(tuple(peers), prompts, greedy, max_tokens=9, **options)
+
+
+def test_servers_are_asked_in_turn(fake: Path, tmp_path: Path) -> None:
+    prompts = Question("chats", ("one", "odd")), Question("code", ("three",))
+    results = measure_peers(plain_and_ngram(fake, *prompts, repetitions=2))
     assert [(each.category, each.drafting) for each in results] == [
         (category, drafting) for category in ("", "chats", "code") for drafting in PLAIN_AND_NGRAM
     ]
@@ -105,19 +99,10 @@ def test_servers_are_asked_in_turn(fake: Callable[[], Path], tmp_path: Path) -> 
     assert "ngram-mod" in table.notes[1]
 
 
-def test_a_question_whose_answer_ends_at_once_is_left_out(fake: Callable[[], Path]) -> None:
+def test_a_question_whose_answer_ends_at_once_is_left_out(fake: Path) -> None:
     """It has no speed; the other questions of its category are compared."""
-    server = str(fake())
-    bench = PeerBench(
-        peers=tuple(
-            Peer("llama-server", name, (server, "--spec-type", kind))
-            for name, kind in (("plain", "none"), ("ngram-mod", "ngram-mod"))
-        ),
-        prompts=(Question("chats", ("mute",)), Question("chats", ("one",))),
-        params=(SamplingParams(temperature=0.0),),
-        repetitions=1,
-        max_tokens=9,
-    )
+    prompts = Question("chats", ("mute",)), Question("chats", ("one",))
+    bench = plain_and_ngram(fake, *prompts, repetitions=1)
     drafted = measure_peers(bench)[3]
     assert (drafted.category, drafted.drafting) == ("chats", "ngram-mod")
     assert drafted.speed_up is not None
@@ -137,12 +122,12 @@ def test_a_server_that_ends_says_why() -> None:
         measure_peers(bench)
 
 
-def test_a_server_that_does_not_start_is_left_out(fake: Callable[[], Path]) -> None:
+def test_a_server_that_does_not_start_is_left_out(fake: Path) -> None:
     bench = PeerBench(
         peers=(
-            Peer("llama-server", "plain", (str(fake()),)),
+            Peer("llama-server", "plain", (str(fake),)),
             Peer("llama-server", "draft-mtp", (sys.executable, "-c", "exit('no blocks')")),
-            Peer("llama-server", "ngram-mod", (str(fake()), "--spec-type", "ngram-mod")),
+            Peer("llama-server", "ngram-mod", (str(fake), "--spec-type", "ngram-mod")),
         ),
         prompts=("a",),
         params=(SamplingParams(temperature=0.0),),
@@ -156,11 +141,11 @@ def test_a_server_that_does_not_start_is_left_out(fake: Callable[[], Path]) -> N
     assert warning.endswith("no blocks")
 
 
-def test_all_programs_by_the_command(fake: Callable[[], Path], tiny_model: Path) -> None:
+def test_all_programs_by_the_command(fake: Path, tiny_model: Path) -> None:
     line = (
         "peers --spec-type ngram-mod --drafter prompt-lookup -p hello -n 6 -r 1 -c 512 -t 1 --json"
     )
-    results = results_of(run(line, "-m", tiny_model, "--server", fake()))
+    results = results_of(run(line, "-m", tiny_model, "--server", fake))
     assert [(each["program"], each["drafting"]) for each in results] == [
         ("llama-server", "plain"),
         ("llama-server", "ngram-mod"),
@@ -177,7 +162,7 @@ def test_all_programs_by_the_command(fake: Callable[[], Path], tiny_model: Path)
 
 
 def test_files_are_drafted_with_by_both_servers(
-    fake: Callable[[], Path], tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fake: Path, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each file has the arm that either program opens it with; of one kind the second is named."""
     compared: list[PeerBench] = []
@@ -196,7 +181,7 @@ def test_files_are_drafted_with_by_both_servers(
     drafts = [tiny_model, twin, shipped_heads()[0], *blocks]
     files = ("-m", tiny_model, *itertools.chain(*(("-md", draft) for draft in drafts)))
     line = "peers --program llama-server --program specrun --spec-type ngram-mod --drafter none"
-    results_of(run(line, *files, "--server", fake(), "-p", "hello", "--json"))
+    results_of(run(line, *files, "--server", fake, "-p", "hello", "--json"))
     (bench,) = compared
     assert [peer.label for peer in bench.peers] == [
         "llama-server plain",
