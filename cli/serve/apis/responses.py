@@ -158,12 +158,10 @@ class _ItemReader:
             self._thoughts += text_of(content, f"{where}.content", _PARTS)
         elif kind == "function_call":
             call = checked(item, CallItem, where, _CALL)
-            made = call_of(call.call_id, call.name, call.arguments, f"{where}.arguments")
-            self._answer().setdefault("tool_calls", []).append(made)
+            self._call(call.call_id, call.name, call.arguments, f"{where}.arguments")
         elif kind == "custom_tool_call":
             text = checked(item, InputItem, where)
-            made = call_of(text.call_id, text.name, input_arguments(text.input), f"{where}.input")
-            self._answer().setdefault("tool_calls", []).append(made)
+            self._call(text.call_id, text.name, input_arguments(text.input), f"{where}.input")
         elif kind.endswith("_output"):
             self._read_output(item, kind, where)
         else:
@@ -202,12 +200,14 @@ class _ItemReader:
         """Add the result of another server's tool; a call that its client ran is a call."""
         asked = next((item[name] for name in _ASKED if isinstance(item.get(name), dict)), None)
         if isinstance(item.get("call_id"), str) and asked is not None:
-            name = kind.removesuffix("_call")
-            made = call_of(item["call_id"], name, asked, kind)
-            self._answer().setdefault("tool_calls", []).append(made)
+            self._call(item["call_id"], kind.removesuffix("_call"), asked, kind)
             return
         message, text = self._answer(), part_text({**item, "type": kind})
         message["content"] = f"{message['content']}\n{text}".lstrip("\n")
+
+    def _call(self, call_id: str, name: str, arguments: object, field: str) -> None:
+        made = call_of(call_id, name, arguments, field)
+        self._answer().setdefault("tool_calls", []).append(made)
 
     def _is_told(self) -> bool:
         """Whether the last message is the assistant's, and has only words about its calls."""
