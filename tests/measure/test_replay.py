@@ -404,22 +404,19 @@ def replayed(*arguments: object) -> Result:
 def test_the_command_records_and_replays(tiny_model: Path, tmp_path: Path) -> None:
     kept = tmp_path / "kept.jsonl"
     base = ["-m", tiny_model, "-t", "1", "-c", "512", "--curve", "cpu", "--json"]
-    done = run_measure(
-        "replay", *base, "-p", "one two one two one", "-p", "a b a b a", "-n", "20", "--keep", kept
-    )
+    asked = ("-p", "one two one two one", "-p", "a b a b a", "-n", "20")
+    done = replayed(*base, *asked, "--keep", kept)
     assert done.exit_code == 0, done.output
     results = json.loads(done.stdout)["results"]
     assert [result["drafter"] for result in results] == ["prompt-lookup", "lookahead"]
     assert {result["n_texts"] for result in results} == {2}
     together = tmp_path / "together.jsonl"
-    asked = ("-p", "one two one two one", "-p", "a b a b a", "-n", "20")
     assert replayed(*base, *asked, "--keep", together, "--parallel", "2").exit_code == 0
     assert together.read_text() == kept.read_text()
     again = replayed(*base, "--texts", kept)
     assert json.loads(again.stdout)["results"] == results
-    assert run_measure(
-        "replay", "-m", tiny_model, "--texts", kept, "--curve", "cpu", "-o", "md"
-    ).stdout.startswith("| texts ")
+    table = replayed("-m", tiny_model, "--texts", kept, "--curve", "cpu", "-o", "md").stdout
+    assert table.startswith("| texts ")
     for wrong, message in (
         (["--texts", kept, "-p", "x"], "leave out"),
         (["-p", "x", "--keep", kept], "exists"),

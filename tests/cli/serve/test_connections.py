@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from support.loopback_server import opened, serving
+from support.loopback_server import connected, opened, serving
 from support.scripted_engine import ScriptedEngine
 from support.tool_templates import HERMES
 
@@ -26,6 +26,7 @@ from specrun.cli.serve import server
 from specrun.cli.serve.settings import Bounds, ServeSettings
 
 SOON = 10.0  # seconds, on a busy machine
+STREAM = {"prompt": "a", "stream": True}
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
 
 
@@ -158,9 +159,7 @@ def test_what_is_parsed_at_once_is_little(
 def test_a_stream_is_longer_than_all_time_limits(engine: ScriptedEngine) -> None:
     bounds = Bounds(header_seconds=0.1, body_seconds=0.1, pause_seconds=0.1)
     engine.round_size = 1
-    with serving(engine, bounds=bounds) as address, opened(address) as reader:
-        body = b'{"prompt": "a", "stream": true}'
-        reader.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    with serving(engine, bounds=bounds) as address, connected(address, STREAM) as reader:
         data, started = b"", time.monotonic()
         while b"[DONE]" not in data:
             data += reader.recv(100)
@@ -213,15 +212,13 @@ def test_half_open_connections_make_room_for_requests(engine: ScriptedEngine, be
 def test_where_all_connections_are_at_work_new_ones_wait(
     engine: ScriptedEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
-    body = b'{"prompt": "a", "stream": true}'
     engine.script, engine.round_size = ("Hello. " * 5000,), 1
     with (
         caplog.at_level(logging.WARNING, "specrun"),
         serving(engine, bounds=Bounds(connections=2)) as address,
     ):
-        held = [opened(address) for _ in range(2)]
+        held = [connected(address, STREAM) for _ in range(2)]
         for each in held:
-            each.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
             assert each.recv(10)
         with opened(address) as waiting:
             waiting.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
