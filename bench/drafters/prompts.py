@@ -13,7 +13,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar, get_args
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from specrun.bench.drafters.scores import Reference
 from specrun.bindings.errors import FileMissingError, ModelError, OptionError
@@ -42,7 +42,6 @@ class Question:
 Prompt = str | Conversation | Question
 
 Workload = Literal["questions", "repeated", "edited", "quoted"]
-WORKLOADS: tuple[Workload, ...] = get_args(Workload)
 """`questions` alone; `repeated`: answered before; `edited`: an answer nearly like an
 earlier one; `quoted`: a text to be repeated exactly (of which the embedded demo is not capable)."""
 

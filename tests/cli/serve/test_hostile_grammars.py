@@ -28,10 +28,6 @@ def format_of(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 
-def tool_of(schema: Any) -> dict[str, Any]:
-    return {"type": "function", "function": {"name": "f", "parameters": schema}}
-
-
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
     with Engine.demo("none", slots=2, n_threads=1) as engine:

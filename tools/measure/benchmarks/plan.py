@@ -23,7 +23,6 @@ from specrun.runtime.demo import demo_questions, demo_target
 from specrun.runtime.models.packaged import SMOLLM2
 
 Set = Literal["real", "counted", "missing", "gpu"]
-SETS: tuple[Set, ...] = ("real", "counted", "missing", "gpu")
 GPU_SHAPE = "8b"
 CATEGORIES = ("questions", "code", "edits", "summaries", "chats")
 PROGRAMS: Mapping[str, str] = {
