@@ -40,6 +40,7 @@ from specrun.runtime.chat import (
     ChatTurn,
     Part,
     ReplyPlan,
+    ReplyReading,
     require_room,
     too_long,
 )
@@ -222,14 +223,14 @@ class GrammarReader:
     async def of_reply(
         self, plan: ReplyPlan, asked: Grammar | None, prompt_end: str
     ) -> Grammar | None:
-        """Return the grammar of a reply, compiled; None for any text: see `reply_grammar`.
+        """Return the grammar of a reply, compiled; None for any text: see `ReplyReading`.
 
         Raises `RequestError` if another grammar and calls both bind the text, or if one cannot be
         compiled.
         """
 
         def of(plan: ReplyPlan) -> Grammar | None:
-            return plan.reply_grammar(self._vocabulary, prompt_end, asked)
+            return ReplyReading(plan, self._vocabulary, prompt_end).grammar(asked)
 
         try:
             reply = await REQUESTS.run(lambda: of(plan))
@@ -388,12 +389,12 @@ class ServedAnswer:
         stream, length, called = self.streams[index], 0, False
         vocabulary = self.service.engine.vocabulary
         plan = self.request.turn.plan
-        reader = plan.reader(vocabulary, self.prompts.end)
+        reader = ReplyReading(plan, vocabulary, self.prompts.end).reader()
         inputs = CustomInputs(plan.custom)
         async for events in stream.rounds():
             text = "".join([event.text for event in events])
             length += len(text)
-            parts = inputs.take(reader.read(events))
+            parts = inputs.take(reader.read([(each.token_id, each.text) for each in events]))
             called = called or any(isinstance(part, CallBegun) for part in parts)
             if reader.done:
                 stream.cancel()

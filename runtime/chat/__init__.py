@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from specrun.runtime.chat.choice import ToolChoice
     from specrun.runtime.chat.effort import LEVELS, Effort
     from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
+    from specrun.runtime.chat.fitting import arguments_of
     from specrun.runtime.chat.forced import ForcedCalls
     from specrun.runtime.chat.parts import (
         content_text,
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
         Reply,
         ReplyParser,
         Thoughts,
-        TokenReader,
         ToolCall,
     )
     from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
@@ -39,6 +39,6 @@ if TYPE_CHECKING:
         template_of,
         too_long,
     )
-    from specrun.runtime.chat.turn import ChatTurn, arguments_of, for_template, turn_of
+    from specrun.runtime.chat.turn import ChatTurn, for_template, turn_of
 
 __getattr__, __dir__ = lazy_face(__name__)

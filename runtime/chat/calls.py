@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -282,13 +282,14 @@ def _keyword_calls(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
         if not (first.isalnum() or first in ("_", ")", '"', "'")):
             raise NotACallError
         reader.begin(name)
-        names = list(_properties(reader.tools[name]))
-        yield from ValueReading(reader, reader.argue, syntax.closers, names=names).inside("(")
+        keys = list(_properties(reader.tools[name]))
+        yield from ValueReading(reader, reader.argue, syntax.closers, names=keys).inside("(")
         reader.end_call()
         if in_list and not (yield from reader.ahead((",",), BLANK)):
             break
         yield from reader.follows(",")
-        if not in_list and not (yield from _name_follows(reader)):
+        names = [f"{name}(" for name in reader.tools]
+        if not in_list and not (yield from reader.ahead(names, BLANK)):
             return
         reader.hold()
     if in_list and not (yield from reader.follows("]")):
@@ -301,10 +302,6 @@ def _identifier(reader: Reader) -> Reading[str]:
         name += character
     reader.back(character)
     return name
-
-
-def _name_follows(reader: Reader) -> Reading[bool]:
-    return (yield from reader.ahead([f"{name}(" for name in reader.tools], BLANK))
 
 
 def _properties(schema: object) -> dict[str, Any]:
@@ -346,10 +343,12 @@ def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
             break
         keys = [each for each in properties if each != key and each not in given]
         lead = f"{', ' if given else ''}{json.dumps(key, ensure_ascii=False)}: "
-        schema = _argument_schema(properties.get(key), attributes)
+        schema = properties.get(key)
+        if schema is None and re.search(r'(string|type)="(true|string)"', attributes):
+            schema = {"type": "string"}
         if "{key}" not in form.behind and kinds_of(schema, reader.tools[name]) == {"string"}:
             reader.argue(f'{lead}"')
-            value = yield from _TagValue(reader, syntax, form, key, keys, _give_text).read()
+            value = yield from _TagValue(reader, syntax, form, key, keys, is_text=True).read()
             is_whole = value is not None
             reader.argue('"' if is_whole else "")
         else:
@@ -398,8 +397,9 @@ class _TagValue:
 
     A closing tag is the argument's if a possible continuation of an argument follows. Tags of calls
     that are opened and closed within the value belong to it. If the closing tag is missing, the
-    value ends at the tag of one of the other `keys`, or at the end of the call. A text is given out
-    by `give` as it comes: up to a possible end, and to the first closing tag that may be its end.
+    value ends at the tag of one of the other `keys`, or at the end of the call. One that `is_text`
+    is given out as it comes: up to a possible end, and to the first closing tag that may be its
+    end.
     """
 
     def __init__(
@@ -409,7 +409,8 @@ class _TagValue:
         form: ArgumentForm,
         key: str,
         keys: list[str],
-        give: Callable[[Reader, str], None] | None = None,
+        *,
+        is_text: bool = False,
     ) -> None:
         self._reader = reader
         self._form = form
@@ -426,13 +427,13 @@ class _TagValue:
         self._text = ""
         self._open: list[str] = []  # closing tags of tags opened within the value
         self._breaks = form.between.endswith("\n") or form.behind.startswith("\n")
-        self._give, self._n_given = give, 0
+        self._is_text, self._n_given = is_text, 0
 
     def read(self) -> Reading[str | None]:
         """Return the value, None if the text is cut within it."""
         value = yield from self._read()
-        if self._give is not None and value is not None:
-            self._give(self._reader, value[self._n_given :])
+        if self._is_text and value is not None:
+            self._give(value[self._n_given :])
         return value
 
     def _read(self) -> Reading[str | None]:
@@ -465,10 +466,10 @@ class _TagValue:
                 self._open.append(self._close)
             elif self._ends(self._call_open):
                 self._open.append(self._call_close)
-            if self._give is not None:
-                self._hand_out(self._give, closed)
+            if self._is_text:
+                self._hand_out(closed)
 
-    def _hand_out(self, give: Callable[[Reader, str], None], closed: int | None) -> None:
+    def _hand_out(self, closed: int | None) -> None:
         """Give out the certain part of the value."""
         text, tags = self._text, (self._close, self._call_close, self._nested)
         first = int(self._breaks and text[:1] == "\n")
@@ -482,8 +483,11 @@ class _TagValue:
                 break
         held = text[start:end].rstrip(BLANK).removesuffix(self._close).rstrip(BLANK)
         if held:
-            give(self._reader, held)
+            self._give(held)
             self._n_given += len(held)
+
+    def _give(self, text: str) -> None:
+        self._reader.argue(json.dumps(text, ensure_ascii=False)[1:-1])
 
     def _ends(self, tag: str) -> bool:
         return self._text.endswith(tag)
@@ -513,17 +517,6 @@ class _TagValue:
         if self._breaks or (text[:1] == "\n" == text[-1:]):
             return text.removeprefix("\n").removesuffix("\n")
         return text
-
-
-def _give_text(reader: Reader, text: str) -> None:
-    """Give out a piece of an argument that is a text."""
-    reader.argue(json.dumps(text, ensure_ascii=False)[1:-1])
-
-
-def _argument_schema(schema: object, attributes: str) -> object:
-    """Return the schema of an argument; its tag may have its type in addition."""
-    is_text = re.search(r'(string|type)="(true|string)"', attributes)
-    return schema if schema is not None or not is_text else {"type": "string"}
 
 
 def _typed_argument(value: str, form: ArgumentForm, schema: object, root: object) -> str:

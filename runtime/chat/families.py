@@ -28,7 +28,6 @@ def _objects(
     opener: str,
     closer: str = "",
     *,
-    arguments: str = "arguments",
     form: CallForm | None = None,
     known_by: tuple[tuple[str, ...], ...] | None = None,
     name: str,
@@ -36,7 +35,7 @@ def _objects(
     """Return the row of a family whose calls are a list of objects between two marks."""
     listed = CallForm(
         '{"name": "',
-        f'", "{arguments}": ',
+        '", "arguments": ',
         behind="}",
         before_all=f"{opener}[",
         behind_all=f"]{closer}",

@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import TemplateError
 from specrun.runtime.chat.families import GENERIC, syntax_of
+from specrun.runtime.chat.syntax import ToolSyntax
 
 if TYPE_CHECKING:
     from specrun.runtime.chat.template import ChatTemplate
 
 _log = logging.getLogger(__name__)
-Messages = list[dict[str, Any]]
-_BETWEEN = "\n\n"  # texts that become one
+_Message = dict[str, Any]
+Messages = list[_Message]
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """The names of an answer's reasoning: which one is read depends on the template."""
 _TEXTS = ("content", *THOUGHTS)
@@ -34,6 +35,17 @@ class RefusedError(TemplateError):
 
 
 # -- Changes of a conversation, each of which keeps all texts --------------------------------------
+
+_Change = Callable[[Messages], Messages]
+
+
+def _of_each(change: Callable[[_Message], _Message]) -> _Change:
+    """Return the change of a conversation that changes every message."""
+    return lambda messages: [change(message) for message in messages]
+
+
+def _without(message: _Message, *names: str) -> _Message:
+    return {key: part for key, part in message.items() if key not in names}
 
 
 def _beginning_joined(messages: Messages) -> Messages:
@@ -48,12 +60,10 @@ def _late_as_user(messages: Messages) -> Messages:
     return [*messages[:count], *_system_as_user(messages[count:])]
 
 
-def _system_as_user(messages: Messages) -> Messages:
-    """Return the messages with all those of the system as the user's."""
-    return [
-        {**message, "role": "user"} if message["role"] == "system" else message
-        for message in messages
-    ]
+@_of_each
+def _system_as_user(message: _Message) -> _Message:
+    """Return a message of the system as the user's."""
+    return {**message, "role": "user"} if message["role"] == "system" else message
 
 
 def _neighbours_joined(messages: Messages) -> Messages:
@@ -66,10 +76,7 @@ def _neighbours_joined(messages: Messages) -> Messages:
             continue
         for key in {*_TEXTS, "tool_calls"} & message.keys():
             own, more = before.get(key), message[key]
-            if key in _TEXTS:
-                before[key] = _BETWEEN.join(text for text in (own, more) if text)
-            else:
-                before[key] = [*(own or ()), *(more or ())]
+            before[key] = _joined(own, more) if key in _TEXTS else [*(own or ()), *(more or ())]
     return joined
 
 
@@ -86,7 +93,7 @@ def _behind_results(messages: Messages) -> Messages:
     told: Messages = []
     for message in messages:
         if message["role"] == "user" and told and told[-1]["role"] == "tool":
-            text = _BETWEEN.join(filter(None, (told[-1]["content"], message["content"])))
+            text = _joined(told[-1]["content"], message["content"])
             told[-1] = {**told[-1], "content": text}
         else:
             told.append(message)
@@ -98,9 +105,8 @@ def _calls_apart(messages: Messages) -> Messages:
     apart: Messages = []
     for message in messages:
         if message.get("tool_calls") and message["content"]:
-            apart.append({key: part for key, part in message.items() if key != "tool_calls"})
-            later = {key: part for key, part in message.items() if key not in THOUGHTS}
-            message = {**later, "content": ""}
+            apart.append(_without(message, "tool_calls"))
+            message = {**_without(message, *THOUGHTS), "content": ""}
         apart.append(message)
     return apart
 
@@ -116,8 +122,7 @@ def _texts_after_results(messages: Messages) -> Messages:
             if message["role"] == "user":
                 told.append({"role": "assistant", "content": ""})
             answer = message if message["role"] == "assistant" else told[-1]
-            texts = [each["content"] for each in (*waiting, answer)]
-            answer["content"] = _BETWEEN.join(filter(None, texts))
+            answer["content"] = _joined(*(each["content"] for each in (*waiting, answer)))
             for each in waiting:
                 each["content"] = ""
             waiting = []
@@ -128,13 +133,13 @@ def _texts_after_results(messages: Messages) -> Messages:
 def _texts_in_results(messages: Messages) -> Messages:
     """Return the messages with a text beside calls at the beginning of their first result."""
     told: Messages = []
-    caller: dict[str, Any] = {}
+    caller: _Message = {}
     for message in map(dict, messages):
         if message.get("tool_calls"):
             caller = message
         elif message["role"] == "tool" and caller.get("content"):
-            texts = (f"[said with the call]\n{caller['content']}", message["content"])
-            message["content"] = _BETWEEN.join(filter(None, texts))
+            said = f"[said with the call]\n{caller['content']}"
+            message["content"] = _joined(said, message["content"])
             caller["content"] = ""
         told.append(message)
     return told
@@ -151,75 +156,70 @@ def _calls_in_turn(messages: Messages) -> Messages:
         by_id = {}
         first, *others = message.get("tool_calls") or [None]
         groups.append([message if first is None else {**message, "tool_calls": [first]}])
-        later = {key: part for key, part in message.items() if key not in THOUGHTS}
-        groups += [[{**later, "content": "", "tool_calls": [call]}] for call in others]
+        later = {**_without(message, *THOUGHTS), "content": ""}
+        groups += [[{**later, "tool_calls": [call]}] for call in others]
         if first is not None:
             made = groups[-1 - len(others) :]
             by_id = {group[0]["tool_calls"][0].get("id"): group for group in made}
     return [message for group in groups for message in group]
 
 
-def _calls_alone(messages: Messages) -> Messages:
-    """Return the messages with null as the content of those that have calls and no text."""
-    return [
-        {**message, "content": None}
-        if message.get("tool_calls") and not message["content"]
-        else message
-        for message in messages
-    ]
+@_of_each
+def _calls_alone(message: _Message) -> _Message:
+    """Return a message with null as the content if it has calls and no text."""
+    is_alone = message.get("tool_calls") and not message["content"]
+    return {**message, "content": None} if is_alone else message
 
 
-def _arguments_as_texts(messages: Messages) -> Messages:
-    """Return the messages with the arguments of calls as JSON in texts, as OpenAI has them."""
-    told: Messages = []
-    for message in messages:
-        if message.get("tool_calls"):
-            calls = [_call_with_text(call) for call in message["tool_calls"]]
-            message = {**message, "tool_calls": calls}
-        told.append(message)
-    return told
+@_of_each
+def _arguments_as_texts(message: _Message) -> _Message:
+    """Return a message with the arguments of calls as JSON in texts, as OpenAI has them."""
+    if not message.get("tool_calls"):
+        return message
+    calls: list[_Message] = []
+    for call in message["tool_calls"]:
+        function = dict(_function(call))
+        if not isinstance(function.get("arguments"), str):
+            function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
+        calls.append({**call, "function": function} if "function" in call else function)
+    return {**message, "tool_calls": calls}
 
 
-def _call_with_text(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = dict(_function(call))
-    if not isinstance(function.get("arguments"), str):
-        function["arguments"] = json.dumps(function.get("arguments") or {}, ensure_ascii=False)
-    return {**call, "function": function} if "function" in call else function
-
-
-def _calls_in_words(messages: Messages, source: str) -> Messages:
+def _calls_in_words(messages: Messages, syntax: ToolSyntax = GENERIC) -> Messages:
     """Return the messages with calls in the assistant's text, as its model writes them."""
     told: Messages = []
     for message in messages:
-        own = {key: part for key, part in message.items() if key != "tool_calls"}
-        calls = [_name_and_arguments(call) for call in message.get("tool_calls") or ()]
-        text = (syntax_of(source) or GENERIC).form.written(calls) if calls else ""
-        own["content"] = "\n".join(each for each in (own["content"], text) if each)
-        told.append(own)
+        calls: list[tuple[str, Mapping[str, Any]]] = []
+        for function in map(_function, message.get("tool_calls") or ()):
+            arguments = arguments_of(function.get("arguments"))
+            own = arguments if isinstance(arguments, Mapping) else {}
+            calls.append((str(function.get("name")), own))
+        text = syntax.form.written(calls) if calls else ""
+        content = "\n".join(filter(None, (message["content"], text)))
+        told.append({**_without(message, "tool_calls"), "content": content})
     return told
 
 
-def _name_and_arguments(call: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    function = _function(call)
-    name, arguments = function.get("name"), function.get("arguments")
-    if isinstance(arguments, str):
-        try:
-            arguments = json.loads(arguments or "{}")
-        except (ValueError, RecursionError):
-            arguments = {"arguments": arguments}
-    return str(name), arguments if isinstance(arguments, Mapping) else {}
+def arguments_of(arguments: object) -> Any:  # noqa: ANN401 - any JSON value
+    """Return the arguments of an earlier call as an object, if they can be one.
+
+    Templates write arguments as JSON themselves; a text would be quoted twice.
+    """
+    if not isinstance(arguments, str):
+        return {} if arguments is None else arguments
+    try:
+        return json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return {"arguments": arguments}  # such as of a call that was cut short
 
 
-def _results_as_user(messages: Messages) -> Messages:
-    """Return the messages with results of calls as the user's."""
-    told: Messages = []
-    for message in messages:
-        if message["role"] in ("tool", "function"):
-            name = message.get("name") or "the tool"
-            text = f"[{name} returned]\n{message['content']}"
-            message = {"role": "user", "content": text}
-        told.append(message)
-    return told
+@_of_each
+def _results_as_user(message: _Message) -> _Message:
+    """Return a result of a call as the user's."""
+    if message["role"] not in ("tool", "function"):
+        return message
+    name = message.get("name") or "the tool"
+    return {"role": "user", "content": f"[{name} returned]\n{message['content']}"}
 
 
 def _n_leading(messages: Messages) -> int:
@@ -228,71 +228,66 @@ def _n_leading(messages: Messages) -> int:
     return next((place for place, role in enumerate(roles) if role != "system"), len(roles))
 
 
-_Change = Callable[[Messages], Messages]
-_ONE_BEGINNING = "the system messages at the beginning are one"
-_AS_USER = "later system messages are the user's"
-_NEIGHBOURS = "neighbours of one role are one message"
-_BEFORE_USER = "the system's text is before the user's"
-_FIRST = "an empty message of the user is first"
-_AFTER = "a text beside calls is behind their results"
-_IN_RESULT = "a text beside calls is in their first result"
-_BEHIND = "the user's text behind results is in the last of them"
-_APART = "a text beside calls is a message of its own"
-_IN_TURN = "each message has one call"
-_ALONE = "the content beside calls is null"
-_ARGUMENTS = "arguments of calls are texts"
-_CALLS = "calls are in the assistant's text"
-_RESULTS = "results of calls are the user's"
-_CHANGES: dict[str, _Change] = {
-    _ONE_BEGINNING: _beginning_joined,
-    _AS_USER: _late_as_user,
-    _BEFORE_USER: _system_as_user,
-    _NEIGHBOURS: _neighbours_joined,
-    _FIRST: _user_first,
-    _AFTER: _texts_after_results,
-    _IN_RESULT: _texts_in_results,
-    _BEHIND: _behind_results,
-    _APART: _calls_apart,
-    _IN_TURN: _calls_in_turn,
-    _ALONE: _calls_alone,
-    _ARGUMENTS: _arguments_as_texts,
-    _RESULTS: _results_as_user,
+def _joined(*texts: str | None) -> str:
+    return "\n\n".join(text for text in texts if text)
+
+
+_CHANGES: dict[_Change, str] = {
+    _beginning_joined: "the system messages at the beginning are one",
+    _late_as_user: "later system messages are the user's",
+    _system_as_user: "the system's text is before the user's",
+    _neighbours_joined: "neighbours of one role are one message",
+    _user_first: "an empty message of the user is first",
+    _texts_after_results: "a text beside calls is behind their results",
+    _texts_in_results: "a text beside calls is in their first result",
+    _behind_results: "the user's text behind results is in the last of them",
+    _calls_apart: "a text beside calls is a message of its own",
+    _calls_in_turn: "each message has one call",
+    _calls_alone: "the content beside calls is null",
+    _arguments_as_texts: "arguments of calls are texts",
+    _calls_in_words: "calls are in the assistant's text",
+    _results_as_user: "results of calls are the user's",
 }
-_ANSWERED: Sequence[Sequence[str]] = (
-    (_AFTER,),
-    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS, _AFTER),
-    (_BEFORE_USER, _NEIGHBOURS, _FIRST, _AFTER),
-    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS, _AFTER, _BEHIND),
-    (_BEFORE_USER, _NEIGHBOURS, _FIRST, _AFTER, _BEHIND),
+"""The changes, and their names in the log."""
+
+_Way = Sequence[_Change]
+_SYSTEM_FIRST: _Way = (_beginning_joined, _late_as_user)
+_NO_SYSTEM: _Way = (_system_as_user, _neighbours_joined, _user_first)
+_ANSWERED: Sequence[_Way] = (
+    (_texts_after_results,),
+    (*_SYSTEM_FIRST, _neighbours_joined, _texts_after_results),
+    (*_NO_SYSTEM, _texts_after_results),
+    (*_SYSTEM_FIRST, _neighbours_joined, _texts_after_results, _behind_results),
+    (*_NO_SYSTEM, _texts_after_results, _behind_results),
 )
-_WAYS: Sequence[Sequence[str]] = (
+_WAYS: Sequence[_Way] = (
     (),
-    (_ONE_BEGINNING,),
-    (_NEIGHBOURS,),
-    (_ONE_BEGINNING, _AS_USER),
-    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS),
-    (_BEFORE_USER, _NEIGHBOURS),
-    (_BEFORE_USER, _NEIGHBOURS, _FIRST),
-    (_ONE_BEGINNING, _AS_USER, _NEIGHBOURS, _BEHIND),
-    (_BEFORE_USER, _NEIGHBOURS, _FIRST, _BEHIND),
-    (_APART,),
-    (_ONE_BEGINNING, _AS_USER, _APART),
-    (_IN_TURN,),
-    (_ONE_BEGINNING, _AS_USER, _IN_TURN),
-    (_APART, _IN_TURN),
-    (_ONE_BEGINNING, _AS_USER, _APART, _IN_TURN),
-    (_ARGUMENTS,),
-    (_ONE_BEGINNING, _AS_USER, _ARGUMENTS),
-    (_APART, _ALONE),
-    (_ONE_BEGINNING, _AS_USER, _APART, _ALONE),
-    (_APART, _ALONE, _ARGUMENTS),
-    (_ONE_BEGINNING, _AS_USER, _APART, _ALONE, _ARGUMENTS),
+    (_beginning_joined,),
+    (_neighbours_joined,),
+    _SYSTEM_FIRST,
+    (*_SYSTEM_FIRST, _neighbours_joined),
+    (_system_as_user, _neighbours_joined),
+    _NO_SYSTEM,
+    (*_SYSTEM_FIRST, _neighbours_joined, _behind_results),
+    (*_NO_SYSTEM, _behind_results),
+    *(
+        (*before, *way)
+        for way in (
+            (_calls_apart,),
+            (_calls_in_turn,),
+            (_calls_apart, _calls_in_turn),
+            (_arguments_as_texts,),
+            (_calls_apart, _calls_alone),
+            (_calls_apart, _calls_alone, _arguments_as_texts),
+        )
+        for before in ((), _SYSTEM_FIRST)
+    ),
     *_ANSWERED,
-    *((*way, _IN_RESULT) for way in _ANSWERED),
-    (_CALLS,),
-    (_CALLS, _ONE_BEGINNING, _AS_USER),
-    (_CALLS, _RESULTS, _ONE_BEGINNING, _AS_USER, _NEIGHBOURS),
-    (_CALLS, _RESULTS, _BEFORE_USER, _NEIGHBOURS, _FIRST),
+    *((*way, _texts_in_results) for way in _ANSWERED),
+    (_calls_in_words,),
+    (_calls_in_words, *_SYSTEM_FIRST),
+    (_calls_in_words, _results_as_user, *_SYSTEM_FIRST, _neighbours_joined),
+    (_calls_in_words, _results_as_user, *_NO_SYSTEM),
 )
 
 
@@ -390,13 +385,13 @@ class Fitted:
 
     text: str
     messages: Messages
-    way: Sequence[str]
+    way: _Way
     lost: Sequence[_Piece]
 
     @property
     def keeps_calls(self) -> bool:
         """Whether calls and results are in the template's own form."""
-        return _CALLS not in self.way and not any(piece.is_of_call for piece in self.lost)
+        return _calls_in_words not in self.way and not any(piece.is_of_call for piece in self.lost)
 
 
 class Fitting:
@@ -404,9 +399,9 @@ class Fitting:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        in_words = functools.partial(_calls_in_words, source=template.source)
-        self._changes: dict[str, _Change] = {**_CHANGES, _CALLS: in_words}
-        self._writes_calls: dict[tuple[Sequence[str], bool, bool], bool] = {}
+        syntax = syntax_of(template.source) or GENERIC
+        self._in_words = functools.partial(_calls_in_words, syntax=syntax)
+        self._writes_calls: dict[tuple[_Way, bool, bool], bool] = {}
         self._said: set[str] = set()
 
     def fitted(self, messages: Messages, write: Writer, mark: str) -> Fitted:
@@ -420,11 +415,11 @@ class Fitting:
         refusals: list[RefusedError] = []
         tried: list[Messages] = []
         for way in _WAYS:
-            if _CALLS in way and any(each.keeps_calls for each in attempts):
+            if _calls_in_words in way and any(each.keeps_calls for each in attempts):
                 break  # in a text they are other tokens than the model learnt
             changed = messages
-            for name in way:
-                changed = self._changes[name](changed)
+            for change in way:
+                changed = (self._in_words if change is _calls_in_words else change)(changed)
             if changed in tried:
                 continue
             tried.append(changed)
@@ -440,7 +435,7 @@ class Fitting:
             raise refusals[0]
         return self._chosen(_least_lost(attempts, messages))
 
-    def _attempt(self, messages: Messages, way: Sequence[str], write: Writer, mark: str) -> Fitted:
+    def _attempt(self, messages: Messages, way: _Way, write: Writer, mark: str) -> Fitted:
         def typed(those: Messages) -> str:
             return write(_typed(those, self.roles_of_parts))
 
@@ -450,7 +445,7 @@ class Fitting:
         # A call's name is among the tools, too: each kind is looked at once for a template; some
         # templates write the first call of a message alone.
         calls = {
-            piece: (tuple(way), bool(messages[piece.place]["content"]), bool(piece.call))
+            piece: (way, bool(messages[piece.place]["content"]), bool(piece.call))
             for piece in pieces
             if piece.call is not None
         }
@@ -464,7 +459,7 @@ class Fitting:
 
     def _chosen(self, attempt: Fitted) -> Fitted:
         if attempt.way:
-            changes = "; ".join(attempt.way)
+            changes = "; ".join(_CHANGES[change] for change in attempt.way)
             self._say(f"the chat template does not take this conversation as it came: {changes}")
         for piece in attempt.lost:
             self._say(f"the chat template leaves out a text of the {piece.role}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.chat.forced import ForcedCalls
@@ -13,7 +13,6 @@ from specrun.runtime.chat.reply import (
     Reply,
     ReplyParser,
     Thoughts,
-    TokenReader,
     control_names,
 )
 from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
@@ -59,20 +58,6 @@ class ReplyPlan:
         """Whether a prompt ends with the tag that opens the reasoning."""
         return self.apart is not None and prompt_end.rstrip().endswith(self.apart.first)
 
-    def reader(self, vocabulary: Vocabulary, prompt_end: str) -> TokenReader:
-        """Return a reader of the reply to a prompt with this end: it may open the reasoning."""
-        parser: ReplyParser | None = None  # none if only content can come
-        if self.think is not None or self.syntax is not None:
-            parser = ReplyParser(
-                self.syntax,
-                self.schemas,
-                think=self.apart,
-                thinking=self.thinks_already(prompt_end),
-                most_calls=self.most_calls,
-            )
-        names = self.control_tokens(vocabulary)
-        return TokenReader(parser, names, self.thoughts, self.think)
-
     def grammar(
         self,
         vocabulary: Vocabulary,
@@ -105,39 +90,10 @@ class ReplyPlan:
         thinking = self.thinks_already(prompt_end)
         return Grammar.lark(forced.grammar(self.apart, thinking=thinking))
 
-    def reply_grammar(
-        self, vocabulary: Vocabulary, prompt_end: str, asked: Grammar | None
-    ) -> Grammar | None:
-        """Return the grammar of a reply whose text has to follow `asked`; None for any reply.
-
-        It begins behind the reasoning. If tools may be called as well, it is that of their calls or
-        of a text by the schema. Raises `OptionError` if another grammar and calls bind the text.
-        """
-        if asked is None and not (self.must_call or self.strict):
-            return None
-        schema = None if asked is None else asked.schema
-        may_be_more = self.apart is not None or (self.syntax is not None and bool(self.schemas))
-        reply = self.grammar(vocabulary, prompt_end, schema if may_be_more else None)
-        if asked is None or (reply is not None and schema is not None):
-            return reply
-        if reply is not None:
-            problem = "tool_choice or strict tools bind the text, and so does the grammar"
-            raise OptionError(f"{problem}: give one of them")
-        if self.apart is not None and self.thinks_already(prompt_end):
-            return replace(asked, after=self.apart.last)
-        return asked
-
     def new_id(self) -> str:
         """Return an id for a call."""
         assert self.syntax is not None  # only it brings calls
         return self.syntax.new_id()
-
-
-class _Said(NamedTuple):
-    """A token of an answer that is whole, and its text."""
-
-    token_id: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,22 +105,45 @@ class ReplyReading:
     prompt_end: str = ""
 
     def grammar(self, asked: Grammar | None) -> Grammar | None:
-        """Return the grammar of a reply that follows `asked`: see `ReplyPlan.reply_grammar`."""
-        return self.plan.reply_grammar(self.vocabulary, self.prompt_end, asked)
+        """Return the grammar of a reply whose text has to follow `asked`; None for any reply.
 
-    def reader(self) -> TokenReader:
-        """Return a reader of tokens as they come."""
-        return self.plan.reader(self.vocabulary, self.prompt_end)
+        It begins behind the reasoning. If tools may be called as well, it is that of their calls or
+        of a text by the schema. Raises `OptionError` if another grammar and calls bind the text.
+        """
+        plan, schema = self.plan, None if asked is None else asked.schema
+        may_be_more = plan.apart is not None or (plan.syntax is not None and bool(plan.schemas))
+        reply = plan.grammar(self.vocabulary, self.prompt_end, schema if may_be_more else None)
+        if asked is None or (reply is not None and schema is not None):
+            return reply
+        if reply is not None:
+            problem = "tool_choice or strict tools bind the text, and so does the grammar"
+            raise OptionError(f"{problem}: give one of them")
+        if plan.apart is not None and plan.thinks_already(self.prompt_end):
+            return replace(asked, after=plan.apart.last)
+        return asked
+
+    def reader(self) -> ReplyParser:
+        """Return a reader of the reply; the prompt may have opened the reasoning."""
+        plan = self.plan
+        return ReplyParser(
+            plan.syntax,
+            plan.schemas,
+            think=plan.think,
+            thinking=plan.thinks_already(self.prompt_end),
+            most_calls=plan.most_calls,
+            names=plan.control_tokens(self.vocabulary),
+            thoughts=plan.thoughts,
+        )
 
     def whole(self, token_ids: Sequence[int], text: str, *, is_cut: bool = False) -> Reply:
         """Return the parts of a reply that has ended, with these tokens and this text."""
         reader, reply = self.reader(), Reply()
         decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), text
-        said: list[_Said] = []
+        said: list[tuple[int, str]] = []
         for token, piece in zip(token_ids, self.vocabulary.pieces(token_ids), strict=True):
             own = decoder.decode(piece)[: len(rest)]  # nothing of a stop string is text
             rest = rest[len(own) :]
-            said.append(_Said(token, own))
+            said.append((token, own))
         reply.add(reader.read(said))
         reply.add(reader.finish(rest, is_cut=is_cut))
         return reply

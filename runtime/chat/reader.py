@@ -141,16 +141,10 @@ class Reader:
 
     def follows(self, text: str, blank: str = BLANK) -> Reading[bool]:
         """Read `text` after white space, if it comes; any other text is read again."""
-        seen, left = "", text
-        while left:
-            character = yield from self.next()
-            seen += character
-            if character == left[0]:
-                left = left[1:]
-            elif not character or left != text or character not in blank:
-                self.back(seen)
-                return False
-        return True
+        seen, is_there = yield from self._compared(text, blank)
+        if not is_there:
+            self.back(seen)
+        return is_there
 
     def follows_any(self, texts: Iterable[str]) -> Reading[str]:
         """Read the first of the texts that comes after white space; return it, or ""."""
@@ -162,18 +156,23 @@ class Reader:
     def ahead(self, texts: Iterable[str], blank: str = "") -> Reading[bool]:
         """Whether one of the texts comes; it is read again."""
         for text in texts:
-            seen, left = "", text
-            while left:
-                character = yield from self.next()
-                seen += character
-                if character == left[0]:
-                    left = left[1:]
-                elif not character or left != text or character not in blank:
-                    break
+            seen, is_there = yield from self._compared(text, blank)
             self.back(seen)
-            if not left:
+            if is_there:
                 return True
         return False
+
+    def _compared(self, text: str, blank: str) -> Reading[tuple[str, bool]]:
+        """Read as far as `text` may come behind white space; return that, and whether it came."""
+        seen, left = "", text
+        while left:
+            character = yield from self.next()
+            seen += character
+            if character == left[0]:
+                left = left[1:]
+            elif not character or left != text or character not in blank:
+                return seen, False
+        return seen, True
 
     def at_end(self) -> Reading[bool]:
         """Whether nothing but white space comes; it is read again."""

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
 from specrun.runtime.chat.calls import end_calls, read_call, read_calls
 from specrun.runtime.chat.families import GENERIC
@@ -77,58 +77,6 @@ class Reply:
                 self.calls[part.index] = ToolCall(call.name, call.arguments + part.text)
 
 
-class ReplyParser:
-    """Takes a reply's text piece by piece and returns the parts that became certain.
-
-    However the text is split, the parts put together are the same. `syntax` and `tools` (the
-    schemas of the arguments by name) define a tool call; without a syntax all is content.
-    With `think`, the text between these tags at the reply's beginning is reasoning; `thinking`:
-    the prompt ends with the first of them. A whole call in a reasoning that never ends is a call.
-    After `most_calls` calls the reply is `done`, and the rest is left out.
-    """
-
-    def __init__(
-        self,
-        syntax: ToolSyntax | None = None,
-        tools: Mapping[str, Any] | None = None,
-        *,
-        think: ThinkTags | None = None,
-        thinking: bool = False,
-        most_calls: int | None = None,
-    ) -> None:
-        self.done = False
-        self._reader = Reader(tools or {}, most_calls)
-        self._reading = _read_reply(self._reader, syntax, think, thinking)
-        next(self._reading)
-
-    def push(self, text: str) -> list[Part]:
-        """Return the parts that are certain with the next piece of text."""
-        for character in text:
-            self._send(character)
-        return self._taken()
-
-    def finish(self, *, is_cut: bool = False) -> list[Part]:
-        """Return the parts that were held back: the text has ended.
-
-        Missing parts of arguments are added, unless the text is cut by its length.
-        """
-        self._reader.is_cut = is_cut
-        self._send("")
-        return self._taken()
-
-    def _send(self, character: str) -> None:
-        if self.done:
-            return
-        try:
-            self._reading.send(character)
-        except (StopIteration, EnoughError):
-            self.done = True
-
-    def _taken(self) -> list[Part]:
-        parts, self._reader.parts = self._reader.parts, []
-        return merged(parts)
-
-
 def control_names(vocabulary: Vocabulary, marks: Iterable[str]) -> dict[int, str]:
     """Return the names of control tokens that are in marks, by their ids: they have no text."""
     found: dict[int, str] = {}
@@ -139,70 +87,84 @@ def control_names(vocabulary: Vocabulary, marks: Iterable[str]) -> dict[int, str
     return found
 
 
-class Token(Protocol):
-    """A token of an answer: its id, and the text that became certain with it."""
-
-    @property
-    def token_id(self) -> int:
-        """Return the id."""
-
-    @property
-    def text(self) -> str:
-        """Return the text."""
-
-
 Thoughts = Literal["apart", "content", "left out"]
 """The place of the reasoning: in parts of its own, in the content as it is written, or nowhere."""
 
 
-class TokenReader:
-    """Takes the tokens of an answer as they come and returns its parts.
+class ReplyParser:
+    """Takes a reply's text or tokens piece by piece and returns the parts that became certain.
+
+    However the text is split, the parts put together are the same. `syntax` and `tools` (the
+    schemas of the arguments by name) define a tool call; without a syntax all is content.
+    With `think`, the text between these tags at the reply's beginning is reasoning; `thinking`:
+    the prompt ends with the first of them. A whole call in a reasoning that never ends is a call.
+    After `most_calls` calls the reply is `done`, and the rest is left out.
 
     Control tokens stand for no text; those in `names` are read by their names. `thoughts` is the
-    place of the reasoning: in the content it stands between the marks of `think`. Without a parser
-    all is content.
+    place of the reasoning: in the content it stands between the marks of `think`.
     """
 
     def __init__(
         self,
-        parser: ReplyParser | None,
-        names: Mapping[int, str],
-        thoughts: Thoughts = "apart",
+        syntax: ToolSyntax | None = None,
+        tools: Mapping[str, Any] | None = None,
+        *,
         think: ThinkTags | None = None,
+        thinking: bool = False,
+        most_calls: int | None = None,
+        names: Mapping[int, str] | None = None,
+        thoughts: Thoughts = "apart",
     ) -> None:
-        self._parser, self._names, self._thoughts, self._think = parser, names, thoughts, think
+        self.done = False
+        self._names, self._thoughts, self._think = names or {}, thoughts, think
         self._is_within = False  # reasoning that is content
         self._thought: list[str] = []
-
-    @property
-    def done(self) -> bool:
-        """Whether the reply has all the calls that it may have: no more text is wanted."""
-        return self._parser is not None and self._parser.done
+        self._reader = Reader(tools or {}, most_calls)
+        self._reading: Reading[None] | None = None  # none if only content can come
+        if syntax is not None or think is not None:
+            tags = None if thoughts == "content" else think
+            self._reading = _read_reply(self._reader, syntax, tags, thinking)
+            next(self._reading)
 
     @property
     def thought(self) -> str:
         """The reasoning so far that is no content, also if it is left out."""
         return "".join(self._thought)
 
-    def read(self, events: Sequence[Token]) -> Sequence[Part]:
-        """Return the parts that became certain with these tokens."""
+    def read(self, tokens: Sequence[tuple[int, str]]) -> Sequence[Part]:
+        """Return the parts that became certain with tokens: ids, and the texts certain by them."""
         names = self._names
-        return self._push("".join([names.get(each.token_id, "") + each.text for each in events]))
+        return self.push("".join([names.get(token, "") + text for token, text in tokens]))
 
-    def finish(self, text: str, *, is_cut: bool = False) -> Sequence[Part]:
-        """Return the rest of the parts, with the last of the text, which may be cut."""
-        parts = self._push(text)
-        if self._parser is not None:
-            parts = [*parts, *self._placed(self._parser.finish(is_cut=is_cut))]
-        return parts
+    def push(self, text: str) -> Sequence[Part]:
+        """Return the parts that are certain with the next piece of text."""
+        if self._reading is None:
+            return (Content(text),) if text else ()
+        for character in text:
+            self._send(character)
+        return self._taken()
 
-    def _push(self, text: str) -> Sequence[Part]:
-        if self._parser is not None:
-            return self._placed(self._parser.push(text))
-        return (Content(text),) if text else ()
+    def finish(self, text: str = "", *, is_cut: bool = False) -> Sequence[Part]:
+        """Return the rest of the parts, with the last of the text.
 
-    def _placed(self, parts: Sequence[Part]) -> Sequence[Part]:
-        """Return the parts with the reasoning in its place."""
+        Missing parts of arguments are added, unless the text is cut by its length.
+        """
+        parts = self.push(text)
+        self._reader.is_cut = is_cut
+        self._send("")
+        return [*parts, *self._taken()]
+
+    def _send(self, character: str) -> None:
+        if self.done or self._reading is None:
+            return
+        try:
+            self._reading.send(character)
+        except (StopIteration, EnoughError):
+            self.done = True
+
+    def _taken(self) -> Sequence[Part]:
+        """Return the parts that came since, with the reasoning in its place."""
+        parts, self._reader.parts = merged(self._reader.parts), []
         if self._thoughts != "content":
             self._thought += [part.text for part in parts if isinstance(part, Reasoning)]
         if self._thoughts == "apart":

@@ -90,6 +90,20 @@ _WATCH = "watch"
 class _CodeGenerator(jinja2.compiler.CodeGenerator):
     """Sends operations that build values through the environment, as the intercepted operators."""
 
+    def visit(self, node: jinja2.nodes.Node, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - Jinja's signature
+        """Write a node; a list, dict, tuple or slice, which is a copy, is counted."""
+        is_built = isinstance(node, jinja2.nodes.List | jinja2.nodes.Dict)
+        is_built |= isinstance(node, jinja2.nodes.Tuple) and node.ctx == "load"
+        is_built |= isinstance(node, jinja2.nodes.Getitem) and (
+            isinstance(node.arg, jinja2.nodes.Slice)
+        )
+        if not is_built:
+            super().visit(node, *args, **kwargs)
+            return
+        self.write("environment.built(")
+        super().visit(node, *args, **kwargs)
+        self.write(")")
+
     def visit_EnvironmentAttribute(
         self, node: jinja2.nodes.EnvironmentAttribute, frame: jinja2.compiler.Frame
     ) -> None:
@@ -105,37 +119,6 @@ class _CodeGenerator(jinja2.compiler.CodeGenerator):
             self.visit(part, frame)
             self.write(", ")
         self.write("))")
-
-    def visit_List(self, node: jinja2.nodes.List, frame: jinja2.compiler.Frame) -> None:
-        """Write `[a, b]`."""
-        self._built(super().visit_List, node, frame)
-
-    def visit_Dict(self, node: jinja2.nodes.Dict, frame: jinja2.compiler.Frame) -> None:
-        """Write `{a: b}`."""
-        self._built(super().visit_Dict, node, frame)
-
-    def visit_Tuple(self, node: jinja2.nodes.Tuple, frame: jinja2.compiler.Frame) -> None:
-        """Write `(a, b)`, which may be the target of an assignment."""
-        write = super().visit_Tuple
-        if node.ctx == "load":
-            self._built(write, node, frame)
-        else:
-            write(node, frame)
-
-    def visit_Getitem(self, node: jinja2.nodes.Getitem, frame: jinja2.compiler.Frame) -> None:
-        """Write `a[b]`: slices are copies."""
-        write = super().visit_Getitem
-        if isinstance(node.arg, jinja2.nodes.Slice):
-            self._built(write, node, frame)
-        else:
-            write(node, frame)
-
-    def _built(
-        self, write: Callable[..., None], node: jinja2.nodes.Expr, frame: jinja2.compiler.Frame
-    ) -> None:
-        self.write("environment.built(")
-        write(node, frame)
-        self.write(")")
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -345,13 +328,6 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
             obj, attr, value
         )
 
-    def _append(self, value: object) -> None:
-        """Count a value that a list gets: the weights of all lists that have this one are wrong."""
-        if isinstance(value, _CONTAINERS):
-            raise SecurityError("only texts and numbers are appended in chat templates")
-        self.spend(_POINTER + self._weigh(value)[0])
-        self._account.weights = dict(self._account.given)
-
     def concatenate(self, parts: Iterable[object]) -> str:
         """Compute `a ~ b ~ c`."""
         shown = [str(self._shown(part)) for part in parts]
@@ -368,7 +344,11 @@ class TemplateSandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
                 self._weigh(value)
         if name == "append" and type(owner) is list:
             for value in args:
-                self._append(value)
+                if isinstance(value, _CONTAINERS):
+                    raise SecurityError("only texts and numbers are appended in chat templates")
+                self.spend(_POINTER + self._weigh(value)[0])
+            # The weights of all lists that have this one are wrong.
+            self._account.weights = dict(self._account.given)
         if isinstance(owner, str):
             self.spend(len(owner))
             if name in _SEARCHES:

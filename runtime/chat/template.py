@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,11 +60,8 @@ class ChatTemplate:
     @functools.cached_property
     def names(self) -> frozenset[str]:
         """The variables that the template reads, such as "tools" or "enable_thinking"."""
-        try:
-            tree = self._environment.parse(self.source)
-            return frozenset(jinja2.meta.find_undeclared_variables(tree))
-        except Exception as error:  # as of any other text of a stranger's
-            raise TemplateError(f"bad chat template: {error}. Use --chat-template-file") from error
+        tree = self._environment.parse(self.source)
+        return frozenset(jinja2.meta.find_undeclared_variables(tree))
 
     def render(
         self,
@@ -172,13 +169,10 @@ def chat_tokens(
     messages: Sequence[Message],
     *,
     add_generation_prompt: bool = True,
-    is_begun: bool = False,
 ) -> list[int]:
     """Return the prompt tokens of a conversation: see `chat_text`."""
     prompt = add_generation_prompt
-    text = chat_text(
-        template, vocabulary, messages, add_generation_prompt=prompt, is_begun=is_begun
-    )
+    text = chat_text(template, vocabulary, messages, add_generation_prompt=prompt)
     return text.tokens(vocabulary)
 
 
@@ -220,14 +214,8 @@ def chat_text(
 
     def written(given: _Given) -> ChatText:
         talk, tools, variables = given
-        ending = _Ending(
-            template,
-            tools,
-            variables,
-            add_generation_prompt,
-            begun_mark,
-            no_thoughts=no_thoughts,
-        )
+        render = functools.partial(template.render, tools=tools, variables=variables)
+        ending = _Ending(template, render, begun_mark, add_generation_prompt, no_thoughts)
         write = ending.begun if is_begun else ending.whole
         try:
             text = template.fitting.fitted(talk, write, probe).text
@@ -318,39 +306,34 @@ def _begun_text(message: Message) -> str:
     return content or str(message.get(THOUGHTS[0]) or "")
 
 
+@dataclass(frozen=True, slots=True)
 class _Ending:
-    """Renders messages with their continuation: the begin of an answer, or one that was begun."""
+    """Renders messages with their continuation: the begin of an answer, or one that was begun.
 
-    def __init__(
-        self,
-        template: ChatTemplate,
-        tools: Sequence[Tool],
-        variables: Mapping[str, Any],
-        add_generation_prompt: bool,
-        mark: str,
-        *,
-        no_thoughts: bool,
-    ) -> None:
-        self._template = template
-        self._rest: dict[str, Any] = {"tools": tools, "variables": variables}
-        self._add_generation_prompt = add_generation_prompt
-        self._mark = mark
-        self._no_thoughts = no_thoughts
+    `render` has the tools and variables, `mark` is a character that stands nowhere.
+    """
+
+    template: ChatTemplate
+    render: Callable[..., str]
+    mark: str
+    add_generation_prompt: bool
+    no_thoughts: bool
 
     def whole(self, messages: Messages) -> str:
         """Return the text of messages that are whole."""
-        prompt = self._add_generation_prompt
-        text = self._template.render(messages, add_generation_prompt=prompt, **self._rest)
-        return self._without_thoughts(text) if prompt and self._no_thoughts else text
+        prompt = self.add_generation_prompt
+        text = self.render(messages, add_generation_prompt=prompt)
+        return self._without_thoughts(text) if prompt and self.no_thoughts else text
 
     def _without_thoughts(self, text: str) -> str:
         """Return the begin of an answer with an empty reasoning."""
-        tags, written = think_tags_of(self._template.source), text.rstrip()
+        source = self.template.source
+        tags, written = think_tags_of(source), text.rstrip()
         if tags is None or tags.follow or written.endswith(tags.last):
             return text
         if written.endswith(tags.first):
             return f"{written}\n\n{tags.last}\n\n"
-        if tags.first not in self._template.source or Effort(is_on=False).variables(self._template):
+        if tags.first not in source or Effort(is_on=False).variables(self.template):
             return text  # its model thinks without marks, or the template took care of it
         return f"{text}{tags.first}\n\n{tags.last}\n\n"
 
@@ -361,18 +344,17 @@ class _Ending:
         answer, behind the reasoning if the template opens one.
         """
         *before, last = messages
-        tags, text = think_tags_of(self._template.source), _begun_text(last)
+        tags, text = think_tags_of(self.template.source), _begun_text(last)
         thought = str(last.get(THOUGHTS[0]) or "")
         is_thought = text == thought and not last["content"]
         try:
-            whole = self._template.render(
-                [*before, self._marked(last, is_thought)], add_generation_prompt=False, **self._rest
-            )
+            marked = [*before, self._marked(last, is_thought)]
+            whole = self.render(marked, add_generation_prompt=False)
         except RefusedError:
             if not before:
                 raise
             whole = ""
-        written, mark, _ = whole.rpartition(self._mark)
+        written, mark, _ = whole.rpartition(self.mark)
         opens = tags is not None and written.removesuffix(text.lstrip()).rstrip().endswith(
             tags.first
         )
@@ -380,7 +362,7 @@ class _Ending:
             return written
         if not before:
             raise RefusedError("the chat template leaves out the answer that was begun")
-        start = self._template.render(before, add_generation_prompt=True, **self._rest)
+        start = self.render(before, add_generation_prompt=True)
         if tags is not None:
             start = _with_thought(start, thought, tags, is_thought)
         return start if is_thought else start + text
@@ -388,12 +370,12 @@ class _Ending:
     def _marked(self, message: Message, is_thought: bool) -> dict[str, Any]:
         """Return a message with a mark behind its content, or behind its reasoning."""
         if is_thought:
-            return {**message, **dict.fromkeys(THOUGHTS, f"{message[THOUGHTS[0]]}{self._mark}")}
+            return {**message, **dict.fromkeys(THOUGHTS, f"{message[THOUGHTS[0]]}{self.mark}")}
         content = message["content"]
         if isinstance(content, str):
-            return {**message, "content": content + self._mark}
+            return {**message, "content": content + self.mark}
         *others, last = content
-        return {**message, "content": [*others, {**last, "text": last["text"] + self._mark}]}
+        return {**message, "content": [*others, {**last, "text": last["text"] + self.mark}]}
 
 
 def _with_thought(start: str, thought: str, tags: ThinkTags, is_open: bool) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from specrun.bindings.errors import OptionError
 from specrun.runtime.chat.effort import Effort
 from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
+from specrun.runtime.chat.fitting import arguments_of
 from specrun.runtime.chat.plan import ReplyPlan
 from specrun.runtime.chat.reply import Thoughts
 from specrun.runtime.chat.syntax import ToolSyntax
@@ -89,19 +90,6 @@ def for_template(messages: Sequence[Message], syntax: ToolSyntax) -> list[Messag
             own["tool_call_id"] = ids.get(call_id, _fitting(call_id, syntax.id_length))
         made.append(own)
     return made
-
-
-def arguments_of(arguments: object) -> Any:  # noqa: ANN401 - any JSON value
-    """Return the arguments of an earlier call as an object, if they can be one.
-
-    Templates write arguments as JSON themselves; a text would be quoted twice.
-    """
-    if not isinstance(arguments, str):
-        return {} if arguments is None else arguments
-    try:
-        return json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        return {"arguments": arguments}  # such as of a call that was cut short
 
 
 def _call(call: object) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specrun.runtime.chat.reader import BLANK, NotACallError, Reader, Reading
+from specrun.runtime.grammar.references import References
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null"}
@@ -315,7 +316,8 @@ def kinds_of(schema: object, root: object = None, depth: int = 8) -> set[str]:
         return set()
     root = schema if root is None else root
     if isinstance(schema.get("$ref"), str):
-        return kinds_of(_referred(schema["$ref"], root), root, depth - 1)
+        target = References(root).target(schema["$ref"]) if isinstance(root, dict) else None
+        return set() if target is None else kinds_of(target[0], root, depth - 1)
     listed = schema["enum"] if isinstance(schema.get("enum"), list) else []
     listed = [schema["const"]] if "const" in schema else listed
     if listed:
@@ -334,13 +336,6 @@ def kinds_of(schema: object, root: object = None, depth: int = 8) -> set[str]:
                 return set()
             found.update(*inner)
     return found | {"null"} if found and schema.get("nullable") is True else found
-
-
-def _referred(reference: str, root: object) -> object:
-    found = root
-    for key in reference.removeprefix("#").strip("/").split("/"):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
 
 
 def _kind_of(value: object) -> str:

@@ -240,7 +240,7 @@ class _EventReader:
 
     def read(self, event: TokenEvent) -> TokenEvent:
         """Return the event with its parts."""
-        parts = self._reader.read([event])
+        parts = self._reader.read([(event.token_id, event.text)])
         if event.finish_reason is not None:
             parts = [*parts, *self._reader.finish("", is_cut=event.finish_reason != "stop")]
         content = (part.text for part in parts if isinstance(part, Content))

@@ -29,7 +29,7 @@ from specrun.bench.prove.tools import (
 from specrun.bindings.errors import SpecrunError
 from specrun.cli.serve.asking import asking
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.chat import TokenReader
+from specrun.runtime.chat import ReplyParser
 from specrun.runtime.engine import Engine
 from specrun.runtime.engine.choices import DrafterMaker
 from specrun.runtime.round import Shape, TokenEvent
@@ -123,9 +123,9 @@ def test_a_rule_that_keeps_drafts_corrupts_calls(caller: Path) -> None:
 def test_a_stream_that_loses_a_token_of_a_long_round_is_found(
     caller: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = TokenReader.read
+    read = ReplyParser.read
     monkeypatch.setattr(
-        TokenReader, "read", lambda reader, events: read(reader, [*events[:1], *events[2:]])
+        ReplyParser, "read", lambda reader, events: read(reader, [*events[:1], *events[2:]])
     )
     found = statuses(strictly(caller))
     assert [found[api] for api in APIS] == ["failed"] * 3

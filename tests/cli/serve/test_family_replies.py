@@ -17,9 +17,8 @@ from support.tool_templates import ADD, WEATHER
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.convert.random_model import RandomLlama, write_random_llama
-from specrun.runtime.chat import Reply, ReplyPlan, ThinkTags, ToolSyntax
+from specrun.runtime.chat import Reply, ReplyPlan, ReplyReading, ThinkTags, ToolSyntax
 from specrun.runtime.chat.families import FAMILIES, THINKING
-from specrun.runtime.round import TokenEvent
 from specrun.runtime.round.text import TextAssembler
 
 PARIS = ("get_weather", {"city": "Paris"})
@@ -100,10 +99,10 @@ def test_reasoning_between_control_tokens(marked_vocabulary, think: ThinkTags):
 
 
 def read(vocabulary: Vocabulary, plan: ReplyPlan, text: str) -> Reply:
-    reader, reply, texts = plan.reader(vocabulary, ""), Reply(), TextAssembler(())
+    reader, reply, texts = ReplyReading(plan, vocabulary).reader(), Reply(), TextAssembler(())
     tokens = vocabulary.tokenize(text, add_special=False, parse_special=True)
-    for k, token in enumerate(tokens):
+    for token in tokens:
         piece = texts.push(vocabulary.piece(token))
-        reply.add(reader.read([TokenEvent(piece, token, "target", k, None)]))
+        reply.add(reader.read([(token, piece)]))
     reply.add(reader.finish(texts.finish()))
     return reply
