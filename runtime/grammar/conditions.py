@@ -16,7 +16,6 @@ Schema = Any
 _Node = dict[str, Any]
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
 CONDITIONS = ("if", "not", "dependentRequired", "dependentSchemas", "dependencies")
-_BRANCHES = {"if", "then", "else"}
 _ABSENT = "absent"
 _MOST_WORK = 2000  # alternatives times properties, above which the compiler refuses a schema
 
@@ -56,7 +55,8 @@ class ConditionReader:
 
     def read(self, node: _Node) -> Conditions:
         """Take the conditions out of a schema, also those that stand in its `allOf` alone."""
-        rest = {name: value for name, value in node.items() if not _is_condition(name)}
+        own = {*CONDITIONS, "then", "else"}
+        rest = {name: value for name, value in node.items() if name not in own}
         held = [node]
         if isinstance(node.get("allOf"), list):
             others = [each for each in node["allOf"] if not self._is_nothing_else(each)]
@@ -158,7 +158,7 @@ class ConditionReader:
         if name == "type":
             return _other_types(value, known)
         if name == "required" and isinstance(value, list):
-            certain = _list(known.get("required"))
+            certain = as_list(known.get("required"))
             gone = (each for each in value if each not in certain)
             return [{"type": "object", "properties": {each: False}} for each in gone]
         if name == "properties" and isinstance(value, dict):
@@ -195,12 +195,9 @@ class ConditionReader:
     def _values(self, known: Schema) -> list[Any] | None:
         """Return all values that fit a schema, None if they are not listed."""
         node = self._resolved(known)
-        if not isinstance(node, dict):
-            return None
-        if "const" in node:
-            return [node["const"]]
-        if isinstance(node.get("enum"), list):
-            return list(node["enum"])
+        listed = listed_values(node)
+        if listed is not None or not isinstance(node, dict):
+            return listed
         for name in ("anyOf", "oneOf"):
             if isinstance(node.get(name), list):
                 each = [self._values(inner) for inner in node[name]]
@@ -209,17 +206,14 @@ class ConditionReader:
                     return None
                 return [value for values in found for value in values]
         known_types: dict[str, list[Any]] = {"boolean": [True, False], "null": [None]}
-        types = _list(node.get("type"))
+        types = as_list(node.get("type"))
         if not types or any(each not in known_types for each in types):
             return None
         return [value for each in types for value in known_types[each]]
 
 
-def _is_condition(name: str) -> bool:
-    return name in CONDITIONS or name in _BRANCHES
-
-
-def _list(value: object) -> list[Any]:
+def as_list(value: object) -> list[Any]:
+    """Return a list, or the one of a single value; none of null."""
     return value if isinstance(value, list) else [] if value is None else [value]
 
 
@@ -238,8 +232,8 @@ def _other_values(values: object, known: list[Any] | None) -> Sequence[Schema] |
 
 
 def _other_types(types: object, known: Mapping[str, Any]) -> Sequence[Schema] | None:
-    forbidden = set(map(str, _list(types)))
-    own = set(map(str, _list(known.get("type")))) or {*_TYPES}
+    forbidden = set(map(str, as_list(types)))
+    own = set(map(str, as_list(known.get("type")))) or {*_TYPES}
     if "integer" in forbidden and "number" not in forbidden and "number" in own:
         return None
     if "number" in forbidden:
@@ -262,12 +256,12 @@ def _may_be(schemas: Sequence[Schema]) -> bool:
             return False
         if not isinstance(part, dict):
             continue
-        required = _list(part.get("required"))
+        required = as_list(part.get("required"))
         present.update(each for each in required if isinstance(each, str))
         parts, properties = part.get("allOf"), part.get("properties")
         ahead += parts if isinstance(parts, list) else []
         for key, schema in properties.items() if isinstance(properties, dict) else ():
-            listed = _listed_values(schema)
+            listed = listed_texts(schema)
             if listed is not None:
                 listed |= {_ABSENT}
                 values[key] = values.get(key, listed) & listed
@@ -288,16 +282,16 @@ def _joined(option: Sequence[Schema]) -> Schema:
         own = part.get("properties") if isinstance(part, dict) else None
         own = own if isinstance(own, dict) else {}
         is_list = isinstance(part, dict) and part.keys() <= {"type", "properties", "required"}
-        values = {key: _listed_values(each) for key, each in own.items()}
+        values = {key: listed_texts(each) for key, each in own.items()}
         if not is_list or part.get("type", "object") != "object" or None in values.values():
             others.append(part)
             continue
-        required += [each for each in _list(part.get("required")) if each not in required]
+        required += [each for each in as_list(part.get("required")) if each not in required]
         for key, found in values.items():
             kept = listed.get(key, own[key])
-            before = _listed_values(kept)
+            before = listed_texts(kept)
             if before is not None and found is not None and before != found:
-                both = [value for value in _constants(own[key]) if _text(value) in before]
+                both = [each for each in listed_values(own[key]) or () if _text(each) in before]
                 kept = {"enum": both} if both else False
             listed[key] = kept
         if "type" in part and {"type": "object"} not in others:
@@ -308,17 +302,16 @@ def _joined(option: Sequence[Schema]) -> Schema:
     return {"allOf": others} if len(others) != 1 else others[0]
 
 
-def _constants(schema: Schema) -> list[Any]:
+def listed_values(schema: Schema) -> list[Any] | None:
+    """Return the values that a schema lists; None if it lists none."""
     if not isinstance(schema, dict):
-        return []
-    return [schema["const"]] if "const" in schema else list(schema["enum"])
+        return [] if schema is False else None
+    if "const" in schema:
+        return [schema["const"]]
+    return list(schema["enum"]) if isinstance(schema.get("enum"), list) else None
 
 
-def _listed_values(schema: Schema) -> set[str] | None:
-    if schema is False:
-        return set()
-    if isinstance(schema, dict) and "const" in schema:
-        return {_text(schema["const"])}
-    if isinstance(schema, dict) and isinstance(schema.get("enum"), list):
-        return set(map(_text, schema["enum"]))
-    return None
+def listed_texts(schema: Schema) -> set[str] | None:
+    """Return the same as texts of JSON, of which equal values have one."""
+    values = listed_values(schema)
+    return None if values is None else set(map(_text, values))

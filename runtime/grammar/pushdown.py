@@ -19,12 +19,13 @@ from specrun.runtime.grammar.gbnf import Characters, OneToken, Ranges, Rule, nul
 from specrun.runtime.grammar.token_tree import (
     BETWEEN,
     MOST_BITS,
+    NEVER,
     OTHERS,
     UTF8,
+    Bits,
     Ints,
     Mask,
     TokenTree,
-    TokenWalk,
 )
 
 _DEAD, _DONE = 0, 0
@@ -54,27 +55,32 @@ class Pushdown:
 
     def __init__(self, rules: list[Rule], tree: TokenTree, spelled: Sequence[bytes]) -> None:
         self._tree, self._spelled = tree, spelled
-        self._is_empty = nullable(rules)
-        self._symbols: list[Characters | OneToken | int | None] = []
-        self._starts: list[list[int]] = []
+        self.is_empty = nullable(rules)
+        self.symbols: list[Characters | OneToken | int | None] = []
+        self.starts: list[list[int]] = []
         for rule in rules:
             starts: list[int] = []
             for symbols in rule:
-                starts.append(len(self._symbols))
-                self._symbols += [*symbols, None]
-            self._starts.append(starts)
-        self._bytes = _Bytes(self._symbols)
-        self._frames: list[tuple[int, Tails]] = [(-1, frozenset())]
+                starts.append(len(self.symbols))
+                self.symbols += [*symbols, None]
+            self.starts.append(starts)
+        self._bytes = _Bytes(self.symbols)
+        self.frames: list[tuple[int, Tails]] = [(-1, frozenset())]
         self._frame_of: dict[tuple[int, Tails], int] = {}
         self._states = [_State()]
         self._state_of: dict[object, int] = {}
         self._next = np.full((64, self._bytes.n_classes), -1, np.int32)
         self._next[_DEAD] = _DEAD
         self._passes = np.full(64, _UNKNOWN, np.uint64)
-        self._walk = TokenWalk(tree, self._bytes.class_of, self._advanced, self._passed)
+        class_of = self._bytes.class_of
+        self._classes = class_of[tree.bytes]
+        bits = np.uint64(1) << class_of.astype(np.uint64)
+        bits[class_of >= MOST_BITS] = NEVER
+        bits[128:] = OTHERS
+        self._below = tree.bits_below(bits)
         self._masks: dict[int, Mask] = {}
         bottom = frozenset({0})
-        self.start = self._closed([(start, bottom) for start in self._starts[0]], {}, {})
+        self.start = self._closed([(start, bottom) for start in self.starts[0]], {}, {})
 
     def state(self, number: int) -> _State:
         """Return the facts of a state."""
@@ -92,9 +98,32 @@ class Pushdown:
         return known
 
     def _walked(self, state: int) -> Mask:
-        tree, found = self._tree, self._walk.mask(state)
+        """Return a mask, by a walk over the tree of tokens, a level at a time.
+
+        Tokens without others below them may follow whole if each byte there leads from the state
+        back to itself.
+        """
+        tree = self._tree
+        reached = np.zeros(len(tree.bytes), np.bool_)
+        bounds = np.zeros(len(tree.sorted) + 1, np.int32)
+        nodes, states = np.zeros(1, np.int64), np.full(1, state, np.int32)
+        while len(nodes):
+            counts = tree.n_children[nodes]
+            below = np.repeat(tree.first_child[nodes] - counts.cumsum() + counts, counts)
+            below += np.arange(len(below))
+            states = self._advanced(np.repeat(states, counts), self._classes[below])
+            alive = states.nonzero()[0]
+            nodes, states = below[alive], states[alive]
+            is_whole = self._below[nodes] & ~self._passed(states) == 0
+            whole = nodes[is_whole]
+            np.add.at(bounds, tree.first_below[whole], 1)
+            np.add.at(bounds, tree.first_below[whole] + tree.n_below[whole], -1)
+            nodes, states = nodes[~is_whole], states[~is_whole]
+            reached[nodes] = True
+        found: Mask = reached[tree.node_of]
+        found[tree.sorted[bounds[:-1].cumsum() > 0]] = True
         for place, _ in self._states[state].tokens:
-            symbol = self._symbols[place]
+            symbol = self.symbols[place]
             assert isinstance(symbol, OneToken)
             if symbol.is_other:
                 others = tree.has_text.copy()
@@ -115,7 +144,7 @@ class Pushdown:
             found = self._next[states, classes]
         return found
 
-    def _passed(self, states: Ints) -> npt.NDArray[np.uint64]:
+    def _passed(self, states: Ints) -> Bits:
         """Return the bits that lead each state back to itself; 0 for states of few nodes."""
         found = self._passes[states]
         unknown = found == _UNKNOWN
@@ -154,7 +183,7 @@ class Pushdown:
     def _after(self, state: int, token: int) -> int:
         ahead: list[tuple[int, Tails]] = []
         for place, tails in self._states[state].tokens:
-            symbol = self._symbols[place]
+            symbol = self.symbols[place]
             assert isinstance(symbol, OneToken)
             if (symbol.token == token) is not symbol.is_other:
                 ahead.append((place + 1, tails))
@@ -178,7 +207,7 @@ class Pushdown:
             if known.may_end or not (known.characters or known.tokens):
                 break
             if known.tokens:
-                symbol = self._symbols[known.tokens[0][0]]
+                symbol = self.symbols[known.tokens[0][0]]
                 assert isinstance(symbol, OneToken)
                 if known.characters or len(known.tokens) > 1 or symbol.is_other:
                     break
@@ -223,12 +252,11 @@ class Pushdown:
 
         `characters` and `tokens` are tops at which it stands already.
         """
-        walk = _Walk(self._symbols, self._starts, self._is_empty, self._frames)
+        walk = _Walk(self)
         walk.enter(ahead)
-        resolve = _Tails(walk, self._frame_of, self._frames)
         for place, source in walk.tops:
-            tails = resolve.tails(source)
-            symbol = self._symbols[place]
+            tails = walk.tails(source)
+            symbol = self.symbols[place]
             if isinstance(symbol, OneToken):
                 tokens.setdefault(place, set()).update(tails)
             elif root := self._bytes.roots[place]:
@@ -240,6 +268,14 @@ class Pushdown:
                 tuple((p, frozenset(tokens[p])) for p in sorted(tokens)),
             )
         )
+
+    def frame(self, place: int, tails: Tails) -> int:
+        """Return the number of a continuation: at a place, and then at one of these tails."""
+        number = self._frame_of.get((place, tails))
+        if number is None:
+            number = self._frame_of[place, tails] = len(self.frames)
+            self.frames.append((place, tails))
+        return number
 
     def _numbered(self, state: _State) -> int:
         if not (state.may_end or state.characters or state.tokens):
@@ -263,24 +299,19 @@ _Source = Tails | int
 class _Walk:
     """Rules that are entered and left without a character, from the tops of stacks.
 
-    A rule is entered once, whoever leads to it: `callers` has all places that it returns to.
+    A rule is entered once, whoever leads to it: `_callers` has all places that it returns to.
     """
 
-    def __init__(
-        self,
-        symbols: list[Characters | OneToken | int | None],
-        starts: list[list[int]],
-        is_empty: list[bool],
-        frames: list[tuple[int, Tails]],
-    ) -> None:
-        self._symbols, self._starts, self._is_empty = symbols, starts, is_empty
-        self._frames = frames
-        self.callers: dict[int, set[tuple[int, _Source]]] = {}
+    def __init__(self, grammar: Pushdown) -> None:
+        self._grammar = grammar
+        self._callers: dict[int, set[tuple[int, _Source]]] = {}
+        self._known: dict[int, Tails] = {}  # by rule
         self.tops: set[tuple[int, _Source]] = set()
         self.may_end = False
 
     def enter(self, ahead: Iterable[tuple[int, _Source]]) -> None:
         """Follow these places."""
+        grammar = self._grammar
         waiting, seen = list(ahead), set[tuple[int, _Source]]()
         while waiting:
             each = waiting.pop()
@@ -288,46 +319,20 @@ class _Walk:
                 continue
             seen.add(each)
             place, source = each
-            symbol = self._symbols[place]
+            symbol = grammar.symbols[place]
             if symbol is None:
                 if not isinstance(source, int):  # else its callers went on: it may be empty
                     self.may_end |= 0 in source
-                    waiting += [self._frames[frame] for frame in source if frame]
+                    waiting += [grammar.frames[frame] for frame in source if frame]
             elif isinstance(symbol, int):
-                if symbol not in self.callers:
-                    self.callers[symbol] = set()
-                    waiting += [(start, symbol) for start in self._starts[symbol]]
-                self.callers[symbol].add((place + 1, source))
-                if self._is_empty[symbol]:
+                if symbol not in self._callers:
+                    self._callers[symbol] = set()
+                    waiting += [(start, symbol) for start in grammar.starts[symbol]]
+                self._callers[symbol].add((place + 1, source))
+                if grammar.is_empty[symbol]:
                     waiting.append((place + 1, source))
             else:
                 self.tops.add(each)
-
-    def returns(self, rule: int) -> Iterable[tuple[int, _Source]]:
-        """Return where a rule returns to: at the end of a caller, where that one returns to."""
-        waiting, seen = [rule], {rule}
-        while waiting:
-            for place, source in self.callers[waiting.pop()]:
-                if self._symbols[place] is not None:
-                    yield place, source
-                elif not isinstance(source, int):
-                    yield -1, source
-                elif source not in seen:
-                    seen.add(source)
-                    waiting.append(source)
-
-
-class _Tails:
-    """The tails of the rules that a walk entered."""
-
-    def __init__(
-        self,
-        walk: _Walk,
-        frame_of: dict[tuple[int, Tails], int],
-        frames: list[tuple[int, Tails]],
-    ) -> None:
-        self._walk, self._frame_of, self._frames = walk, frame_of, frames
-        self._known: dict[int, Tails] = {}
 
     def tails(self, source: _Source) -> Tails:
         """Return the frames that follow a place."""
@@ -336,23 +341,29 @@ class _Tails:
         known = self._known.get(source)
         if known is None:
             found, below = set[int](), dict[int, set[int]]()
-            for place, other in self._walk.returns(source):
+            for place, other in self._returns(source):
                 tails = self.tails(other)
                 if place < 0:
                     found.update(tails)
                 else:
                     below.setdefault(place, set()).update(tails)
             for place, frames in below.items():
-                found.add(self._frame(place, frozenset(frames)))
+                found.add(self._grammar.frame(place, frozenset(frames)))
             known = self._known[source] = frozenset(found)
         return known
 
-    def _frame(self, place: int, tails: Tails) -> int:
-        number = self._frame_of.get((place, tails))
-        if number is None:
-            number = self._frame_of[place, tails] = len(self._frames)
-            self._frames.append((place, tails))
-        return number
+    def _returns(self, rule: int) -> Iterable[tuple[int, _Source]]:
+        """Return where a rule returns to: at the end of a caller, where that one returns to."""
+        waiting, seen = [rule], {rule}
+        while waiting:
+            for place, source in self._callers[waiting.pop()]:
+                if self._grammar.symbols[place] is not None:
+                    yield place, source
+                elif not isinstance(source, int):
+                    yield -1, source
+                elif source not in seen:
+                    seen.add(source)
+                    waiting.append(source)
 
 
 class _Bytes:

@@ -7,14 +7,20 @@ then the grammar allows all that the schema does, and more. Nothing here makes a
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from specrun.runtime.grammar.conditions import CONDITIONS, ConditionReader, Conditions
+from specrun.runtime.grammar.conditions import (
+    CONDITIONS,
+    ConditionReader,
+    Conditions,
+    as_list,
+    listed_texts,
+    listed_values,
+)
 from specrun.runtime.grammar.patterns import literal_prefix, written
 from specrun.runtime.grammar.references import References
 
@@ -198,7 +204,7 @@ class _Loosening:
         node, path, out = task.node, task.path, task.out
         if self._is_old and "$ref" in node:  # its neighbours are not read there
             node = {name: node[name] for name in ("$ref", "nullable") if name in node}
-        if node.get("nullable") is True and "null" not in _listed(node.get("type")):
+        if node.get("nullable") is True and "null" not in as_list(node.get("type")):
             inner = {name: value for name, value in node.items() if name != "nullable"}
             if not _is_anything(inner):
                 self._kept_alive.append(inner)  # known by its identity
@@ -297,7 +303,7 @@ class _Loosening:
 
     def _format(self, task: _Task, name: str, value: object) -> None:
         """Write a format; a pattern beside it has the same meaning, in the generator's own form."""
-        types = _listed(task.node.get("type", "string"))
+        types = as_list(task.node.get("type", "string"))
         if "string" not in types or "pattern" in task.node or not isinstance(value, str):
             return
         if value in _FORMATS:
@@ -334,9 +340,10 @@ class _Loosening:
             task.out[name] = value
             return
         path = f"{task.path}/{name}"
-        is_tagged = name == "anyOf" or "discriminator" in task.node
-        if not (is_tagged or self._are_told_apart(value)):
-            self._say(name, task.path, "more than one of the schemas may match")
+        if name == "oneOf" and "discriminator" not in task.node:
+            read = [self._references.resolved(option) for option in value]
+            if not all(_differ(left, right) for left, right in itertools.combinations(read, 2)):
+                self._say(name, task.path, "more than one of the schemas may match")
         joined = task.with_others(name)
         made = [self._below(each, f"{path}/{n}", is_joined=joined) for n, each in enumerate(value)]
         if "anyOf" in task.out:
@@ -372,13 +379,10 @@ class _Loosening:
         node = task.node
         pattern = None if node.get("patternProperties") else self._names_pattern(value, node)
         if pattern is None:
-            if self._says_something_of_names(value):
+            if not (_is_anything(value) or _keywords(value) == {"type"}):
                 self._say(name, task.path, "names are masked by one pattern or list alone")
         elif not {"additionalProperties", "unevaluatedProperties"} & node.keys():
             self._additional(task, "additionalProperties", True)
-
-    def _says_something_of_names(self, names: Schema) -> bool:
-        return not (_is_anything(names) or _keywords(names) == {"type"})
 
     def _names_pattern(self, names: Schema, node: _Node) -> str | None:
         """Return a pattern of the names that are allowed beside the listed ones."""
@@ -483,7 +487,7 @@ class _Loosening:
         """Return the conditions of a schema, None if it has none; log the lost ones."""
         node = task.node
         parts = node.get("allOf")
-        nested = any(_keywords(each) & {*CONDITIONS} for each in _listed(parts))
+        nested = any(_keywords(each) & {*CONDITIONS} for each in as_list(parts))
         if not (node.keys() & {*CONDITIONS} or nested):
             return None
         found = ConditionReader(self._references.resolved, _keywords).read(node)
@@ -517,11 +521,6 @@ class _Loosening:
             task.out["allOf"] = [*task.out.get("allOf", ()), found]
         else:
             task.out["$ref"] = found["$ref"]
-
-    def _are_told_apart(self, options: list[Schema]) -> bool:
-        """Whether no value fits two of the schemas, as far as is easily seen."""
-        read = [self._references.resolved(option) for option in options]
-        return all(_differ(left, right) for left, right in itertools.combinations(read, 2))
 
 
 _Writer = Callable[[_Loosening, _Task, str, Any], None]
@@ -571,10 +570,6 @@ def _is_nothing(node: Schema) -> bool:
     return node is False or (isinstance(node, dict) and _is_anything(node.get("not", False)))
 
 
-def _listed(types: object) -> list[Any]:
-    return types if isinstance(types, list) else [types]
-
-
 def _names_in(names: object) -> list[str]:
     return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []
 
@@ -616,10 +611,10 @@ def _escaped(name: str) -> str:
 
 def _types_of(node: _Node) -> set[str]:
     """Return the types that a schema allows, by its keywords alone."""
-    if "const" in node or isinstance(node.get("enum"), list):
-        values = node["enum"] if "enum" in node else [node["const"]]
+    values = listed_values(node)
+    if values is not None:
         return {_type_of(value) for value in values}
-    types = _listed(node.get("type", [*_TYPES]))
+    types = as_list(node.get("type", [*_TYPES]))
     return {"number" if each == "integer" else str(each) for each in types}
 
 
@@ -630,28 +625,20 @@ def _type_of(value: object) -> str:
     return kinds[type(value)]
 
 
-def _constants(node: Schema) -> set[str] | None:
-    """Return the values that a schema lists, as JSON; None if it lists none."""
-    if not isinstance(node, dict) or not ("const" in node or isinstance(node.get("enum"), list)):
-        return None
-    values = node["enum"] if "enum" in node else [node["const"]]
-    return {json.dumps(value, sort_keys=True) for value in values}
-
-
 def _differ(left: Schema, right: Schema) -> bool:
     """Whether no value fits both schemas, as far as is easily seen."""
     if not (isinstance(left, dict) and isinstance(right, dict)):
         return left is False or right is False
     if not _types_of(left) & _types_of(right):
         return True
-    first, second = _constants(left), _constants(right)
+    first, second = listed_texts(left), listed_texts(right)
     if first is not None and second is not None:
         return not first & second
     if _types_of(left) & _types_of(right) != {"object"}:
         return False
     names = {*_names_in(left.get("required")), *_names_in(right.get("required"))}
     for name in names:
-        first, second = (_constants(_property(each, name)) for each in (left, right))
+        first, second = (listed_texts(_property(each, name)) for each in (left, right))
         if first is not None and second is not None and not first & second:
             return True
     return False

@@ -1,15 +1,15 @@
-"""The bytes of a vocabulary as a tree, and the walk over it that finds which tokens may follow."""
+"""The bytes of a vocabulary as a tree, over which grammars find the tokens that may follow."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
 Mask = npt.NDArray[np.bool_]
-_Bits = npt.NDArray[np.uint64]
+Bits = npt.NDArray[np.uint64]
 
 # Places within a character of UTF-8: which bytes may come there, and where they lead.
 BETWEEN, _WRONG = 0, 8
@@ -34,7 +34,7 @@ UTF8: tuple[tuple[tuple[int, int, int], ...], ...] = (
     ((0x80, 0x8F, 2),),
     (),
 )
-OTHERS, _NEVER = np.uint64(1 << 62), np.uint64(1 << 63)
+OTHERS, NEVER = np.uint64(1 << 62), np.uint64(1 << 63)
 """The bit of characters that are not ASCII; and that of bytes which no state passes over."""
 MOST_BITS = 62
 
@@ -96,57 +96,11 @@ class TokenTree:
         order = np.argsort(self.first_below[self.node_of[texts]], kind="stable")
         self.sorted = texts[order]
 
-    def bits_below(self, bit_of: _Bits) -> _Bits:
+    def bits_below(self, bit_of: Bits) -> Bits:
         """Return for each node the bits of all bytes below it, by those of the bytes."""
         own = bit_of[self.bytes]
-        own[self._is_wrong] = _NEVER
+        own[self._is_wrong] = NEVER
         found = np.zeros(len(own), np.uint64)
         for begin, end in reversed(self._levels[1:]):
             np.bitwise_or.at(found, self._parents[begin:end], own[begin:end] | found[begin:end])
-        return found
-
-
-class TokenWalk:
-    """Walks the tree with the states of one grammar, a level at a time.
-
-    `advance` returns the states behind bytes of classes, 0 for none; `passes` the bits of those
-    bytes that each state leads back to itself by: tokens without others below them may follow
-    whole.
-    """
-
-    def __init__(
-        self,
-        tree: TokenTree,
-        class_of: npt.NDArray[np.uint8],
-        advance: Callable[[Ints, npt.NDArray[np.uint8]], Ints],
-        passes: Callable[[Ints], _Bits],
-    ) -> None:
-        self._tree, self._advance, self._passes = tree, advance, passes
-        self._classes = class_of[tree.bytes]
-        bits = np.uint64(1) << class_of.astype(np.uint64)
-        bits[class_of >= MOST_BITS] = _NEVER
-        bits[128:] = OTHERS
-        self._below = tree.bits_below(bits)
-
-    def mask(self, state: int) -> Mask:
-        """Return which tokens may follow a state by their bytes."""
-        tree = self._tree
-        reached = np.zeros(len(tree.bytes), np.bool_)
-        bounds = np.zeros(len(tree.sorted) + 1, np.int32)
-        nodes, states = np.zeros(1, np.int64), np.full(1, state, np.int32)
-        while len(nodes):
-            counts = tree.n_children[nodes]
-            below = np.repeat(tree.first_child[nodes] - counts.cumsum() + counts, counts)
-            below += np.arange(len(below))
-            states = self._advance(np.repeat(states, counts), self._classes[below])
-            alive = states.nonzero()[0]
-            nodes, states = below[alive], states[alive]
-            is_whole = self._below[nodes] & ~self._passes(states) == 0
-            whole = nodes[is_whole]
-            np.add.at(bounds, tree.first_below[whole], 1)
-            np.add.at(bounds, tree.first_below[whole] + tree.n_below[whole], -1)
-            nodes, states = nodes[~is_whole], states[~is_whole]
-            reached[nodes] = True
-        found: Mask = reached[tree.node_of]
-        found[tree.sorted[bounds[:-1].cumsum() > 0]] = True
         return found
