@@ -21,9 +21,10 @@ LEAST_CTX = 4096
 """Tokens of context that come before the last layers, as in llama.cpp's own -fit."""
 
 _MOST_WAYS = 3
+_QUANTIZED, _LAYERS = "-ctk q8_0 -ctv q8_0", "-ngl {0.n_gpu_layers}"
 
 _Count = Callable[[int, int, int], MemoryPlan]
-"""MemoryCounts a plan of so much context, layers of the target on devices, and of drafts."""
+"""Counts a plan of so much context, layers of the target on devices, and of drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,8 @@ def choose_plan(request: PlanRequest, wish: Wish, counts: MemoryCounts) -> Memor
         return count_plan(request, PlanSettings(n_ctx, wanted, drafts), counts)
 
     best: MemoryPlan | None = None
-    for drafts in _draft_choices(request, wish):
+    given = wish.n_gpu_layers_draft
+    for drafts in ([-1, 0] if request.has_drafts else [-1]) if given is None else [given]:
         if wish.n_gpu_layers is None:
             layers = _most_layers(least, n_layers, drafts, count)
         else:
@@ -78,12 +80,6 @@ def _most_layers(n_ctx: int, n_layers: int, drafts: int, count: _Count) -> int:
 
     # A card that has every layer needs no room to take weights over, so the last step may be free.
     return n_layers if fits(n_layers) else max(0, _largest(0, n_layers - 1, fits))
-
-
-def _draft_choices(request: PlanRequest, wish: Wish) -> list[int]:
-    if wish.n_gpu_layers_draft is not None:
-        return [wish.n_gpu_layers_draft]
-    return [-1, 0] if request.has_drafts else [-1]
 
 
 def _longest(least: int, most: int, count: _Count, layers: int, drafts: int) -> int:
@@ -129,42 +125,28 @@ def ways_out(plan: MemoryPlan, counts: MemoryCounts) -> list[WayOut]:
         n_ctx = min(steps * STEP, settings.n_ctx)
         return count_plan(request, replace(settings, n_ctx=n_ctx), counts) if steps else None
 
-    less = shorter(request)
-    if less is not None:
-        found.append(WayOut(f"-c {less.settings.n_ctx}", less))
-    if can_quantize(request, counts):
-        small = request.with_cache("q8_0")
+    def add(options: str, fitting: MemoryPlan | None) -> None:
+        if fitting is not None and len(found) < _MOST_WAYS:
+            found.append(WayOut(options.format(fitting.settings), fitting))
+
+    add("-c {0.n_ctx}", shorter(request))
+    small = request.with_cache("q8_0") if can_quantize(request, counts) else None
+    if small is not None:
         whole = count_plan(small, settings, counts)
-        option = "-ctk q8_0 -ctv q8_0"
         if whole.fits:
-            found.append(WayOut(option, whole))
+            add(_QUANTIZED, whole)
         else:
-            quantized = shorter(small)
-            if quantized is not None:
-                found.append(WayOut(f"{option} -c {quantized.settings.n_ctx}", quantized))
-    fewer = _fewer_layers(plan, counts)
-    if fewer is not None:
-        found.append(WayOut(f"-ngl {fewer.settings.n_gpu_layers}", fewer))
-    if len(found) < _MOST_WAYS:
-        found += _combined(plan, counts)[: _MOST_WAYS - len(found)]
-    return found
-
-
-def _combined(plan: MemoryPlan, counts: MemoryCounts) -> list[WayOut]:
-    """Return fewer layers together with less cache, which leaves more of them on devices."""
-    variants: list[tuple[str, MemoryPlan]] = []
-    n_ctx = min(LEAST_CTX, plan.settings.n_ctx)
-    if n_ctx < plan.settings.n_ctx:
-        settings = replace(plan.settings, n_ctx=n_ctx)
-        variants.append((f"-c {n_ctx}", replace(plan, settings=settings)))
-    if can_quantize(plan.request, counts):
-        small = plan.request.with_cache("q8_0")
-        variants.append(("-ctk q8_0 -ctv q8_0", replace(plan, request=small)))
-    found = []
-    for options, variant in variants:
-        fewer = _fewer_layers(variant, counts)
-        if fewer is not None:
-            found.append(WayOut(f"{options} -ngl {fewer.settings.n_gpu_layers}", fewer))
+            add(f"{_QUANTIZED} -c {{0.n_ctx}}", shorter(small))
+    add(_LAYERS, _fewer_layers(plan, counts))
+    if len(found) == _MOST_WAYS:
+        return found
+    # Fewer layers together with less cache, which leaves more of them on devices.
+    n_ctx = min(LEAST_CTX, settings.n_ctx)
+    if n_ctx < settings.n_ctx:
+        less = replace(plan, settings=replace(settings, n_ctx=n_ctx))
+        add(f"-c {n_ctx} {_LAYERS}", _fewer_layers(less, counts))
+    if small is not None:
+        add(f"{_QUANTIZED} {_LAYERS}", _fewer_layers(replace(plan, request=small), counts))
     return found
 
 
@@ -274,12 +256,8 @@ def refusal(plan: MemoryPlan, place: int, ways: Sequence[WayOut]) -> str:
         )
     if not ways:
         return f"{problem}: use a smaller model"
-    return f"{problem}. What fits: {ways_text(ways, place)}"
-
-
-def ways_text(ways: Sequence[WayOut], place: int) -> str:
-    """Return the options that fit, with the bytes of each."""
-    return "; ".join(f"{way.options} ({size_text(way.plan.total(place))})" for way in ways)
+    shown = "; ".join(f"{way.options} ({size_text(way.plan.total(place))})" for way in ways)
+    return f"{problem}. What fits: {shown}"
 
 
 def alternatives(plan: MemoryPlan, counts: MemoryCounts) -> str:
@@ -299,7 +277,7 @@ def alternatives(plan: MemoryPlan, counts: MemoryCounts) -> str:
         ways.append((f"-c {half}", count_plan(request, replace(settings, n_ctx=half), counts)))
     if can_quantize(request, counts):
         small = count_plan(request.with_cache("q8_0"), settings, counts)
-        ways.append(("-ctk q8_0 -ctv q8_0", small))
+        ways.append((_QUANTIZED, small))
     if request.devices and plan.layers_on_devices > 0:
         layers = plan.layers_on_devices // 2
         fewer = count_plan(request, replace(settings, n_gpu_layers=layers), counts)

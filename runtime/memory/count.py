@@ -160,7 +160,9 @@ def parts_of(
     found: list[Part] = []
     has_states = own_blocks = False
     for expression in expressions:
-        path = _file_of(expression, files or {})
+        path = (files or {}).get(expression.atom)
+        if expression.arguments:
+            path = Path(expression.arguments[0].atom).expanduser()
         if expression.atom == "mtp" and path is None:
             own_blocks = True
         if path is None or not path.is_file() or expression.atom == "rest":
@@ -180,7 +182,7 @@ def parts_of(
             found.append(dataclasses.replace(part, n_texts=n_texts, window=window))
         else:
             blocks = expression.atom == "mtp"
-            drafts = _drafting(context, blocks=blocks)
+            drafts = dataclasses.replace(context, n_outputs=_ROWS if blocks else 1)
             title, model = BLOCKS if blocks else DRAFT, ModelShape.read(path)
             found.append(
                 ModelPart(title, model, drafts, nextn=blocks, drafts=True, n_texts=n_texts)
@@ -205,16 +207,6 @@ def _leaves(expression: Expression) -> Iterator[Expression]:
             yield from _leaves(member)
     else:
         yield expression
-
-
-def _file_of(expression: Expression, files: Mapping[str, Path]) -> Path | None:
-    if expression.arguments:
-        return Path(expression.arguments[0].atom).expanduser()
-    return files.get(expression.atom)
-
-
-def _drafting(context: ContextOptions, *, blocks: bool) -> ContextOptions:
-    return dataclasses.replace(context, n_outputs=_ROWS if blocks else 1)
 
 
 def _blocks(path: Path, header: GGUFHeader, target: Path, context: ContextOptions) -> ModelPart:

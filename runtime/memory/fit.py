@@ -178,13 +178,14 @@ def fit_here(loading: Loading) -> Fitted | None:
     that llama.cpp cannot load. Returns None for others that cannot be read (opening them fails
     later), and if llama.cpp does not export its counts.
     """
-    devices, target, draft = _devices_in_force()
+    places = _devices_in_force()
+    devices = places[0]
     try:
         _require_states(loading, devices)
         if not devices and not loading.leaves_context:
             return None
         with quiet_log(), MemoryCounts() as counts:
-            request = _request(loading, devices, target, draft)
+            request = _request(loading, *places)
             wish = _wish(loading, request)
             plan = _confirmed(choose_plan(request, wish, counts), wish, counts)
             _require_room(plan, devices, counts)
@@ -223,10 +224,10 @@ def room_here(loading: Loading, held: Mapping[str, int], free_before: int) -> Ro
     least. `free_before` is this machine's free memory before the others: their weights are mapped
     files, which count as free.
     """
-    devices, target, draft = _devices_in_force()
+    places = _devices_in_force()
     try:
         with quiet_log(), MemoryCounts() as counts:
-            request = _request(loading, devices, target, draft)
+            request = _request(loading, *places)
             here = this_machine()
             beside = held.get(HOST_NAME, 0)
             here = replace(here, free=max(0, min(here.free, free_before - beside)))
@@ -242,15 +243,12 @@ def room_here(loading: Loading, held: Mapping[str, int], free_before: int) -> Ro
             wish = _wish(loading, alone)
             least = wish.n_ctx or min(LEAST_CTX, wish.most_ctx)
             plan = choose_plan(alone, replace(wish, n_ctx=least), counts)
-            return Room(_held(plan), replace(plan, request=now).fits, _lack(plan, counts))
+            own = {HOST_NAME: plan.total(HOST)}
+            own |= {each.name: plan.total(place) for place, each in enumerate(request.devices)}
+            return Room(own, replace(plan, request=now).fits, _lack(plan, counts))
     except SpecrunError as error:
         logger.info("no memory plan: %s", error)
         return None
-
-
-def _held(plan: MemoryPlan) -> dict[str, int]:
-    devices = enumerate(plan.request.devices)
-    return {HOST_NAME: plan.total(HOST), **{each.name: plan.total(n) for n, each in devices}}
 
 
 def _lack(plan: MemoryPlan, counts: MemoryCounts) -> str:
@@ -290,9 +288,8 @@ def plan_in_use(loading: Loading) -> str:
     For errors of memory: the free memory of the device is not known then.
     """
     try:
-        devices, target, draft = _devices_in_force()
         with quiet_log(), MemoryCounts() as counts:
-            request = _request(loading, devices, target, draft)
+            request = _request(loading, *_devices_in_force())
             wish = _wish(loading, request)
             settings = PlanSettings(
                 wish.n_ctx or wish.most_ctx,
@@ -338,22 +335,18 @@ def _request(
     loading: Loading, devices: Sequence[Device], target: tuple[int, ...], draft: tuple[int, ...]
 ) -> PlanRequest:
     placement = current_placement()
+    numbers = {device.name.lower(): number for number, device in enumerate(devices)}
     return PlanRequest(
         tuple(loading.parts),
         tuple(memory_device(device) for device in devices),
         target,
         draft,
         placement.tensor_split,
-        _overrides(placement, devices),
+        tuple(
+            (pattern, numbers.get(name.strip().lower(), HOST))
+            for pattern, name in placement.override_tensors
+        ),
         this_machine() if loading.leaves_context else None,
-    )
-
-
-def _overrides(placement: Placement, devices: Sequence[Device]) -> tuple[tuple[str, int], ...]:
-    places = {device.name.lower(): number for number, device in enumerate(devices)}
-    return tuple(
-        (pattern, places.get(name.strip().lower(), HOST))
-        for pattern, name in placement.override_tensors
     )
 
 

@@ -8,7 +8,7 @@ that also computes with this machine's weights needs room for the largest.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from specrun.runtime.memory.count import TARGET, HeadPart, MemoryCounts, ModelPart, Part
@@ -95,17 +95,12 @@ class MemoryPlan:
     request: PlanRequest
     settings: PlanSettings
     rows: tuple[PlanRow, ...]
-    n_layers: int = field(default=0)
+    n_layers: int
     """Layers of the target, the output matrix counted as one: as many as can go to devices."""
 
     def total(self, place: int) -> int:
         """Return the bytes at a place."""
         return sum(row.by_place.get(place, 0) for row in self.rows)
-
-    @property
-    def on_devices(self) -> int:
-        """The bytes on all devices."""
-        return sum(self.total(place) for place in range(len(self.request.devices)))
 
     @property
     def excess(self) -> int:

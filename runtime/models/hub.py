@@ -158,14 +158,11 @@ def _place(name: str) -> tuple[str, int, int]:
 MAIN = "main"
 
 
-def hub_folder() -> Path:
-    """Return the folder that repositories are fetched into, in llama.cpp's order."""
-    return hub_folders()[0]
-
-
 def hub_folders() -> list[Path]:
-    """Return the folders that may hold repositories: llama.cpp's own, if one is set, and the
-    hub's."""
+    """Return the folders that may hold repositories: llama.cpp's own, if one is set, the hub's.
+
+    The first is the one that is fetched into.
+    """
     environment = os.environ
     hub = [environment.get("HF_HUB_CACHE", ""), environment.get("HUGGINGFACE_HUB_CACHE", "")]
     hub += [
@@ -187,7 +184,7 @@ class CachedRepo:
     @classmethod
     def of(cls, name: HubName, cache: Path | None = None) -> CachedRepo:
         """Return the folder of a repository, in the cache that is fetched into or another."""
-        return cls((cache or hub_folder()) / f"models--{name.owner}--{name.repo}")
+        return cls((cache or hub_folders()[0]) / f"models--{name.owner}--{name.repo}")
 
     @property
     def repo_id(self) -> str:

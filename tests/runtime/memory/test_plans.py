@@ -218,7 +218,7 @@ def test_every_way_out_fits(models: dict[str, Path], counts: MemoryCounts, mebib
     for way in ways:
         assert way.plan.fits
         again = count_plan(way.plan.request, way.plan.settings, counts)
-        assert again.on_devices <= request.devices[0].budget
+        assert again.total(0) <= request.devices[0].budget
         types = way.plan.request.target.context.cache_type_k
         assert (types == "q8_0") == ("-ctk q8_0" in way.options)
     shorter = [way for way in ways if way.options.startswith("-c ") and "-ngl" not in way.options]

@@ -19,7 +19,7 @@ from specrun.bindings.errors import (
     SpecrunError,
 )
 from specrun.runtime.models import HubName, fetch_model, hub, without_hub
-from specrun.runtime.models.hub import hub_folder, hub_folders
+from specrun.runtime.models.hub import hub_folders
 
 NAME = HubName.parse("ann/tiny-GGUF")
 Q4, Q8 = b"GGUF four" * 5000, b"GGUF eight" * 9000
@@ -65,7 +65,7 @@ def test_huggingface_hub_finds_what_was_fetched(home, served) -> None:
     from huggingface_hub import scan_cache_dir, try_to_load_from_cache
 
     path = fetch_model(NAME)
-    folder = hub_folder()
+    folder = hub_folders()[0]
     found = try_to_load_from_cache("ann/tiny-GGUF", path.name, cache_dir=folder)
     assert found == str(path)
     scanned = scan_cache_dir(folder)
@@ -293,5 +293,5 @@ def test_the_cache_lies_where_llama_cpp_has_it(home, monkeypatch) -> None:
     assert hub_folders() == [home / ".cache/huggingface/hub"]
     for name, value, expected in order:
         monkeypatch.setenv(name, value)
-        assert hub_folder() == Path(expected)
+        assert hub_folders()[0] == Path(expected)
     assert hub_folders() == [Path("llama"), Path("new")]
