@@ -38,6 +38,9 @@ GREEDY = SamplingParams(temperature=0.0, grammar=JSON)
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5, grammar=JSON)
 PROMPTS: list[list[int]] = [[3, 1, 4, 1, 5, 9, 2, 6, 3, 1, 4], [2, 7, 1, 8, 2, 8]]
 LENGTH = 96  # more than any answer has
+_SHAPES = ("nodes", "window=7", "tokens", "sampling", "adaptive", "until", "chunks", "FILE:text")
+GUIDED = [pair for pair in DRAFTERS if not any(option in pair[1] for option in _SHAPES)]
+"""Those of each method without further shapes: all grow from the same masked rows."""
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +48,7 @@ def plain(files: dict[str, Path]) -> dict[str, list[GenerationResult]]:
     """The answers of plain decoding, by target."""
     return {
         target: answers(files[target], "none", GREEDY)
-        for target in dict.fromkeys(target for target, _ in DRAFTERS)
+        for target in dict.fromkeys(target for target, _ in GUIDED)
     }
 
 
@@ -72,7 +75,7 @@ def require_valid(result: GenerationResult) -> None:
     assert 1 <= len(value["tags"]) <= 2
 
 
-@pytest.mark.parametrize(("target", "drafter"), DRAFTERS)
+@pytest.mark.parametrize(("target", "drafter"), GUIDED)
 def test_drafted_texts_are_plain_decodings(
     files: dict[str, Path],
     plain: dict[str, list[GenerationResult]],

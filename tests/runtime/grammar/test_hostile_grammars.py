@@ -23,10 +23,8 @@ from specrun.runtime.grammar.compiled import GrammarCompiler, compiled
 from specrun.runtime.grammar.process import GrammarProcess
 
 DEEP = [
-    "Grammar.json_schema(reference_chain(1000))",
     "Grammar.json_schema(reference_chain(20_000))",
     "Grammar.json_schema(deep_objects(4000))",
-    "Grammar.lark(lark_chain(4000))",
     "Grammar.lark(lark_chain(20_000))",
     "Grammar.gbnf(gbnf_chain(8000))",
 ]
