@@ -35,13 +35,7 @@ if TYPE_CHECKING:
         resolve_gpu_layers,
         room_here,
     )
-    from specrun.runtime.memory.plan import (
-        MemoryPlan,
-        PlanRequest,
-        PlanRow,
-        PlanSettings,
-        count_plan,
-    )
+    from specrun.runtime.memory.plan import MemoryPlan, PlanRequest, PlanSettings, count_plan
     from specrun.runtime.memory.shape import MemoryDevice, card
 
 __getattr__, __dir__ = lazy_face(__name__)

@@ -275,28 +275,17 @@ def _heads(header: GGUFHeader, target: ModelShape) -> HeadPart:
 _CPU_ONLY = Placement(devices=("none",))
 
 
-class MemoryCounts:
+class MemoryCounts(ExitStack):
     """Bytes of weights, cells and compute buffers, each counted once by llama.cpp.
 
-    A context manager: it keeps models open. Raises as `Model` does for files that cannot be loaded,
-    and `UnsupportedModelError` if this llama.cpp does not export its allocations.
+    Models stay open until the end of its `with`. Raises as `Model` does for files that cannot be
+    loaded, and `UnsupportedModelError` if this llama.cpp does not export its allocations.
     """
 
     def __init__(self) -> None:
-        self._opened = ExitStack()
+        super().__init__()
         self._models: dict[tuple[object, bool], CountedModel] = {}
         self._found: dict[tuple[object, ...], Breakdown] = {}
-
-    def __enter__(self) -> MemoryCounts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the models; the counts are kept."""
-        self._opened.close()
-        self._models.clear()
 
     def weights(self, part: ModelPart) -> int:
         """Return the bytes of all weights in this machine's memory."""
@@ -348,8 +337,8 @@ class MemoryCounts:
     def _opened_of(self, path: Path, *, nextn: bool = False) -> CountedModel:
         model = self._models.get((path, nextn))
         if model is None:
-            model = CountedModel(path, load_nextn=nextn)
-            self._models[path, nextn] = self._opened.enter_context(model)
+            model = self.enter_context(CountedModel(path, load_nextn=nextn))
+            self._models[path, nextn] = model
         return model
 
 

@@ -49,7 +49,7 @@ class _Family:
     rest: Callable[[Size], Shapes] = lambda size: {}
 
 
-def _attention(size: Size, *, norms: bool = False, biases: bool = False) -> Shapes:
+def _attention(size: Size, *, norms: bool = False) -> Shapes:
     queries, keys = size.heads * size.head, size.kv_heads * size.head
     found: Shapes = {
         "attn_norm": (size.width,),
@@ -60,8 +60,6 @@ def _attention(size: Size, *, norms: bool = False, biases: bool = False) -> Shap
     }
     if norms:
         found |= {"attn_q_norm": (size.head,), "attn_k_norm": (size.head,)}
-    if biases:
-        found |= {"attn_q.bias": (queries,), "attn_k.bias": (keys,), "attn_v.bias": (keys,)}
     return found
 
 
@@ -152,22 +150,6 @@ def _parallel_layer(size: Size, _number: int) -> Shapes:
     return shapes
 
 
-def _sinks_layer(size: Size, _number: int) -> Shapes:
-    experts = _experts(size)
-    del experts["ffn_norm"]
-    return {
-        **_attention(size, biases=True),
-        "attn_output.bias": (size.width,),
-        "attn_sinks": (size.heads,),
-        "post_attention_norm": (size.width,),
-        **experts,
-        "ffn_gate_inp.bias": (4,),
-        "ffn_gate_exps.bias": (size.ffn, 4),
-        "ffn_up_exps.bias": (size.ffn, 4),
-        "ffn_down_exps.bias": (size.width, 4),
-    }
-
-
 def _fused_layer(size: Size, _number: int) -> Shapes:
     joined = (size.heads + 2 * size.kv_heads) * size.head
     return {
@@ -200,11 +182,6 @@ FAMILIES = {
             lambda size: {"rope.dimension_count": size.head},
             lambda size, _: {**_attention(size), **_feed_forward(size)},
             lambda size: {"rope_freqs": (size.head // 2,)},
-        ),
-        _Family(
-            "qwen2",
-            lambda size: {},
-            lambda size, _: {**_attention(size, biases=True), **_feed_forward(size)},
         ),
         _Family(
             "qwen3",
@@ -265,18 +242,6 @@ FAMILIES = {
             _latent_layer,
         ),
         _Family(
-            "gpt-oss",
-            lambda size: {
-                **_heads(size),
-                "rope.dimension_count": size.head,
-                "attention.sliding_window": 128,
-                "expert_count": 4,
-                "expert_used_count": 2,
-                "expert_feed_forward_length": size.ffn,
-            },
-            _sinks_layer,
-        ),
-        _Family(
             "lfm2",
             lambda size: {
                 "shortconv.l_cache": 3,
@@ -286,7 +251,6 @@ FAMILIES = {
             },
             _convolution_layer,
         ),
-        _Family("mamba2", _state_keys, lambda size, _: _state_shapes(size)),
         _Family(
             "falcon-h1",
             lambda size: {**_heads(size), **_state_keys(size)},
@@ -299,14 +263,13 @@ FAMILIES = {
 def write_sparse(path: Path, architecture: str, size: Size = SMALL) -> Path:
     """Write a file of a family's shape; returns its path."""
     family, writer = FAMILIES[architecture], gguf.GGUFWriter(path, architecture)
-    recurrent = architecture == "mamba2"
     keys: dict[str, Any] = {
         "context_length": size.context,
         "embedding_length": size.width,
         "block_count": size.layers,
-        "feed_forward_length": 0 if recurrent else size.ffn,
-        "attention.head_count": 0 if recurrent else size.heads,
-        "attention.head_count_kv": 0 if recurrent else size.kv_heads,
+        "feed_forward_length": size.ffn,
+        "attention.head_count": size.heads,
+        "attention.head_count_kv": size.kv_heads,
         "vocab_size": size.vocab,
         **family.keys(size),
     }

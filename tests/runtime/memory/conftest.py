@@ -26,7 +26,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     more = {
         "tied": ("llama", Size(tied=True)),
         "tied gemma4": ("gemma4", Size(tied=True)),
-        "q8_0": ("qwen2", Size(kind=Kind.Q8_0)),
+        "q8_0": ("llama", Size(kind=Kind.Q8_0)),
         "odd": ("llama", Size(vocab=317, width=224, layers=5, heads=7, kv_heads=1, head=32)),
         "large": ("llama", LARGE),
         "large tied": ("qwen3", Size(**{**vars(LARGE), "tied": True, "kind": Kind.Q8_0})),
