@@ -7,7 +7,7 @@ from specrun.bindings.faces import lazy_face
 if TYPE_CHECKING:
     from specrun.runtime.chat.choice import ToolChoice
     from specrun.runtime.chat.effort import LEVELS, Effort
-    from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
+    from specrun.runtime.chat.families import syntax_of, think_tags_of
     from specrun.runtime.chat.fitting import arguments_of
     from specrun.runtime.chat.forced import ForcedCalls
     from specrun.runtime.chat.parts import (
@@ -19,12 +19,7 @@ if TYPE_CHECKING:
     )
     from specrun.runtime.chat.plan import ReplyPlan, ReplyReading
     from specrun.runtime.chat.reader import CallBegun, Content, MoreArguments, Part, Reasoning
-    from specrun.runtime.chat.reply import (
-        Reply,
-        ReplyParser,
-        Thoughts,
-        ToolCall,
-    )
+    from specrun.runtime.chat.reply import Reply, ReplyParser, Thoughts, ToolCall
     from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
     from specrun.runtime.chat.template import (
         ChatTemplate,

@@ -19,6 +19,7 @@ from specrun.runtime.chat.reader import (
 )
 from specrun.runtime.chat.syntax import ArgumentForm, ToolSyntax
 from specrun.runtime.chat.values import ValueReading, as_json, kinds_of, typed
+from specrun.runtime.grammar.references import properties_of
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
@@ -282,7 +283,7 @@ def _keyword_calls(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
         if not (first.isalnum() or first in ("_", ")", '"', "'")):
             raise NotACallError
         reader.begin(name)
-        keys = list(_properties(reader.tools[name]))
+        keys = list(properties_of(reader.tools[name]))
         yield from ValueReading(reader, reader.argue, syntax.closers, names=keys).inside("(")
         reader.end_call()
         if in_list and not (yield from reader.ahead((",",), BLANK)):
@@ -302,11 +303,6 @@ def _identifier(reader: Reader) -> Reading[str]:
         name += character
     reader.back(character)
     return name
-
-
-def _properties(schema: object) -> dict[str, Any]:
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    return properties if isinstance(properties, dict) else {}
 
 
 # -- calls that are tags ---------------------------------------------------------------------------
@@ -331,7 +327,7 @@ def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
         raise NotACallError
     reader.begin(name)
     reader.argue("{")
-    properties = _properties(reader.tools[name])
+    properties = properties_of(reader.tools[name])
     given: list[str] = []
     is_whole = True
     while is_whole and not (yield from reader.ahead(syntax.closers, BLANK)):
@@ -538,7 +534,7 @@ def _elements(text: str, before: str, schema: object, root: object) -> Any:  # n
         if not found[1]:
             parent = opened[-1][1]
             items = parent.get("items") if isinstance(parent, dict) else None
-            own = items if found[2] == "item" and items else _properties(parent).get(found[2])
+            own = items if found[2] == "item" and items else properties_of(parent).get(found[2])
             opened.append((found[2], own))
             inner.append([])
         elif opened[-1][0] == found[2] and len(opened) > 1:

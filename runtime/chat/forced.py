@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from specrun.runtime.chat.syntax import ArgumentForm, CallForm, ThinkTags
 from specrun.runtime.chat.values import kinds_of, takes_text
 from specrun.runtime.grammar import SPACES, any_of, followed
+from specrun.runtime.grammar.references import properties_of
 
 _SPACES = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
 _BLANK = "/[ \\n]*/"
@@ -22,7 +23,7 @@ _REPLY = "schema of a reply"
 _PLACEHOLDERS = {"{index}": "/[0-9]+/", "{number}": "/[1-9][0-9]*/", "{id}": "/[a-zA-Z0-9]{9}/"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ForcedCalls:
     """The calls that are required: one of these tools, or several if the form has a separator.
 
@@ -37,75 +38,114 @@ class ForcedCalls:
     several: bool = False
     may_talk: bool = False
     answer: Any = None
+    _rules: list[str] = field(default_factory=list)
 
     def grammar(self, think: ThinkTags | None = None, *, thinking: bool = False) -> str:
         """Return the grammar; before the calls the model may think, and must end its reasoning.
 
         `thinking`: the prompt opened the reasoning already.
         """
-        rules = _Rules(self.control)
-        start = rules.add("reply", self._reply(rules))
+        self._rules.clear()
+        start = self.add("reply", self._reply())
         if think is not None:
-            thought = f"{rules.until(think.last)} {_BLANK} {rules.text(think.follow)}"
-            whole = f"{rules.text(think.first)} {thought}"
+            thought = f"{self.until(think.last)} {_BLANK} {self.text(think.follow)}"
+            whole = f"{self.text(think.first)} {thought}"
             start = f"{thought} {start}" if thinking else f"({whole})? {start}"
-        return rules.source(start)
+        return "\n".join([f"start: {start}", *self._rules, ""])
 
-    def _reply(self, rules: _Rules) -> str:
+    def _reply(self) -> str:
         form = self.form
         if self.answer is None:
             assert form is not None
-            return self._talk(rules, form) if self.may_talk else self._calls(rules, form.with_lead)
+            return self._talk(form) if self.may_talk else self._calls(form.with_lead)
         if form is None:
-            return rules.json(self.answer, SPACES)
-        answer = f"{rules.text(form.answer)} {rules.json(self.answer, SPACES)}"
+            return self.json(self.answer, SPACES)
+        answer = f"{self.text(form.answer)} {self.json(self.answer, SPACES)}"
         if not self.schemas:
             return answer
         is_json = not (form.mark or form.keywords)
         if not is_json or not f"{form.before_all}{form.before_name}".startswith(("{", "[")):
-            return f"{self._calls(rules, form.with_lead)} | {answer}"
+            return f"{self._calls(form.with_lead)} | {answer}"
         # Both begin with a bracket: one schema has them, so that they share their beginnings.
         calls = [_call_schema(form, name, schema) for name, schema in self.schemas.items()]
-        texts = rules.json(any_of([followed(self.answer, _REPLY, {}), *calls]), SPACES)
+        texts = self.json(any_of([followed(self.answer, _REPLY, {}), *calls]), SPACES)
         if form.tag not in self.control:
             return texts
-        return f"{rules.text(form.tag)} {rules.json(any_of(calls), SPACES)} | {texts}"
+        return f"{self.text(form.tag)} {self.json(any_of(calls), SPACES)} | {texts}"
 
-    def _calls(self, rules: _Rules, form: CallForm) -> str:
+    def _calls(self, form: CallForm) -> str:
         heads: list[tuple[str, str]] = []
         for name, schema in self.schemas.items():
             fields = schema if isinstance(schema, dict) else {}
             if form.argument is not None:
-                arguments = _tags(rules, form.argument, _with_definitions(fields))
+                arguments = _tags(self, form.argument, _with_definitions(fields))
             elif form.keywords:
-                arguments = _pairs(rules, _with_definitions(fields), (", ", "="), rules.json)
+                arguments = _pairs(self, _with_definitions(fields), (", ", "="), self.json)
             elif form.quote:
-                arguments = _quoted(rules, {"type": "object", **fields}, form.quote)
+                arguments = _quoted(self, {"type": "object", **fields}, form.quote)
             else:
-                arguments = rules.json({"type": "object", **fields})
-            rest = rules.add_new(f"{arguments} {rules.text(form.behind)}")
+                arguments = self.json({"type": "object", **fields})
+            rest = self.add_new(f"{arguments} {self.text(form.behind)}")
             heads.append((form.before_name + name + form.before_arguments, rest))
 
         def any_call(before: str) -> str:
             # One text with its prefix: the lexer cannot go back behind a line break.
-            return " | ".join(f"{rules.text(before + head)} {rest}" for head, rest in heads)
+            return " | ".join(f"{self.text(before + head)} {rest}" for head, rest in heads)
 
-        many = rules.add("call", any_call(form.before_all))
+        many = self.add("call", any_call(form.before_all))
         if self.several and form.separator is not None:
-            many += f" ({rules.add('next_call', any_call(form.separator))})*"
-        return f"{many} {rules.text(form.behind_all)}"
+            many += f" ({self.add('next_call', any_call(form.separator))})*"
+        return f"{many} {self.text(form.behind_all)}"
 
-    def _talk(self, rules: _Rules, form: CallForm) -> str:
+    def _talk(self, form: CallForm) -> str:
         """Return text and calls: behind a mark, or instead of a text that begins as a call."""
-        calls = rules.add("calls", self._calls(rules, form.behind_mark))
+        calls = self.add("calls", self._calls(form.behind_mark))
         if not form.mark:
-            tag = f"({rules.text(form.tag)})?" if form.tag in self.control else ""
+            tag = f"({self.text(form.tag)})?" if form.tag in self.control else ""
             before, behind = form.before_all + form.before_name, form.before_arguments
             heads = "|".join(_escaped(before + name + behind) for name in self.schemas)
             text = f"/\\s*([^\\s{{](?s:.*))?/ & ~/\\s*({heads})(?s:.*)/"
-            return f"{rules.add('TEXT', text)} | {tag} {calls}"
+            return f"{self.add('TEXT', text)} | {tag} {calls}"
         times = "*" if self.several else "?"
-        return f"({rules.until(form.mark)} {calls}){times} /(?s:.*)/"
+        return f"({self.until(form.mark)} {calls}){times} /(?s:.*)/"
+
+    # -- rules, as they come to be needed ----------------------------------------------------------
+
+    def add(self, name: str, body: str) -> str:
+        """Add a rule; return its name."""
+        self._rules.append(f"{name}: {body}")
+        return name
+
+    def add_new(self, body: str) -> str:
+        """Add a rule without a name of its own; return its name."""
+        return self.add(f"rule_{len(self._rules)}", body or '""')
+
+    def text(self, text: str | None) -> str:
+        """Return a text, with control tokens by their ids."""
+        if not text:
+            return ""
+        marks = "|".join(map(re.escape, (*self.control, *_PLACEHOLDERS)))
+        made: list[str] = []
+        for piece in re.split(f"({marks})", text):
+            if piece in self.control:
+                made.append(f"<[{self.control[piece]}]>")
+            elif piece:
+                known = _PLACEHOLDERS.get(piece)
+                made.append(json.dumps(piece, ensure_ascii=False) if known is None else known)
+        return " ".join(made)
+
+    def json(self, schema: Any, spaces: Mapping[str, Any] = _SPACES) -> str:  # noqa: ANN401
+        """Return a rule of the JSON values of a schema."""
+        source = json.dumps(followed(schema, _REPLY, spaces))
+        return self.add(f"json_{len(self._rules)}", f"%json {source}")
+
+    def until(self, mark: str) -> str:
+        """Return a rule of any text up to a mark, and the mark."""
+        if any(mark.startswith(each) for each in self.control):
+            return f"/(?s:.*)/ {self.text(mark)}"
+        name = f"until_{len(self._rules)}"
+        self.add(f"{name}[lazy]", f"/(?s:.*){_escaped(mark)}/")
+        return name
 
 
 def _call_schema(form: CallForm, name: str, schema: object) -> Mapping[str, Any]:
@@ -134,60 +174,12 @@ def _call_schema(form: CallForm, name: str, schema: object) -> Mapping[str, Any]
     return {**fixed(frame), "$defs": definitions}
 
 
-class _Rules:
-    """Rules of a grammar, as they come to be needed."""
-
-    def __init__(self, control: Mapping[str, int]) -> None:
-        self._control = control
-        self._rules: list[str] = []
-
-    def add(self, name: str, body: str) -> str:
-        """Add a rule; return its name."""
-        self._rules.append(f"{name}: {body}")
-        return name
-
-    def add_new(self, body: str) -> str:
-        """Add a rule without a name of its own; return its name."""
-        return self.add(f"rule_{len(self._rules)}", body or '""')
-
-    def text(self, text: str | None) -> str:
-        """Return a text, with control tokens by their ids."""
-        if not text:
-            return ""
-        marks = "|".join(map(re.escape, (*self._control, *_PLACEHOLDERS)))
-        made: list[str] = []
-        for piece in re.split(f"({marks})", text):
-            if piece in self._control:
-                made.append(f"<[{self._control[piece]}]>")
-            elif piece:
-                known = _PLACEHOLDERS.get(piece)
-                made.append(json.dumps(piece, ensure_ascii=False) if known is None else known)
-        return " ".join(made)
-
-    def json(self, schema: Any, spaces: Mapping[str, Any] = _SPACES) -> str:  # noqa: ANN401
-        """Return a rule of the JSON values of a schema."""
-        source = json.dumps(followed(schema, _REPLY, spaces))
-        return self.add(f"json_{len(self._rules)}", f"%json {source}")
-
-    def until(self, mark: str) -> str:
-        """Return a rule of any text up to a mark, and the mark."""
-        if any(mark.startswith(each) for each in self._control):
-            return f"/(?s:.*)/ {self.text(mark)}"
-        name = f"until_{len(self._rules)}"
-        self.add(f"{name}[lazy]", f"/(?s:.*){_escaped(mark)}/")
-        return name
-
-    def source(self, start: str) -> str:
-        """Return the grammar that begins with `start`."""
-        return "\n".join([f"start: {start}", *self._rules, ""])
-
-
 def _escaped(text: str) -> str:
     """Return a text as a part of a regular expression of the grammar's."""
     return "\\n".join(map(re.escape, text.split("\n"))).replace("/", "\\/")
 
 
-def _tagged(rules: _Rules, schema: object, closing: str) -> str:
+def _tagged(rules: ForcedCalls, schema: object, closing: str) -> str:
     """Return an argument and its closing tag: texts unchanged, all else as JSON."""
     fields = schema if isinstance(schema, dict) else {}
     if not takes_text(schema):
@@ -200,9 +192,9 @@ def _tagged(rules: _Rules, schema: object, closing: str) -> str:
 
 def _with_definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a schema whose properties have its definitions: each is a text of its own."""
-    properties = schema.get("properties")
+    properties = properties_of(schema)
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    if not (shared and isinstance(properties, dict)):
+    if not (shared and properties):
         return schema
     alone = {
         name: {**value, **shared} if isinstance(value, dict) else value
@@ -211,7 +203,7 @@ def _with_definitions(schema: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**schema, "properties": alone}
 
 
-def _tags(rules: _Rules, form: ArgumentForm, schema: Mapping[str, Any]) -> str:
+def _tags(rules: ForcedCalls, form: ArgumentForm, schema: Mapping[str, Any]) -> str:
     """Return the tags of the arguments, in the schema's order; optional ones may be left out."""
     tags: list[str] = []
     for key, value, is_required in _members(schema):
@@ -224,14 +216,13 @@ def _tags(rules: _Rules, form: ArgumentForm, schema: Mapping[str, Any]) -> str:
 
 def _members(schema: Mapping[str, Any]) -> list[tuple[str, Any, bool]]:
     """Return a schema's properties, and whether they are required."""
-    properties, required = schema.get("properties"), schema.get("required")
-    members = properties.items() if isinstance(properties, dict) else ()
+    required = schema.get("required")
     names = required if isinstance(required, list) else []
-    return [(key, value, key in names) for key, value in members]
+    return [(key, value, key in names) for key, value in properties_of(schema).items()]
 
 
 def _pairs(
-    rules: _Rules,
+    rules: ForcedCalls,
     schema: Mapping[str, Any],
     marks: tuple[str, str],
     value_of: Callable[[Mapping[str, Any]], str],
@@ -258,7 +249,7 @@ def _pairs(
 _ANY_DEPTH = 8
 
 
-def _quoted(rules: _Rules, schema: Mapping[str, Any], quote: str, depth: int = 0) -> str:
+def _quoted(rules: ForcedCalls, schema: Mapping[str, Any], quote: str, depth: int = 0) -> str:
     """Return values whose texts stand between quote marks, and whose keys have none."""
     if depth == _ANY_DEPTH:
         schema = {}

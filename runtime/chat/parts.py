@@ -111,7 +111,7 @@ def _label(part: Mapping[str, Any]) -> str:
     for holder in _holders(part):
         for names in (_NAMES, _KINDS, _PLACES):
             facts += [_shown(holder[name]) for name in names if isinstance(holder.get(name), str)]
-        data = next((holder[name] for name in ("file_data",) if name in holder), None)
+        data = holder.get("file_data")
         facts += [_shown(data)] if isinstance(data, str) and data.startswith("data:") else []
     if part.get("type") == "item_reference":
         facts.append(str(part.get("id")))

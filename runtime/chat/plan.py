@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.chat.forced import ForcedCalls
-from specrun.runtime.chat.reply import (
-    Reply,
-    ReplyParser,
-    Thoughts,
-    control_names,
-)
+from specrun.runtime.chat.reply import Reply, ReplyParser, Thoughts
 from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
 from specrun.runtime.grammar import Grammar
 
@@ -47,12 +42,17 @@ class ReplyPlan:
         return None if self.thoughts == "content" else self.think
 
     def control_tokens(self, vocabulary: Vocabulary) -> dict[int, str]:
-        """Return those marks of calls and of reasoning that are control tokens, by their ids."""
+        """Return the control tokens in marks of calls and of reasoning: they have no text."""
         syntax, think = self.syntax, self.think
         marks = [] if think is None else [think.first, think.last, *think.around]
         if syntax is not None:
             marks += syntax.marks if self.schemas or syntax.read is not None else syntax.around
-        return control_names(vocabulary, marks)
+        tokens = (
+            token
+            for mark in marks
+            for token in vocabulary.tokenize(mark, add_special=False, parse_special=True)
+        )
+        return {token: vocabulary.text(token) for token in tokens if not vocabulary.piece(token)}
 
     def thinks_already(self, prompt_end: str) -> bool:
         """Whether a prompt ends with the tag that opens the reasoning."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -83,6 +83,7 @@ class EnoughError(Exception):
     """As many calls as allowed: nothing after them is read."""
 
 
+@dataclass(slots=True, eq=False)
 class Reader:
     """Characters of a reply, and the parts that became certain with them.
 
@@ -91,23 +92,16 @@ class Reader:
     that are whole. `is_cut`: the text ends because it became too long, not by the model's will.
     """
 
-    def __init__(
-        self,
-        tools: Mapping[str, Any],
-        most_calls: int | None = None,
-        *,
-        is_strict: bool = False,
-    ) -> None:
-        self.tools = tools
-        self.parts: list[Part] = []
-        self.n_calls = 0
-        self.is_cut = False
-        self._is_strict = is_strict
-        self._most = most_calls
-        self._again: list[str] = []  # characters to be read once more, the first one last
-        self._last = ""  # the text read last, unless it was looked at only
-        self._held: str | None = None  # the text since a call may have begun
-        self._ended = False
+    tools: Mapping[str, Any]
+    most_calls: int | None = None
+    is_strict: bool = False
+    is_cut: bool = False
+    parts: list[Part] = field(default_factory=list)
+    n_calls: int = 0
+    _again: list[str] = field(default_factory=list)  # characters to be read, the first one last
+    _last: str = ""  # the text read last, unless it was looked at only
+    _held: str | None = None  # the text since a call may have begun
+    _ended: bool = False
 
     # -- characters --------------------------------------------------------------------------------
 
@@ -190,7 +184,7 @@ class Reader:
 
     def require_more(self) -> None:
         """Raise `NotACallError` if the reader is strict: the text is not whole."""
-        if self._is_strict:
+        if self.is_strict:
             raise NotACallError
 
     # -- text --------------------------------------------------------------------------------------
@@ -268,5 +262,5 @@ class Reader:
 
     def end_call(self) -> None:
         """Take the call for whole; raises `EnoughError` if it was the last one wanted."""
-        if self.n_calls == self._most:
+        if self.n_calls == self.most_calls:
             raise EnoughError

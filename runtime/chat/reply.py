@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from specrun.runtime.chat.calls import end_calls, read_call, read_calls
 from specrun.runtime.chat.families import GENERIC
@@ -23,9 +23,6 @@ from specrun.runtime.chat.reader import (
     merged,
 )
 from specrun.runtime.chat.syntax import ThinkTags, ToolSyntax
-
-if TYPE_CHECKING:
-    from specrun.bindings.models import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,16 +72,6 @@ class Reply:
             else:
                 call = self.calls[part.index]
                 self.calls[part.index] = ToolCall(call.name, call.arguments + part.text)
-
-
-def control_names(vocabulary: Vocabulary, marks: Iterable[str]) -> dict[int, str]:
-    """Return the names of control tokens that are in marks, by their ids: they have no text."""
-    found: dict[int, str] = {}
-    for mark in marks:
-        for token in vocabulary.tokenize(mark, add_special=False, parse_special=True):
-            if not vocabulary.piece(token):
-                found[token] = vocabulary.text(token)
-    return found
 
 
 Thoughts = Literal["apart", "content", "left out"]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from specrun.runtime.chat.reader import BLANK, NotACallError, Reader, Reading
-from specrun.runtime.grammar.references import References
+from specrun.runtime.grammar.conditions import listed_values
+from specrun.runtime.grammar.references import References, type_of
 
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE][+-]?\d+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null"}
@@ -318,10 +319,9 @@ def kinds_of(schema: object, root: object = None, depth: int = 8) -> set[str]:
     if isinstance(schema.get("$ref"), str):
         target = References(root).target(schema["$ref"]) if isinstance(root, dict) else None
         return set() if target is None else kinds_of(target[0], root, depth - 1)
-    listed = schema["enum"] if isinstance(schema.get("enum"), list) else []
-    listed = [schema["const"]] if "const" in schema else listed
+    listed = listed_values(schema)
     if listed:
-        return {_kind_of(value) for value in listed}
+        return {*map(type_of, listed)}
     kind = schema.get("type")
     if isinstance(kind, str):
         found = {kind}
@@ -336,13 +336,6 @@ def kinds_of(schema: object, root: object = None, depth: int = 8) -> set[str]:
                 return set()
             found.update(*inner)
     return found | {"null"} if found and schema.get("nullable") is True else found
-
-
-def _kind_of(value: object) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    names = {str: "string", int: "integer", float: "number", dict: "object", list: "array"}
-    return names.get(type(value), "null")
 
 
 def typed(text: str, schema: object, root: object = None) -> str:
@@ -364,7 +357,7 @@ def typed(text: str, schema: object, root: object = None) -> str:
             value = json.loads(as_json(stripped)) if is_word else text
         except (ValueError, RecursionError, NotACallError):
             return as_text
-    kind = _kind_of(value)
+    kind = type_of(value)
     if "integer" in kinds and isinstance(value, float) and value.is_integer():
         value, kind = int(value), "integer"
     fits = not kinds or kind in kinds or (kind == "integer" and "number" in kinds)

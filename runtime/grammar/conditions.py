@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from specrun.runtime.grammar.references import properties_of
+
 Schema = Any
 _Node = dict[str, Any]
 _TYPES = ("null", "boolean", "number", "string", "array", "object")
@@ -94,8 +96,7 @@ class ConditionReader:
             n_read += 1
             if not isinstance(own, dict):
                 continue
-            inner, names = own.get("properties"), own.get("required")
-            properties = {**(inner if isinstance(inner, dict) else {}), **properties}
+            properties, names = {**properties_of(own), **properties}, own.get("required")
             required += names if isinstance(names, list) else []
             parts = own.get("allOf")
             ahead += parts if isinstance(parts, list) else []
@@ -182,9 +183,9 @@ class ConditionReader:
 
     def _other_properties(self, properties: _Node, known: _Node) -> Sequence[Schema] | None:
         alternatives: list[Schema] = []
-        own = known.get("properties")
+        own = properties_of(known)
         for key, inner in properties.items():
-            found = self.negated(inner, own.get(key, True) if isinstance(own, dict) else True)
+            found = self.negated(inner, own.get(key, True))
             if found is None:
                 return None
             alternatives += [
@@ -258,9 +259,9 @@ def _may_be(schemas: Sequence[Schema]) -> bool:
             continue
         required = as_list(part.get("required"))
         present.update(each for each in required if isinstance(each, str))
-        parts, properties = part.get("allOf"), part.get("properties")
+        parts = part.get("allOf")
         ahead += parts if isinstance(parts, list) else []
-        for key, schema in properties.items() if isinstance(properties, dict) else ():
+        for key, schema in properties_of(part).items():
             listed = listed_texts(schema)
             if listed is not None:
                 listed |= {_ABSENT}
@@ -279,8 +280,7 @@ def _joined(option: Sequence[Schema]) -> Schema:
         if isinstance(part, dict) and part.keys() == {"allOf"}:
             ahead += reversed(part["allOf"])
             continue
-        own = part.get("properties") if isinstance(part, dict) else None
-        own = own if isinstance(own, dict) else {}
+        own = properties_of(part)
         is_list = isinstance(part, dict) and part.keys() <= {"type", "properties", "required"}
         values = {key: listed_texts(each) for key, each in own.items()}
         if not is_list or part.get("type", "object") != "object" or None in values.values():

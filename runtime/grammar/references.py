@@ -1,4 +1,4 @@
-"""The schemas that the references of a JSON schema name."""
+"""The schemas that the references of a JSON schema name, its properties, and types of values."""
 
 from __future__ import annotations
 
@@ -83,6 +83,20 @@ class References:
                     seen.add(id(found[0]))
                     ahead.append(found[0])
         return False
+
+
+def properties_of(schema: Schema) -> _Node:
+    """Return the properties that a schema lists, with their schemas."""
+    found = schema.get("properties") if isinstance(schema, dict) else None
+    return found if isinstance(found, dict) else {}
+
+
+def type_of(value: object) -> str:
+    """Return JSON's type of a value."""
+    if isinstance(value, bool):
+        return "boolean"
+    names = {str: "string", int: "integer", float: "number", dict: "object", list: "array"}
+    return names.get(type(value), "null")
 
 
 def _nodes(schema: Schema) -> Iterator[_Node]:

@@ -22,7 +22,7 @@ from specrun.runtime.grammar.conditions import (
     listed_values,
 )
 from specrun.runtime.grammar.patterns import literal_prefix, written
-from specrun.runtime.grammar.references import References
+from specrun.runtime.grammar.references import References, properties_of, type_of
 
 logger = logging.getLogger("specrun.grammar")
 
@@ -231,7 +231,7 @@ class _Loosening:
             task.out[name] = value
         elif any(isinstance(each, int) and abs(each) > _SURE for each in _numbers(values)):
             self._say(name, task.path, "it has whole numbers above 2^53")
-            if all(_type_of(each) == "number" for each in values):
+            if {*map(type_of, values)} <= {"integer", "number"}:
                 task.out.setdefault("type", "number")
         else:
             plain = [_plain(each) for each in values]
@@ -275,9 +275,7 @@ class _Loosening:
         combined = (*_COMBINED, "$ref", "$dynamicRef", "$recursiveRef")
         if task.is_joined or any(key in node for key in combined):
             return False
-        properties, required = node.get("properties"), node.get("required")
-        names = set(properties) if isinstance(properties, dict) else set()
-        if names <= set(_names_in(required)):
+        if set(properties_of(node)) <= set(_names_in(node.get("required"))):
             return True
         least, most = node.get("minProperties", 0), node.get("maxProperties", 1)
         is_single = node.get(name) == 1 or (name == "minProperties" and least == 0)
@@ -463,8 +461,8 @@ class _Loosening:
                 return None
             if own is node and _keywords(own) - _PLAIN_OBJECT - {"unevaluatedProperties"}:
                 return None
-            properties, parts = own.get("properties"), own.get("allOf")
-            names += properties if isinstance(properties, dict) else []
+            names += properties_of(own)
+            parts = own.get("allOf")
             ahead += parts if isinstance(parts, list) else []
             if "$ref" in own:
                 target = self._references.target(own["$ref"])
@@ -574,11 +572,6 @@ def _names_in(names: object) -> list[str]:
     return [each for each in names if isinstance(each, str)] if isinstance(names, list) else []
 
 
-def _property(node: _Node, name: str) -> Schema:
-    properties = node.get("properties")
-    return properties.get(name, True) if isinstance(properties, dict) else True
-
-
 def _numbers(values: list[Any]) -> Iterator[int | float]:
     ahead = list(values)
     while ahead:
@@ -612,17 +605,8 @@ def _escaped(name: str) -> str:
 def _types_of(node: _Node) -> set[str]:
     """Return the types that a schema allows, by its keywords alone."""
     values = listed_values(node)
-    if values is not None:
-        return {_type_of(value) for value in values}
-    types = as_list(node.get("type", [*_TYPES]))
+    types = as_list(node.get("type", [*_TYPES])) if values is None else map(type_of, values)
     return {"number" if each == "integer" else str(each) for each in types}
-
-
-def _type_of(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "boolean"
-    kinds = {int: "number", float: "number", str: "string", list: "array", dict: "object"}
-    return kinds[type(value)]
 
 
 def _differ(left: Schema, right: Schema) -> bool:
@@ -637,8 +621,9 @@ def _differ(left: Schema, right: Schema) -> bool:
     if _types_of(left) & _types_of(right) != {"object"}:
         return False
     names = {*_names_in(left.get("required")), *_names_in(right.get("required"))}
+    own, other = properties_of(left), properties_of(right)
     for name in names:
-        first, second = (listed_texts(_property(each, name)) for each in (left, right))
+        first, second = (listed_texts(each.get(name, True)) for each in (own, other))
         if first is not None and second is not None and not first & second:
             return True
     return False

@@ -16,6 +16,7 @@ import re
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -153,6 +154,7 @@ class Lexicon:
         return table
 
 
+@dataclass(eq=False, repr=False)
 class Cursor:
     """One matcher, which stands at one place; it is moved to another to find the next tokens there.
 
@@ -161,19 +163,16 @@ class Cursor:
     them, until they are known. A place that takes longer than `PLACE_SECONDS` ends the answer.
     """
 
-    def __init__(
-        self,
-        matcher: GrammarProcess,
-        grammar: Grammar,
-        lexicon: Lexicon,
-        patience: float | None = None,
-    ) -> None:
-        self.grammar, self.lexicon, self.patience = grammar, lexicon, patience
-        self.marker = grammar.after.encode()
-        self.hurries = False
-        self._matcher = matcher
-        self._here: GrammarState | None = None
-        self._asked: GrammarState | None = None
+    _matcher: GrammarProcess
+    grammar: Grammar
+    lexicon: Lexicon
+    patience: float | None = None
+    hurries: bool = False
+    _here: GrammarState | None = None
+    _asked: GrammarState | None = None
+
+    def __post_init__(self) -> None:
+        self.marker = self.grammar.after.encode()
 
     def see(self, place: GrammarState, wait: float | None) -> Seen | None:
         """Return the next tokens of a place, None if they are not known within so many seconds."""
@@ -255,6 +254,7 @@ class Cursor:
         )
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class GrammarState:
     """The place after `length` tokens of a text; `parent` is the one before its last token.
 
@@ -264,35 +264,16 @@ class GrammarState:
     that the grammar forbids, or behind the end of the text: nothing is known of the next tokens.
     """
 
-    __slots__ = (
-        "_children",
-        "_cursor",
-        "_mask",
-        "closed",
-        "fed",
-        "length",
-        "parent",
-        "problem",
-        "seen",
-        "tail",
-    )
-
-    def __init__(
-        self,
-        cursor: Cursor,
-        length: int,
-        parent: GrammarState | None = None,
-        fed: tuple[int, ...] = (),
-        tail: bytes | None = None,
-        *,
-        closed: bool = False,
-    ) -> None:
-        self._cursor, self.length, self.parent = cursor, length, parent
-        self.fed, self.tail, self.closed = fed, tail, closed
-        self.seen: Seen | None = None  # until it is needed
-        self.problem = ""
-        self._children: dict[int, GrammarState] = {}
-        self._mask: Mask | None = None
+    _cursor: Cursor
+    length: int
+    parent: GrammarState | None = None
+    fed: tuple[int, ...] = ()
+    tail: bytes | None = None
+    closed: bool = False
+    seen: Seen | None = None  # until it is needed
+    problem: str = ""
+    _children: dict[int, GrammarState] = field(default_factory=dict)
+    _mask: Mask | None = None
 
     # -- moving ------------------------------------------------------------------------------------
 

@@ -5,15 +5,8 @@ from typing import TYPE_CHECKING
 from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
-    from specrun.runtime.models.hub import (
-        HUB_PREFIX,
-        HubName,
-        Progress,
-        fetch_model,
-        is_offline,
-        without_hub,
-    )
-    from specrun.runtime.models.model_set import ModelSet, is_set, read_set
+    from specrun.runtime.models.hub import HubName, fetch_model, without_hub
+    from specrun.runtime.models.model_set import is_set, read_set
     from specrun.runtime.models.names import (
         ModelEntry,
         answers_alone,
@@ -37,11 +30,6 @@ if TYPE_CHECKING:
         check_pair,
         check_same_vocabulary,
     )
-    from specrun.runtime.models.stores import (
-        StoredModel,
-        StoredModels,
-        folder_models,
-        stored_models,
-    )
+    from specrun.runtime.models.stores import StoredModel, folder_models, stored_models
 
 __getattr__, __dir__ = lazy_face(__name__)
