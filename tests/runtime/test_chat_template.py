@@ -374,7 +374,7 @@ except ImportError:
 from specrun.bindings.errors import TemplateError
 from specrun.runtime.chat import sandbox
 from specrun.runtime.chat.template import ChatTemplate
-sandbox._MAX_SECONDS = 1.0
+sandbox._MAX_SECONDS = 0.5
 for line in sys.stdin:
     name, source = json.loads(line)
     print(name, end="\t", flush=True)
