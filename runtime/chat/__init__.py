@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from specrun.runtime.chat.template import (
         ChatTemplate,
         ChatText,
+        ChatTurn,
         Message,
-        chat_text,
         chat_tokens,
         fitted_messages,
         is_begun_answer,
@@ -34,6 +34,6 @@ if TYPE_CHECKING:
         template_of,
         too_long,
     )
-    from specrun.runtime.chat.turn import ChatTurn, for_template, turn_of
+    from specrun.runtime.chat.turn import for_template, turn_of
 
 __getattr__, __dir__ = lazy_face(__name__)

@@ -342,16 +342,14 @@ def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
         schema = properties.get(key)
         if schema is None and re.search(r'(string|type)="(true|string)"', attributes):
             schema = {"type": "string"}
-        if "{key}" not in form.behind and kinds_of(schema, reader.tools[name]) == {"string"}:
-            reader.argue(f'{lead}"')
-            value = yield from _TagValue(reader, syntax, form, key, keys, is_text=True).read()
-            is_whole = value is not None
-            reader.argue('"' if is_whole else "")
-        else:
-            value = yield from _TagValue(reader, syntax, form, key, keys).read()
-            is_whole = value is not None
-            if value is not None:
-                reader.argue(lead + _typed_argument(value, form, schema, reader.tools[name]))
+        is_text = "{key}" not in form.behind and kinds_of(schema, reader.tools[name]) == {"string"}
+        reader.argue(f'{lead}"' if is_text else "")
+        value = yield from _TagValue(reader, syntax, form, key, keys, is_text=is_text).read()
+        is_whole = value is not None
+        if is_text and is_whole:
+            reader.argue('"')
+        elif value is not None:
+            reader.argue(lead + _typed_argument(value, form, schema, reader.tools[name]))
         given.append(key)
     if not is_whole or not (yield from reader.ahead(syntax.closers, BLANK)):
         reader.require_more()

@@ -10,7 +10,7 @@ import datetime
 import functools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2.meta
@@ -22,6 +22,7 @@ from specrun.runtime.chat.effort import Effort
 from specrun.runtime.chat.families import think_tags_of
 from specrun.runtime.chat.fitting import THOUGHTS, Fitting, Messages, RefusedError
 from specrun.runtime.chat.parts import content_text
+from specrun.runtime.chat.plan import ReplyPlan
 from specrun.runtime.chat.sandbox import TemplateSandbox
 from specrun.runtime.chat.syntax import ThinkTags
 from specrun.runtime.chat.token_memory import TokenMemory
@@ -71,7 +72,7 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the conversation as text, its messages as they are (`chat_text` makes them fit).
+        """Return the conversation as text, its messages as they are (`ChatTurn` makes them fit).
 
         `tools` are functions in OpenAI's form; `variables` are further ones that the template may
         read (llama.cpp's `chat_template_kwargs`), of JSON's types. Raises `RefusedError` if
@@ -163,6 +164,80 @@ def is_begun_answer(messages: Sequence[Message]) -> bool:
     return is_answer and not last.get("tool_calls")
 
 
+@dataclass(frozen=True, slots=True)
+class ChatTurn:
+    """A conversation with its tools and variables of the template, and the plan of the reply.
+
+    `is_begun`: the last message is an answer that goes on, and the prompt ends behind its text.
+    `is_asked`: the prompt ends with the begin of an answer, as the template has it. `no_thoughts`:
+    the answer begins behind a reasoning that is empty, if the template opens one or has no variable
+    for it.
+    """
+
+    messages: Sequence[Message] = ()
+    tools: Sequence[Tool] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    plan: ReplyPlan = field(default_factory=ReplyPlan)
+    is_begun: bool = False
+    is_asked: bool = True
+    no_thoughts: bool = False
+
+    def text(
+        self,
+        template: ChatTemplate,
+        vocabulary: Vocabulary,
+        variables: Mapping[str, Any] | None = None,
+        n_ctx: int | None = None,
+    ) -> ChatText:
+        """Return the prompt that a template makes, with further `variables`.
+
+        Messages that the template refuses, or leaves out, are put in another form that it takes
+        (`Fitting`). The template's own texts may name control tokens; the same texts inside a
+        message, a tool or a variable are taken apart, so that `<|end|>` typed by a user stays seven
+        characters. Raises as `ChatTemplate.render`, `OptionError` for messages that are none, and
+        `ContextFullError` if its number of bytes alone means more than `n_ctx` tokens.
+        """
+        talk, is_begun = [_checked(message) for message in self.messages], self.is_begun
+        if not talk:
+            raise OptionError("a conversation needs at least one message")
+        if is_begun and len(talk) > 1 and not _begun_text(talk[-1]).strip():
+            is_begun = talk.pop() is None  # an answer without a text is not begun
+        given: _Given = [talk, list(self.tools), {**(variables or {}), **self.template_kwargs}]
+        joined = "".join(_texts_of([[{**each, "role": ""} for each in talk], *given[1:]]))
+        used = joined + template.source
+        marker, begun_mark, probe = _marks_outside(used, 3)
+        special = vocabulary.special_texts
+        is_apart = any(text in joined for text in special)
+
+        def written(given: _Given) -> ChatText:
+            talk, tools, variables = given
+            render = functools.partial(template.render, tools=tools, variables=variables)
+            ending = _Ending(template, render, begun_mark, self.is_asked, self.no_thoughts)
+            write = ending.begun if is_begun else ending.whole
+            try:
+                text = template.fitting.fitted(talk, write, probe).text
+            except RefusedError:
+                if _described(tools) == tools:
+                    raise
+                return written([talk, _described(tools), variables])
+            begun = _begun_text(talk[-1]).lstrip() if is_begun else ""
+            end = text.removesuffix(begun)[-_LONGEST_END:].replace(marker, "")
+            return ChatText(text.split(marker) if is_apart else [text], template.memory, end)
+
+        if n_ctx is not None and vocabulary.fewest_tokens(joined) > n_ctx:
+            # A template may leave texts out, so its output counts; taken apart they take long.
+            require_room(vocabulary, [written(given).text], n_ctx)
+        if is_apart:
+            given = _with_markers(given, special, marker)
+            given[0] = [
+                {**each, "role": own["role"]} for each, own in zip(given[0], talk, strict=True)
+            ]
+        text = written(given)
+        if n_ctx is not None:
+            require_room(vocabulary, text.pieces, n_ctx)
+        return text
+
+
 def chat_tokens(
     template: ChatTemplate,
     vocabulary: Vocabulary,
@@ -170,73 +245,9 @@ def chat_tokens(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """Return the prompt tokens of a conversation: see `chat_text`."""
-    prompt = add_generation_prompt
-    text = chat_text(template, vocabulary, messages, add_generation_prompt=prompt)
-    return text.tokens(vocabulary)
-
-
-def chat_text(
-    template: ChatTemplate,
-    vocabulary: Vocabulary,
-    messages: Sequence[Message],
-    *,
-    add_generation_prompt: bool = True,
-    is_begun: bool = False,
-    tools: Sequence[Tool] = (),
-    variables: Mapping[str, Any] | None = None,
-    no_thoughts: bool = False,
-    n_ctx: int | None = None,
-) -> ChatText:
-    """Return the prompt of a conversation, with its tools and further variables.
-
-    Messages that the template refuses, or leaves out, are put in another form that it takes
-    (`Fitting`). `is_begun`: the last message is not whole, and the prompt ends behind its text.
-    `no_thoughts`: the answer begins behind a reasoning that is empty, if the template opens one
-    or has no variable for it.
-
-    The template's own texts may name control tokens; the same texts inside a message, a tool or a
-    variable are taken apart, so that `<|end|>` typed by a user stays seven characters. Raises as
-    `ChatTemplate.render`, `OptionError` for messages that are none, and `ContextFullError` if its
-    number of bytes alone means more than `n_ctx` tokens.
-    """
-    talk = [_checked(message) for message in messages]
-    if not talk:
-        raise OptionError("a conversation needs at least one message")
-    if is_begun and len(talk) > 1 and not _begun_text(talk[-1]).strip():
-        is_begun = talk.pop() is None  # an answer without a text is not begun
-    given: _Given = [talk, list(tools), variables or {}]
-    joined = "".join(_texts_of([[{**each, "role": ""} for each in talk], *given[1:]]))
-    used = joined + template.source
-    marker, begun_mark, probe = _marks_outside(used, 3)
-    special = vocabulary.special_texts
-    is_apart = any(text in joined for text in special)
-
-    def written(given: _Given) -> ChatText:
-        talk, tools, variables = given
-        render = functools.partial(template.render, tools=tools, variables=variables)
-        ending = _Ending(template, render, begun_mark, add_generation_prompt, no_thoughts)
-        write = ending.begun if is_begun else ending.whole
-        try:
-            text = template.fitting.fitted(talk, write, probe).text
-        except RefusedError:
-            if _described(tools) == tools:
-                raise
-            return written([talk, _described(tools), variables])
-        begun = _begun_text(talk[-1]).lstrip() if is_begun else ""
-        end = text.removesuffix(begun)[-_LONGEST_END:].replace(marker, "")
-        return ChatText(text.split(marker) if is_apart else [text], template.memory, end)
-
-    if n_ctx is not None and vocabulary.fewest_tokens(joined) > n_ctx:
-        # A template may leave texts out, so its output counts; taken apart they take long.
-        require_room(vocabulary, [written(given).text], n_ctx)
-    if is_apart:
-        given = _with_markers(given, special, marker)
-        given[0] = [{**each, "role": own["role"]} for each, own in zip(given[0], talk, strict=True)]
-    text = written(given)
-    if n_ctx is not None:
-        require_room(vocabulary, text.pieces, n_ctx)
-    return text
+    """Return the prompt tokens of a conversation: see `ChatTurn.text`."""
+    turn = ChatTurn(messages, is_asked=add_generation_prompt)
+    return turn.text(template, vocabulary).tokens(vocabulary)
 
 
 def fitted_messages(template: ChatTemplate, messages: Sequence[Message]) -> Messages:

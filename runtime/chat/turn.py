@@ -6,62 +6,25 @@ import hashlib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from specrun.bindings.errors import OptionError
+from specrun.runtime.chat.choice import ToolChoice
 from specrun.runtime.chat.effort import Effort
 from specrun.runtime.chat.families import GENERIC, syntax_of, think_tags_of
 from specrun.runtime.chat.fitting import arguments_of
 from specrun.runtime.chat.plan import ReplyPlan
 from specrun.runtime.chat.reply import Thoughts
 from specrun.runtime.chat.syntax import ToolSyntax
-from specrun.runtime.chat.template import ChatTemplate, ChatText, chat_text, require_message
+from specrun.runtime.chat.template import ChatTemplate, ChatTurn, require_message
 
 if TYPE_CHECKING:
-    from specrun.bindings.models import Vocabulary
+    pass
 
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 _CALL = '{"id": "...", "function": {"name": "...", "arguments": {}}}'
 _TOOL = '{"type": "function", "function": {"name": "...", "parameters": {}}}'
-
-
-@dataclass(frozen=True, slots=True)
-class ChatTurn:
-    """A conversation in the form for its template, and the plan of the reply.
-
-    `is_begun`: the last message is an answer that goes on. `is_asked`: the prompt ends with the
-    begin of an answer, as the template has it. `no_thoughts`: the answer has no reasoning.
-    """
-
-    messages: Sequence[Message] = ()
-    tools: Sequence[Tool] = ()
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    plan: ReplyPlan = field(default_factory=ReplyPlan)
-    is_begun: bool = False
-    is_asked: bool = True
-    no_thoughts: bool = False
-
-    def text(
-        self,
-        template: ChatTemplate,
-        vocabulary: Vocabulary,
-        variables: Mapping[str, Any] | None = None,
-        n_ctx: int | None = None,
-    ) -> ChatText:
-        """Return the prompt that a template makes, with further `variables`: see `chat_text`."""
-        return chat_text(
-            template,
-            vocabulary,
-            self.messages,
-            tools=self.tools,
-            variables={**(variables or {}), **self.template_kwargs},
-            no_thoughts=self.no_thoughts,
-            is_begun=self.is_begun,
-            add_generation_prompt=self.is_asked,
-            n_ctx=n_ctx,
-        )
 
 
 def for_template(messages: Sequence[Message], syntax: ToolSyntax) -> list[Message]:
@@ -166,8 +129,7 @@ def turn_of(
     messages: Sequence[Message],
     tools: Sequence[Tool] = (),
     *,
-    names: Collection[str] | None = None,
-    must_call: bool = False,
+    choice: ToolChoice,
     most_calls: int | None = None,
     custom: Collection[str] = (),
     thoughts: Thoughts = "apart",
@@ -178,8 +140,8 @@ def turn_of(
 ) -> ChatTurn:
     """Return how a conversation is rendered and its reply read.
 
-    `names` are the tools that may be called, by default all. If the template does not render tools,
-    a text of the system's describes them.
+    `tools` are those that the `choice` uses. If the template does not render tools, a text of the
+    system's describes them.
     """
     syntax, template_kwargs = syntax_of(template.source) or GENERIC, template_kwargs or {}
     functions = [_function(tool) for tool in tools]
@@ -191,14 +153,14 @@ def turn_of(
         messages, named = _shown(messages, tools, template, syntax)
         template_kwargs = {**named, **template_kwargs}
     schemas = {function["name"]: function.get("parameters") or {} for function in functions}
-    if names is not None:
-        schemas = {name: schemas[name] for name in schemas if name in names}
+    if choice.names is not None:
+        schemas = {name: schemas[name] for name in schemas if name in choice.names}
     plan = ReplyPlan(
         syntax=syntax if tools or syntax.tells_answers else None,
         schemas=schemas,
         think=think_tags_of(template.source),
         most_calls=most_calls,
-        must_call=must_call,
+        must_call=choice.must_call,
         strict=frozenset(each["name"] for each in functions if each.get("strict")),
         custom=frozenset(custom),
         thoughts=thoughts,

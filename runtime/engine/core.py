@@ -297,8 +297,7 @@ class EngineCore(ABC):
             template,
             messages,
             tools,
-            names=choice.names,
-            must_call=choice.must_call,
+            choice=choice,
             template_kwargs=template_kwargs,
             is_begun=is_begun,
         )

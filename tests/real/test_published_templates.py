@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.replies import chat_text
 
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.chat import ChatTemplate, chat_text
+from specrun.runtime.chat import ChatTemplate
 from specrun.runtime.demo import demo_target
 
 pytestmark = pytest.mark.real

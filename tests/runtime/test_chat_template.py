@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jinja2.exceptions import SecurityError
+from support.replies import chat_text
 from support.tiny_models import TEMPLATE
 
 from specrun.bindings.errors import ContextFullError, OptionError, TemplateError
@@ -22,7 +23,7 @@ from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.convert.random_model import RandomLlama, synthetic_vocabulary, write_random_llama
 from specrun.convert.tokenizer import BytePairVocabulary
-from specrun.runtime.chat import ChatTemplate, chat_text, chat_tokens
+from specrun.runtime.chat import ChatTemplate, chat_tokens
 from specrun.runtime.chat import sandbox as sandbox_module
 from specrun.runtime.chat import template as template_module
 

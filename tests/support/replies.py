@@ -1,4 +1,4 @@
-"""Replies of models, read as a server reads them, and as grammars of calls take them."""
+"""Prompts of conversations, replies of models, and grammars of calls that take them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,22 @@ from typing import Any
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.chat import Reply, ReplyParser, ToolSyntax
+from specrun.runtime.chat import ChatTemplate, ChatText, ChatTurn, Reply, ReplyParser, ToolSyntax
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.grammar.compiled import compiled
+
+
+def chat_text(
+    template: ChatTemplate,
+    vocabulary: Vocabulary,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    variables: Mapping[str, Any] | None = None,
+    n_ctx: int | None = None,
+    **fields: Any,
+) -> ChatText:
+    """Return the prompt of a conversation, with further fields of its turn."""
+    return ChatTurn(messages, **fields).text(template, vocabulary, variables, n_ctx)
 
 
 def read_reply(

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 from support.loopback_server import client_of
-from support.replies import read_reply
+from support.replies import chat_text, read_reply
 from support.scripted_engine import ScriptedEngine
 
-from specrun.runtime.chat import ChatTemplate, chat_text, for_template, syntax_of
+from specrun.runtime.chat import ChatTemplate, for_template, syntax_of
 from specrun.runtime.chat.families import GENERIC
 
 FOLDER = Path(os.environ.get("SPECRUN_TEMPLATES", "/nowhere"))

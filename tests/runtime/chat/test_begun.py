@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.replies import chat_text
 
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.chat import ChatTemplate, chat_text, is_begun_answer
+from specrun.runtime.chat import ChatTemplate, is_begun_answer
 from specrun.runtime.engine import Engine, Runtime
 
 _USERS = "{% for m in messages %}{% if m.role != 'assistant' %}<{{ m.role }}>{{ m.content }}</s>"

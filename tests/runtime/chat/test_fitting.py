@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.replies import chat_text
 
 from specrun.bindings.errors import TemplateError
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.vocabulary import Vocabulary
-from specrun.runtime.chat import ChatTemplate, chat_text
+from specrun.runtime.chat import ChatTemplate
 
 _ROLES_ALTERNATE = (
     "{% for m in messages if m.role != 'tool' and not m.tool_calls %}"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.replies import chat_text
 from support.tiny_models import TEMPLATE
 from support.tool_templates import HERMES, LLAMA3, MISTRAL, TEMPLATES, WEATHER
 
 from specrun.bindings.errors import OptionError, TemplateError
 from specrun.bindings.models.model import Model
-from specrun.runtime.chat import ChatTemplate, ThinkTags, chat_text, syntax_of, think_tags_of
+from specrun.runtime.chat import ChatTemplate, ThinkTags, syntax_of, think_tags_of
 
 CALL = {
     "id": "Ab3dE6gH9",
