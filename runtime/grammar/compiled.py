@@ -119,7 +119,9 @@ class GrammarCompiler:
         process = self._forked(grammar.kind == "gbnf")
         made: CompiledGrammar | None = None
         try:
-            source = _source(grammar)
+            source = grammar.source
+            if grammar.kind == "json-schema":  # the part that a mask can follow
+                source = json.dumps(followed(grammar.schema, grammar.noun, SPACES))
             process.ask("compile", COMPILE_SECONDS, STACK, grammar.kind, source, _LIMITS)
             while (reply := process.reply(_WATCH_SECONDS)) is None:
                 if not is_wanted():
@@ -128,6 +130,8 @@ class GrammarCompiler:
             if problem:
                 raise _refusal(grammar, problem)
             made = CompiledGrammar(grammar, self.lexicon, process, n_bytes + _PROCESS_BYTES)
+        except RecursionError:
+            raise _refusal(grammar, "its values are nested too deep") from None
         except ProcessEnded as ended:
             raise _refusal(grammar, _TOO_DEEP if ended.in_time else _TOO_SLOW) from None
         finally:
@@ -172,16 +176,6 @@ def compiled(
         if compiler is None:
             compiler = _COMPILERS[vocabulary] = GrammarCompiler(vocabulary)
     return compiler.compile(grammar, is_wanted)
-
-
-def _source(grammar: Grammar) -> str:
-    """Return the compiler's input: of a schema, the part that a mask can follow."""
-    if grammar.kind != "json-schema":
-        return grammar.source
-    try:
-        return json.dumps(followed(grammar.schema, grammar.noun, SPACES))
-    except RecursionError:
-        raise _refusal(grammar, "its values are nested too deep") from None
 
 
 def _refusal(grammar: Grammar, message: str) -> GrammarError:

@@ -166,10 +166,14 @@ def _empty(
 def _matcher(
     tokenizer: LLTokenizer, kind: str, text: str, limits: dict[str, Any]
 ) -> LLMatcher | str:
-    from llguidance import LLMatcher, LLParserLimits
+    from llguidance import LLMatcher, LLParserLimits, regex_to_lark
 
     try:
-        source = _unforced(_source(kind, text))
+        if kind == "json-schema":
+            text = f"start: %json {text}"
+        elif kind == "regex":
+            text = f"start: /{regex_to_lark(text)}/"
+        source = _unforced(text)
     except Exception as problem:  # the converter raises plain ones, and its parser's errors
         return str(problem) or "no reason is given"
     bounds = LLParserLimits(**limits)
@@ -269,17 +273,6 @@ class _CharacterText:
 
 
 # -- sources ---------------------------------------------------------------------------------------
-
-
-def _source(kind: str, text: str) -> str:
-    """Return a grammar in llguidance's Lark."""
-    from llguidance import regex_to_lark
-
-    if kind == "json-schema":
-        return f"start: %json {text}"
-    if kind == "regex":
-        return f"start: /{regex_to_lark(text)}/"
-    return text
 
 
 def _unforced(source: str) -> str:

@@ -70,7 +70,13 @@ def choose_plan(request: PlanRequest, wish: Wish, counts: MemoryCounts) -> Memor
     assert best is not None
     if wish.n_ctx is None and best.fits:
         layers, drafts = best.layers_on_devices, best.settings.n_gpu_layers_draft
-        best = count(_longest(least, wish.most_ctx, count, layers, drafts), layers, drafts)
+        longest = wish.most_ctx
+        if not count(longest, layers, drafts).fits:
+            steps = _largest(
+                -(-least // STEP), longest // STEP, lambda n: count(n * STEP, layers, drafts).fits
+            )
+            longest = max(least, steps * STEP)
+        best = count(longest, layers, drafts)
     return best
 
 
@@ -80,16 +86,6 @@ def _most_layers(n_ctx: int, n_layers: int, drafts: int, count: _Count) -> int:
 
     # A card that has every layer needs no room to take weights over, so the last step may be free.
     return n_layers if fits(n_layers) else max(0, _largest(0, n_layers - 1, fits))
-
-
-def _longest(least: int, most: int, count: _Count, layers: int, drafts: int) -> int:
-    """Return the longest context that fits, if the least does."""
-    if count(most, layers, drafts).fits:
-        return most
-    steps = _largest(
-        -(-least // STEP), most // STEP, lambda n: count(n * STEP, layers, drafts).fits
-    )
-    return max(least, steps * STEP)
 
 
 def _largest(first: int, last: int, fits: Callable[[int], bool]) -> int:

@@ -15,7 +15,6 @@ from specrun.runtime.memory.count import TARGET, HeadPart, MemoryCounts, ModelPa
 from specrun.runtime.memory.shape import (
     HOST,
     MemoryDevice,
-    Weights,
     layer_places,
     weights_by_place,
 )
@@ -165,12 +164,30 @@ def _model_rows(
         here = (HOST,) * len(places)
         listed = weights_by_place(part.model, here, load_nextn=part.nextn).by_place[HOST]
         by_place[HOST] = by_place.get(HOST, 0) + counts.weights(part) - listed
-    compute = _compute(request, part, places, weights, whole, n_ctx, counts)
+    # Graphs, their inputs, and weights that are copied to a card.
+    context = part.context
+    tokens = min(context.n_ubatch, context.n_batch, n_ctx)
+    mask = 2 if context.flash_attention != "off" else 4
+    inputs = tokens * (n_ctx * mask + 2 * 4 * part.model.n_embd)
+    compute = {HOST: whole if weights.computes_here else inputs}
+    mine = request.draft_places if part.drafts else request.target_places
+    for place in mine:
+        device = request.devices[place]
+        copied = 0
+        if device.takes_weights and place == mine[0]:
+            with_output = context.n_outputs >= _ROWS_TO_OFFLOAD
+            copied = weights.largest if with_output else weights.largest_layer
+        if place in places or copied:
+            widened = _widened_cells(part, n_ctx, counts) if device.widens_cells else 0
+            compute[place] = whole + copied + widened
+    width = part.model.n_vocab + (part.model.n_embd if context.hidden_states else 0)
+    n_rows = max(context.n_outputs, context.n_sequences)
     rows = [
         PlanRow(part.title, "weights", by_place),
         PlanRow(part.title, "keys and values", cells),
         PlanRow(part.title, "compute", compute),
-        PlanRow(part.title, "output rows", {HOST: _output_bytes(part)}),
+        # Logits and states that are read after an evaluation.
+        PlanRow(part.title, "output rows", {HOST: 4 * width * n_rows}),
     ]
     if any(part.model.states):  # as much as they may take
         rows.append(PlanRow(part.title, "checkpoints", {HOST: part.context.checkpoint_memory}))
@@ -196,34 +213,6 @@ def _places(
     return tuple(HOST if place == HOST else mine[place] for place in found)
 
 
-def _compute(
-    request: PlanRequest,
-    part: ModelPart,
-    places: Sequence[int],
-    weights: Weights,
-    whole: int,
-    n_ctx: int,
-    counts: MemoryCounts,
-) -> dict[int, int]:
-    """Return compute buffers by place: graphs, their inputs, weights that are copied to a card."""
-    context = part.context
-    tokens = min(context.n_ubatch, context.n_batch, n_ctx)
-    mask = 2 if context.flash_attention != "off" else 4
-    inputs = tokens * (n_ctx * mask + 2 * 4 * part.model.n_embd)
-    found = {HOST: whole if weights.computes_here else inputs}
-    mine = request.draft_places if part.drafts else request.target_places
-    for place in mine:
-        device = request.devices[place]
-        copied = 0
-        if device.takes_weights and place == mine[0]:
-            with_output = context.n_outputs >= _ROWS_TO_OFFLOAD
-            copied = weights.largest if with_output else weights.largest_layer
-        if place in places or copied:
-            widened = _widened_cells(part, n_ctx, counts) if device.widens_cells else 0
-            found[place] = whole + copied + widened
-    return found
-
-
 def _widened_cells(part: ModelPart, n_ctx: int, counts: MemoryCounts) -> int:
     """Return the bytes of F16 copies of one layer's keys and values that are of another type.
 
@@ -237,13 +226,6 @@ def _widened_cells(part: ModelPart, n_ctx: int, counts: MemoryCounts) -> int:
     wider = part.with_cache(*("f16" if kind == "f16" else "f32" for kind in types))
     pairs = zip(counts.cells(wider, n_ctx), counts.cells(f16, n_ctx), strict=True)
     return max(more - less for more, less in pairs)
-
-
-def _output_bytes(part: ModelPart) -> int:
-    """Return the buffer of logits and states that is read after an evaluation."""
-    context = part.context
-    width = part.model.n_vocab + (part.model.n_embd if context.hidden_states else 0)
-    return 4 * width * max(context.n_outputs, context.n_sequences)
 
 
 def _head_rows(
