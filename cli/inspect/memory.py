@@ -26,6 +26,7 @@ from specrun.runtime.memory import (
     Wish,
     card,
     choose_plan,
+    layer_number,
     parts_of,
     refusal,
     size_text,
@@ -68,8 +69,8 @@ def fit_cards(
     parts = tuple(parts_of(target, drafter, context))
     wish = Wish(
         context.n_ctx or None,
-        _number(layers),
-        _number(layers_draft),
+        layer_number(layers),
+        layer_number(layers_draft),
         parts[0].model.n_ctx_train,  # type: ignore[union-attr]  # the target is a model
     )
     if wish.n_ctx is not None:
@@ -81,12 +82,6 @@ def fit_cards(
             ways = () if plan.fits else ways_out(plan, counts)
             cards.append(FittedCard(n_bytes, plan, ways))
     return cards
-
-
-def _number(layers: LayerCount) -> int | None:
-    if layers == "auto":
-        return None
-    return -1 if layers == "all" else layers
 
 
 def asked_or(default: Value, name: str, value: Value) -> Value:

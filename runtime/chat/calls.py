@@ -11,6 +11,7 @@ from typing import Any
 
 from specrun.runtime.chat.reader import (
     BLANK,
+    LONGEST_HEAD,
     Content,
     NotACallError,
     Reader,
@@ -24,7 +25,6 @@ from specrun.runtime.grammar.references import properties_of
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 _WRAPPERS = ("function", "tool_call", "tool_calls")  # keys of objects around calls
-_LONGEST_HEAD = 300
 _FENCES = ("```json", "```tool_call", "```")
 
 
@@ -252,7 +252,7 @@ def _named(reader: Reader, syntax: ToolSyntax) -> Reading[None]:
     head = ""
     while not head.endswith("{"):
         character = yield from reader.next()
-        if not character or len(head) > _LONGEST_HEAD:
+        if not character or len(head) > LONGEST_HEAD:
             raise NotACallError
         head += character
         mark = next((each for each in syntax.openers if head.endswith(each)), None)
@@ -319,8 +319,8 @@ def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
     name = yield from _identifier(reader)
     end = syntax.form.before_arguments.strip()
     end = end[end.rfind("<") if end.endswith("|>") else -1 :]  # without attributes
-    if end:
-        yield from _up_to(reader, end)
+    if end and not (yield from reader.through(end, "\n")):
+        raise NotACallError
     name = _known(reader, name)
     if not (yield from reader.ahead((form.before.strip(), *syntax.closers), BLANK)):
         yield from reader.next()
@@ -333,10 +333,12 @@ def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
     while is_whole and not (yield from reader.ahead(syntax.closers, BLANK)):
         if not (yield from reader.follows(form.before.strip())):
             break
-        key, attributes = yield from _key(reader, form)
-        if not key:
+        head = yield from reader.through(form.value_mark)
+        found = re.match(r'[^"<>\n]+', head)
+        if found is None or not found[0].strip():
             is_whole = False
             break
+        key, attributes = found[0].strip(), head[found.end() :]
         keys = [each for each in properties if each != key and each not in given]
         lead = f"{', ' if given else ''}{json.dumps(key, ensure_ascii=False)}: "
         schema = properties.get(key)
@@ -358,29 +360,6 @@ def _tagged(reader: Reader, syntax: ToolSyntax, mark: str) -> Reading[None]:
     reader.argue("}")
     yield from end_calls(reader, syntax)
     reader.end_call()
-
-
-def _up_to(reader: Reader, text: str) -> Reading[str]:
-    """Return the part of this line before a text."""
-    seen = ""
-    while not seen.endswith(text):
-        character = yield from reader.next()
-        if not character or character == "\n" or len(seen) > _LONGEST_HEAD:
-            raise NotACallError
-        seen += character
-    return seen.removesuffix(text)
-
-
-def _key(reader: Reader, form: ArgumentForm) -> Reading[tuple[str, str]]:
-    """Return an argument's name and the attributes behind it; "" if the tag is not whole."""
-    head, end = "", form.value_mark
-    while not head.endswith(end):
-        character = yield from reader.next()
-        if not character or len(head) > _LONGEST_HEAD:
-            return "", ""
-        head += character
-    found = re.match(r'[^"<>\n]+', head)
-    return (found[0].strip(), head[found.end() :]) if found else ("", "")
 
 
 _CDATA = "<![CDATA["
@@ -600,7 +579,7 @@ def _header(reader: Reader) -> Reading[str | None]:
         seen += character
         begun = seen.lstrip(BLANK)
         fits = any(mark.startswith(begun) or begun.startswith(mark) for mark in _HEADER_MARKS)
-        if not character or not fits or len(seen) > _LONGEST_HEAD:
+        if not character or not fits or len(seen) > LONGEST_HEAD:
             mark = next((each for each in _HEADER_MARKS[:-1] if begun.startswith(each)), "")
             reader.back(begun.removeprefix(mark) if mark else seen)  # a mark is no content
             return None

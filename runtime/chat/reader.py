@@ -73,6 +73,7 @@ Reading = Generator[None, str, T]
 """A routine that waits for characters; "" is the end of the text."""
 
 BLANK = " \t\r\n"
+LONGEST_HEAD = 300  # characters before the arguments of a call
 
 
 class NotACallError(Exception):
@@ -167,6 +168,16 @@ class Reader:
             elif not character or left != text or character not in blank:
                 return seen, False
         return seen, True
+
+    def through(self, end: str, stop: str = "") -> Reading[str]:
+        """Return the text up to `end`, and with it; "" at a `stop`, or if it does not come soon."""
+        seen = ""
+        while not seen.endswith(end):
+            character = yield from self.next()
+            if character in ("", stop) or len(seen) > LONGEST_HEAD:
+                return ""
+            seen += character
+        return seen
 
     def at_end(self) -> Reading[bool]:
         """Whether nothing but white space comes; it is read again."""

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         Room,
         fit_here,
         fitted_here,
+        layer_number,
         layers_here,
         layers_of,
         noting_plan,

@@ -70,6 +70,13 @@ def parse_layer_count(text: str) -> LayerCount:
         raise OptionError(f"GPU layers is {text!r}: give a number, auto or all") from None
 
 
+def layer_number(wanted: LayerCount) -> int | None:
+    """Return llama.cpp's n_gpu_layers (-1: all) of a setting, None for "auto"."""
+    if wanted == "auto":
+        return None
+    return -1 if wanted == "all" else wanted
+
+
 def resolve_gpu_layers(wanted: LayerCount, path: Path, *, drafts: bool = False) -> int:
     """Return llama.cpp's n_gpu_layers (-1: all) for a file of a target, or of a drafting model.
 
@@ -77,13 +84,11 @@ def resolve_gpu_layers(wanted: LayerCount, path: Path, *, drafts: bool = False) 
     devices that are to be used (`placing`), otherwise the share that fits. 0 without a device,
     for any setting.
     """
-    placed = resolve_placement(current_placement(drafts=drafts))
-    if wanted == "all":
-        wanted = -1
-    if wanted != "auto":
-        if wanted < -1:
-            raise OptionError(f"GPU layers is {wanted}: give -1 (all), 0 (none) or a count")
-        return placed.layers_offloaded(wanted)
+    placed, given = resolve_placement(current_placement(drafts=drafts)), layer_number(wanted)
+    if given is not None:
+        if given < -1:
+            raise OptionError(f"GPU layers is {given}: give -1 (all), 0 (none) or a count")
+        return placed.layers_offloaded(given)
     free = placed.memory_free
     if not free:
         return 0
@@ -354,13 +359,6 @@ def _wish(loading: Loading, request: PlanRequest) -> Wish:
     options, model = loading.options, request.target.model
     context = options.context
 
-    def layers(wanted: LayerCount, places: tuple[int, ...]) -> int | None:
-        if not places:
-            return 0
-        if wanted == "auto":
-            return None
-        return -1 if wanted == "all" else wanted
-
     sizes = [
         context.rope.context_size(wanted, model.n_ctx_train, model.rope_factor)
         for wanted in (context.n_ctx, 0)
@@ -368,8 +366,8 @@ def _wish(loading: Loading, request: PlanRequest) -> Wish:
     given = context.n_ctx if request.target.shared else sizes[0]
     return Wish(
         None if loading.leaves_context else given,
-        layers(options.n_gpu_layers, request.target_places),
-        layers(options.n_gpu_layers_draft, request.draft_places),
+        layer_number(options.n_gpu_layers) if request.target_places else 0,
+        layer_number(options.n_gpu_layers_draft) if request.draft_places else 0,
         sizes[1],
     )
 
