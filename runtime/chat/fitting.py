@@ -307,11 +307,6 @@ class _Piece:
     text: str
     call: int | None = None
 
-    @property
-    def is_of_call(self) -> bool:
-        """Whether it is a call, or the result of one."""
-        return self.call is not None or self.role == "tool"
-
 
 def _pieces(messages: Messages) -> Iterator[_Piece]:
     for place, message in enumerate(messages):
@@ -391,7 +386,8 @@ class Fitted:
     @property
     def keeps_calls(self) -> bool:
         """Whether calls and results are in the template's own form."""
-        return _calls_in_words not in self.way and not any(piece.is_of_call for piece in self.lost)
+        lost = any(piece.call is not None or piece.role == "tool" for piece in self.lost)
+        return _calls_in_words not in self.way and not lost
 
 
 class Fitting:
