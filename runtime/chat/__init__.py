@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from specrun.bindings.faces import lazy_face
 
 if TYPE_CHECKING:
-    from specrun.runtime.chat.choice import ToolChoice
     from specrun.runtime.chat.effort import LEVELS, Effort
     from specrun.runtime.chat.families import syntax_of, think_tags_of
     from specrun.runtime.chat.fitting import arguments_of
@@ -34,6 +33,6 @@ if TYPE_CHECKING:
         template_of,
         too_long,
     )
-    from specrun.runtime.chat.turn import for_template, turn_of
+    from specrun.runtime.chat.turn import ToolChoice, for_template, turn_of
 
 __getattr__, __dir__ = lazy_face(__name__)

@@ -30,8 +30,7 @@ if TYPE_CHECKING:
     from specrun.bindings.models.model import Model
     from specrun.bindings.models.vocabulary import Vocabulary
     from specrun.runtime.chat import ChatTemplate, ReplyReading
-    from specrun.runtime.chat.choice import ToolChoiceValue
-    from specrun.runtime.chat.turn import Message, Tool
+    from specrun.runtime.chat.turn import Message, Tool, ToolChoiceValue
     from specrun.runtime.drafters.environment import DraftEnvironment
     from specrun.runtime.engine.keywords import AnswerKeywords, ChatKeywords, SharedKeywords
     from specrun.runtime.engine.opening import RuntimeOptions

@@ -12,8 +12,7 @@ from typing import Any, Literal, TypedDict
 from specrun.bindings.contexts.context_options import ContextOptions, RopeScaling
 from specrun.bindings.machine.placement import Placement, SplitMode
 from specrun.runtime.chat import ReplyReading
-from specrun.runtime.chat.choice import ToolChoiceValue
-from specrun.runtime.chat.turn import Tool
+from specrun.runtime.chat.turn import Tool, ToolChoiceValue
 from specrun.runtime.engine.choices import DrafterMaker
 from specrun.runtime.memory.fit import LayerCount
 from specrun.runtime.online import LearnFrom

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from specrun.bindings.models import Model, Vocabulary
-from specrun.runtime.chat.token_memory import TokenMemory
+from specrun.runtime.chat.template import TokenMemory
 
 
 @pytest.fixture(scope="module")
