@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import jinja2
 import pytest
@@ -493,12 +492,6 @@ def test_a_long_conversation_is_within_the_budget():
 
 
 # -- tokens ----------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_model) -> Iterator[Vocabulary]:
-    with Model(tiny_model) as model:
-        yield model.vocabulary
 
 
 def labels(vocabulary: Vocabulary, tokens: list[int]) -> list[str]:

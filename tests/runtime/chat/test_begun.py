@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.replies import chat_text
 
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.chat import ChatTemplate, is_begun_answer
 from specrun.runtime.engine import Engine, Runtime
 
@@ -61,12 +58,6 @@ CASES = {
     "with a control token's text": (PLAIN, "So <|end|>", "", "<assistant>", "So <|end|>"),
     "that the template has, too": (PLAIN, "s>", "", "<assistant>", "s>"),
 }
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_model) -> Iterator[Vocabulary]:
-    with Model(tiny_model) as model:
-        yield model.vocabulary
 
 
 def begun(content: str, thought: str = "") -> list[dict[str, Any]]:

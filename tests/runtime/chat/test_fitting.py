@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.replies import chat_text
 
 from specrun.bindings.errors import TemplateError
-from specrun.bindings.models.model import Model
-from specrun.bindings.models.vocabulary import Vocabulary
 from specrun.runtime.chat import ChatTemplate
 
 _ROLES_ALTERNATE = (
@@ -71,12 +68,6 @@ def said(*messages: tuple[str, str]) -> list[dict[str, Any]]:
 
 def lines(*messages: tuple[str, str]) -> str:
     return "".join(f"<{role}>{content}\n" for role, content in messages)
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_model) -> Iterator[Vocabulary]:
-    with Model(tiny_model) as model:
-        yield model.vocabulary
 
 
 @pytest.mark.parametrize(

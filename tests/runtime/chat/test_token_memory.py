@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from specrun.bindings.models import Model, Vocabulary
+from specrun.bindings.models import Vocabulary
 from specrun.runtime.chat.template import TokenMemory
-
-
-@pytest.fixture(scope="module")
-def vocabulary(tiny_model: Path) -> Iterator[Vocabulary]:
-    with Model(tiny_model) as model:
-        yield model.vocabulary
 
 
 def tokens_of(text: str, vocabulary: Vocabulary) -> list[int]:

@@ -7,7 +7,6 @@ import pickle
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,12 +17,6 @@ from specrun.runtime.demo import demo_target
 from specrun.runtime.grammar import GrammarState
 from specrun.runtime.grammar import compiled as compiler
 from specrun.runtime.grammar.compiled import compiled
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    with Model(demo_target(), vocab_only=True) as model:
-        yield model
 
 
 def place(model: Model, grammar: Grammar, text: str) -> GrammarState:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,6 @@ from support.tiny_grammars import Words
 from specrun.bindings.errors import ClosedError
 from specrun.bindings.models.model import Model
 from specrun.runtime import Grammar, GrammarError
-from specrun.runtime.demo import demo_target
 from specrun.runtime.grammar import compiled as compiler
 from specrun.runtime.grammar import state
 from specrun.runtime.grammar.compiled import GrammarCompiler, compiled
@@ -44,12 +42,6 @@ with Model(demo_target(), vocab_only=True) as model:
         del made, places
     gc.collect()
 """
-
-
-@pytest.fixture
-def model() -> Iterator[Model]:
-    with Model(demo_target(), vocab_only=True) as model:
-        yield model
 
 
 def follows(model: Model, pattern: str, text: str) -> bool:

@@ -6,7 +6,6 @@ import copy
 import json
 import logging
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,15 +13,8 @@ from support.schemas import SCHEMAS
 
 from specrun.bindings.models.model import Model
 from specrun.runtime import Grammar
-from specrun.runtime.demo import demo_target
 from specrun.runtime.grammar import GrammarState, loosened
 from specrun.runtime.grammar.compiled import compiled
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[Model]:
-    with Model(demo_target(), vocab_only=True) as model:
-        yield model
 
 
 def is_possible(model: Model, place: GrammarState, value: object) -> bool:
