@@ -1,4 +1,4 @@
-"""Files of every drafter and a vocabulary, written and opened once a session."""
+"""Files of every drafter, a vocabulary and two workers, once a session."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.workers import running_worker
 
 from specrun.bindings.models import Model, Vocabulary
 
@@ -23,3 +24,16 @@ def vocabulary(tiny_model: Path) -> Iterator[Vocabulary]:
     """The vocabulary of the tiny model."""
     with Model(tiny_model) as model:
         yield model.vocabulary
+
+
+@pytest.fixture(scope="session")
+def workers() -> Iterator[tuple[str, str]]:
+    """HOST:PORT of two workers that serve the CPU."""
+    with running_worker() as (first, _), running_worker() as (second, _):
+        yield first, second
+
+
+@pytest.fixture(scope="session")
+def worker(workers: tuple[str, str]) -> str:
+    """The first of them."""
+    return workers[0]

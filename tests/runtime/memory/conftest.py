@@ -1,4 +1,4 @@
-"""Models of many shapes, and two workers as devices."""
+"""Models of many shapes, and their counts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from gguf import GGMLQuantizationType as Kind
 from support.sparse_models import FAMILIES, SMALL, Size, write_sparse
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_nextn import write_tiny_glm4moe, write_tiny_qwen35
-from support.workers import running_worker
 
 from specrun.bindings.models import remember_written
+from specrun.runtime.memory import MemoryCounts
 
 LARGE = Size(vocab=16_000, width=768, layers=12, heads=12, kv_heads=4, head=64, ffn=2048)
 """100 million parameters."""
@@ -42,8 +42,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.fixture(scope="session")
-def workers() -> Iterator[tuple[str, str]]:
-    """HOST:PORT of two workers that serve the CPU."""
-    with running_worker() as (first, _), running_worker() as (second, _):
-        yield first, second
+@pytest.fixture(scope="module")
+def counts() -> Iterator[MemoryCounts]:
+    with MemoryCounts() as found:
+        yield found

@@ -6,7 +6,6 @@ and on workers, whose memory is no host's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,12 +31,6 @@ from specrun.runtime.memory.count import TARGET, ModelPart
 from specrun.runtime.memory.shape import HOST, ModelShape, layer_places, memory_device
 
 Counted = dict[int, tuple[int, int]]  # by place: bytes of weights, of cells
-
-
-@pytest.fixture(scope="module")
-def counts() -> Iterator[MemoryCounts]:
-    with MemoryCounts() as found:
-        yield found
 
 
 def counted(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,12 +30,6 @@ from specrun.runtime.memory.count import HeadPart, ModelPart
 from specrun.runtime.memory.shape import HOST, memory_device
 
 MIB = 1 << 20
-
-
-@pytest.fixture(scope="module")
-def counts() -> Iterator[MemoryCounts]:
-    with MemoryCounts() as found:
-        yield found
 
 
 def request_for(
