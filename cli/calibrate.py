@@ -6,7 +6,6 @@ Top to bottom: the options, the tables and the verdict, and the command.
 from __future__ import annotations
 
 import dataclasses
-import json
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -16,10 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.cli.options.group import MODEL, OUTPUT, Section, SectionedCommand, option_group
+from specrun.cli.options.group import (
+    MODEL,
+    OUTPUT,
+    Section,
+    SectionedCommand,
+    by_option,
+    option_group,
+)
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.prompt import named_target, no_template_option, prompts_option
+from specrun.cli.options.prompt import (
+    asked_prompts,
+    named_target,
+    no_template_option,
+    prompts_option,
+)
 from specrun.cli.options.types import FILE, MAX_COUNT, NEW_FILE
 from specrun.cli.terminal.screen import print_table, progress_bar
 from specrun.cli.terminal.terminal import Terminal, read_text
@@ -35,84 +46,60 @@ _TEXTS = Section("Texts")
 class CalibrationSource:
     """The heads, and the text along which they guess."""
 
-    model_draft: Path | None
-    prompt: tuple[str, ...]
-    file: Path | None
-    no_chat_template: bool
-    predict: int
-    temp: float
-    ranks: int
-    seconds: float
-    draft_tokens: int | None
+    model_draft: Path | None = by_option(
+        MODEL.model(
+            MODEL_DRAFT, "The heads: a GGUF file of Medusa, Hydra, any EAGLE, or a block drafter."
+        )
+    )
+    file: Path | None = _TEXTS.field(
+        "-f, --file", "Measure along this text. Without one, the target writes a text.", FILE
+    )
+    prompt: tuple[str, ...] = by_option(prompts_option(_TEXTS, "A prompt to answer; repeatable."))
+    no_chat_template: bool = by_option(no_template_option(_TEXTS))
+    predict: int = _TEXTS.field(
+        "-n, --predict, --max-tokens N",
+        "Tokens that are guessed, over all texts together.",
+        click.IntRange(16, MAX_COUNT),
+        default=1024,
+    )
+    temp: float = _TEXTS.field(
+        "--temp, --temperature",
+        "The temperature that the target writes at: the one that the heads will be used at.",
+        click.FloatRange(0),
+        default=0.0,
+    )
+    ranks: int = _TEXTS.field(
+        "--ranks N",
+        "The number of guesses of each head to count.",
+        click.IntRange(1, 32),
+        default=10,
+    )
+    seconds: float = _TEXTS.field(
+        "--seconds",
+        "The time to measure the cost of the target's evaluations; 0: plan with known costs.",
+        click.FloatRange(0),
+        default=12.0,
+    )
+    draft_tokens: int | None = _TEXTS.field(
+        "--draft-tokens N",
+        "Write a head (-o) that drafts only the N most frequent tokens of three of "
+        "four texts, and measure both along the others.",
+        click.IntRange(1),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationOutput:
     """The use of the result."""
 
-    output: Path | None
-    force: bool
-    save: bool
-    as_json: bool
-
-
-calibration_source_options = option_group(
-    "source",
-    CalibrationSource,
-    MODEL.model(
-        MODEL_DRAFT, "The heads: a GGUF file of Medusa, Hydra, any EAGLE, or a block drafter."
-    ),
-    _TEXTS.option(
-        "-f, --file",
-        "Measure along this text. Without one, the target writes a text.",
-        FILE,
-    ),
-    prompts_option(_TEXTS, "A prompt to answer; repeatable."),
-    no_template_option(_TEXTS),
-    _TEXTS.option(
-        "-n, --predict, --max-tokens N",
-        "Tokens that are guessed, over all texts together.",
-        click.IntRange(16, MAX_COUNT),
-        default=1024,
-    ),
-    _TEXTS.option(
-        "--temp, --temperature",
-        "The temperature that the target writes at: the one that the heads will be used at.",
-        click.FloatRange(0),
-        default=0.0,
-    ),
-    _TEXTS.option(
-        "--ranks N",
-        "The number of guesses of each head to count.",
-        click.IntRange(1, 32),
-        default=10,
-    ),
-    _TEXTS.option(
-        "--seconds",
-        "The time to measure the cost of the target's evaluations; 0: plan with known costs.",
-        click.FloatRange(0),
-        default=12.0,
-    ),
-    _TEXTS.option(
-        "--draft-tokens N",
-        "Write a head (-o) that drafts only the N most frequent tokens of three of "
-        "four texts, and measure both along the others.",
-        click.IntRange(1),
-    ),
-)
-
-calibration_output_options = option_group(
-    "output",
-    CalibrationOutput,
-    OUTPUT.option(
+    output: Path | None = OUTPUT.field(
         "-o, --output FILE",
         "Write a CSV, and leave the heads' file as it is; with --draft-tokens a head's file.",
         NEW_FILE,
-    ),
-    OUTPUT.flag("--force", "Overwrite FILE."),
-    OUTPUT.option("--save/--no-save", "Keep the result, or only show it.", default=True),
-    json_option("Print all results as JSON."),
-)
+    )
+    force: bool = OUTPUT.field("--force", "Overwrite FILE.", is_flag=True)
+    save: bool = OUTPUT.field("--save/--no-save", "Keep the result, or only show it.", default=True)
+    as_json: bool = by_option(json_option("Print all results as JSON."))
 
 
 _FEW = 200  # places, after which a share is known to about three hundredths
@@ -123,7 +110,7 @@ def print_calibration(
 ) -> None:
     """Print all that was measured: tables and a verdict, or one JSON object."""
     if as_json:
-        terminal.answer(json.dumps(_facts(options, result), indent=2) + "\n")
+        terminal.answer_json(_facts(options, result), indent=2)
         return
     ranks = max(map(len, result.alone), default=0)
     head = ("depth", "positions", *(f"{rank + 1}." for rank in range(ranks)))
@@ -204,8 +191,8 @@ of its own then multiplies fewer rows. Other tokens are never drafted, which cha
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @load_options
-@calibration_source_options
-@calibration_output_options
+@option_group("source", CalibrationSource)
+@option_group("output", CalibrationOutput)
 @terminal_options
 def calibrate(
     load: LoadSettings, source: CalibrationSource, output: CalibrationOutput, terminal: Terminal
@@ -282,8 +269,8 @@ def _print_limited(
     if output.as_json:
         facts = {"draft_tokens": n_tokens, "covered": covered, "output": str(output.output)}
         before, after = (_facts(options, each) for each in found)
-        content = {**facts, "before": before, "after": {**after, "heads": str(output.output)}}
-        terminal.answer(json.dumps(content, indent=2) + "\n")
+        after["heads"] = str(output.output)
+        terminal.answer_json({**facts, "before": before, "after": after}, indent=2)
         return
     cells = [
         (title, *(f"{row[0]:.3f}" for row in each.accuracy), f"{_chain(each):.2f}")
@@ -344,8 +331,6 @@ def _texts(
     demo: bool,
 ) -> Sequence[CalibrationText]:
     """Return the text of the file in pieces that fit the context, or the prompts."""
-    from specrun.bench.drafters.prompts import demo_prompts
-    from specrun.cli.tune.options import TuneText, prompt_texts
     from specrun.runtime.chat import prompt_tokens
     from specrun.runtime.tuning import CalibrationText
 
@@ -355,15 +340,9 @@ def _texts(
         return [
             CalibrationText(tuple(tokens[i : i + size]), 0) for i in range(0, len(tokens), size)
         ]
-    asked = TuneText(
-        None, source.prompt, None, source.no_chat_template, options.n_tokens, options.seconds, ()
-    )
-    wanted = (
-        demo_prompts(-(-options.n_tokens // _DEMO_ANSWER)) if demo and not source.prompt else None
-    )
-    prompts = prompt_tokens(
-        model, wanted or prompt_texts(asked, demo=False), source.no_chat_template
-    )
+    n_demo = -(-options.n_tokens // _DEMO_ANSWER) if demo else 0
+    asked = asked_prompts(source.prompt, None, n_demo=n_demo)
+    prompts = prompt_tokens(model, asked, source.no_chat_template)
     return [CalibrationText(tuple(prompt), len(prompt)) for prompt in prompts]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -73,7 +72,7 @@ def clean(
     for each in chosen:
         _remove(each.path)
     if as_json:
-        terminal.answer(json.dumps([_facts(each, removed=each in chosen) for each in found]) + "\n")
+        terminal.answer_json([_facts(each, removed=each in chosen) for each in found])
         return
     for each in chosen:
         terminal.note(f"removed {each.path} ({bytes_text(each.n_bytes)})")

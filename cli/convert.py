@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from specrun.bindings.errors import OptionError
-from specrun.cli.options.group import Section, SectionedCommand, option_group
+from specrun.cli.options.group import Section, SectionedCommand, by_option, option_group
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, PATH
 from specrun.cli.terminal.screen import (
@@ -49,82 +48,70 @@ class ConversionSettings:
     None: `kind`, `outtype` and whether to `verify` follow from the checkpoint.
     """
 
-    allow_pickle: bool
-    pre: str | None
-    kind: str | None
-    target: Path | None
-    target_model_dir: Path | None
-    drafters: tuple[Path, ...]
-    output: Path | None
-    outtype: str | None
-    imatrix: Path | None
-    force: bool
-    dry_run: bool
-    verify: bool | None
-    threads: int
-
-
-conversion_options = option_group(
-    "settings",
-    ConversionSettings,
-    _SOURCE.flag(
+    allow_pickle: bool = _SOURCE.field(
         "--allow-pickle",
         "Open .bin and .pt weights if there are no safetensors. Only tensors are read; code in "
         "them does not run.",
-    ),
-    _SOURCE.option(
+        is_flag=True,
+    )
+    pre: str | None = _SOURCE.field(
         "--pre NAME",
         "llama.cpp's name of the pre-tokenizer.",
         show_default="recognised from tokenizer.json",
-    ),
-    _HEAD.option(
+    )
+    kind: str | None = _HEAD.field(
         "--kind",
         "The kind of checkpoint in DIR; eagle is EAGLE-1, EAGLE-2 and HASS.",
         click.Choice(KINDS),
         default=None,
         show_default="recognised",
-    ),
-    _HEAD.model("--target", "The GGUF file of the model that the heads draft for."),
-    _HEAD.option(
+    )
+    target: Path | None = by_option(
+        _HEAD.model("--target", "The GGUF file of the model that the heads draft for.")
+    )
+    target_model_dir: Path | None = _HEAD.field(
         "--target-model-dir DIR",
         "The checkpoint of that model, instead of --target. config.json and tokenizer are enough.",
         PATH,
-    ),
-    _HEAD.option(
+    )
+    drafters: tuple[Path, ...] = _HEAD.field(
         "--with DIR",
         "Also convert these heads, or this draft model, into the same folder (-o); repeatable.",
         PATH,
         multiple=True,
         dest="drafters",
-    ),
-    _RESULT.option(
+    )
+    output: Path | None = _RESULT.field(
         "-o, --output, --outfile FILE|FOLDER",
         "The file to write, or the folder for it.",
         PATH,
         show_default="a name by the GGUF convention, here",
-    ),
-    _RESULT.option(
+    )
+    outtype: str | None = _RESULT.field(
         "--outtype TYPE",
         "f32, f16, bf16, auto (the checkpoint's), or a type of specrun quantize: q8_0, q4_k_m, ...",
         default=None,
         show_default="f16, heads q8_0",
-    ),
-    _RESULT.option(
+    )
+    imatrix: Path | None = _RESULT.field(
         "--imatrix FILE",
         "An importance matrix (specrun imatrix, llama-imatrix) for the quantized type.",
         FILE,
-    ),
-    _RESULT.flag("--force", "Overwrite the file if it is there."),
-    _RESULT.flag("--dry-run", "Print the mapping of tensors and write nothing."),
-    _RESULT.option(
+    )
+    force: bool = _RESULT.field("--force", "Overwrite the file if it is there.", is_flag=True)
+    dry_run: bool = _RESULT.field(
+        "--dry-run", "Print the mapping of tensors and write nothing.", is_flag=True
+    )
+    verify: bool | None = _RESULT.field(
         "--verify/--no-verify",
         "Compare logits with transformers, if it is installed. The file is written only if "
         "they agree.",
         default=None,
         show_default="up to 300M parameters",
-    ),
-    _RESULT.threads("The number of threads of the quantizer and the comparison."),
-)
+    )
+    threads: int = by_option(
+        _RESULT.threads("The number of threads of the quantizer and the comparison.")
+    )
 
 
 # == Printing, and the command =====================================================================
@@ -140,7 +127,7 @@ def print_report(
     """Print the facts of the written file, and for a head those of its `target`."""
     if as_json:
         content = dataclasses.asdict(report) | ({} if target is None else {"target": dict(target)})
-        terminal.answer(json.dumps(content, default=str, indent=2) + "\n")
+        terminal.answer_json(content, default=str, indent=2)
         return
     shrunk = 100 * report.n_bytes / report.source_bytes
     facts = {
@@ -183,7 +170,7 @@ def _counts(types: Any) -> str:  # noqa: ANN401 - a mapping of names to counts
 def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal, *, as_json: bool) -> None:
     """Print which tensor becomes which, and the file that would be written."""
     if as_json:
-        terminal.answer(json.dumps(_plan_content(plan, output), indent=2) + "\n")
+        terminal.answer_json(_plan_content(plan, output), indent=2)
         return
     rows = [
         (
@@ -256,7 +243,7 @@ neither tokenizer nor the target's weights, and fit one target only: say which.
     type=PATH,
     help="The folder of the checkpoint; with --with, also a GGUF file.",
 )
-@conversion_options
+@option_group("settings", ConversionSettings)
 @terminal_options
 @json_option()
 def convert(folder: Path, settings: ConversionSettings, terminal: Terminal, as_json: bool) -> None:
@@ -309,7 +296,7 @@ def _convert_set(
     )
     if settings.dry_run and as_json:
         plans = [_plan_content(member.plan, member.place) for member in planned.members]
-        terminal.answer(json.dumps({"files": plans}, indent=2) + "\n")
+        terminal.answer_json({"files": plans}, indent=2)
         return
     if settings.dry_run:
         for member in planned.members:
@@ -327,7 +314,7 @@ def _convert_set(
             "run": made.command,
             "files": [dataclasses.asdict(report) for report in reports],
         }
-        terminal.answer(json.dumps(content, default=str, indent=2) + "\n")
+        terminal.answer_json(content, default=str, indent=2)
         return
     for report in reports:
         print_report(report, terminal, as_json=False)

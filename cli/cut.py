@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +85,7 @@ def cut(
         facts |= {"padded_parameters": report.added_parameters, "feed_forward_width": report.width}
         what = f"feed-forward width {report.source_width} to {report.width}"
     if as_json:
-        terminal.answer(json.dumps(facts) + "\n")
+        terminal.answer_json(facts)
     else:
         size = f"{count_text(report.n_parameters)} parameters, {bytes_text(report.n_bytes)}"
         terminal.note(f"wrote {report.output}: {what}, {size}")

@@ -6,7 +6,6 @@ A datastore is the suffix array of texts in one vocabulary; `info` also checks t
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,7 +137,7 @@ def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> 
         with Model(model, vocab_only=True) as target:
             open_store(store, target.vocabulary)
     if as_json:
-        terminal.answer(json.dumps(dataclasses.asdict(header), indent=2) + "\n")
+        terminal.answer_json(dataclasses.asdict(header), indent=2)
         return
     lines = {
         "datastore": f"{store} ({bytes_text(store.stat().st_size)}, undamaged)",

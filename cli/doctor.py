@@ -182,13 +182,10 @@ def doctor(terminal: Terminal, as_json: bool) -> None:
     Quantized kernels are tried in processes of their own, so that a processor that lacks an
     instruction is reported instead of ending the program.
     """
-    terminal.passing("looking around, a few seconds ...")
-    try:
+    with terminal.meanwhile("looking around, a few seconds ..."):
         diagnosis = diagnose()
-    finally:
-        terminal.passing("")
     if as_json:
-        terminal.answer(json.dumps(diagnosis) + "\n")
+        terminal.answer_json(diagnosis)
     else:
         _print(terminal, diagnosis)
     if not diagnosis["healthy"]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -33,7 +32,6 @@ from specrun.cli.options.prompt import read_prompt, system_prompt_options
 from specrun.cli.options.sampling import AnswerSettings, answer_options
 from specrun.cli.options.types import FILE
 from specrun.cli.terminal.answer import (
-    Answer,
     AnswerWriter,
     PlainWriter,
     context_full,
@@ -129,7 +127,11 @@ def generate(
         if drafter is not None and not answered.interrupted:
             drafter.after_only_answer()
     if as_json:
-        terminal.answer(_as_json(answered, with_cache=session is not None) + "\n")
+        values: dict[str, Any] = answered.result.to_dict()
+        if session is None:
+            del values["usage"]["cached_tokens"]  # nothing is cached before the first prompt
+        is_unicode = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        terminal.answer_json(values, ensure_ascii=not is_unicode, allow_nan=False)
     if display.show_timings:
         terminal.note(statistics_line(answered.result, trained))
     if full:
@@ -161,11 +163,3 @@ def _start(
     return runtime.stream_chat(
         messages, answer.params, max_tokens=answer.max_tokens, logprobs=False
     )
-
-
-def _as_json(answered: Answer, *, with_cache: bool) -> str:
-    values: dict[str, Any] = answered.result.to_dict()
-    if not with_cache:
-        del values["usage"]["cached_tokens"]  # nothing is cached before the first prompt
-    unicode_output = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    return json.dumps(values, ensure_ascii=not unicode_output, allow_nan=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from specrun.cli.options.group import EVALUATION, MODEL, Section, SectionedComma
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, LAYER_COUNT, MAX_COUNT, PATH
-from specrun.cli.terminal.screen import ProgressLine, print_facts
+from specrun.cli.terminal.screen import print_facts, progress_line
 from specrun.cli.terminal.terminal import Terminal, read_text
 
 if TYPE_CHECKING:
@@ -127,8 +126,8 @@ def imatrix(
             output_frequency=settings["output_frequency"],
             save_frequency=settings["save_frequency"],
         )
-        progress = ProgressLine(terminal, f"{output.name}: chunks of {options.n_ctx} tokens")
-        try:
+        what = f"{output.name}: chunks of {options.n_ctx} tokens"
+        with progress_line(terminal, what) as progress:
             report = measure_importance(
                 model,
                 read_text(file),
@@ -140,8 +139,6 @@ def imatrix(
                 force=force,
                 progress=progress,
             )
-        finally:
-            progress.close()
     _show(report, terminal, as_json=as_json)
 
 
@@ -154,7 +151,7 @@ def _show(report: ImportanceReport, terminal: Terminal, *, as_json: bool) -> Non
         "tokens_now": report.tokens,
     }
     if as_json:
-        terminal.answer(json.dumps(facts) + "\n")
+        terminal.answer_json(facts)
     else:
         texts = {name.replace("_", " "): str(value) for name, value in facts.items()}
         print_facts(terminal, "importance matrix", texts)

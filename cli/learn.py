@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,7 @@ def show(as_json: bool, terminal: Terminal) -> None:
 
     found = [*map(_kept, kept_folders()), *_kept_answers()]
     if as_json:
-        terminal.answer(json.dumps(found) + "\n")
+        terminal.answer_json(found)
         return
     if not found:
         terminal.note("nothing is kept: answers are kept only with --learn-keep or --keep-answers")

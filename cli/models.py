@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -40,15 +39,11 @@ def models(name: str | None, as_json: bool, terminal: Terminal) -> None:
     from specrun.runtime.models import catalogue, stored_models
 
     found = stored_models()
-    terminal.passing(f"reading {len(found.models)} files ...")
-    try:
+    with terminal.meanwhile(f"reading {len(found.models)} files ..."):
         entries = _chosen(name, catalogue(found.models))
-    finally:
-        terminal.passing("")
     if as_json:
-        problems = list(found.problems)
-        facts = {"models": [_facts(entry) for entry in entries], "problems": problems}
-        terminal.answer(json.dumps(facts) + "\n")
+        models = [_facts(entry) for entry in entries]
+        terminal.answer_json({"models": models, "problems": list(found.problems)})
         return
     if entries:
         _print(terminal, entries)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from specrun.bindings.quantizer import COPY, FILE_TYPE_ALIASES, FILE_TYPES
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, offline_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, MODEL_FILE, TENSOR_TYPE, ModelName, located
-from specrun.cli.terminal.screen import ProgressLine, bytes_text, count_text, print_table
+from specrun.cli.terminal.screen import bytes_text, count_text, print_table, progress_line
 from specrun.cli.terminal.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -101,13 +100,10 @@ def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **op
             raise OptionError("there are no importance matrices for heads: leave out --imatrix")
         options.pop("pure")  # they always are
     started = time.monotonic()
-    progress = ProgressLine(terminal, f"{output.name}: {file_type}")
-    try:
+    with progress_line(terminal, f"{output.name}: {file_type}") as progress:
         report = (quantize_head if head else quantize_model)(
             source, output, file_type, progress=progress, **options
         )
-    finally:
-        progress.close()
     _print_report(report, time.monotonic() - started, terminal, as_json)
 
 
@@ -145,7 +141,7 @@ def _print_report(
     report: QuantizationReport, seconds: float, terminal: Terminal, as_json: bool
 ) -> None:
     if as_json:
-        terminal.answer(json.dumps(_as_dict(report, seconds)) + "\n")
+        terminal.answer_json(_as_dict(report, seconds))
     else:
         rows = [
             (

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
 from specrun.cli.accelerate.report import print_diagnosis
-from specrun.cli.options.group import Section, SectionedCommand, option_group
+from specrun.cli.options.group import Section, SectionedCommand, by_option, option_group
 from specrun.cli.options.model import DraftSettings, LoadSettings, draft_options, load_options
 from specrun.cli.options.opening import chosen_drafter
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import (
+    asked_prompts,
     named_target,
     no_template_option,
     prompt_file_option,
     prompts_option,
-    read_prompt_file,
 )
 from specrun.cli.options.quiet_machine import measures_time
 from specrun.cli.options.sampling import AnswerSettings, answer_options
@@ -46,38 +45,29 @@ parts, and the best speed with these drafts and with perfect ones. Do not use th
 class WhyText:
     """The prompts, and how often they are answered."""
 
-    prompt: tuple[str, ...]
-    file: Path | None
-    no_chat_template: bool
-    repetitions: int
-    seconds: float
-
-
-why_options = option_group(
-    "text",
-    WhyText,
-    prompts_option(_MEASURING, "A prompt; repeatable. Without one, built-in prompts are used."),
-    prompt_file_option(_MEASURING),
-    no_template_option(_MEASURING),
-    _MEASURING.option(
+    prompt: tuple[str, ...] = by_option(
+        prompts_option(_MEASURING, "A prompt; repeatable. Without one, built-in prompts are used.")
+    )
+    file: Path | None = by_option(prompt_file_option(_MEASURING))
+    no_chat_template: bool = by_option(no_template_option(_MEASURING))
+    repetitions: int = _MEASURING.field(
         "--repetitions N",
         "Answer each prompt at most N times.",
         click.IntRange(1, 1000),
         default=100,
-    ),
-    _MEASURING.option(
+    )
+    seconds: float = _MEASURING.field(
         "--seconds",
         "Take about this long in all.",
         click.FloatRange(0, min_open=True),
         default=60.0,
-    ),
-)
+    )
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @load_options
 @draft_options
-@why_options
+@option_group("text", WhyText)
 @answer_options
 @json_option()
 @terminal_options
@@ -101,7 +91,7 @@ def why(
     options = PairOptions(
         target=target,
         drafter=_with_demo_files(drafter, demo=load.demo),
-        prompts=_prompts(text, demo=load.demo),
+        prompts=asked_prompts(text.prompt, text.file, n_demo=_QUESTIONS if load.demo else 0),
         params=answer.params,
         max_tokens=answer.max_tokens or _TOKENS,
         repetitions=text.repetitions,
@@ -117,8 +107,7 @@ def why(
     with progress_bar(terminal, "loading the models") as progress:
         diagnosis = diagnose_pair(options, progress)
     if as_json:
-        content = {"target": str(target), **diagnosis.to_dict()}
-        terminal.answer(json.dumps(content, indent=2) + "\n")
+        terminal.answer_json({"target": str(target), **diagnosis.to_dict()}, indent=2)
     else:
         print_diagnosis(diagnosis, terminal)
 
@@ -130,12 +119,3 @@ def _with_demo_files(drafter: str, *, demo: bool) -> str:
     from specrun.runtime.demo import demo_drafters
 
     return with_files(drafter, demo_drafters())
-
-
-def _prompts(text: WhyText, *, demo: bool) -> tuple[str, ...]:
-    from specrun.bench.drafters.prompts import GENERAL_PROMPTS, demo_prompts
-
-    prompts = list(text.prompt)
-    if text.file is not None:
-        prompts.append(read_prompt_file(text.file))
-    return tuple(prompts) or (demo_prompts(_QUESTIONS) if demo else GENERAL_PROMPTS)

@@ -23,7 +23,14 @@ from specrun.cli.bench.command import (
     timed_target,
 )
 from specrun.cli.options.drafting import draft_kind
-from specrun.cli.options.group import OUTPUT, SAMPLING, Section, SectionedCommand, option_group
+from specrun.cli.options.group import (
+    OUTPUT,
+    SAMPLING,
+    Section,
+    SectionedCommand,
+    by_option,
+    option_group,
+)
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import named_target
@@ -60,86 +67,70 @@ distributions counts. Ctrl-C shows the results so far. Do not use the machine me
 class _CascadeSettings:
     """The small model, the rules and their grid, the texts, and how they are measured."""
 
-    model_draft: Path | None
-    accept: tuple[str, ...]
-    alpha: tuple[tuple[float, ...], ...]
-    spec_draft_n_max: tuple[tuple[int, ...], ...]
-    temp: tuple[tuple[float, ...], ...]
-    top_p: tuple[tuple[float, ...], ...]
-    seed: int
-    texts: Path | None
-    examples: int
-    predict: int
-    repetitions: int
-    pad_to: int | None
-    quality: Metric | None
-    plot: Path | None
-
-
-_cascade_options = option_group(
-    "settings",
-    _CascadeSettings,
-    _MODELS.model(MODEL_DRAFT, "The small model; --demo has its own."),
-    _MODELS.option(
+    model_draft: Path | None = by_option(
+        _MODELS.model(MODEL_DRAFT, "The small model; --demo has its own.")
+    )
+    accept: tuple[str, ...] = _MODELS.field(
         "--accept RULE",
         "A rule to measure, as generate takes it; repeatable.",
         multiple=True,
         show_default=", ".join(_RULES),
-    ),
-    _MODELS.option(
+    )
+    alpha: tuple[tuple[float, ...], ...] = _MODELS.field(
         "--alpha",
         "How much is given away: a,b or repeated. bild and bild-star take the distance of a token "
         "of probability 1 - alpha.",
         NUMBERS,
         multiple=True,
         default=("0,0.05,0.1,0.2,0.4,0.7",),
-    ),
-    _MODELS.option(
+    )
+    spec_draft_n_max: tuple[tuple[int, ...], ...] = _MODELS.field(
         "--spec-draft-n-max",
         "Tokens drafted in a round: a,b or repeated.",
         COUNTS,
         multiple=True,
         default=("5",),
-    ),
-    temperatures_option("1"),
-    SAMPLING.option(
+    )
+    temp: tuple[tuple[float, ...], ...] = by_option(temperatures_option("1"))
+    top_p: tuple[tuple[float, ...], ...] = SAMPLING.field(
         "--top-p",
         "Keep the most likely tokens with this much probability together: a,b or repeated.",
         NUMBERS,
         multiple=True,
         default=("1",),
-    ),
-    first_seed_option,
-    _TEXTS.option(
+    )
+    seed: int = by_option(first_seed_option)
+    texts: Path | None = _TEXTS.field(
         "--texts",
         "Real text, whose pieces are continued; .jsonl: a question and an answer a line.  "
         "[default: the demo's questions]",
         FILE,
-    ),
-    _TEXTS.option(
+    )
+    examples: int = _TEXTS.field(
         "--examples",
         "The number of questions, or of pieces of the text.",
         click.IntRange(1, 10**6),
         default=40,
-    ),
-    predict_option(_MEASURING, default=64),
-    repetitions_option(
-        _MEASURING, "Let every rule answer everything N times, each time with another seed.", 3
-    ),
-    padding_option(_MEASURING),
-    OUTPUT.option(
+    )
+    predict: int = by_option(predict_option(_MEASURING, default=64))
+    repetitions: int = by_option(
+        repetitions_option(
+            _MEASURING, "Let every rule answer everything N times, each time with another seed.", 3
+        )
+    )
+    pad_to: int | None = by_option(padding_option(_MEASURING))
+    quality: Metric | None = OUTPUT.field(
         "--quality",
         "The measure of quality for the best rules and the picture.",
         click.Choice(["rouge_2", "bleu", "exact_match", "cross_entropy", "expected_accuracy"]),
         show_default="rouge_2 if there are answers, else cross_entropy",
-    ),
-    plot_option("quality against latency, rejection and deferral"),
-)
+    )
+    plot: Path | None = by_option(plot_option("quality against latency, rejection and deferral"))
 
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @load_options
-@_cascade_options
+@option_group("settings", _CascadeSettings)
 @format_options
 @terminal_options
 @measures_time

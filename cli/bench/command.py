@@ -94,10 +94,8 @@ def measure_and_print(
     """Run `measure` with a function that shows its steps; print and return its results."""
     from specrun.bench.report import machine_facts, to_csv, to_json
 
-    try:
+    with terminal.meanwhile():
         results = list(measure(lambda what: terminal.passing(f"{what} ...")))
-    finally:
-        terminal.passing("")
     if form == "csv":
         terminal.answer(to_csv(results))
     elif form == "json":

@@ -25,7 +25,7 @@ from specrun.cli.bench.command import (
     timed_target,
 )
 from specrun.cli.options.drafting import draft_kind, require_draft_files
-from specrun.cli.options.group import Section, SectionedCommand, option_group
+from specrun.cli.options.group import Section, SectionedCommand, by_option, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options, shape_option
 from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import (
@@ -53,156 +53,125 @@ if TYPE_CHECKING:
 
 
 _DRAFTERS, _PROMPTS, _MEASURING = map(Section, ("Drafters", "Prompts", "Measurement"))
+_OWN_SUITE = "40 questions of specrun's own in five categories"
+_DEMO_QUESTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterChoice:
     """The drafters to compare, as they were typed."""
 
-    model_draft: tuple[Path, ...]
-    drafter: tuple[str, ...]
-    spec_draft_n_max: tuple[tuple[int, ...], ...]
-    planned: bool
-    accept: tuple[str, ...]
+    model_draft: tuple[Path, ...] = by_option(
+        _DRAFTERS.model(
+            MODEL_DRAFT,
+            'A draft model or heads: short for --drafter KIND("FILE"); repeatable.',
+            multiple=True,
+        )
+    )
+    drafter: tuple[str, ...] = _DRAFTERS.field(
+        "--drafter EXPR",
+        'A drafter to compare, such as "draft(small.gguf, n=8)"; repeatable.',
+        multiple=True,
+        show_default="draft, if there is a draft model, and prompt-lookup",
+    )
+    spec_draft_n_max: tuple[tuple[int, ...], ...] = _DRAFTERS.field(
+        "--spec-draft-n-max",
+        "Tokens that -md and --demo's draft model draft a round: a,b or repeated.",
+        COUNTS,
+        multiple=True,
+        show_default="5",
+    )
+    planned: bool = _DRAFTERS.field(
+        "--planned",
+        "Compare all plans of `specrun tune` for the target and -md: the best chain and trees "
+        "of each scheme.",
+        is_flag=True,
+    )
+    accept: tuple[str, ...] = _DRAFTERS.field(
+        "--accept RULE",
+        "The acceptance rule of the drafters; repeatable, to compare rules.",
+        multiple=True,
+        show_default="exact",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class PromptChoice:
     """The source of the prompts."""
 
-    prompt: tuple[str, ...]
-    file: Path | None
-    prompts: Path | None
-    suite: tuple[str, ...]
-    questions: int | None
-    workload: str | None
-    context: int
-    docs_store: Literal["all", "disjoint"]
-    no_chat_template: bool
+    prompt: tuple[str, ...] = by_option(prompts_option(_PROMPTS))
+    file: Path | None = by_option(prompt_file_option(_PROMPTS))
+    prompts: Path | None = _PROMPTS.field(
+        "--prompts", 'Prompts, one a line; .jsonl: the "prompt" or "question" of each line.', FILE
+    )
+    suite: tuple[str, ...] = _PROMPTS.field(
+        "--suite FILE",
+        "Questions by category, in the form of Spec-Bench, MT-bench, EAGLE, SPEED-Bench, Alpaca, "
+        f"GSM8K, HumanEval or MBPP; own: {_OWN_SUITE}; repeatable.",
+        multiple=True,
+    )
+    questions: int | None = _PROMPTS.field(
+        "--questions",
+        "How many questions are asked: of the demo's, if no prompt is given, or of each category "
+        "of a suite.",
+        click.IntRange(1, 10**6),
+        show_default=f"{_DEMO_QUESTIONS} of the demo's, all of a suite",
+    )
+    workload: str | None = _PROMPTS.field(
+        "--workload",
+        "questions: the demo's own; repeated: answered before; edited: an answer nearly like an "
+        "earlier one; quoted: a text to repeat (too hard for the demo).",
+        click.Choice(["questions", "repeated", "edited", "quoted"]),
+        show_default="questions, with --demo",
+    )
+    context: int = _PROMPTS.field(
+        "--context N",
+        "Lengthen the conversations of a workload to about N tokens by earlier questions and "
+        "answers.",
+        click.IntRange(0, 2**20),
+        default=0,
+    )
+    docs_store: Literal["all", "disjoint"] = _PROMPTS.field(
+        "--docs-store",
+        "The text for a `rest` without a file: all documentation behind the questions, which "
+        "has the answers, or only the rest of it.",
+        click.Choice(["all", "disjoint"]),
+        default="disjoint",
+    )
+    no_chat_template: bool = by_option(no_template_option(_PROMPTS))
 
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
     """The amount of measuring, the cost of the target, and the picture."""
 
-    predict: int
-    repetitions: int
-    pad_to: int | None
-    keep: Path | None
-    plot: Path | None
-    shape: Shape | None
-    alpha: bool
-    run_code: bool
-
-
-drafter_choice_options = option_group(
-    "chosen",
-    DrafterChoice,
-    _DRAFTERS.model(
-        MODEL_DRAFT,
-        'A draft model or heads: short for --drafter KIND("FILE"); repeatable.',
-        multiple=True,
-    ),
-    _DRAFTERS.option(
-        "--drafter EXPR",
-        'A drafter to compare, such as "draft(small.gguf, n=8)"; repeatable.',
-        multiple=True,
-        show_default="draft, if there is a draft model, and prompt-lookup",
-    ),
-    _DRAFTERS.option(
-        "--spec-draft-n-max",
-        "Tokens that -md and --demo's draft model draft a round: a,b or repeated.",
-        COUNTS,
-        multiple=True,
-        show_default="5",
-    ),
-    _DRAFTERS.flag(
-        "--planned",
-        "Compare all plans of `specrun tune` for the target and -md: the best chain and trees "
-        "of each scheme.",
-    ),
-    _DRAFTERS.option(
-        "--accept RULE",
-        "The acceptance rule of the drafters; repeatable, to compare rules.",
-        multiple=True,
-        show_default="exact",
-    ),
-)
-
-_OWN_SUITE = "40 questions of specrun's own in five categories"
-_DEMO_QUESTIONS = 8
-
-prompt_choice_options = option_group(
-    "source",
-    PromptChoice,
-    prompts_option(_PROMPTS),
-    prompt_file_option(_PROMPTS),
-    _PROMPTS.option(
-        "--prompts", 'Prompts, one a line; .jsonl: the "prompt" or "question" of each line.', FILE
-    ),
-    _PROMPTS.option(
-        "--suite FILE",
-        "Questions by category, in the form of Spec-Bench, MT-bench, EAGLE, SPEED-Bench, Alpaca, "
-        f"GSM8K, HumanEval or MBPP; own: {_OWN_SUITE}; repeatable.",
-        multiple=True,
-    ),
-    _PROMPTS.option(
-        "--questions",
-        "How many questions are asked: of the demo's, if no prompt is given, or of each category "
-        "of a suite.",
-        click.IntRange(1, 10**6),
-        show_default=f"{_DEMO_QUESTIONS} of the demo's, all of a suite",
-    ),
-    _PROMPTS.option(
-        "--workload",
-        "questions: the demo's own; repeated: answered before; edited: an answer nearly like an "
-        "earlier one; quoted: a text to repeat (too hard for the demo).",
-        click.Choice(["questions", "repeated", "edited", "quoted"]),
-        show_default="questions, with --demo",
-    ),
-    _PROMPTS.option(
-        "--context N",
-        "Lengthen the conversations of a workload to about N tokens by earlier questions and "
-        "answers.",
-        click.IntRange(0, 2**20),
-        default=0,
-    ),
-    _PROMPTS.option(
-        "--docs-store",
-        "The text for a `rest` without a file: all documentation behind the questions, which "
-        "has the answers, or only the rest of it.",
-        click.Choice(["all", "disjoint"]),
-        default="disjoint",
-    ),
-    no_template_option(_PROMPTS),
-)
-
-sampling_grid_options = grid_options("0", "", *SAMPLER_OPTIONS, first_seed_option)
-
-measuring_options = option_group(
-    "measuring",
-    Measuring,
-    shape_option,
-    predict_option(_MEASURING, default=128),
-    repetitions_option(_MEASURING, "Let every drafter answer all prompts N times.", 5),
-    padding_option(_MEASURING),
-    _MEASURING.option(
+    shape: Shape | None = by_option(shape_option)
+    predict: int = by_option(predict_option(_MEASURING, default=128))
+    repetitions: int = by_option(
+        repetitions_option(_MEASURING, "Let every drafter answer all prompts N times.", 5)
+    )
+    pad_to: int | None = by_option(padding_option(_MEASURING))
+    keep: Path | None = _MEASURING.field(
         "--keep FILE",
         "Keep the padded target in this file. Otherwise it is deleted at the end.",
         PATH,
-    ),
-    _MEASURING.flag(
+    )
+    alpha: bool = _MEASURING.field(
         "--alpha",
         "Report alpha, the mean of sum min(p, q), of drafters that have a distribution. "
         "Prompts are answered once more.",
-    ),
-    _MEASURING.flag(
+        is_flag=True,
+    )
+    run_code: bool = _MEASURING.field(
         "--run-code",
         "Run the programs in answers to HumanEval and MBPP, to report pass@1. A model wrote them: "
         "time and memory are limited, but they have all your rights to files.",
-    ),
-    plot_option("speed-ups and acceptance by position"),
-)
+        is_flag=True,
+    )
+    plot: Path | None = by_option(plot_option("speed-ups and acceptance by position"))
+
+
+sampling_grid_options = grid_options("0", "", *SAMPLER_OPTIONS, first_seed_option)
 
 
 # == Prompts, and the datastores of `rest` =========================================================
@@ -329,10 +298,10 @@ sampling, verification and text, because drafting is not free of them. Do not us
 
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @load_options
-@drafter_choice_options
-@prompt_choice_options
+@option_group("chosen", DrafterChoice)
+@option_group("source", PromptChoice)
 @sampling_grid_options
-@measuring_options
+@option_group("measuring", Measuring)
 @format_options
 @terminal_options
 @measures_time

@@ -73,11 +73,8 @@ class ChatLearning:
         """Learn now; Ctrl-C stops it and leaves the drafter as it was."""
         started = time.monotonic()
         self._answers = 0
-        self._terminal.passing("learning ... (Ctrl-C leaves the drafter as it is)")
-        try:
+        with self._terminal.meanwhile("learning ... (Ctrl-C leaves the drafter as it is)"):
             update = self._drafter.update(self._show)
-        finally:
-            self._terminal.passing("")
         seconds = time.monotonic() - started
         texts = "the answers learnt" if update.measured_on_training else "answers not learnt"
         what = f"{update.n_places:,} rejected drafts of {update.n_answers:,} answers"

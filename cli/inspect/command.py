@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from specrun.cli.inspect.memory import (
     require_fitting,
 )
 from specrun.cli.inspect.summary import describe_summary, file_sha256, summarise, tensor_rows
-from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
+from specrun.cli.options.group import MODEL, Section, SectionedCommand, by_option, option_group
 from specrun.cli.options.model import MODEL_DRAFT, attention_options, trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE, LAYER_COUNT, MODEL_FILE, SIZES
@@ -44,68 +43,53 @@ _ONLY_PRINT = "print"
 class EvaluationSettings:
     """The text and its evaluation, the cards of --memory, and `fields` of `ContextOptions`."""
 
-    text_file: Path | None
-    ctx_size: int
-    chunks: int
-    threads: int
-    gpu_layers: LayerCount
-    batch_noise: bool
-    positions: int
-    memory: tuple[int, ...] | None
-    gpu_layers_draft: LayerCount
-    fields: dict[str, Any]
-
-
-evaluation_options = option_group(
-    "settings",
-    EvaluationSettings,
-    _COMPARISON.option(
+    text_file: Path | None = _COMPARISON.field(
         "-f, --file",
         "Evaluate the text of this file.",
         FILE,
         dest="text_file",
         show_default="a short fixed text",
-    ),
-    _COMPARISON.option(
+    )
+    ctx_size: int = _COMPARISON.field(
         "-c, --ctx-size N",
         "The number of tokens in a chunk. Its second half is scored.",
         click.IntRange(8, 2**20),
         default=512,
-    ),
-    _COMPARISON.option(
+    )
+    chunks: int = _COMPARISON.field(
         "--chunks N",
         "The most chunks to evaluate.",
         click.IntRange(0),
         default=0,
         show_default="all",
-    ),
-    _COMPARISON.threads("The number of threads."),
-    _COMPARISON.option(
+    )
+    threads: int = by_option(_COMPARISON.threads("The number of threads."))
+    gpu_layers: LayerCount = _COMPARISON.field(
         "-ngl, --gpu-layers", "The number of layers on the GPU.", LAYER_COUNT, default="0"
-    ),
-    _NOISE.flag(
+    )
+    batch_noise: bool = _NOISE.field(
         "--batch-noise",
         "Measure how much distributions change with the number of tokens in an evaluation "
         "(with -f, -t and -ngl as above).",
-    ),
-    _NOISE.option(
+        is_flag=True,
+    )
+    positions: int = _NOISE.field(
         "-n, --positions N", "The most positions to compare.", click.IntRange(16), default=256
-    ),
-    *attention_options(_NOISE),
-    _MEMORY.option(
+    )
+    fields: dict[str, Any] = by_option(*attention_options(_NOISE))
+    memory: tuple[int, ...] | None = _MEMORY.field(
         "--memory SIZE,...",
         "Show the parts that fit into cards of these sizes, such as 8G,12G. The cards need not be "
         "in this machine. cards: 8G,12G,16G,24G. -c, -ngl, -fa, -ctk and -ctv have their "
         "meaning of specrun chat; without -c and -ngl the most that fits is chosen.",
         SIZES,
-    ),
-    _MEMORY.option(
+    )
+    gpu_layers_draft: LayerCount = _MEMORY.field(
         "-ngld, --gpu-layers-draft",
         "The number of the draft model's layers on the card.",
         LAYER_COUNT,
         default="auto",
-    ),
-)
+    )
 
 
 # == The command ===================================================================================
@@ -159,7 +143,7 @@ def _check_hash(_context: click.Context, _option: click.Parameter, value: str | 
     flag_value=_ONLY_PRINT,
     callback=_check_hash,
 )
-@evaluation_options
+@option_group("settings", EvaluationSettings)
 @trust_option
 @terminal_options
 @json_option()
@@ -225,7 +209,7 @@ def _show_header(
             "remark": remark,
         }
     if as_json:
-        terminal.answer(json.dumps(facts) + "\n")
+        terminal.answer_json(facts)
     else:
         _print(terminal, facts)
     if sha256 not in (None, _ONLY_PRINT) and sha256.lower() != facts["sha256"]:
@@ -295,16 +279,13 @@ def _plan_memory(
     n_ctx = asked_or(0, "ctx_size", settings.ctx_size)
     layers = asked_or("auto", "gpu_layers", settings.gpu_layers)
     context = ContextOptions(n_ctx=n_ctx, **settings.fields)
-    terminal.passing("counting ...")
-    try:
+    with terminal.meanwhile("counting ..."):
         cards = fit_cards(
             file, draft, settings.memory or (), context, layers, settings.gpu_layers_draft
         )
-    finally:
-        terminal.passing("")
     if as_json:
         facts = {"file": str(file), "draft": draft and str(draft), "memory": memory_facts(cards)}
-        terminal.answer(json.dumps(facts) + "\n")
+        terminal.answer_json(facts)
     else:
         print_memory(terminal, cards)
         chosen = ["these layers by itself"] * (layers == "auto")
@@ -331,13 +312,11 @@ def _measure_noise(
     def show(done: int, total: int) -> None:
         terminal.passing(f"evaluated {done} of {total} times")
 
-    try:
+    with terminal.meanwhile():
         measured = measure_batch_noise(file, text, options, show)
-    finally:
-        terminal.passing("")
     found = {"text": name, **dataclasses.asdict(measured)}
     if as_json:
-        terminal.answer(json.dumps({**facts, "batch_noise": found}) + "\n")
+        terminal.answer_json({**facts, "batch_noise": found})
     else:
         print_noise(terminal, file, found)
 
@@ -422,16 +401,13 @@ def _compare(
     def show(done: int, total: int) -> None:
         terminal.passing(f"chunk {done} of {total}")
 
-    try:
+    with terminal.meanwhile():
         compared = compare_models(file, other, text, options, show)
-    finally:
-        terminal.passing("")
     with byte_progress(terminal, "comparing tensors") as progress:
         errors = [dataclasses.asdict(error) for error in tensor_errors(file, other, progress)]
     found = {"text": name, **dataclasses.asdict(compared), "tensor_errors": errors}
     if as_json:
-        facts = {"first": first, "second": second, "comparison": found}
-        terminal.answer(json.dumps(facts) + "\n")
+        terminal.answer_json({"first": first, "second": second, "comparison": found})
     else:
         print_comparison(terminal, first, second, found)
 

@@ -154,10 +154,30 @@ _EVERY = 10
 class LearnSettings:
     """Whether the draft model learns between answers, how often, and whether that is kept."""
 
-    learn: bool
-    learn_keep: bool
-    learn_every: int
-    learn_rate: float | None
+    learn: bool = DRAFTING.field(
+        "--learn",
+        "Train the draft model (-md) on its rejected drafts between answers. The result is "
+        "discarded at the end. The text keeps the target's distribution.",
+        is_flag=True,
+    )
+    learn_keep: bool = DRAFTING.field(
+        "--learn-keep",
+        "Like --learn, and keep the rejected drafts and the drafter in the user's state folder "
+        "for later calls with this option (specrun learn show, forget).",
+        is_flag=True,
+    )
+    learn_every: int = DRAFTING.field(
+        "--learn-every N",
+        "Update after every N answers; 0: only by /learn in a chat.",
+        click.IntRange(0, MAX_COUNT),
+        default=_EVERY,
+    )
+    learn_rate: float | None = DRAFTING.field(
+        "--learn-rate RATE",
+        "The learning rate of updates.",
+        click.FloatRange(0, 10, min_open=True),
+        show_default="3e-5 times 4096 / width",
+    )
 
     @property
     def wanted(self) -> bool:
@@ -171,34 +191,7 @@ class LearnSettings:
 
 
 NO_LEARNING = LearnSettings(learn=False, learn_keep=False, learn_every=_EVERY, learn_rate=None)
-
-
-learn_options = option_group(
-    "learning",
-    LearnSettings,
-    DRAFTING.flag(
-        "--learn",
-        "Train the draft model (-md) on its rejected drafts between answers. The result is "
-        "discarded at the end. The text keeps the target's distribution.",
-    ),
-    DRAFTING.flag(
-        "--learn-keep",
-        "Like --learn, and keep the rejected drafts and the drafter in the user's state folder "
-        "for later calls with this option (specrun learn show, forget).",
-    ),
-    DRAFTING.option(
-        "--learn-every N",
-        "Update after every N answers; 0: only by /learn in a chat.",
-        click.IntRange(0, MAX_COUNT),
-        default=_EVERY,
-    ),
-    DRAFTING.option(
-        "--learn-rate RATE",
-        "The learning rate of updates.",
-        click.FloatRange(0, 10, min_open=True),
-        show_default="3e-5 times 4096 / width",
-    ),
-)
+learn_options = option_group("learning", LearnSettings)
 
 
 # == Packages that only training needs =============================================================

@@ -1,8 +1,9 @@
 """Commands and their options for click: sections of the help, groups that commands share.
 
-A `Section` declares options, `option_group` binds several to a decorator that gives their values
-to a command as one object, `SectionedCommand` writes the help, and `LazyGroup` imports a command
-only when it runs. All options may come from the environment and the config file.
+A `Section` declares options, alone or as fields of a dataclass. `option_group` binds several to a
+decorator that gives their values to a command as one object, `SectionedCommand` writes the help,
+and `LazyGroup` imports a command only when it runs. All options may come from the environment and
+the config file.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -152,6 +153,16 @@ class Section:
     def flag(self, usage: str, help: str, **attributes: Any) -> Decorator:  # noqa: ANN401 - click's
         """Declare an option without a value."""
         return self.option(usage, help, is_flag=True, **attributes)
+
+    def field(
+        self,
+        usage: str,
+        help: str,
+        kind: click.ParamType[Any] | None = None,
+        **attributes: Any,  # noqa: ANN401 - click's
+    ) -> Any:  # noqa: ANN401 - of the field's type
+        """Declare a field of a dataclass by its option, for `option_group`."""
+        return by_option(self.option(usage, help, kind, **attributes))
 
     def model(
         self,
@@ -338,12 +349,24 @@ def place_of_section(section: str) -> int:
     return _ORDER.index(section) if section in _ORDER else -1
 
 
+def by_option(*options: Decorator) -> Any:  # noqa: ANN401 - of the field's type
+    """Declare a field of a dataclass by the option that gives its value, for `option_group`."""
+    return dataclasses.field(metadata={"options": options})
+
+
+def options_of(settings: type[DataclassInstance]) -> list[Decorator]:
+    """Return the options that declare the fields of a dataclass."""
+    fields = dataclasses.fields(settings)
+    return [option for each in fields for option in each.metadata["options"]]
+
+
 def option_group(keyword: str, build: Callable[..., object], *options: Decorator) -> Decorator:
     """Return a decorator that adds options; the command gets `build(**values)` as `keyword`.
 
-    Values of options that are fields of a dataclass come as one mapping, `fields`.
+    Without `options`, `build` is a dataclass whose fields are declared by their options. Values of
+    options with a `field` of their own come as one mapping, `fields`.
     """
-
+    options = options or tuple(options_of(cast("type[DataclassInstance]", build)))
     # Only click has the names of the options' values: declare them on a command.
     probe = click.Command(None)
     for add in options:

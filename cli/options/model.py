@@ -21,8 +21,10 @@ from specrun.cli.options.group import (
     TEMPLATE,
     Decorator,
     Section,
+    by_option,
     declare,
     option_group,
+    options_of,
     outvoted,
     with_fields,
 )
@@ -240,22 +242,75 @@ def _rope_scale(scale: float | None, freq_scale: float | None) -> float:
 
 
 MODEL_DRAFT = "-md, --model-draft, --draft-model"
+_EXACT = [name for name in rule_names() if build_rule(name).exact]
+_LOSSY = [name for name in rule_names() if name not in _EXACT]
+
+shape_option = EVALUATION.option(
+    "--shape",
+    "The number of tokens in each evaluation while the target generates. free: as many as "
+    "needed. pairs: at least two, because attention of a single token is summed in another "
+    "order beyond 256 cells. fixed: always the most that the drafter needs. N: always N, so "
+    "that every drafter without random draws gives the same text to the bit.",
+    SHAPE,
+    show_default="free; fixed if specrun tune found it no slower",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DraftSettings:
     """The drafter: an expression, or llama.cpp options that are rewritten to one."""
 
-    model_draft: Path | None
-    drafter: str | None
-    spec_type: str | None
-    spec_draft_n_max: int | None
-    spec_draft_p_min: float | None
-    accept: str
-    reference: Path | None = None
-    shape: Shape | None = None
-    no_profile: bool = False
-    keep_answers: bool = False
+    model_draft: Path | None = by_option(
+        DRAFTING.model(
+            MODEL_DRAFT,
+            "The drafter's file: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; "
+            'short for --drafter KIND("FILE").',
+        )
+    )
+    drafter: str | None = DRAFTING.field(
+        "--drafter EXPR",
+        f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "
+        "[default: the choice of specrun accelerate, else auto; with --demo: draft]",
+    )
+    spec_type: str | None = DRAFTING.field(
+        "--spec-type TYPE",
+        "llama.cpp's name of a method: none, draft-simple, draft-eagle3, draft-mtp, ngram-simple; "
+        "or prompt-lookup.",
+    )
+    spec_draft_n_max: int | None = DRAFTING.field(
+        "--spec-draft-n-max, --num-draft-tokens N",
+        "The most tokens drafted in a round.  "
+        "[default: as many as pay; prompt-lookup plans at most 15]",
+        click.IntRange(1, 1024),
+    )
+    spec_draft_p_min: float | None = DRAFTING.field(
+        "--spec-draft-p-min, --draft-p-min P",
+        "End a draft if the draft model's probability falls below this.  [default: 0]",
+        SHARE,
+    )
+    reference: Path | None = DRAFTING.field(
+        "--reference",
+        "A text that answers may quote. prompt-lookup, which this option implies, reads it in "
+        "addition to the conversation.",
+        FILE,
+    )
+    accept: str = DRAFTING.field(
+        "--accept RULE",
+        f"The acceptance rule: {', '.join(_EXACT)}; not exact: {', '.join(_LOSSY)}.",
+        default=_DEFAULTS.accept,
+    )
+    shape: Shape | None = by_option(shape_option)
+    keep_answers: bool = DRAFTING.field(
+        "--keep-answers",
+        "Keep answers in the user's state folder. In later conversations with this option "
+        "prompt-lookup drafts from them (specrun learn show, forget).",
+        is_flag=True,
+    )
+    no_profile: bool = DRAFTING.field(
+        "--no-profile",
+        "Ignore the profile that specrun accelerate wrote for this file.",
+        is_flag=True,
+    )
 
     @property
     def is_named(self) -> bool:
@@ -287,9 +342,18 @@ class LoadSettings:
 class TemplateSettings:
     """Which chat template renders messages; all unset: the model's own."""
 
-    chat_template: str | None
-    chat_template_file: Path | None
-    no_chat_template: bool
+    chat_template: str | None = TEMPLATE.field("--chat-template JINJA", "Use this chat template.")
+    chat_template_file: Path | None = TEMPLATE.field(
+        "--chat-template-file", "Read the chat template from this file.", FILE
+    )
+    no_chat_template: bool = TEMPLATE.field(
+        "--no-chat-template",
+        "Continue plain text instead of using the model's chat template.",
+        is_flag=True,
+    )
+
+
+template_options = option_group("template", TemplateSettings)
 
 
 def _removed(name: str, advice: str) -> Decorator:
@@ -369,16 +433,6 @@ trust_option = MODEL.flag(
     "Open unknown files without a trial in another process first.",
     expose_value=False,
     callback=_trust,
-)
-
-shape_option = EVALUATION.option(
-    "--shape",
-    "The number of tokens in each evaluation while the target generates. free: as many as "
-    "needed. pairs: at least two, because attention of a single token is summed in another "
-    "order beyond 256 cells. fixed: always the most that the drafter needs. N: always N, so "
-    "that every drafter without random draws gives the same text to the bit.",
-    SHAPE,
-    show_default="free; fixed if specrun tune found it no slower",
 )
 
 
@@ -505,70 +559,12 @@ several_load_options = declare(
 )
 """Those of a command that opens several models, which it gets as `model`."""
 
-
-_EXACT = [name for name in rule_names() if build_rule(name).exact]
-_LOSSY = [name for name in rule_names() if name not in _EXACT]
 draft_options = option_group(
     "draft",
     _draft_settings,
-    DRAFTING.model(
-        MODEL_DRAFT,
-        "The drafter's file: a draft model, heads (Medusa, Hydra, EAGLE) or NextN blocks; short "
-        'for --drafter KIND("FILE").',
-    ),
-    DRAFTING.option(
-        "--drafter EXPR",
-        f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "
-        "[default: the choice of specrun accelerate, else auto; with --demo: draft]",
-    ),
-    DRAFTING.option(
-        "--spec-type TYPE",
-        "llama.cpp's name of a method: none, draft-simple, draft-eagle3, draft-mtp, ngram-simple; "
-        "or prompt-lookup.",
-    ),
-    DRAFTING.option(
-        "--spec-draft-n-max, --num-draft-tokens N",
-        "The most tokens drafted in a round.  "
-        "[default: as many as pay; prompt-lookup plans at most 15]",
-        click.IntRange(1, 1024),
-    ),
-    DRAFTING.option(
-        "--spec-draft-p-min, --draft-p-min P",
-        "End a draft if the draft model's probability falls below this.  [default: 0]",
-        SHARE,
-    ),
-    DRAFTING.option(
-        "--reference",
-        "A text that answers may quote. prompt-lookup, which this option implies, reads it in "
-        "addition to the conversation.",
-        FILE,
-    ),
+    *options_of(DraftSettings),
     *(_removed(name, "--spec-draft-n-max") for name in ("--draft", "--draft-n", "--draft-max")),
     _removed(
         "--draft-min", "--spec-draft-n-max for the length, --spec-draft-p-min to end drafts early"
-    ),
-    DRAFTING.option(
-        "--accept RULE",
-        f"The acceptance rule: {', '.join(_EXACT)}; not exact: {', '.join(_LOSSY)}.",
-        default=_DEFAULTS.accept,
-    ),
-    shape_option,
-    DRAFTING.flag(
-        "--keep-answers",
-        "Keep answers in the user's state folder. In later conversations with this option "
-        "prompt-lookup drafts from them (specrun learn show, forget).",
-    ),
-    DRAFTING.flag(
-        "--no-profile", "Ignore the profile that specrun accelerate wrote for this file."
-    ),
-)
-
-template_options = option_group(
-    "template",
-    TemplateSettings,
-    TEMPLATE.option("--chat-template JINJA", "Use this chat template."),
-    TEMPLATE.option("--chat-template-file", "Read the chat template from this file.", FILE),
-    TEMPLATE.flag(
-        "--no-chat-template", "Continue plain text instead of using the model's chat template."
     ),
 )

@@ -145,14 +145,11 @@ def _opened(
                 f"the embedded models are not part of this installation ({path.name} is missing): "
                 "install specrun again, or name a model with -m"
             )
-    terminal.passing(f"loading {load.model or 'the embedded models'} ...")
-    try:
+    with terminal.meanwhile(f"loading {load.model or 'the embedded models'} ..."):
         if load.model is None:
             opened = kind.demo(drafter, **options)
         else:
             opened = kind(load.model, drafter, **options)
-    finally:
-        terminal.passing("")
     with opened:
         layers = load.options.n_gpu_layers
         if layers not in ("auto", 0) and opened.model.n_gpu_layers == 0:

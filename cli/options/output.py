@@ -118,9 +118,23 @@ def _without_native_chatter(record: logging.LogRecord) -> bool:
 class AnswerDisplay:
     """The parts of an answer that are shown in addition to its text."""
 
-    show_timings: bool
-    show_draft: bool
-    show_thinking: bool = False
+    show_timings: bool = OUTPUT.field(
+        "--show-timings/--no-show-timings",
+        "Print a line of statistics after each answer. Its tok/s leaves out the time of the "
+        "prompt.",
+        default=True,
+    )
+    show_draft: bool = OUTPUT.field(
+        "--show-draft", "Show accepted drafted tokens in cyan (with colours).", is_flag=True
+    )
+    show_thinking: bool = OUTPUT.field(
+        "--show-thinking/--fold-thinking",
+        "Show a model's thinking on the screen, or fold it to one line.",
+        default=False,
+    )
+
+
+answer_display_options = option_group("display", AnswerDisplay)
 
 
 def _open_terminal(
@@ -171,24 +185,6 @@ def check_plot(plot: Path | None) -> None:
         from specrun.bench.plots import check_plot_file
 
         check_plot_file(plot)
-
-
-answer_display_options = option_group(
-    "display",
-    AnswerDisplay,
-    OUTPUT.option(
-        "--show-timings/--no-show-timings",
-        "Print a line of statistics after each answer. Its tok/s leaves out the time of the "
-        "prompt.",
-        default=True,
-    ),
-    OUTPUT.flag("--show-draft", "Show accepted drafted tokens in cyan (with colours)."),
-    OUTPUT.option(
-        "--show-thinking/--fold-thinking",
-        "Show a model's thinking on the screen, or fold it to one line.",
-        default=False,
-    ),
-)
 
 
 markdown_option = OUTPUT.option(

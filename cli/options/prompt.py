@@ -7,6 +7,7 @@ may have several answered at once (`parallel_option`).
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -65,6 +66,14 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
         raise click.UsageError("no prompt is given: use -p TEXT, -f FILE, or pipe it in")
     data = sys.stdin.buffer.read(MAX_TEXT_BYTES + 1)
     return _without_last_newline(decode_text(data, "the standard input"))
+
+
+def asked_prompts(given: Sequence[str], file: Path | None, *, n_demo: int) -> tuple[str, ...]:
+    """Return the prompts of -p and -f; without any `n_demo` of the demo's, for 0 usual ones."""
+    from specrun.bench.drafters.prompts import GENERAL_PROMPTS, demo_prompts
+
+    prompts = (*given, *([] if file is None else [read_prompt_file(file)]))
+    return prompts or (demo_prompts(n_demo) if n_demo else GENERAL_PROMPTS)
 
 
 def read_prompt_file(path: Path) -> str:

@@ -261,23 +261,17 @@ def _byte_bar(terminal: Terminal) -> Iterator[Callable[[str, int, int], None]]:
         yield report
 
 
-class ProgressLine:
-    """A line with a bar, drawn by calls with the amounts done and in all, until `close`."""
+@contextmanager
+def progress_line(terminal: Terminal, what: str) -> Iterator[Callable[[int, int], None]]:
+    """Yield a function that shows the amounts done and in all in a line with a bar."""
+    started = time.monotonic()
 
-    def __init__(self, terminal: Terminal, what: str) -> None:
-        self._terminal, self._what = terminal, what
-        self._started = time.monotonic()
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show how much is done."""
+    def show(done: int, total: int) -> None:
         share = done / total if total else 1.0
         full = round(_WIDTH * share)
-        left = (time.monotonic() - self._started) * (1 - share) / share if share > 0 else 0.0
+        left = (time.monotonic() - started) * (1 - share) / share if share > 0 else 0.0
         bar = "=" * full + " " * (_WIDTH - full)
-        self._terminal.passing(
-            f"{self._what} [{bar}] {100 * share:.0f} %, {duration_text(left)} left"
-        )
+        terminal.passing(f"{what} [{bar}] {100 * share:.0f} %, {duration_text(left)} left")
 
-    def close(self) -> None:
-        """Take the line away."""
-        self._terminal.passing("")
+    with terminal.meanwhile():
+        yield show

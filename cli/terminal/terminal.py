@@ -7,6 +7,7 @@ metadata may carry terminal control codes, which are taken out.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import shutil
 import sys
@@ -112,6 +113,10 @@ class Terminal:
         """Write a sentence to stdout; a screen gets it wrapped at words."""
         self.answer((wrapped(text) if self.answers_on_screen else text) + "\n")
 
+    def answer_json(self, value: object, **form: Any) -> None:  # noqa: ANN401 - of `json.dumps`
+        """Write a value as JSON to stdout."""
+        self.answer(json.dumps(value, **form) + "\n")
+
     def answer_drawn(self, text: str) -> None:
         """Write text with escape sequences of our own to stdout; a model's text has none left."""
         if text:
@@ -142,6 +147,16 @@ class Terminal:
         if self.notes_on_screen and not self.quiet:
             text = one_line(text, _columns())  # a longer one could not be replaced
             _write(sys.stderr, "\r\x1b[K" + self._styled(text, "dim", self.color_notes))
+
+    @contextmanager
+    def meanwhile(self, text: str = "") -> Iterator[None]:
+        """Show a passing line while the block runs, which may replace it; then take it away."""
+        if text:
+            self.passing(text)
+        try:
+            yield
+        finally:
+            self.passing("")
 
     def passing_end(self, name: str, text: str) -> None:
         """Show a name and the end of a text, as much as fits a passing line."""

@@ -11,10 +11,10 @@ from specrun.cli.options.group import MODEL, OUTPUT, Section, option_group
 from specrun.cli.options.model import MODEL_DRAFT
 from specrun.cli.options.output import json_option, plot_option
 from specrun.cli.options.prompt import (
+    asked_prompts,
     no_template_option,
     prompt_file_option,
     prompts_option,
-    read_prompt_file,
 )
 from specrun.cli.options.sampling import grid_options
 from specrun.cli.options.types import MAX_COUNT, NEW_FILE
@@ -118,15 +118,4 @@ _QUESTIONS = 8
 
 def prompt_texts(text: TuneText, *, demo: bool) -> tuple[str, ...]:
     """Return the prompts that were given, or a few for any model."""
-    prompts = list(text.prompt)
-    if text.file is not None:
-        prompts.append(read_prompt_file(text.file))
-    if prompts:
-        return tuple(prompts)
-    if demo:
-        from specrun.bench.drafters.prompts import demo_prompts
-
-        return demo_prompts(_QUESTIONS)
-    from specrun.bench.drafters.prompts import GENERAL_PROMPTS
-
-    return GENERAL_PROMPTS
+    return asked_prompts(text.prompt, text.file, n_demo=_QUESTIONS if demo else 0)

@@ -177,22 +177,3 @@ def test_ctrl_c_in_a_real_process_leaves_nothing(models, tmp_path: Path):
     assert child.returncode == 130, errors
     assert errors.splitlines()[-1] == b"Error: interrupted"
     assert [path.name for path in tmp_path.iterdir()] == ["corpus.txt"]
-
-
-def test_a_reference_implies_prompt_lookup_only_where_nothing_else_drafts():
-    from specrun.cli.options.drafting import drafter_expression
-    from specrun.cli.options.model import DraftSettings
-
-    def chosen(**values: object) -> str:
-        nothing = dict.fromkeys(
-            ("model_draft", "drafter", "spec_type", "spec_draft_n_max", "spec_draft_p_min")
-        )
-        return drafter_expression(
-            DraftSettings(**{**nothing, "accept": "exact", **values}), demo=False
-        )
-
-    reference = Path("r.txt")
-    assert chosen() == "none"
-    assert chosen(reference=reference) == "prompt-lookup"
-    assert chosen(reference=reference, spec_draft_n_max=7) == "prompt-lookup(n=7)"
-    assert chosen(reference=reference, model_draft=Path("a.gguf")) == 'draft("a.gguf")'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ FILE = Path("small model.gguf")
 
 
 def settings(**given: Any) -> DraftSettings:
-    names = ("model_draft", "drafter", "spec_type", "spec_draft_n_max", "spec_draft_p_min")
+    names = (field.name for field in dataclasses.fields(DraftSettings))
     return DraftSettings(**{**dict.fromkeys(names), "accept": "exact", **given})
 
 
@@ -68,6 +69,9 @@ def settings(**given: Any) -> DraftSettings:
         ({"spec_type": "draft-mtp", "model_draft": FILE}, False, 'mtp("small model.gguf")'),
         ({"drafter": "prompt-lookup(n=2)"}, True, "prompt-lookup(n=2)"),
         ({"drafter": "auto"}, True, "auto"),
+        ({"reference": FILE}, False, "prompt-lookup"),  # a reference is there to be used
+        ({"reference": FILE, "spec_draft_n_max": 7}, False, "prompt-lookup(n=7)"),
+        ({"reference": FILE, "model_draft": FILE}, False, 'draft("small model.gguf")'),
         (
             {"drafter": "auto", "model_draft": FILE},
             False,
