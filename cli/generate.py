@@ -21,7 +21,7 @@ from specrun.cli.options.model import (
     lora_option,
     template_options,
 )
-from specrun.cli.options.opening import check_sampling, kept_session, open_runtime, session_option
+from specrun.cli.options.opening import check_sampling, kept_session, open_models, session_option
 from specrun.cli.options.output import (
     AnswerDisplay,
     answer_display_options,
@@ -103,11 +103,10 @@ def generate(
     with ExitStack() as opened:
         closed_last = opened.enter_context(ExitStack())
         runtime = opened.enter_context(
-            open_runtime(
-                *(load, draft, template, answer.params, terminal),
+            open_models(
+                *(Runtime, load, draft, template, answer.params, terminal, workload_of(text)),
                 lora=lora,
                 learn=learning.place,
-                workload=workload_of(text),
             )
         )
         drafter = open_learning(closed_last, runtime, learning, terminal)

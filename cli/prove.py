@@ -21,18 +21,18 @@ from specrun.cli.options.model import (
     load_options,
     template_options,
 )
-from specrun.cli.options.opening import open_engine, open_runtime
+from specrun.cli.options.opening import open_models
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.sampling import SamplingGrid, grid_options
 from specrun.cli.options.types import MAX_COUNT
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
-from specrun.runtime import SamplingParams
+from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.engine import Engine
 
 if TYPE_CHECKING:
     from specrun.bench.prove.prove import Proof, ProofOptions
     from specrun.bench.prove.tools import Post
     from specrun.bench.report import Table
-    from specrun.runtime.engine import Engine
     from specrun.runtime.engine.choices import DrafterMaker
     from specrun.runtime.round import Shape
 
@@ -121,7 +121,7 @@ def _texts(
     template = TemplateSettings(None, None, no_chat_template=True)
     if not (load.demo or draft.is_named):
         draft = dataclasses.replace(draft, drafter="none")
-    with open_runtime(load, draft, template, SamplingParams(), terminal) as runtime:
+    with open_models(Runtime, load, draft, template, SamplingParams(), terminal) as runtime:
         table = functools.partial(proof_table, figures=terminal.verbosity > 0)
         yield lambda say: [check(runtime, options, progress=say)], table
 
@@ -150,7 +150,7 @@ def _tools(
     ) -> Iterator[tuple[Engine, Post]]:
         own = dataclasses.replace(draft, shape=shape)
         settings = (_for_slots(load, n_slots), own, template, SamplingParams(), terminal)
-        with open_engine(*settings, slots=n_slots, others=others) as engine:
+        with open_models(Engine, *settings, slots=n_slots, others=others) as engine:
             _require_template(engine, say_once)
             with asking(engine) as post:
                 yield engine, post

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.cli.chat.conversation import load_conversation, save_conversation
@@ -97,18 +99,22 @@ def _stats(chat: Chat, _argument: str) -> None:
     if chat.last is None:
         chat.terminal.say("  There was no answer yet.")
         return
-    stats, totals = chat.last.stats, chat.totals
+    stats = chat.last.stats
+
+    def total(name: str) -> Any:  # noqa: ANN401 - a count, or seconds
+        return sum(map(attrgetter(name), chat.results))
+
     positions = " ".join(f"{share:.0%}" for share in stats.acceptance_by_position) or "-"
     lines = [
         f"last      {statistics_line(chat.last, chat.runtime.model.n_ctx_train)}",
         f"time      target {stats.target_s:.3f} s | drafter {stats.drafter_s:.3f} s | "
         f"overhead {stats.overhead_s:.3f} s | all {stats.wall_s:.3f} s",
         f"accepted  {positions} (by position in the draft)",
-        f"chat      {totals.answers} answers, {totals.completion_tokens:,} tokens in "
-        f"{totals.rounds:,} rounds, "
-        f"drafts {totals.accepted:,}/{totals.drafted:,} accepted, "
-        f"prompts {totals.prompt_tokens:,} tokens ({totals.cached_tokens:,} cached), "
-        f"{totals.wall_s:.2f} s",
+        f"chat      {len(chat.results)} answers, {total('usage.completion_tokens'):,} tokens in "
+        f"{total('stats.rounds'):,} rounds, "
+        f"drafts {total('stats.accepted'):,}/{total('stats.drafted'):,} accepted, prompts "
+        f"{total('usage.prompt_tokens'):,} tokens ({total('usage.cached_tokens'):,} cached), "
+        f"{total('stats.wall_s'):.2f} s",
     ]
     if chat.models.learning is not None:
         lines += chat.models.learning.lines()
@@ -218,32 +224,29 @@ def _path(argument: str, command: str) -> Path:
 
 
 _COMMANDS = {
-    "/help": _Command("/help", "this list", _help),
-    "/set": _Command(
-        "/set NAME VALUE", "change a setting, such as temperature; alone: list them", _set
-    ),
-    "/show": _Command("/show", "the models and all settings", _show),
-    "/model": _Command(
-        "/model NAME", "answer with another model: a file, a name, hf:OWNER/REPO", _model
-    ),
-    "/drafter": _Command(
-        "/drafter EXPR", "draft with another drafter, as --drafter or -md", _drafter
-    ),
-    "/accept": _Command("/accept RULE", "accept drafts by another rule", _accept),
-    "/stats": _Command("/stats", "the time and the tokens of the last answer and the chat", _stats),
-    "/thinking": _Command(
-        "/thinking [on|off]", "show the last answer's thinking; show or fold all", _thinking
-    ),
-    "/learn": _Command("/learn", "let the drafter learn now (with --learn)", _learn),
-    "/clear": _Command("/clear", "forget the conversation, keep the settings", _clear),
-    "/system": _Command("/system TEXT", "set the system prompt; alone: remove it", _system),
-    "/regen": _Command("/regen", "answer the last message again, drawn anew", _regen),
-    "/save": _Command("/save FILE", "write conversation and settings to a new file", _save),
-    "/save!": _Command(
-        "/save! FILE", "the same, over an existing file", functools.partial(_save, force=True)
-    ),
-    "/load": _Command("/load FILE", "continue a saved conversation", _load),
-    "/quit": _Command("/quit", "leave (also /bye, /exit, Ctrl-D)"),
+    command.usage.split()[0]: command
+    for command in (
+        _Command("/help", "this list", _help),
+        _Command(
+            "/set NAME VALUE", "change a setting, such as temperature; alone: list them", _set
+        ),
+        _Command("/show", "the models and all settings", _show),
+        _Command("/model NAME", "answer with another model: a file, a name, hf:OWNER/REPO", _model),
+        _Command("/drafter EXPR", "draft with another drafter, as --drafter or -md", _drafter),
+        _Command("/accept RULE", "accept drafts by another rule", _accept),
+        _Command("/stats", "the time and the tokens of the last answer and the chat", _stats),
+        _Command(
+            "/thinking [on|off]", "show the last answer's thinking; show or fold all", _thinking
+        ),
+        _Command("/learn", "let the drafter learn now (with --learn)", _learn),
+        _Command("/clear", "forget the conversation, keep the settings", _clear),
+        _Command("/system TEXT", "set the system prompt; alone: remove it", _system),
+        _Command("/regen", "answer the last message again, drawn anew", _regen),
+        _Command("/save FILE", "write conversation and settings to a new file", _save),
+        _Command("/save! FILE", "the same, over an existing file", partial(_save, force=True)),
+        _Command("/load FILE", "continue a saved conversation", _load),
+        _Command("/quit", "leave (also /bye, /exit, Ctrl-D)"),
+    )
 }
 _ALIASES = {"/?": "/help", "/bye": "/quit", "/exit": "/quit"}
 COMMAND_NAMES = (*_COMMANDS, *_ALIASES)

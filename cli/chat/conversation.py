@@ -18,34 +18,8 @@ from specrun.cli.options.types import format_logit_bias, parse_logit_bias
 from specrun.cli.terminal.terminal import read_text
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.laws import SamplingParams
-from specrun.runtime.round import GenerationResult
 
 ASSISTANT, USER, SYSTEM = "assistant", "user", "system"
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over all answers of a chat."""
-
-    answers: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    wall_s: float = 0.0
-
-    def add(self, result: GenerationResult) -> None:
-        """Count an answer."""
-        self.answers += 1
-        self.prompt_tokens += result.usage.prompt_tokens
-        self.cached_tokens += result.usage.cached_tokens
-        self.completion_tokens += result.usage.completion_tokens
-        self.rounds += result.stats.rounds
-        self.drafted += result.stats.drafted
-        self.accepted += result.stats.accepted
-        self.wall_s += result.stats.wall_s
 
 
 @dataclass(slots=True)

@@ -8,16 +8,16 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
 
 from specrun.bindings.errors import ClosedError, ContextFullError, SpecrunError
-from specrun.cli.chat.conversation import Conversation, Totals
+from specrun.cli.chat.conversation import Conversation
 from specrun.cli.chat.learning import ChatLearning, open_learning
 from specrun.cli.options.drafting import NO_LEARNING, LearnSettings
 from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings
-from specrun.cli.options.opening import PLAIN_TEMPLATE, check_sampling, open_runtime
+from specrun.cli.options.opening import PLAIN_TEMPLATE, check_sampling, open_models
 from specrun.cli.options.output import AnswerDisplay
 from specrun.cli.options.types import located
 from specrun.cli.terminal.answer import (
@@ -138,6 +138,9 @@ def _history() -> History:
 # == The models of a chat, switched while the conversation stays ===================================
 
 
+_Chosen: TypeAlias = tuple[LoadSettings, DraftSettings, tuple[str, ...]]  # and adapters
+
+
 class ChatModels:
     """The runtime of a chat; `switch_*` replace it, or leave it as it was and raise.
 
@@ -154,9 +157,8 @@ class ChatModels:
         lora: tuple[str, ...] = (),
         learn: LearnSettings = NO_LEARNING,
     ) -> None:
-        self._load, self._draft = load, draft
-        self._template, self._terminal, self._lora = template, terminal, lora
-        self._learn = learn
+        self._chosen = load, draft, lora
+        self._template, self._terminal, self._learn = template, terminal, learn
         self.learning: ChatLearning | None = None  # without --learn
         self.curve: CostCurve | None = None  # of the open target, if it was measured
         self._opened = ExitStack()
@@ -171,18 +173,12 @@ class ChatModels:
 
     def open(self, params: SamplingParams) -> Runtime:
         """Open the models of the options; `params` choose among tuned plans."""
+        load, draft, lora = self._chosen
+        settings = (load, draft, self._template, params, self._terminal)
         with ExitStack() as opened:
             closed_last = opened.enter_context(ExitStack())
             runtime = opened.enter_context(
-                open_runtime(
-                    self._load,
-                    self._draft,
-                    self._template,
-                    params,
-                    self._terminal,
-                    lora=self._lora,
-                    learn=self._learn.place,
-                )
+                open_models(Runtime, *settings, lora=lora, learn=self._learn.place)
             )
             check_sampling(params, runtime)
             model = runtime.model
@@ -209,44 +205,35 @@ class ChatModels:
 
     def switch_model(self, name: str, params: SamplingParams) -> None:
         """Open another target, with the same drafter."""
-        load = dataclasses.replace(self._load, model=located(name), demo=False)
-        self._switch(load, self._draft, params, lora=())
+        load, draft, _ = self._chosen
+        load = dataclasses.replace(load, model=located(name), demo=False)
+        self._switch((load, draft, ()), params)
 
     def switch_drafter(self, text: str, params: SamplingParams) -> None:
         """Draft by an expression, or with a file or a model of a store, as -md does."""
         expression = parse_expression(text)
         is_method = expression.is_call or expression.atom in METHODS
         file = None if is_method or not _is_model(expression.atom) else located(expression.atom)
+        load, draft, lora = self._chosen
+        unset: dict[str, Any] = dict.fromkeys(("spec_type", "spec_draft_n_max", "spec_draft_p_min"))
         draft = dataclasses.replace(
-            self._draft,
-            drafter=None if file else text,
-            model_draft=file,
-            spec_type=None,
-            spec_draft_n_max=None,
-            spec_draft_p_min=None,
+            draft, drafter=None if file else text, model_draft=file, **unset
         )
-        self._switch(self._load, draft, params, lora=self._lora)
+        self._switch((load, draft, lora), params)
 
     def switch_rule(self, rule: str, params: SamplingParams) -> None:
         """Accept by another rule."""
-        draft = dataclasses.replace(self._draft, accept=rule)
-        self._switch(self._load, draft, params, lora=self._lora)
+        load, draft, lora = self._chosen
+        self._switch((load, dataclasses.replace(draft, accept=rule), lora), params)
 
-    def _switch(
-        self,
-        load: LoadSettings,
-        draft: DraftSettings,
-        params: SamplingParams,
-        *,
-        lora: tuple[str, ...],
-    ) -> None:
-        before = self._load, self._draft, self._lora
+    def _switch(self, chosen: _Chosen, params: SamplingParams) -> None:
+        before = self._chosen
         self.close()
-        self._load, self._draft, self._lora = load, draft, lora
+        self._chosen = chosen
         try:
             self.open(params)
         except BaseException:
-            self._load, self._draft, self._lora = before
+            self._chosen = before
             self.open(params)
             raise
 
@@ -282,8 +269,7 @@ class Chat:
         self.models = models
         self.conversation = conversation
         self.terminal = terminal
-        self.totals = Totals()
-        self.last: GenerationResult | None = None
+        self.results: list[GenerationResult] = []
         self.index = 0
         self.shows_thinking = display.show_thinking
         self._display = display
@@ -294,6 +280,11 @@ class Chat:
     def runtime(self) -> Runtime:
         """The runtime that answers; commands switch it."""
         return self.models.runtime
+
+    @property
+    def last(self) -> GenerationResult | None:
+        """The last answer, None before the first."""
+        return self.results[-1] if self.results else None
 
     def run(self, read_line: LineReader, handle_command: CommandHandler) -> int:
         """Read and answer until the input ends or a command leaves; return the exit code.
@@ -362,8 +353,7 @@ class Chat:
             terminal.say(f"stopped before the {what}; the message was taken back", "dim")
             return False
         conversation.reply(answer.result.text)
-        self.last = answer.result
-        self.totals.add(answer.result)
+        self.results.append(answer.result)
         if self._display.show_timings:
             terminal.note(gain_line(answer.result, self.models.curve))
         if answer.interrupted:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
@@ -22,17 +22,13 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.acceptance import build_rule
 from specrun.runtime.demo import demo_drafters, demo_target
 from specrun.runtime.drafters.combinators import auto_expression
+from specrun.runtime.engine import Engine
 from specrun.runtime.grammar.compiled import compiled
-from specrun.runtime.online import KEEP, LearnFrom
+from specrun.runtime.online import KEEP
 from specrun.runtime.planning import ANY, drafter_for, tuned_plan
 from specrun.runtime.round import Shape
 
-if TYPE_CHECKING:
-    from specrun.runtime.engine import Engine
-    from specrun.runtime.engine.choices import DrafterMaker
-
-
-Opened = TypeVar("Opened", "Runtime", "Engine")
+Opened = TypeVar("Opened", Runtime, Engine)
 
 
 # == Opening =======================================================================================
@@ -46,96 +42,31 @@ PLAIN_TEMPLATE = (
 
 
 @contextmanager
-def open_runtime(
-    load: LoadSettings,
-    draft: DraftSettings,
-    template: TemplateSettings,
-    params: SamplingParams,
-    terminal: Terminal,
-    *,
-    lora: tuple[str, ...] = (),
-    learn: LearnFrom = False,
-    workload: str = ANY,
-) -> Iterator[Runtime]:
-    """Load the models that the options name, until the end.
-
-    `params` choose among tuned plans and, with the `workload`, in a profile.
-    """
-    settings = (load, draft, template, params, terminal, workload)
-    with _opened(Runtime, *settings, lora=lora, learn=learn) as runtime:
-        ours, theirs = runtime.model.n_params, runtime.session.drafter.n_params
-        if theirs > ours:
-            terminal.warn(
-                f"the draft model is larger than the target ({theirs:,} parameters against "
-                f"{ours:,}): were they swapped? Drafting will cost more than it saves"
-            )
-        _warn_of_lossy_rule(draft.accept, terminal)
-        for note in (runtime.remark, runtime.memory_line, runtime.contact_line):
-            if note:
-                terminal.note(note)
-        yield runtime
-
-
-@contextmanager
-def open_engine(
-    load: LoadSettings,
-    draft: DraftSettings,
-    template: TemplateSettings,
-    params: SamplingParams,
-    terminal: Terminal,
-    *,
-    slots: int,
-    others: Sequence[str | DrafterMaker] = (),
-    rules: tuple[str, ...] = (),
-    lora: tuple[str, ...] = (),
-    workload: str = ANY,
-    learn: LearnFrom = False,
-) -> Iterator[Engine]:
-    """Load the models that the options name, for several conversations, until the end.
-
-    Requests may choose the drafters `others`, and rules like `rules`.
-    """
-    from specrun.runtime.engine import Engine
-
-    settings = (load, draft, template, params, terminal, workload)
-    with _opened(
-        Engine,
-        *settings,
-        slots=slots,
-        shape=draft.shape or "free",  # a width that tune found is for one conversation
-        others=others,
-        rules=rules,
-        lora=lora,
-        learn=learn,
-    ) as engine:
-        _warn_of_lossy_rule(draft.accept, terminal)
-        for note in (engine.remark, engine.contact_line):
-            if note:
-                terminal.note(note)
-        yield engine
-
-
-@contextmanager
-def _opened(
+def open_models(
     kind: type[Opened],
     load: LoadSettings,
     draft: DraftSettings,
     template: TemplateSettings,
     params: SamplingParams,
     terminal: Terminal,
-    workload: str,
-    **more: Any,  # noqa: ANN401 - of `RuntimeOptions`
+    workload: str = ANY,
+    **more: Any,  # noqa: ANN401 - of `RuntimeOptions`, and an engine's slots
 ) -> Iterator[Opened]:
-    """Open a runtime or an engine; a passing line names the model meanwhile."""
+    """Load the models that the options name, for a runtime or an engine, until the end.
+
+    `params` choose among tuned plans and, with the `workload`, in a profile.
+    """
     check_named(load)
     drafter, shape = chosen_drafter(load, draft, params, terminal, workload)
+    is_alone = issubclass(kind, Runtime)
     options = {
         **load.runtime_options(),
         "accept": draft.accept,
         "chat_template": template_text(template),
         "seed": None,
         "reference": draft.reference,
-        "shape": shape,
+        # A width that tune found is for one conversation.
+        "shape": shape if is_alone else draft.shape or "free",
         "answers": KEEP if draft.keep_answers else False,
         **more,
     }
@@ -157,6 +88,21 @@ def _opened(
                 f"-ngl {layers} is ignored, there is no GPU here: `specrun doctor` shows the "
                 "devices"
             )
+        if isinstance(opened, Runtime):
+            ours, theirs = opened.model.n_params, opened.session.drafter.n_params
+            if theirs > ours:
+                terminal.warn(
+                    f"the draft model is larger than the target ({theirs:,} parameters against "
+                    f"{ours:,}): were they swapped? Drafting will cost more than it saves"
+                )
+        rule = build_rule(draft.accept)
+        if not rule.exact:
+            terminal.warn(
+                f"not exact: {rule.name}: the text does not have the target's distribution"
+            )
+        for note in (opened.remark, opened.memory_line if is_alone else "", opened.contact_line):
+            if note:
+                terminal.note(note)
         yield opened
 
 
@@ -244,12 +190,6 @@ def check_sampling(params: SamplingParams, opened: Runtime | Engine) -> None:
             raise OptionError(
                 f"--logit-bias names token {token}: the model has {size} tokens, numbered from 0"
             )
-
-
-def _warn_of_lossy_rule(accept: str, terminal: Terminal) -> None:
-    rule = build_rule(accept)
-    if not rule.exact:
-        terminal.warn(f"not exact: {rule.name}: the text does not have the target's distribution")
 
 
 # == --session: the cache of a long prompt, kept in a file for the next run ========================

@@ -38,7 +38,7 @@ from specrun.cli.options.model import (
     several_load_options,
     template_options,
 )
-from specrun.cli.options.opening import check_sampling, chosen_drafter, open_engine
+from specrun.cli.options.opening import check_sampling, chosen_drafter, open_models
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.prompt import check_named
 from specrun.cli.options.sampling import AnswerSettings, answer_options
@@ -53,6 +53,7 @@ from specrun.cli.serve.settings import (
 from specrun.cli.terminal.screen import bytes_text, count_text
 from specrun.cli.terminal.terminal import Terminal, one_line, read_text, require_file
 from specrun.runtime.demo import demo_target
+from specrun.runtime.engine import Engine
 from specrun.runtime.memory import Loading, Room, room_here
 from specrun.runtime.models import StoredModel
 from specrun.runtime.models.hub import stem_of
@@ -287,7 +288,8 @@ class _ModelSettings:
         if is_busy:
             load = replace(load, options=replace(load.options, measure=False))
         with ExitStack() as closed_last:
-            opened = open_engine(
+            opened = open_models(
+                Engine,
                 load,
                 self.draft,
                 self.template,

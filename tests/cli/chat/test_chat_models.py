@@ -102,7 +102,7 @@ def test_what_cannot_be_leaves_everything_as_it_was(
 def test_where_the_way_back_fails_the_next_command_says_so(
     talk: Talk, models: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = chat_models.open_runtime
+    opened = chat_models.open_models
     calls = []
 
     def open_once(*arguments: object, **options: object) -> object:
@@ -111,7 +111,7 @@ def test_where_the_way_back_fails_the_next_command_says_so(
             raise OutOfMemoryError("no memory")
         return opened(*arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(chat_models, "open_runtime", open_once)
+    monkeypatch.setattr(chat_models, "open_models", open_once)
     result = talk("/drafter prompt-lookup", "hello", f"/model {models.target}", "hello")
     assert "no memory" in result.stderr
     assert "no model is open: /model NAME opens one" in result.stderr
