@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -41,22 +41,6 @@ _CONTENTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """A file or folder that specrun keeps; `is_cache` if it can be made or fetched again."""
-
-    name: str
-    path: Path
-    is_cache: bool
-    n_files: int
-    n_bytes: int
-
-    @property
-    def contents(self) -> str:
-        """Its contents, in words."""
-        return _CONTENTS.get(self.name, "")
-
-
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("names", nargs=-1, help="The names of the files to remove, as listed.")
 @OUTPUT.flag("--cache", "Remove everything that can be made or fetched again.", dest="cache")
@@ -68,14 +52,25 @@ def clean(
 ) -> None:
     """List the files that specrun keeps on this disk, or remove them."""
     found = list(_kept())
-    chosen = _chosen(found, names, cache=cache, everything=everything)
+    known = {each["name"] for each in found}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        listed = ", ".join(sorted(known)) or "nothing"
+        raise click.UsageError(f"{unknown[0]!r} is not kept: there is {listed}")
+    for each in found:
+        each["removed"] = everything or each["name"] in names or (cache and each["cache"])
+    chosen = [each for each in found if each["removed"]]
     for each in chosen:
-        _remove(each.path)
+        path = Path(each["path"])
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     if as_json:
-        terminal.answer_json([_facts(each, removed=each in chosen) for each in found])
+        terminal.answer_json(found)
         return
     for each in chosen:
-        terminal.note(f"removed {each.path} ({bytes_text(each.n_bytes)})")
+        terminal.note(f"removed {each['path']} ({bytes_text(each['bytes'])})")
     if chosen or names or cache or everything:
         terminal.note("nothing to remove" if not chosen else "")
     elif not found:
@@ -84,59 +79,40 @@ def clean(
         _list(found, terminal)
 
 
-def _kept() -> Iterator[Kept]:
-    """Yield all that is there: each entry of the cache, of the state, and the config file."""
+def _kept() -> Iterator[dict[str, Any]]:
+    """Yield the facts of each entry of the cache and of the state, and of the config file.
+
+    `cache`: it can be made or fetched again.
+    """
     folders = {state_folder(): False, cache_folder(): True}  # Windows has one for both
     own = ("history", "learn")
-    for folder, is_cache in folders.items():
-        for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-            yield _measured(path, path.name, is_cache and path.name not in own)
+    entries = [
+        (path, path.name, is_cache and path.name not in own)
+        for folder, is_cache in folders.items()
+        for path in (sorted(folder.iterdir()) if folder.is_dir() else ())
+    ]
     if config_path().is_file():
-        yield _measured(config_path(), "config", is_cache=False)
+        entries.append((config_path(), "config", False))
+    for path, name, is_cache in entries:
+        inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else (path,)
+        sizes = [each.lstat().st_size for each in inner if not each.is_dir() or each.is_symlink()]
+        facts = {"name": name, "path": str(path), "cache": is_cache}
+        yield {**facts, "files": len(sizes), "bytes": sum(sizes)}
 
 
-def _measured(path: Path, name: str, is_cache: bool) -> Kept:
-    inner = path.rglob("*") if path.is_dir() and not path.is_symlink() else (path,)
-    sizes = [each.lstat().st_size for each in inner if not each.is_dir() or each.is_symlink()]
-    return Kept(name, path, is_cache, len(sizes), sum(sizes))
-
-
-def _chosen(
-    found: Sequence[Kept], names: Sequence[str], *, cache: bool, everything: bool
-) -> list[Kept]:
-    known = {each.name for each in found}
-    unknown = [name for name in names if name not in known]
-    if unknown:
-        listed = ", ".join(sorted(known)) or "nothing"
-        raise click.UsageError(f"{unknown[0]!r} is not kept: there is {listed}")
-    return [each for each in found if everything or each.name in names or (cache and each.is_cache)]
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink()
-
-
-def _facts(each: Kept, *, removed: bool) -> dict[str, object]:
-    return {
-        "name": each.name,
-        "path": str(each.path),
-        "cache": each.is_cache,
-        "files": each.n_files,
-        "bytes": each.n_bytes,
-        "removed": removed,
-    }
-
-
-def _list(found: Sequence[Kept], terminal: Terminal) -> None:
+def _list(found: Sequence[dict[str, Any]], terminal: Terminal) -> None:
     rows = [
-        (each.name, bytes_text(each.n_bytes), f"{each.n_files:,}", each.contents, str(each.path))
+        (
+            each["name"],
+            bytes_text(each["bytes"]),
+            f"{each['files']:,}",
+            _CONTENTS.get(each["name"], ""),
+            each["path"],
+        )
         for each in found
     ]
     print_table(terminal, "kept by specrun", ("name", "size", "files", "contents", "path"), rows)
-    total = bytes_text(sum(each.n_bytes for each in found))
+    total = bytes_text(sum(each["bytes"] for each in found))
     terminal.note(
         f"{total} in all; specrun clean NAME removes one, --cache all that can be made again"
     )

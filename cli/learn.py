@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.bindings.errors import ModelError, OptionError
+from specrun.bindings.errors import ModelError, OptionError, SpecrunError
 from specrun.cli.options.group import MODEL, OUTPUT, LazyCommand, LazyGroup, SectionedCommand
 from specrun.cli.options.model import trust_option
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.types import FILE
 from specrun.cli.terminal.screen import bytes_text
 from specrun.cli.terminal.terminal import Terminal, one_line
+
+if TYPE_CHECKING:
+    from specrun.runtime.drafters.retrieval import StoreHeader
 
 _COMMANDS = (
     LazyCommand("specrun.cli.learn", "show", "Show the kept answers and their folder."),
@@ -41,50 +44,44 @@ def learn() -> None:
     """Show or delete the data kept for learning (`--learn-keep`, `--keep-answers`)."""
 
 
-def _kept(folder: Path) -> dict[str, Any]:
-    """Return the facts of the files kept for a target, with the error of reading its buffer."""
-    from specrun.runtime.online import BUFFER_NAME, read_facts
-
-    files = [path for path in folder.iterdir() if path.is_file()]
-    target, answers, rejected, problem = folder.name, 0, 0, None
-    if (folder / BUFFER_NAME).exists():
-        try:
-            facts = read_facts(folder / BUFFER_NAME)
-            target, answers, rejected = facts.key.name, facts.n_answers, facts.n_places
-        except ModelError as error:
-            problem = str(error)
+def _kept(path: Path) -> dict[str, Any]:
+    """Return the facts of a target's folder, or of a store of answers."""
+    files = [path]
+    if path.is_dir():
+        files = [each for each in path.iterdir() if each.is_file()]
     return {
-        "target": target,
-        "folder": str(folder),
-        "answers": answers,
-        "rejected": rejected,
-        "bytes": sum(path.stat().st_size for path in files),
-        "drafters": sorted(path.name for path in files if path.suffix == ".gguf"),
-        "problem": problem,
+        "target": path.name,
+        "folder": str(path),
+        "answers": 0,
+        "rejected": 0,
+        "bytes": sum(each.stat().st_size for each in files),
+        "drafters": sorted(each.name for each in files if each.suffix == ".gguf"),
+        "problem": None,
     }
 
 
-def _kept_answers() -> list[dict[str, Any]]:
-    """Return the facts of the stores of answers, each with its error."""
-    from specrun.runtime.drafters.retrieval import StoreHeader, kept_answers
+def _kept_drafts(folder: Path) -> dict[str, Any]:
+    """Return the facts of the files kept for a target, with the error of reading its buffer."""
+    from specrun.runtime.online import BUFFER_NAME, read_facts
 
-    found: list[dict[str, Any]] = []
-    for path, header in kept_answers():
-        target, answers, tokens, problem = path.name, 0, 0, None
-        if isinstance(header, StoreHeader):
-            target = f"answers of {header.model}'s vocabulary"
-            answers, tokens = header.n_files, header.n_positions
-        else:
-            problem = str(header)
-        facts: dict[str, Any] = {
-            "target": target,
-            "folder": str(path),
-            "answers": answers,
-            "rejected": 0,
-        }
-        size = path.stat().st_size
-        found.append({**facts, "bytes": size, "drafters": [], "problem": problem, "tokens": tokens})
+    found = _kept(folder)
+    if (folder / BUFFER_NAME).exists():
+        try:
+            facts = read_facts(folder / BUFFER_NAME)
+        except ModelError as error:
+            return {**found, "problem": str(error)}
+        found["target"] = facts.key.name
+        found |= {"answers": facts.n_answers, "rejected": facts.n_places}
     return found
+
+
+def _kept_answers(path: Path, header: StoreHeader | SpecrunError) -> dict[str, Any]:
+    """Return the facts of a store of answers, with the error of reading it."""
+    found = {**_kept(path), "tokens": 0}
+    if isinstance(header, SpecrunError):
+        return {**found, "problem": str(header)}
+    target = f"answers of {header.model}'s vocabulary"
+    return {**found, "target": target, "answers": header.n_files, "tokens": header.n_positions}
 
 
 @click.command(cls=SectionedCommand)
@@ -92,9 +89,11 @@ def _kept_answers() -> list[dict[str, Any]]:
 @terminal_options
 def show(as_json: bool, terminal: Terminal) -> None:
     "Show the kept answers and their folder."
+    from specrun.runtime.drafters.retrieval import kept_answers
     from specrun.runtime.online import kept_folders
 
-    found = [*map(_kept, kept_folders()), *_kept_answers()]
+    found = [_kept_drafts(folder) for folder in kept_folders()]
+    found += [_kept_answers(path, header) for path, header in kept_answers()]
     if as_json:
         terminal.answer_json(found)
         return

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
@@ -36,14 +36,13 @@ from specrun.cli.options.output import check_plot, plot_option, terminal_options
 from specrun.cli.options.prompt import named_target
 from specrun.cli.options.quiet_machine import measures_time
 from specrun.cli.options.sampling import temperatures_option
-from specrun.cli.options.types import COUNTS, FILE, NUMBERS
+from specrun.cli.options.types import COUNTS, FILE, NUMBERS, each_once
 from specrun.cli.terminal.terminal import INTERRUPTED, Terminal
 from specrun.runtime.laws import SamplingParams
 
 if TYPE_CHECKING:
     from specrun.bench.cascade.comparison import CascadeBench, CascadePoint, Metric
 
-Number = TypeVar("Number", int, float)
 _MODELS, _TEXTS, _MEASURING = map(Section, ("Models and rules", "Texts", "Measurement"))
 _RULES = (
     *("cascade-chow", "cascade-diff", "cascade-opt", "cascade-token-v3", "lossy"),
@@ -76,28 +75,31 @@ class _CascadeSettings:
         multiple=True,
         show_default=", ".join(_RULES),
     )
-    alpha: tuple[tuple[float, ...], ...] = _MODELS.field(
+    alpha: tuple[float, ...] = _MODELS.field(
         "--alpha",
         "How much is given away: a,b or repeated. bild and bild-star take the distance of a token "
         "of probability 1 - alpha.",
         NUMBERS,
         multiple=True,
         default=("0,0.05,0.1,0.2,0.4,0.7",),
+        callback=each_once,
     )
-    spec_draft_n_max: tuple[tuple[int, ...], ...] = _MODELS.field(
+    spec_draft_n_max: tuple[int, ...] = _MODELS.field(
         "--spec-draft-n-max",
         "Tokens drafted in a round: a,b or repeated.",
         COUNTS,
         multiple=True,
         default=("5",),
+        callback=each_once,
     )
-    temp: tuple[tuple[float, ...], ...] = by_option(temperatures_option("1"))
-    top_p: tuple[tuple[float, ...], ...] = SAMPLING.field(
+    temp: tuple[float, ...] = by_option(temperatures_option("1"))
+    top_p: tuple[float, ...] = SAMPLING.field(
         "--top-p",
         "Keep the most likely tokens with this much probability together: a,b or repeated.",
         NUMBERS,
         multiple=True,
         default=("1",),
+        callback=each_once,
     )
     seed: int = by_option(first_seed_option)
     texts: Path | None = _TEXTS.field(
@@ -190,20 +192,15 @@ def _comparison(target: Path, load: LoadSettings, settings: _CascadeSettings) ->
         teacher=target,
         small=small,
         examples=examples,
-        rules=with_alphas(settings.accept or _RULES, _each(settings.alpha)),
+        rules=with_alphas(settings.accept or _RULES, settings.alpha),
         params=tuple(
             SamplingParams(temperature=temp, top_k=0, top_p=top_p, min_p=0.0, seed=settings.seed)
-            for temp in _each(settings.temp)
-            for top_p in _each(settings.top_p)
+            for temp in settings.temp
+            for top_p in settings.top_p
         ),
-        lengths=_each(settings.spec_draft_n_max),
+        lengths=settings.spec_draft_n_max,
         max_tokens=settings.predict,
         repetitions=settings.repetitions,
         as_chat=False if continues else None,
         options=load.runtime_options(),
     )
-
-
-def _each(several: tuple[tuple[Number, ...], ...]) -> tuple[Number, ...]:
-    """Return the numbers of a repeated option, none twice."""
-    return tuple(dict.fromkeys(number for numbers in several for number in numbers))

@@ -23,7 +23,7 @@ def measures_time(command: Command) -> Command:
     def watched(*, anyway: bool, load: LoadSettings, terminal: Terminal, **others: Any) -> Any:  # noqa: ANN401
         if not (load.demo or load.model or others.get("file")):
             anyway = True  # the command itself refuses to run without a model
-        machine = OtherLoad(threads_of(load))
+        machine = OtherLoad(load.options.context.n_threads or os.cpu_count() or 1)
         busy = "" if anyway else machine.now()
         if busy:
             advice = "wait until they are done, or add --anyway"
@@ -37,8 +37,3 @@ def measures_time(command: Command) -> Command:
 
     flag = OUTPUT.flag("--anyway", "Measure even if other programs are busy.", dest="anyway")
     return flag(watched)
-
-
-def threads_of(load: LoadSettings) -> int:
-    """Return how many threads evaluate."""
-    return load.options.context.n_threads or os.cpu_count() or 1

@@ -19,7 +19,7 @@ import click
 
 from specrun.bindings.errors import OptionError
 from specrun.cli.options.group import SAMPLING, Decorator, option_group
-from specrun.cli.options.types import LOGIT_BIAS, MAX_COUNT, NUMBERS, Parsed
+from specrun.cli.options.types import LOGIT_BIAS, MAX_COUNT, NUMBERS, Parsed, each_once
 from specrun.cli.terminal.terminal import MAX_TEXT_BYTES, decode_text, read_text
 from specrun.runtime.grammar import Grammar
 from specrun.runtime.laws import (
@@ -55,13 +55,12 @@ GRAMMAR_OPTIONS = (
         "Apply the grammar, schema or expression only after this text, such as </think>.",
     ),
 )
-"""They hand on `json_schema`, `grammar`, `regex` and `grammar_after`: see `chosen_grammar`."""
 
 
-def chosen_grammar(
+def _chosen_grammar(
     json_schema: str | None, grammar: str | None, regex: str | None, grammar_after: str | None
 ) -> Grammar | None:
-    """Return the grammar of the options; raises UsageError for several kinds."""
+    """Return the grammar of `GRAMMAR_OPTIONS`; raises UsageError for several kinds."""
     given = {"--json-schema": json_schema, "--grammar": grammar, "--regex": regex}
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
@@ -153,10 +152,6 @@ def _range(setting: Setting) -> click.ParamType[Any]:
     return click.FloatRange(least, most, min_open=setting.above)
 
 
-_TRUNCATION_OPTIONS = tuple(
-    _setting_option(name, metavar=False) for name in ("top_k", "top_p", "min_p")
-)
-
 SAMPLER_OPTIONS = (
     _setting_option("samplers"),
     SAMPLING.option(
@@ -227,17 +222,11 @@ class AnswerSettings:
         return dataclasses.replace(self, params=self.params.replace(logit_bias=bias))
 
 
-def _build(
-    predict: int,
-    json_schema: str | None,
-    grammar: str | None,
-    regex: str | None,
-    grammar_after: str | None,
-    ignore_eos: bool,
-    **values: Any,  # noqa: ANN401 - of the settings' options
-) -> AnswerSettings:
-    chosen = chosen_grammar(json_schema, grammar, regex, grammar_after)
-    params = SamplingParams(grammar=chosen, **read_settings(values))
+def _build(predict: int, ignore_eos: bool, **values: Any) -> AnswerSettings:  # noqa: ANN401
+    grammar = _chosen_grammar(
+        *(values.pop(name) for name in ("json_schema", "grammar", "regex", "grammar_after"))
+    )
+    params = SamplingParams(grammar=grammar, **read_settings(values))
     return AnswerSettings(params, None if predict < 0 else predict, ignore_eos)
 
 
@@ -272,6 +261,7 @@ def temperatures_option(default: str, purpose: str = "") -> Decorator:
         NUMBERS,
         multiple=True,
         default=(default,),
+        callback=each_once,
     )
 
 
@@ -279,14 +269,9 @@ SamplingGrid: TypeAlias = tuple[SamplingParams, ...]
 """The settings at each of several temperatures."""
 
 
-def _grid(
-    temp: Sequence[Sequence[float]],
-    **values: Any,  # noqa: ANN401 - of the settings' options
-) -> SamplingGrid:
-    """Return the settings at each temperature, in order, none twice."""
+def _grid(temp: Sequence[float], **values: Any) -> SamplingGrid:  # noqa: ANN401 - of the settings
     settings = read_settings(values)
-    temperatures = dict.fromkeys(temperature for several in temp for temperature in several)
-    return tuple(SamplingParams(temperature=each, **settings) for each in temperatures)
+    return tuple(SamplingParams(temperature=each, **settings) for each in temp)
 
 
 def grid_options(default: str, purpose: str = "", *more: Decorator) -> Decorator:
@@ -294,5 +279,6 @@ def grid_options(default: str, purpose: str = "", *more: Decorator) -> Decorator
 
     `default` is of --temp, `purpose` stands in its help.
     """
+    cuts = (_setting_option(name, metavar=False) for name in ("top_k", "top_p", "min_p"))
     temperatures = temperatures_option(default, purpose)
-    return option_group("sampling", _grid, temperatures, *_TRUNCATION_OPTIONS, *more)
+    return option_group("sampling", _grid, temperatures, *cuts, *more)

@@ -150,6 +150,13 @@ def read_numbers(text: str) -> tuple[float, ...]:
     return numbers
 
 
+def each_once(
+    _context: _Context, _option: _Parameter, several: tuple[tuple[float, ...], ...]
+) -> tuple[float, ...]:
+    """Return the numbers of a repeated option of lists, none twice: a callback of click."""
+    return tuple(dict.fromkeys(number for numbers in several for number in numbers))
+
+
 def read_parameters(text: str) -> int:
     """Return a number of parameters: 400M, 1.5B, 400000000."""
     from specrun.convert.cut.pad import parse_parameters
