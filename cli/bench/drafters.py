@@ -141,6 +141,9 @@ class PromptChoice:
     no_chat_template: bool = by_option(no_template_option(_PROMPTS))
 
 
+prompt_choice_options = option_group("source", PromptChoice)
+
+
 @dataclass(frozen=True, slots=True)
 class Measuring:
     """The amount of measuring, the cost of the target, and the picture."""
@@ -299,7 +302,7 @@ sampling, verification and text, because drafting is not free of them. Do not us
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @load_options
 @option_group("chosen", DrafterChoice)
-@option_group("source", PromptChoice)
+@prompt_choice_options
 @sampling_grid_options
 @option_group("measuring", Measuring)
 @format_options

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support import commands
 
 from specrun.convert.random_model import RandomLlama, write_random_llama
 
@@ -80,17 +81,10 @@ Run = Callable[..., Result]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run `specrun` with arguments; models evaluate with one thread."""
+    """Run `specrun` with arguments, the first split at spaces; models have one thread."""
     for name in [*os.environ]:
         if name.startswith("SPECRUN_") or name in ("NO_COLOR", "FORCE_COLOR"):
             monkeypatch.delenv(name)
     monkeypatch.setenv("SPECRUN_THREADS", "1")
-
-    def invoke(*arguments: object, input: str | bytes | None = None) -> Result:
-        from specrun.cli.main import cli
-
-        return CliRunner().invoke(
-            cli, [str(argument) for argument in arguments], input=input, prog_name="specrun"
-        )
-
-    return invoke
+    monkeypatch.setenv("SPECRUN_ANYWAY", "1")  # other tests run beside
+    return commands.run

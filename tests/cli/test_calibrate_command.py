@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support.commands import run
 from support.tiny_heads import random_medusa
 
-from specrun.cli.main import cli
 from specrun.runtime.heads import HeadFile, read_accuracy_csv, stored_accuracy
 
 from .conftest import Models
@@ -38,10 +38,6 @@ def text(tmp_path: Path) -> Path:
     return path
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, [*map(str, arguments)])
-
-
 def calibrate(models: Models, heads: Path, *more: str | Path) -> Result:
     return run("calibrate", "-m", models.target, "-md", heads, *FAST, *more)
 
@@ -57,21 +53,8 @@ def test_a_texts_accuracies_go_into_the_heads_file(models: Models, heads: Path, 
     assert accuracy is not None
     assert len(accuracy) == 3
     assert sum(accuracy[0]) > 0.0
-    drafted = run(
-        "generate",
-        "-m",
-        models.target,
-        "--drafter",
-        f"medusa({heads})",
-        "-t",
-        "1",
-        "-c",
-        "256",
-        "-p",
-        "a",
-        "-n",
-        "4",
-    )
+    drafter = ("--drafter", f"medusa({heads})")
+    drafted = run("generate -t 1 -c 256 -p a -n 4 -m", models.target, *drafter)
     assert drafted.exit_code == 0, drafted.output
 
 
@@ -143,32 +126,15 @@ def test_a_bad_csv_ends_with_its_line(models: Models, heads: Path, tmp_path: Pat
 
 
 def test_a_rule_that_is_not_exact_is_announced_once(models: Models) -> None:
-    arguments = (
-        "-m",
-        models.plain,
-        "--drafter",
-        "prompt-lookup",
-        "-p",
-        "abab",
-        "-n",
-        "8",
-        "-t",
-        "1",
-        "-c",
-        "256",
-    )
-    result = run("generate", *arguments, "--accept", "typical(eps=0.2)")
+    asked = "generate --drafter prompt-lookup -p abab -n 8 -t 1 -c 256 -m"
+    result = run(asked, models.plain, "--accept", "typical(eps=0.2)")
     assert result.exit_code == 0, result.output
     assert result.stderr.count("not exact: typical(eps=0.2, delta=0.3): the text") == 1
     said = r"typical\(eps=0.2, delta=0.3\), TV [0-9.]+ from the target's distribution, [0-9.]+%"
     assert re.search(said + " of tokens changed", result.stderr)
-    assert (
-        json.loads(run("generate", *arguments, "--accept", "typical", "--json").stdout)["stats"][
-            "exact"
-        ]
-        is False
-    )
-    assert "not exact" not in run("generate", *arguments).stderr
-    bad = run("generate", *arguments, "--accept", "typical(eps=2)")
+    told = json.loads(run(asked, models.plain, "--accept", "typical", "--json").stdout)
+    assert told["stats"]["exact"] is False
+    assert "not exact" not in run(asked, models.plain).stderr
+    bad = run(asked, models.plain, "--accept", "typical(eps=2)")
     assert (bad.exit_code, "eps is 2" in bad.output) == (2, True)
     assert "not exact: typical, cascade-chow" in " ".join(run("generate", "--help").stdout.split())

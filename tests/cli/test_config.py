@@ -92,7 +92,8 @@ def test_help_does_not_depend_on_the_file(run: Run, config: Path) -> None:
 
 def test_show_and_path(run: Run, config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("config", "path").stdout == f"{config}\n"
-    monkeypatch.delenv("SPECRUN_THREADS")
+    for name in ("SPECRUN_THREADS", "SPECRUN_ANYWAY"):
+        monkeypatch.delenv(name)
     empty = run("config", "show")
     assert (empty.exit_code, empty.stdout) == (0, "")
     assert "there is no such file" in empty.stderr

@@ -28,19 +28,7 @@ def test_a_cut_drafts_for_its_own_model(models: Models, run: Run, tmp_path: Path
     result = run("cut", models.target, cut, "--skip-layers", "2")
     assert (result.exit_code, result.stdout) == (0, ""), result.output
     assert "layers 0-1,3 of 4" in result.stderr
-    command = [
-        "generate",
-        "-m",
-        models.target,
-        "-p",
-        "abc",
-        "-n",
-        "24",
-        "--temp",
-        "0",
-        *ENDLESS,
-        "--json",
-    ]
+    command = ["generate -p abc -n 24 --temp 0 --json -m", models.target, *ENDLESS]
     plain = json.loads(run(*command).stdout)
     drafted = json.loads(run(*command, "--drafter", f'draft("{cut}", n=4, p_min=adaptive)').stdout)
     assert drafted["token_ids"] == plain["token_ids"]

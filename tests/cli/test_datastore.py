@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from support.ctrl_c import hearing_ctrl_c
+from support.commands import started
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 20
 
@@ -46,20 +44,7 @@ def test_info_as_text_and_json(run, models, store: Path):
 def test_drafting_from_a_store_and_a_reference_keeps_the_text(
     run, models, store: Path, corpus: Path
 ):
-    common = (
-        "generate",
-        "-m",
-        models.target,
-        "-p",
-        "the quick",
-        "-n",
-        "24",
-        "--temp",
-        "0.8",
-        "-s",
-        "3",
-        "--json",
-    )
+    common = ("generate -n 24 --temp 0.8 -s 3 --json -m", models.target, "-p", "the quick")
     plain = json.loads(run(*common).stdout)
     for extra in (
         ("--drafter", f'rest("{store}", min_match=1)'),
@@ -157,18 +142,8 @@ def test_a_damaged_store_is_seen_by_info(run, store: Path):
 def test_ctrl_c_in_a_real_process_leaves_nothing(models, tmp_path: Path):
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(TEXT * 20_000, encoding="utf-8")  # 18 MB: seconds of work
-    command = [
-        sys.executable,
-        "-c",
-        "from specrun.cli.main import main; main()",
-        "datastore",
-        "build",
-        str(corpus),
-    ]
-    command += ["-m", str(models.target), "-o", str(tmp_path / "out.store")]
-    with hearing_ctrl_c():
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    with process as child:
+    files = (corpus, "-m", models.target, "-o", tmp_path / "out.store")
+    with started("datastore build", *files) as child:
         deadline = time.monotonic() + 60
         while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
             time.sleep(0.01)

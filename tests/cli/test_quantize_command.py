@@ -71,43 +71,19 @@ def test_help_lists_every_type_with_its_bits(run) -> None:
 
 
 def test_a_matrix_is_made_resumed_and_used(run, folder: Path) -> None:
-    base = (
-        "imatrix",
-        "-m",
-        folder / "wide-F32.gguf",
-        "-f",
-        folder / "text.txt",
-        "-o",
-        folder / "m.gguf",
-        "-c",
-        64,
-    )
+    model, matrix = folder / "wide-F32.gguf", folder / "m.gguf"
+    base = ("imatrix -c 64 -m", model, "-f", folder / "text.txt", "-o", matrix)
     result = run(*base, "--chunks", 2, "--json")
     assert result.exit_code == 0, result.output
     assert (json.loads(result.stdout)["chunks"], json.loads(result.stdout)["entries"]) == (2, 7)
     assert run(*base).exit_code == 2  # it exists
     result = run(*base, "--resume", "--json")
     assert json.loads(result.stdout)["chunks_now"] == json.loads(result.stdout)["chunks"] - 2
-    result = run(
-        "quantize",
-        folder / "wide-F32.gguf",
-        "IQ3_XXS",
-        "--pure",
-        "--imatrix",
-        folder / "m.gguf",
-        "-v",
-    )
+    result = run("quantize --pure -v --imatrix", matrix, model, "IQ3_XXS")
     assert result.exit_code == 0, result.output
     assert read_header(folder / "wide-IQ3_XXS.gguf").tensor_type_counts["IQ3_XXS"] == 9
-    result = run(
-        "imatrix",
-        "--in-file",
-        folder / "m.gguf",
-        "--in-file",
-        folder / "m.gguf",
-        "-o",
-        folder / "two.gguf",
-    )
+    both = ("--in-file", matrix, "--in-file", matrix)
+    result = run("imatrix", *both, "-o", folder / "two.gguf")
     assert result.exit_code == 0, result.output
 
 
@@ -122,13 +98,8 @@ def test_heads_need_no_type(run, tmp_path: Path) -> None:
         ["heads-F16.gguf", "other.gguf"],
         ["heads-F16.gguf", "x.gguf", "q4_0"],
     ):
-        result = run(
-            "quantize",
-            *(
-                tmp_path / argument if argument.endswith("gguf") else argument
-                for argument in arguments
-            ),
-        )
+        files = (tmp_path / each if each.endswith("gguf") else each for each in arguments)
+        result = run("quantize", *files)
         assert result.exit_code == 0, result.output
     assert read_header(tmp_path / "heads-Q8_0.gguf").tensor_type_counts == {"Q8_0": 1}
     assert read_header(tmp_path / "x.gguf").tensor_type_counts == {"Q4_0": 1}

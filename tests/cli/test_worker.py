@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import signal
 import socket
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.ctrl_c import hearing_ctrl_c
+from support.commands import started
 from support.workers import free_port, listening, running_worker
 
 from specrun.cli.worker import _cache_folder
@@ -19,28 +16,12 @@ from specrun.cli.worker import _cache_folder
 from .conftest import Models, Run
 
 
-@contextmanager
-def command(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    with hearing_ctrl_c():
-        process = subprocess.Popen(
-            [sys.executable, "-c", "from specrun.cli.main import main; main()", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
 def test_it_serves_until_ctrl_c(run: Run, models: Models, tmp_path: Path) -> None:
     port = free_port()
     cache = tmp_path / "cache"
-    with command("worker", "--port", str(port), "-t", "1", "--cache", str(cache)) as process:
+    with started("worker -t 1 --port", port, "--cache", cache) as process:
         assert process.stdout is not None
-        line = process.stdout.readline()
+        line = process.stdout.readline().decode()
         assert line == f"specrun chat -m target.gguf -ngl all --rpc 127.0.0.1:{port}\n"
         arguments = ["-m", models.target, "-p", "hello", "-n", 8, "--temp", 0]
         here = run("generate", *arguments)
@@ -52,22 +33,22 @@ def test_it_serves_until_ctrl_c(run: Run, models: Models, tmp_path: Path) -> Non
         assert f": 127.0.0.1:{port} (worker, " in listed.stdout
         process.send_signal(signal.SIGINT)
         output, messages = process.communicate(timeout=20)
-    assert (process.returncode, output) == (0, "")
-    assert "Traceback" not in messages
-    assert "Starting RPC server" in messages  # the server's own words, not on stdout
+    assert (process.returncode, output) == (0, b"")
+    assert b"Traceback" not in messages
+    assert b"Starting RPC server" in messages  # the server's own words, not on stdout
     assert cache.is_dir()
     assert not listening(port)
 
 
 def test_a_service_manager_ends_it_as_ctrl_c_does() -> None:
     port = free_port()
-    with command("worker", "--port", str(port), "-t", "1") as process:
+    with started("worker -t 1 --port", port) as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         _, messages = process.communicate(timeout=20)
     assert process.returncode == 0
-    assert "Traceback" not in messages
+    assert b"Traceback" not in messages
     assert not listening(port)
 
 

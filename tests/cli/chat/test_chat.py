@@ -10,9 +10,13 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
+from specrun.bindings.errors import OptionError
+from specrun.cli.chat.commands import COMMAND_NAMES
+from specrun.cli.chat.conversation import Conversation
+from specrun.cli.chat.settings import change_setting, setting_lines
 from specrun.runtime import Runtime, SamplingParams
 
-from ..conftest import CONTROL_TOKENS, ODD_BYTES, READABLE, Models, Run
+from ..conftest import CONTROL_TOKENS, ODD_BYTES, READABLE, VOCAB_SIZE, Models, Run
 
 Talk = Callable[..., Result]
 
@@ -113,19 +117,8 @@ def test_an_unknown_command_names_the_nearest(talk: Talk) -> None:
 
 def test_help_lists_every_command(talk: Talk) -> None:
     shown = talk("/help").stderr
-    for command in [
-        "/help",
-        "/set",
-        "/show",
-        "/stats",
-        "/clear",
-        "/system",
-        "/regen",
-        "/save",
-        "/load",
-        "/quit",
-    ]:
-        assert f"  {command}" in shown
+    listed = {line.split()[0] for line in shown.splitlines() if line.startswith("  /")}
+    assert listed == {*COMMAND_NAMES} - {"/?", "/bye", "/exit"}
     assert talk("/?").stderr == shown
 
 
@@ -162,23 +155,37 @@ def test_help_lists_every_command(talk: Talk) -> None:
         ("sampler-seq ekt", "samplers", "penalties;top_k;temperature"),
     ],
 )
-def test_set_changes_every_setting(talk: Talk, line: str, name: str, value: str) -> None:
-    result = talk(f"/set {line}", "/show", options=("-q",))
-    assert result.exit_code == 0
-    assert result.stderr.count(f"  {name:21}  {value}\n") == 2
+def test_set_changes_every_setting(line: str, name: str, value: str) -> None:
+    conversation = Conversation(SamplingParams())
+    given, _, text = line.partition(" ")
+    assert change_setting(conversation, given, text, vocab_size=VOCAB_SIZE) == name
+    assert f"{name:21}  {value}" in setting_lines(conversation)
 
 
 @pytest.mark.parametrize(
     "line", ["temperature warm", "top_p 2", "top_k 1.5", "temprature 1",
     "seed -2", "max_tokens -2", "samplers top_q", "mirostat 3", "dry_base 0.5", "typical 2",
-             "logit_bias 999+1", "logit_bias x", "temperature"]
+             "logit_bias 999+1", "logit_bias x"]
 )  # fmt: skip
-def test_set_refuses_nonsense_and_changes_nothing(talk: Talk, line: str) -> None:
-    result = talk("/show", f"/set {line}", "/show", options=("-q",))
-    before, error, after = result.stderr.partition("Error: ")
-    assert error
-    assert after.partition("\n")[2] == before
-    assert result.exit_code == 2
+def test_set_refuses_nonsense_and_changes_nothing(line: str) -> None:
+    conversation = Conversation(SamplingParams())
+    before = setting_lines(conversation)
+    given, _, text = line.partition(" ")
+    with pytest.raises(OptionError):
+        change_setting(conversation, given, text, vocab_size=VOCAB_SIZE)
+    assert setting_lines(conversation) == before
+
+
+def test_set_and_show_print_settings(talk: Talk) -> None:
+    changed = talk("/set temp 0.25", "/show", options=("-q",))
+    assert changed.exit_code == 0
+    assert changed.stderr.count(f"  {'temperature':21}  0.25\n") == 2
+    for line in ("/set temperature", "/set temperature warm"):
+        result = talk("/show", line, "/show", options=("-q",))
+        before, error, after = result.stderr.partition("Error: ")
+        assert error
+        assert after.partition("\n")[2] == before
+        assert result.exit_code == 2
 
 
 def test_settings_take_effect(talk: Talk) -> None:
@@ -245,38 +252,33 @@ def test_a_file_that_is_no_conversation_changes_nothing(talk: Talk, tmp_path: Pa
     good = tmp_path / "good.json"
     talk("hello", f"/save {good}")
     values = saved(good)
+
+    def with_messages(*said: tuple[str, object]) -> str:
+        messages = [{"role": role, "content": content} for role, content in said]
+        return json.dumps({**values, "messages": messages})
+
     broken = [
         "no json",
         "[]",
         json.dumps({**values, "version": 2}),
         json.dumps({**values, "more": 1}),
-        json.dumps({**values, "messages": [{"role": "user", "content": "x"}]}),
-        json.dumps(
-            {
-                **values,
-                "messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}],
-            }
-        ),
-        json.dumps(
-            {
-                **values,
-                "messages": [{"role": "user", "content": 1}, {"role": "assistant", "content": "x"}],
-            }
-        ),
+        with_messages(("user", "x")),
+        with_messages(("system", "x"), ("user", "x")),
+        with_messages(("user", 1), ("assistant", "x")),
         json.dumps({**values, "sampling": {"temperature": "x"}}),
         json.dumps({**values, "sampling": {"seed": "x"}}),
         json.dumps({**values, "system": 3}),
         json.dumps({**values, "max_tokens": -4}),
         "[" * 100_000,
     ]
-    bad = tmp_path / "bad.json"
+    bad, said = tmp_path / "bad.json", talk("hello").stdout
     for text in broken:
         bad.write_text(text)
         result = talk(f"/load {bad}", "hello")
         assert result.exit_code == 3, text[:100]
         assert "is not a saved conversation" in result.stderr
         assert "Traceback" not in result.stderr
-        assert result.stdout == talk("hello").stdout
+        assert result.stdout == said
     assert "Did you mean" in talk(f"/load {tmp_path / 'god.json'}").stderr
 
 

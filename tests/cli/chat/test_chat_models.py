@@ -62,17 +62,8 @@ def test_another_model_answers_the_same_conversation(
     # What the other model says is what it says to this conversation from the start.
     file = tmp_path / "before.json"
     file.write_text(json.dumps({**json.loads(saved.read_text()), "messages": messages[:2]}))
-    alone = run(
-        "chat",
-        "-m",
-        models.long,
-        "-n",
-        6,
-        "--temp",
-        0,
-        *READABLE,
-        input=f"/load {file}\nand again\n",
-    )
+    lines = f"/load {file}\nand again\n"
+    alone = run("chat -n 6 --temp 0 -m", models.long, *READABLE, input=lines)
     assert alone.stdout.splitlines()[-1] == messages[-1]["content"]
 
 

@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-from support.ctrl_c import hearing_ctrl_c
+from support.commands import started
 from support.tiny_checkpoints import llama_config, llama_tensors, safetensors_bytes, tokenizer_files
 
 from measure.convert.made_model import write_checkpoint
 from specrun.bindings.gguf import read_header
 
 from ..conftest import Run
-
-PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
 
 
 @pytest.fixture
@@ -54,11 +50,8 @@ def test_a_summary_and_a_name_by_the_convention(run: Run, folder: Path) -> None:
 
 def test_json_and_other_types(run: Run, folder: Path) -> None:
     output = folder.parent / "m.gguf"
-    facts = json.loads(
-        run(
-            "convert", folder, "--outfile", output, "--outtype", "BF16", "--no-verify", "--json"
-        ).stdout
-    )
+    done = run("convert --outtype BF16 --no-verify --json --outfile", output, folder)
+    facts = json.loads(done.stdout)
     assert (facts["output"], facts["type_name"], facts["logits"]) == (str(output), "BF16", None)
     assert facts["n_bytes"] == output.stat().st_size
     assert facts["tensor_types"] == {"BF16": 16, "F32": 5}
@@ -158,22 +151,7 @@ def test_ctrl_c_ends_with_130_and_leaves_nothing(tmp_path: Path) -> None:
     target.mkdir()
     write_checkpoint(source, 120 << 20)
     for _ in range(5):
-        with hearing_ctrl_c():
-            process = subprocess.Popen(
-                [
-                    *PROGRAM,
-                    "convert",
-                    str(source),
-                    "-o",
-                    str(target),
-                    "--outtype",
-                    "f32",
-                    "--no-verify",
-                ],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-            )
-        with process:
+        with started("convert --outtype f32 --no-verify -o", target, source) as process:
             # As soon as it has a file open there, which has no name yet, the conversion is under
             # way.
             while process.poll() is None and not writes_into(process.pid, target):

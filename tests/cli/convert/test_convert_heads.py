@@ -54,17 +54,8 @@ def test_json_and_a_target_that_is_a_checkpoint(run: Run, heads: Path, tmp_path:
     files = {"config.json": llama_config(vocab_size=VOCAB), **tokenizer_files(VOCAB)}
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content))
-    result = run(
-        "convert",
-        heads,
-        "--target-model-dir",
-        folder,
-        "-o",
-        tmp_path / "h.gguf",
-        "--outtype",
-        "F16",
-        "--json",
-    )
+    files = (heads, "--target-model-dir", folder, "-o", tmp_path / "h.gguf")
+    result = run("convert --outtype F16 --json", *files)
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
     assert (facts["architecture"], facts["type_name"], facts["tensor_types"]) == (

@@ -7,14 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
-
-from specrun.cli.main import cli
-
-
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(cli, list(map(str, arguments)))
-
+from support.commands import run
 
 LONG = "word " * 300
 
@@ -24,34 +17,12 @@ def test_an_answer_goes_on_beyond_the_trained_context_and_says_so(
 ) -> None:
     prompt = tmp_path / "long.txt"
     prompt.write_text(LONG)
-    base = [
-        "generate",
-        "-m",
-        tiny_model,
-        "-t",
-        "1",
-        "--no-chat-template",
-        "-f",
-        prompt,
-        "-n",
-        "4",
-        "--temp",
-        "0",
-    ]
-    refused = run(*base)
+    asked, files = "generate -t 1 --no-chat-template -n 4 --temp 0", (tiny_model, "-f", prompt)
+    refused = run(f"{asked} -m", *files)
     assert refused.exit_code == 5
     assert "trained for no more" in refused.stderr
-    done = run(
-        *base,
-        "-c",
-        "4096",
-        "--rope-scaling",
-        "yarn",
-        "--rope-scale",
-        "4",
-        "--yarn-orig-ctx",
-        "1024",
-    )
+    longer = "-c 4096 --rope-scaling yarn --rope-scale 4 --yarn-orig-ctx 1024"
+    done = run(f"{asked} {longer} -m", *files)
     assert done.exit_code == 0, done.output
     assert "beyond the 1,024 tokens it was trained for" in done.stderr
 
@@ -78,22 +49,8 @@ def test_what_makes_no_sense_is_a_usage_error(
 
 
 def test_the_benchmark_says_that_its_context_is_longer_than_trained(tiny_model: Path) -> None:
-    quick = [
-        "bench",
-        "drafters",
-        "-m",
-        tiny_model,
-        "-t",
-        "1",
-        "-n",
-        "4",
-        "-r",
-        "1",
-        "--questions",
-        "1",
-        "--json",
-    ]
-    done = run(*quick, "--workload", "repeated", "--context", "1100", "--rope-freq-scale", "0.5")
+    quick = "bench drafters -t 1 -n 4 -r 1 --questions 1 --json --workload repeated --context 1100"
+    done = run(quick, "--rope-freq-scale", 0.5, "-m", tiny_model)
     assert done.exit_code == 0, done.output
     results = json.loads(done.stdout)["results"]
     assert (
