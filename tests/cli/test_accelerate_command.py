@@ -106,38 +106,6 @@ def test_ctrl_c_keeps_what_is_known(run: Run, models: Models, machine: Any) -> N
     assert "texts of all kinds, temperature 0: prompt-lookup" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "exit_code", "message"),
-    [
-        (["--hours", "0"], 2, "0 hours are no time to train in"),
-        (["--hours", "-1"], 2, "-1 hours are no time to train in"),
-        (["--memory", "lots"], 2, "'lots' is no amount of memory"),
-        (["--demo"], 2, "the model is named twice"),
-        (["--prompts", "nothing.txt"], 3, "there is no file nothing.txt"),
-        (["-n", "3"], 2, "3 is not in the range"),
-    ],
-)
-def test_bad_input_is_a_sentence(
-    run: Run, models: Models, machine: Any, arguments: list[str], exit_code: int, message: str
-) -> None:
-    simulated = machine(FLAT, GOOD)
-    result = run("accelerate", models.target, *arguments)
-    assert (result.exit_code, result.stdout) == (exit_code, "")
-    assert message in result.stderr
-    assert simulated.called == []
-
-
-def test_no_model_and_no_file_are_said(run: Run, tmp_path: Path) -> None:
-    assert "give the model to accelerate" in run("accelerate").stderr
-    missing = run("accelerate", tmp_path / "none.gguf")
-    assert (missing.exit_code, missing.stdout) == (3, "")
-    broken = tmp_path / "broken.gguf"
-    broken.write_bytes(b"GGUF")
-    result = run("accelerate", broken)
-    assert (result.exit_code, result.stdout) == (3, "")
-    assert result.stderr.count("\n") == 1
-
-
 def test_a_full_disk_is_a_sentence(
     run: Run, models: Models, machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,14 +118,6 @@ def test_a_full_disk_is_a_sentence(
     result = run("accelerate", models.target)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "the disk is full" in result.stderr
-
-
-def test_empty_prompts_are_refused(run: Run, models: Models, tmp_path: Path) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_text("\n")
-    result = run("accelerate", models.target, "--prompts", path)
-    assert result.exit_code == 2
-    assert "holds no prompts" in result.stderr
 
 
 def why(run: Run, models: Models, *arguments: object) -> Any:

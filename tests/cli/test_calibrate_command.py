@@ -84,36 +84,6 @@ def test_a_csv_leaves_the_heads_file_alone(
     assert calibrate(models, heads, "-f", text, "-o", table, "--force").exit_code == 0
 
 
-def test_what_cannot_be_calibrated_is_refused(
-    models: Models, heads: Path, text: Path, tmp_path: Path
-) -> None:
-    wide = random_medusa(2 * HIDDEN, VOCAB).write(tmp_path / "wide.gguf", VOCAB)
-    short = tmp_path / "short.txt"
-    short.write_text("a")
-    for arguments, code, problem in (
-        (("-m", models.target), 2, "no heads are given"),
-        (("-md", heads), 2, "no model is given"),
-        (("-m", models.target, "-md", models.plain), 3, "architecture llama"),
-        (("-m", models.target, "-md", wide), 4, "64 numbers"),
-        (("-m", models.target, "-md", heads, "-f", short), 2, "too short"),
-        (("-m", models.target, "-md", heads, "-f", text, "-p", "a"), 2, "give one of them"),
-        (("-m", models.target, "-md", heads, "-f", text, "--temp", "1"), 2, "leave it out with -f"),
-        (
-            ("-m", models.target, "-md", heads, "--no-save", "-o", tmp_path / "x.csv"),
-            2,
-            "give one of them",
-        ),
-        (("-m", models.target, "-md", heads, "-o", tmp_path / "no" / "x.csv"), 3, "no folder"),
-    ):
-        result = run("calibrate", *FAST, *arguments)
-        assert (result.exit_code, problem in result.output) == (code, True), result.output
-
-
-def test_tune_sends_heads_to_calibrate(models: Models, heads: Path) -> None:
-    result = run("tune", "-m", models.target, "-md", heads)
-    assert (result.exit_code, "specrun calibrate" in result.output) == (2, True)
-
-
 def test_a_bad_csv_ends_with_its_line(models: Models, heads: Path, tmp_path: Path) -> None:
     table = tmp_path / "bad.csv"
     table.write_text("head,rank,accuracy\n0,0,0.5\n0,1,1.5\n")

@@ -59,47 +59,6 @@ def test_json_says_what_was_written(models: Models, run: Run, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "problem"),
-    [
-        ((), 2, "give one of them"),
-        (("--layers", "0", "--skip-layers", "1"), 2, "exclude each other"),
-        (("--layers", "0-4"), 2, "no layer 4: the model has 4 layers, 0 to 3"),
-        (("--skip-layers", "0-3"), 2, "leaves no model"),
-        (("--layers", "first"), 2, "'first' is no layer"),
-        (("--pad-to", "10"), 2, "pad to more than that"),
-        (("--pad-to", "many"), 2, "not a number of parameters"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    models: Models, run: Run, tmp_path: Path, arguments: tuple[str, ...], code: int, problem: str
-) -> None:
-    result = run("cut", models.target, tmp_path / "cut.gguf", *arguments)
-    assert result.exit_code == code
-    assert problem in result.stderr
-    assert (result.stdout, names(tmp_path)) == ("", [])
-    assert "Traceback" not in result.stderr
-
-
-def test_bad_files_have_their_own_exit_codes(models: Models, run: Run, tmp_path: Path) -> None:
-    (tmp_path / "text.gguf").write_text("no model")
-    (tmp_path / "there.gguf").write_text("precious")
-    before = names(tmp_path)
-    cases = [
-        ((tmp_path / "none.gguf", tmp_path / "cut.gguf"), 3, "no file"),
-        ((tmp_path / "text.gguf", tmp_path / "cut.gguf"), 3, "text.gguf"),
-        ((models.target, tmp_path / "nowhere" / "cut.gguf"), 3, "no folder"),
-        ((models.target, tmp_path), 2, "is a folder"),
-        ((models.target, tmp_path / "there.gguf"), 2, "--force"),
-    ]
-    for files, code, problem in cases:
-        result = run("cut", *files, "--layers", "0")
-        assert (result.exit_code, result.stdout) == (code, ""), result.output
-        assert problem in result.stderr
-    assert names(tmp_path) == before
-    assert (tmp_path / "there.gguf").read_text() == "precious"
-
-
-@pytest.mark.parametrize(
     ("number", "code", "problem"),
     [
         (errno.ENOSPC, 1, "the disk is full"),

@@ -82,35 +82,6 @@ def test_statistics_count_forced_tokens(run: Run, models: Models) -> None:
     assert stats["rounds"] < 10
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "message"),
-    [
-        (("-j", '{"type": "x"}'), 2, "the JSON schema cannot be compiled: "),
-        (("-j", "{nope"), 2, "the JSON schema is no JSON: "),
-        (("-j", "nowhere.json"), 3, "there is no file nowhere.json"),
-        (("--grammar", "nowhere.gbnf"), 3, "there is no file nowhere.gbnf"),
-        (("--grammar", "root ::= x"), 2, "the GBNF grammar cannot be compiled: Rule 'x' not found"),
-        (("--regex", "a("), 2, "the regular expression cannot be compiled: "),
-        (("--regex", "a", "-j", "{}"), 2, "give one of --json-schema and --regex"),
-        (("--grammar-after", "a"), 2, "--grammar-after needs --json-schema, --grammar or --regex"),
-    ],
-)
-def test_refusals(
-    run: Run, models: Models, options: tuple[str, ...], code: int, message: str
-) -> None:
-    result = run("generate", "-m", models.target, "-p", "hello", *options)
-    assert (result.exit_code, result.stdout) == (code, "")
-    assert f"Error: {message}" in result.stderr
-
-
-def test_a_schema_is_no_grammar(run: Run, models: Models, tmp_path: Path) -> None:
-    file = tmp_path / "schema.json"
-    file.write_text(SCHEMA)
-    result = run("generate", "-m", models.target, "-p", "hello", "--grammar", file)
-    assert result.exit_code == 2
-    assert "give it as --json-schema" in result.stderr
-
-
 def test_a_chat_sets_shows_and_keeps_its_grammar(tmp_path: Path) -> None:
     conversation = Conversation(SamplingParams())
     change_setting(conversation, "grammar", SCHEMA, vocab_size=9)

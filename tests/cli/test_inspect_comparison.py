@@ -10,7 +10,7 @@ import pytest
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama
 
-from .conftest import Models, Run
+from .conftest import Run
 
 
 @pytest.fixture(scope="module")
@@ -46,23 +46,6 @@ def test_a_model_against_itself(run: Run, pair: tuple[Path, Path]) -> None:
     assert "same first token        100.00 +- 0.00 %" in result.stdout
     assert "tensors have the same numbers" in result.stdout
     assert result.stderr == ""
-
-
-def test_other_vocabularies_are_refused_by_the_first_difference(
-    run: Run, models: Models, pair: tuple[Path, Path]
-) -> None:
-    result = run("inspect", models.target, models.stranger, "-t", 1)
-    assert result.exit_code == 4
-    assert "token 316 is '<|end|>' in the first" in result.stderr
-    assert result.stdout == ""
-
-
-def test_options_that_do_not_go_together(run: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:
-    assert run("inspect", *pair, "--sha256").exit_code == 2
-    (tmp_path / "short.txt").write_text("")
-    result = run("inspect", *pair, "-f", tmp_path / "short.txt", "-t", 1)
-    assert result.exit_code == 2
-    assert "at least 8 are needed" in result.stderr
 
 
 def test_batch_noise_of_one_model(run: Run, pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -101,32 +101,6 @@ def test_heads_are_counted(run: Run, tmp_path: Path) -> None:
     assert sizes["heads", "compute"] > 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--memory", "much"], 2, "'much' is no amount of memory: give such as 8G or 512M"),
-        (["--memory", "8G,,12G"], 2, "'' is no amount of memory"),
-        (["--memory", "0"], 2, "'0' is no amount of memory"),
-        (["--memory", "8G", "--sha256"], 2, "--memory goes without"),
-        (["--memory", "8G", "-ctk", "q9"], 2, "cache_type_k is 'q9'"),
-    ],
-)
-def test_what_makes_no_sense(
-    run: Run, models: Models, arguments: list[str], code: int, words: str
-) -> None:
-    done = run("inspect", models.target, *arguments)
-    assert done.exit_code == code
-    assert words in done.stderr
-    assert done.stdout == ""
-
-
-def test_one_model_is_named_once(run: Run, models: Models) -> None:
-    for arguments in ([], [models.target, "-m", models.target]):
-        done = run("inspect", *arguments, "--memory", "8G")
-        assert done.exit_code == 2
-        assert "name one model" in done.stderr
-
-
 # -- chats -----------------------------------------------------------------------------------------
 
 

@@ -183,9 +183,6 @@ def test_learn_without_the_flag(run: Run, models: Models) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "named"),
     [
-        (["learn", "forget"], 2, "give -m TARGET or --all"),
-        (["learn", "forget", "-m", __file__, "--all"], 2, "give -m TARGET or --all"),
-        (["learn", "forget", "-m", "nowhere.gguf"], 3, "nowhere.gguf"),
         (["train", "drafter", "--draft", ".", "-o", "out"], 2, "--online BUFFER"),
         (
             ["train", "drafter", "--draft", ".", "-o", "o", "--online", __file__],
@@ -199,7 +196,7 @@ def test_learn_without_the_flag(run: Run, models: Models) -> None:
         ),
     ],
 )
-def test_wrong_inputs(run: Run, arguments: list[object], code: int, named: str) -> None:
+def test_wrong_inputs_of_training(run: Run, arguments: list[object], code: int, named: str) -> None:
     result = run(*arguments)
     assert named in result.stderr
     assert result.exit_code == code

@@ -4,7 +4,6 @@ left behind."""
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -108,63 +107,3 @@ def test_heads_need_no_type(run, tmp_path: Path) -> None:
         2,
         "Error: there are no importance matrices for heads: leave out --imatrix\n",
     )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["wide-F32.gguf", "Q4_KM"], 2, "did you mean Q4_K_M?"),
-        (["wide-F32.gguf", "out.gguf", "Q4_KM"], 2, "did you mean Q4_K_M?"),
-        (["wide-F32.gguf"], 2, "TYPE is missing"),
-        (["wide-F32.gguf", "out.gguf"], 2, "TYPE is missing"),
-        (["wide-F32.gguf", "a", "b", "c"], 2, "4 names are too many"),
-        (["wide-F16.gguf", "Q4_0"], 3, "Did you mean"),
-        (["text.txt", "Q4_0"], 3, "not a GGUF file"),
-        (["wide-F32.gguf", "IQ1_S"], 2, "needs an importance matrix"),
-        (["wide-F32.gguf", "Q4_0", "--tensor-type", "attn_q"], 2, "is not RE=TYPE"),
-        (
-            ["wide-F32.gguf", "Q4_0", "--tensor-type", "attn_q=Q9"],
-            2,
-            "there is no tensor type 'Q9'",
-        ),
-        (["wide-F32.gguf", "none/out.gguf", "Q4_0"], 3, "there is no folder"),
-        (["wide-F32.gguf", "wide-F32.gguf", "Q4_0"], 2, "already exists"),
-        (["wide-F32.gguf", "Q4_0", "--imatrix", "text.txt"], 3, "is no importance matrix"),
-    ],
-)
-def test_wrong_input_is_one_sentence_and_leaves_nothing(
-    run, folder: Path, monkeypatch, arguments, code, message
-):
-    monkeypatch.chdir(folder)
-    before = sorted(os.listdir(folder))
-    result = run("quantize", *arguments)
-    assert result.exit_code == code, result.output
-    errors = [line for line in result.stderr.splitlines() if line.startswith("Error: ")]
-    assert len(errors) == 1
-    assert message in errors[0]
-    assert sorted(os.listdir(folder)) == before
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (["-o", "m.gguf"], 2, "there is no text and no matrix"),
-        (["-f", "text.txt", "-o", "m.gguf"], 2, "the model is missing"),
-        (["-m", "wide-F32.gguf", "-f", "none.txt", "-o", "m.gguf"], 3, "there is no file none.txt"),
-        (["-m", "wide-F32.gguf", "-f", "text.txt", "-o", "no/m.gguf"], 3, "there is no folder"),
-        (
-            ["-m", "wide-F32.gguf", "-f", "text.txt", "-o", "m.gguf", "-c", "512", "--chunk", "9"],
-            2,
-            "with chunk 9",
-        ),
-        (["-m", "text.txt", "-f", "text.txt", "-o", "m.gguf"], 3, "not a GGUF file"),
-        (["--resume", "--in-file", "text.txt", "-o", "m.gguf"], 2, "exclude each other"),
-    ],
-)
-def test_wrong_input_of_imatrix(run, folder: Path, monkeypatch, arguments, code, message):
-    monkeypatch.chdir(folder)
-    before = sorted(os.listdir(folder))
-    result = run("imatrix", *arguments)
-    assert result.exit_code == code, result.output
-    assert message in result.stderr
-    assert sorted(os.listdir(folder)) == before

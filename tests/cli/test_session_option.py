@@ -54,14 +54,3 @@ def test_a_chat_keeps_its_cache(run: Run, models: Models, tmp_path: Path) -> Non
         assert result.exit_code == 0
         assert "tokens kept" in result.stderr
     assert "tokens of an earlier run are cached" in result.stderr
-
-
-def test_an_adapter_that_is_none_is_refused(run: Run, models: Models, tmp_path: Path) -> None:
-    for value, code in (
-        (tmp_path / "absent.gguf", 3),
-        (models.plain, 3),
-        (f"{models.plain}:much", 2),
-    ):
-        result = run("generate", "-m", models.target, "-n", 1, "-p", "x", "--lora", value)
-        assert result.exit_code == code, result.stderr
-        assert len(result.stderr.splitlines()) == 1

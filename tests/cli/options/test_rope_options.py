@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 from support.commands import run
 
 LONG = "word " * 300
@@ -25,27 +24,6 @@ def test_an_answer_goes_on_beyond_the_trained_context_and_says_so(
     done = run(f"{asked} {longer} -m", *files)
     assert done.exit_code == 0, done.output
     assert "beyond the 1,024 tokens it was trained for" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--rope-scale", "0.5"], "--rope-scale is 0.5: give 1"),
-        (["--rope-scale", "nan"], "--rope-scale is nan"),
-        (["--rope-freq-scale", "2"], "above 0 and up to 1"),
-        (["--rope-scale", "2", "--rope-freq-scale", "0.5"], "have the same meaning"),
-        (["--rope-scaling", "none", "--rope-scale", "2"], "use linear or yarn"),
-        (["--rope-scaling", "ntk"], "ntk"),
-        (["--yarn-orig-ctx", "-1"], "yarn_orig_ctx is -1"),
-        (["--yarn-beta-fast", "-3"], "yarn_beta_fast is -3"),
-    ],
-)
-def test_what_makes_no_sense_is_a_usage_error(
-    tiny_model: Path, options: list[str], message: str
-) -> None:
-    refused = run("generate", "-m", tiny_model, "-p", "x", *options)
-    assert refused.exit_code == 2, refused.output
-    assert message in refused.stderr
 
 
 def test_the_benchmark_says_that_its_context_is_longer_than_trained(tiny_model: Path) -> None:
