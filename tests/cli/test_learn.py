@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -17,7 +17,12 @@ import pytest
 pytest.importorskip("transformers")
 from support.tiny_family import Family, question
 
+from specrun.cli.chat.learning import Observer, serve_learning
+from specrun.cli.options.drafting import NO_LEARNING, LearnSettings
+from specrun.cli.terminal.terminal import Terminal
 from specrun.convert import convert_checkpoint
+from specrun.runtime import SamplingParams
+from specrun.runtime.engine import Engine
 
 from .conftest import Models, Run
 
@@ -227,32 +232,36 @@ def test_single_answers_learn_from_what_was_kept(run: Run, pair: list[object], s
     assert kept["drafters"]
 
 
-def test_a_server_learns_while_it_answers(run: Run, pair: list[object], tmp_path: Path) -> None:
-    from specrun.cli.chat.learning import serve_learning
-    from specrun.cli.options.drafting import LearnSettings
-    from specrun.cli.terminal.terminal import Terminal
-    from specrun.runtime import SamplingParams
-    from specrun.runtime.engine import Engine
-
-    settings = LearnSettings(learn=True, learn_keep=False, learn_every=16, learn_rate=0.01)
+@pytest.fixture
+def server(pair: list[object]) -> Iterator[tuple[ExitStack, Engine]]:
+    """An engine, and what is closed after it."""
     options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1}
     with (
         ExitStack() as closed_last,
         Engine(pair[1], pair[3], slots=2, learn=True, **options) as engine,
     ):
-        before = engine.draft_file
-        with serve_learning(closed_last, engine, settings, Terminal(quiet=True)) as observers:
-            (tell,) = observers
-            params = [SamplingParams(seed=seed, top_k=0, top_p=1.0, min_p=0.0) for seed in range(5)]
-            for each in params:
-                streams = [
-                    engine.submit_chat([{"role": "user", "content": text}], each, max_tokens=24)
-                    for text in QUESTIONS
-                ]
-                for stream in streams:
-                    tell(stream.result)
-            wait_until(lambda: engine.draft_file != before)
-        assert "drafter-1" in str(engine.draft_file)
+        yield closed_last, engine
+
+
+def learning(every: int) -> LearnSettings:
+    return LearnSettings(learn=True, learn_keep=False, learn_every=every, learn_rate=0.01)
+
+
+def answer_all(engine: Engine, params: SamplingParams, tell: Observer) -> None:
+    asked = [[{"role": "user", "content": text}] for text in QUESTIONS]
+    for stream in [engine.submit_chat(messages, params, max_tokens=24) for messages in asked]:
+        tell(stream.result)
+
+
+def test_a_server_learns_while_it_answers(server: tuple[ExitStack, Engine]) -> None:
+    engine = server[1]
+    before = engine.draft_file
+    with serve_learning(*server, learning(16), Terminal(quiet=True)) as (tell,):
+        for seed in range(5):
+            params = SamplingParams(seed=seed, top_k=0, top_p=1.0, min_p=0.0)
+            answer_all(engine, params, tell)
+        wait_until(lambda: engine.draft_file != before)
+    assert "drafter-1" in str(engine.draft_file)
 
 
 @pytest.mark.parametrize(
@@ -271,31 +280,16 @@ def test_servers_that_cannot_learn_say_so_before_they_serve(
     assert "http://" not in found.stdout
 
 
-def test_a_server_that_ends_gives_an_update_up(pair: list[object]) -> None:
-    from specrun.cli.chat.learning import serve_learning
-    from specrun.cli.options.drafting import NO_LEARNING, LearnSettings
-    from specrun.cli.terminal.terminal import Terminal
-    from specrun.runtime.engine import Engine
-
-    options = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1}
-    settings = LearnSettings(learn=True, learn_keep=False, learn_every=1, learn_rate=0.01)
-    with (
-        ExitStack() as closed_last,
-        Engine(pair[1], pair[3], slots=2, learn=True, **options) as engine,
-    ):
-        with serve_learning(closed_last, engine, NO_LEARNING, Terminal(quiet=True)) as observers:
-            assert observers == []
-        with serve_learning(closed_last, engine, settings, Terminal(quiet=True)) as observers:
-            (tell,) = observers
-            streams = [
-                engine.submit_chat([{"role": "user", "content": text}], max_tokens=24)
-                for text in QUESTIONS * 3
-            ]
-            for stream in streams:
-                tell(stream.result)
-        assert all(each.name != "specrun learning" for each in threading.enumerate())
-        assert engine.draft_file.exists()  # whichever was in use in that moment
-        assert engine.submit("Still there", max_tokens=4).result.token_ids
+def test_a_server_that_ends_gives_an_update_up(server: tuple[ExitStack, Engine]) -> None:
+    engine = server[1]
+    with serve_learning(*server, NO_LEARNING, Terminal(quiet=True)) as observers:
+        assert observers == []
+    with serve_learning(*server, learning(1), Terminal(quiet=True)) as (tell,):
+        for _ in range(3):
+            answer_all(engine, SamplingParams(), tell)
+    assert all(each.name != "specrun learning" for each in threading.enumerate())
+    assert engine.draft_file.exists()  # whichever was in use in that moment
+    assert engine.submit("Still there", max_tokens=4).result.token_ids
 
 
 def wait_until(found: Callable[[], bool]) -> None:

@@ -10,20 +10,23 @@ import sys
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
 from specrun.bindings.errors import OptionError
+from specrun.cli.bench.drafters import drafters, sampling_grid_options
 from specrun.cli.chat.conversation import Conversation
 from specrun.cli.chat.settings import SETTING_NAMES, change_setting, setting_lines
 from specrun.cli.generate import generate
 from specrun.cli.options.group import SectionedOption, long_names, with_fields
-from specrun.cli.options.model import LoadSettings, load_options
+from specrun.cli.options.model import load_options
+from specrun.cli.options.sampling import answer_options, read_breakers
 from specrun.runtime import SamplingParams
 from specrun.runtime.engine import RuntimeOptions
-from specrun.runtime.laws import SETTINGS
+from specrun.runtime.laws import SETTINGS, Setting
 
 ROOT = Path(__file__).resolve().parents[3]
 PRODUCT = [
@@ -123,19 +126,77 @@ def test_every_option_of_loading_is_a_field_of_its_own() -> None:
         attrgetter(option.field)(RuntimeOptions())
 
 
-def test_nothing_typed_is_the_default_of_every_field() -> None:
-    taken: dict[str, LoadSettings] = {}
+def parsed(group: Any, keyword: str, *arguments: str) -> Any:
+    """What a command with this group of options gets."""
+    taken: dict[str, Any] = {}
 
     @click.command()
-    @load_options
-    def command(load: LoadSettings) -> None:
-        taken["load"] = load
+    @group
+    def command(**values: Any) -> None:
+        taken.update(values)
 
-    assert CliRunner().invoke(command).exit_code == 0
-    assert taken["load"].options == RuntimeOptions()
-    assert set(taken["load"].runtime_options()) == {
-        option.field.partition(".")[0] for option in LOADING
+    result = CliRunner().invoke(command, arguments)
+    assert result.exit_code == 0, result.output
+    return taken[keyword]
+
+
+def test_nothing_typed_is_the_default_of_every_field() -> None:
+    load = parsed(load_options, "load")
+    assert load.options == RuntimeOptions()
+    assert set(load.runtime_options()) == {option.field.partition(".")[0] for option in LOADING}
+    assert parsed(answer_options, "answer").params == SamplingParams()
+
+
+def other_value(setting: Setting) -> float:
+    """A valid number that is not the default."""
+    return int(setting.least or 0) + (1 if setting.kind == "count" else 0.5)
+
+
+def test_flags_reach_the_settings_of_answers_and_measurements() -> None:
+    """The measurements' options have those of penalties, too, except for a few."""
+    numbers = {
+        name: other_value(setting) for name, setting in SETTINGS.items() if setting.kind != "other"
     }
+    flags = {name: SETTINGS[name].flags.split(", ")[-1].split()[0] for name in SETTINGS}
+    typed = [word for name, value in numbers.items() for word in (flags[name], str(value))]
+    wanted = {"dry_sequence_breakers": ("\n", ";"), "samplers": ("top_k", "temperature")}
+    texts = ["--dry-sequence-breaker", "\\n", "--dry-sequence-breaker", ";"]
+    texts += ["--samplers", "top-k;temp"]
+    params = parsed(answer_options, "answer", *typed, *texts).params
+    assert {name: getattr(params, name) for name in (*numbers, *wanted)} == numbers | wanted
+    known = {option for each in drafters.params for option in each.opts}
+    measured = [(flag, str(numbers[name])) for name, flag in flags.items() if name in numbers]
+    measured = [each for each in measured if each[0] in known and each[0] != "--temperature"]
+    assert len(measured) > 12
+    typed = [word for pair in measured for word in pair]
+    settings = parsed(sampling_grid_options, "sampling", "--temp", "0,1", *typed, *texts)
+    assert [params.temperature for params in settings] == [0.0, 1.0]
+    given = {name for name, flag in flags.items() if flag in dict(measured)}
+    for params in settings:
+        assert {name: getattr(params, name) for name in given} == {
+            name: numbers[name] for name in given
+        }
+        assert {name: getattr(params, name) for name in wanted} == wanted
+
+
+@pytest.mark.parametrize("flag", ["--sampler-seq", "--sampling-seq"])
+def test_the_short_form_of_an_order(flag: str) -> None:
+    order = parsed(answer_options, "answer", flag, "ekt").params.samplers
+    assert order == ("penalties", "top_k", "temperature")
+
+
+@pytest.mark.parametrize(
+    ("typed", "breakers"),
+    [
+        (("none",), ()),
+        (("a", "none", "b"), ("b",)),
+        (("\\n", "\\t", "\\\\n", '\\"', "a\\nb"), ("\n", "\t", "\\n", '"', "a\nb")),
+    ],
+)
+def test_breakers_are_read_as_llama_reads_them(
+    typed: tuple[str, ...], breakers: tuple[str, ...]
+) -> None:
+    assert read_breakers(typed) == breakers
 
 
 def test_fields_of_inner_dataclasses_are_changed_by_dotted_names() -> None:
