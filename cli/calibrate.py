@@ -255,17 +255,7 @@ def _limit(
         small = dataclasses.replace(options, heads=output.output)
         found = [calibrate_heads(each, lambda _: measured, progress) for each in (options, small)]
     covered = vocabulary.coverage([each.tokens[each.n_prompt :] for each in measured])
-    _print_limited(options, source.draft_tokens, covered, found, output, terminal)
-
-
-def _print_limited(
-    options: HeadCalibrationOptions,
-    n_tokens: int,
-    covered: float,
-    found: Sequence[HeadCalibration],
-    output: CalibrationOutput,
-    terminal: Terminal,
-) -> None:
+    n_tokens = source.draft_tokens
     if output.as_json:
         facts = {"draft_tokens": n_tokens, "covered": covered, "output": str(output.output)}
         before, after = (_facts(options, each) for each in found)

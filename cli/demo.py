@@ -81,9 +81,13 @@ def demo(
                 raise
             terminal.warn(f"{error}; until then it chats with the file as it was published")
     if train_head:
-        _train(context, model, path, options, terminal)
+        command, arguments = _training(model, path, options)
+        terminal.note(f"specrun train eagle3 {shlex.join(arguments)}")
     else:
-        _chat(context, model, path, options)
+        command, arguments = _chatting(model, path, options)
+    # As if it had been typed, with its settings and exit code.
+    with command.make_context(command.name, arguments, context.parent) as inner:
+        command.invoke(inner)
 
 
 def _in_f16(model: PackagedModel, path: Path, terminal: Terminal) -> Path:
@@ -97,12 +101,10 @@ def _in_f16(model: PackagedModel, path: Path, terminal: Terminal) -> Path:
     return copy
 
 
-def _chat(
-    context: click.Context,
-    model: PackagedModel,
-    path: Path,
-    options: tuple[str, ...],
-) -> None:
+def _chatting(
+    model: PackagedModel, path: Path, options: tuple[str, ...]
+) -> tuple[click.Command, list[str]]:
+    """Return `specrun chat`, and its arguments."""
     from specrun.cli.chat.command import chat
 
     arguments = ["-m", str(path), *options]
@@ -110,17 +112,13 @@ def _chat(
         # Whether a head pays depends on the processor: `auto` measures it.
         head = f'eagle3("{model.drafting_head}", n=auto)'
         arguments += ["--drafter", f"auto({head}, prompt-lookup)"]
-    _invoke(context, chat, arguments)
+    return chat, arguments
 
 
-def _train(
-    context: click.Context,
-    model: PackagedModel,
-    path: Path,
-    options: tuple[str, ...],
-    terminal: Terminal,
-) -> None:
-    """Let the shipped head learn on, into the cache; a run that was stopped goes on."""
+def _training(
+    model: PackagedModel, path: Path, options: tuple[str, ...]
+) -> tuple[click.Command, list[str]]:
+    """Return the training of the shipped head, into the cache; a run that was stopped goes on."""
     from specrun.cli.train.heads import eagle3
 
     if model.head.exists():
@@ -130,12 +128,4 @@ def _train(
     arguments += ["-o", str(folder), "--gguf", str(model.head), *options]
     if (folder / "training" / "state.pt").exists():
         arguments.append("--resume")
-    terminal.note(f"specrun train eagle3 {shlex.join(arguments)}")
-    _invoke(context, eagle3, arguments)
-
-
-def _invoke(context: click.Context, command: click.Command, arguments: list[str]) -> None:
-    """Run another command of specrun as if it had been typed, with its settings and exit code."""
-    name = command.name or ""
-    with command.make_context(name, arguments, parent=context.parent) as inner:
-        command.invoke(inner)
+    return eagle3, arguments

@@ -141,7 +141,19 @@ def _print_report(
     report: QuantizationReport, seconds: float, terminal: Terminal, as_json: bool
 ) -> None:
     if as_json:
-        terminal.answer_json(_as_dict(report, seconds))
+        types = [
+            {
+                "type": share.type_name,
+                "tensors": share.n_tensors,
+                "parameters": share.n_parameters,
+                "bytes": share.n_bytes,
+            }
+            for share in report.shares
+        ]
+        names = ("file_type", "source_bytes", "n_bytes", "n_parameters", "bits_per_weight")
+        facts = {"output": str(report.output), **{name: getattr(report, name) for name in names}}
+        counts = {name: getattr(report, name) for name in ("n_substituted", "n_without_importance")}
+        terminal.answer_json({**facts, "types": types, **counts, "seconds": seconds})
     else:
         rows = [
             (
@@ -172,26 +184,3 @@ def _print_report(
             f"{report.n_without_importance} matrices were quantized without importance: the file "
             "has none"
         )
-
-
-def _as_dict(report: QuantizationReport, seconds: float) -> dict[str, Any]:
-    return {
-        "output": str(report.output),
-        "file_type": report.file_type,
-        "source_bytes": report.source_bytes,
-        "n_bytes": report.n_bytes,
-        "n_parameters": report.n_parameters,
-        "bits_per_weight": report.bits_per_weight,
-        "types": [
-            {
-                "type": share.type_name,
-                "tensors": share.n_tensors,
-                "parameters": share.n_parameters,
-                "bytes": share.n_bytes,
-            }
-            for share in report.shares
-        ],
-        "n_substituted": report.n_substituted,
-        "n_without_importance": report.n_without_importance,
-        "seconds": seconds,
-    }

@@ -70,8 +70,14 @@ def worker(
         raise OptionError("--mem needs Linux: this system does not bound a process's memory")
     names = None if device is None else tuple(device.split(","))
     served = served_devices(names)  # raises for names that there are not, before anything starts
-    folder = "" if cache is None else str(_cache_folder(Path(cache).expanduser()))
-    options = WorkerOptions(f"{host}:{port}", mem or 0, folder, threads, names)
+    folder = None if cache is None else Path(cache).expanduser()
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            problem = f"--cache {folder} cannot be used ({error.strerror or error})"
+            raise OptionError(f"{problem}: name a folder") from None
+    options = WorkerOptions(f"{host}:{port}", mem or 0, str(folder or ""), threads, names)
     process = subprocess.Popen(options.command(), stdin=subprocess.PIPE)
     try:
         with _terminated_as_interrupted():
@@ -129,15 +135,6 @@ def _check_address(host: str, port: int, *, allow_remote: bool, terminal: Termin
             reason = error.strerror or str(error)
             problem = f"cannot listen on {host}:{port} ({reason})"
             raise OptionError(f"{problem}: choose another --port or --host") from None
-
-
-def _cache_folder(folder: Path) -> Path:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise OptionError(f"--cache {folder} cannot be used ({reason}): name a folder") from None
-    return folder
 
 
 def _await_start(process: subprocess.Popen[bytes], host: str, port: int) -> None:

@@ -15,7 +15,7 @@ import click
 from specrun.bindings.errors import ClosedError, ContextFullError, SpecrunError
 from specrun.cli.chat.conversation import Conversation
 from specrun.cli.chat.learning import ChatLearning, open_learning
-from specrun.cli.options.drafting import NO_LEARNING, LearnSettings
+from specrun.cli.options.drafting import LearnSettings
 from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings
 from specrun.cli.options.opening import PLAIN_TEMPLATE, check_sampling, open_models
 from specrun.cli.options.output import AnswerDisplay
@@ -154,8 +154,8 @@ class ChatModels:
         draft: DraftSettings,
         template: TemplateSettings,
         terminal: Terminal,
-        lora: tuple[str, ...] = (),
-        learn: LearnSettings = NO_LEARNING,
+        lora: tuple[str, ...],
+        learn: LearnSettings,
     ) -> None:
         self._chosen = load, draft, lora
         self._template, self._terminal, self._learn = template, terminal, learn

@@ -11,14 +11,13 @@ from typing import Any
 import click
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import MalformedFileError, SpecrunError
+from specrun.bindings.errors import MalformedFileError, OutOfMemoryError, SpecrunError
 from specrun.bindings.gguf import read_header
 from specrun.cli.inspect.memory import (
     asked_or,
     fit_cards,
     memory_facts,
     print_memory,
-    require_fitting,
 )
 from specrun.cli.inspect.summary import describe_summary, file_sha256, summarise, tensor_rows
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, by_option, option_group
@@ -283,6 +282,7 @@ def _plan_memory(
         cards = fit_cards(
             file, draft, settings.memory or (), context, layers, settings.gpu_layers_draft
         )
+    fits = any(fitted.plan.fits for fitted in cards)
     if as_json:
         facts = {"file": str(file), "draft": draft and str(draft), "memory": memory_facts(cards)}
         terminal.answer_json(facts)
@@ -290,9 +290,10 @@ def _plan_memory(
         print_memory(terminal, cards)
         chosen = ["these layers by itself"] * (layers == "auto")
         chosen += ["this context with -c 0"] * (n_ctx == 0)
-        if chosen and any(fitted.plan.fits for fitted in cards):
+        if chosen and fits:
             terminal.answer(f"A chat takes {' and '.join(chosen)}.\n")
-    require_fitting(cards)
+    if not fits:
+        raise OutOfMemoryError(cards[-1].refusal)
 
 
 # == Batch noise: how the distributions depend on the tokens of an evaluation ======================

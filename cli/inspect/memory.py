@@ -12,7 +12,6 @@ import click
 from click.core import ParameterSource
 
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import OutOfMemoryError
 from specrun.cli.options.drafting import draft_kind
 from specrun.cli.terminal.screen import print_table
 from specrun.cli.terminal.terminal import Terminal
@@ -127,12 +126,6 @@ def print_memory(terminal: Terminal, cards: Sequence[FittedCard]) -> None:
     for fitted in cards:
         if not fitted.plan.fits and len(cards) > 1:
             terminal.answer(f"{fitted.name}: {fitted.refusal}\n")
-
-
-def require_fitting(cards: Sequence[FittedCard]) -> None:
-    """Raise OutOfMemoryError, with the numbers and ways out, if nothing fits anywhere."""
-    if not any(fitted.plan.fits for fitted in cards):
-        raise OutOfMemoryError(cards[-1].refusal)
 
 
 def _rows(cards: Sequence[FittedCard]) -> list[list[str]]:

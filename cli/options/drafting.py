@@ -147,9 +147,6 @@ def _call(name: str, settings: DraftSettings) -> str:
 # == Online speculative decoding: whether a draft model learns, how often, and its files ===========
 
 
-_EVERY = 10
-
-
 @dataclass(frozen=True, slots=True)
 class LearnSettings:
     """Whether the draft model learns between answers, how often, and whether that is kept."""
@@ -170,7 +167,7 @@ class LearnSettings:
         "--learn-every N",
         "Update after every N answers; 0: only by /learn in a chat.",
         click.IntRange(0, MAX_COUNT),
-        default=_EVERY,
+        default=10,
     )
     learn_rate: float | None = DRAFTING.field(
         "--learn-rate RATE",
@@ -190,7 +187,6 @@ class LearnSettings:
         return KEEP if self.learn_keep else self.learn
 
 
-NO_LEARNING = LearnSettings(learn=False, learn_keep=False, learn_every=_EVERY, learn_rate=None)
 learn_options = option_group("learning", LearnSettings)
 
 

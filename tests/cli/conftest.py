@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,4 +88,4 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
             monkeypatch.delenv(name)
     monkeypatch.setenv("SPECRUN_THREADS", "1")
     monkeypatch.setenv("SPECRUN_ANYWAY", "1")  # other tests run beside
-    return commands.run
+    return partial(commands.run, name="specrun")

@@ -63,7 +63,6 @@ def test_json_says_what_was_written(models: Models, run: Run, tmp_path: Path) ->
     [
         (errno.ENOSPC, 1, "the disk is full"),
         (errno.EROFS, 1, "cannot be written"),
-        (errno.EACCES, 1, "cannot be written"),
     ],
 )
 def test_a_full_disk_and_a_read_only_folder(

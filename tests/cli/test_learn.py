@@ -18,7 +18,7 @@ pytest.importorskip("transformers")
 from support.tiny_family import Family, question
 
 from specrun.cli.chat.learning import Observer, serve_learning
-from specrun.cli.options.drafting import NO_LEARNING, LearnSettings
+from specrun.cli.options.drafting import LearnSettings
 from specrun.cli.terminal.terminal import Terminal
 from specrun.convert import convert_checkpoint
 from specrun.runtime import SamplingParams
@@ -243,8 +243,8 @@ def server(pair: list[object]) -> Iterator[tuple[ExitStack, Engine]]:
         yield closed_last, engine
 
 
-def learning(every: int) -> LearnSettings:
-    return LearnSettings(learn=True, learn_keep=False, learn_every=every, learn_rate=0.01)
+def learning(every: int, *, learn: bool = True) -> LearnSettings:
+    return LearnSettings(learn=learn, learn_keep=False, learn_every=every, learn_rate=0.01)
 
 
 def answer_all(engine: Engine, params: SamplingParams, tell: Observer) -> None:
@@ -282,7 +282,7 @@ def test_servers_that_cannot_learn_say_so_before_they_serve(
 
 def test_a_server_that_ends_gives_an_update_up(server: tuple[ExitStack, Engine]) -> None:
     engine = server[1]
-    with serve_learning(*server, NO_LEARNING, Terminal(quiet=True)) as observers:
+    with serve_learning(*server, learning(1, learn=False), Terminal(quiet=True)) as observers:
         assert observers == []
     with serve_learning(*server, learning(1), Terminal(quiet=True)) as (tell,):
         for _ in range(3):

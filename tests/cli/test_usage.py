@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-
-from specrun.cli.options import opening
 
 from .conftest import Models, Run
 
@@ -39,15 +35,6 @@ def test_a_prompt_larger_than_the_context(run: Run, models: Models) -> None:
     result = run("generate", "-m", models.target, "-c", 256, "-p", "xyz" * 200)
     assert result.exit_code == 5
     assert "raise the context size (-c)" in result.stderr
-
-
-def test_missing_embedded_models_are_explained(
-    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(opening, "demo_target", lambda: tmp_path / "target.gguf")
-    result = run("generate", "--demo", "-p", "x")
-    assert result.exit_code == 3
-    assert "the embedded models are not part of this installation" in result.stderr
 
 
 def test_a_model_without_a_template_names_the_flag(run: Run, models: Models) -> None:

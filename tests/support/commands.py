@@ -22,10 +22,12 @@ PROGRAM = [sys.executable, "-c", "from specrun.cli.main import main; main()"]
 """The installed program, as another process runs it."""
 
 
-def run(line: str = "", *more: object, input: str | bytes | None = None) -> Result:
+def run(
+    line: str = "", *more: object, input: str | bytes | None = None, name: str = "cli"
+) -> Result:
     """Run `specrun` with the arguments of `line`, which are split at spaces, and `more`."""
     arguments = [*line.split(), *map(str, more)]
-    return CliRunner().invoke(cli, arguments, input=input, prog_name="specrun")
+    return CliRunner().invoke(cli, arguments, input=input, prog_name=name)
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ pty = pytest.importorskip("pty", reason="pseudo-terminals are POSIX only")
 fcntl, termios = map(pytest.importorskip, ("fcntl", "termios"))
 
 pytestmark = pytest.mark.long
+NARROW = 30  # columns
 
 
 class Screen:
@@ -113,11 +115,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def chat(models: Models, environment: dict[str, str]) -> Iterator[Screen]:
-    screen = Screen(["chat", "-m", models.long, "-c", 0, *READABLE], environment)
-    try:
+    with closing(Screen(["chat", "-m", models.long, "-c", 0, *READABLE], environment)) as screen:
         yield screen
-    finally:
-        screen.close()
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_the_conversation(chat: Screen, tmp_path: Path) -> None:
@@ -171,14 +170,10 @@ def test_a_quoted_message_comes_back_from_the_history_whole(chat: Screen, tmp_pa
     assert history.count('+"""one\n+two"""\n') == 1
 
 
-@pytest.mark.parametrize("columns", [30])
-def test_notes_and_errors_wrap_at_words(
-    models: Models, environment: dict[str, str], columns: int
-) -> None:
+def test_notes_and_errors_wrap_at_words(models: Models, environment: dict[str, str]) -> None:
     arguments = ["chat", "-m", models.long, "-c", 0, "-n", 3, *READABLE]
-    screen = Screen(arguments, environment)
-    screen.resize(columns)
-    try:
+    with closing(Screen(arguments, environment)) as screen:
+        screen.resize(NARROW)
         ready = screen.wait_for(">>>")
         screen.type("hello\r")
         answered = screen.wait_for("tok/s", after=ready)
@@ -188,12 +183,10 @@ def test_notes_and_errors_wrap_at_words(
         screen.wait_for(">>>", after=refused)
         screen.type("\x04")
         assert screen.finish() == 0
-    finally:
-        screen.close()
     banner = screen.seen[screen.seen.index("specrun 0") : ready].splitlines()[:-1]
     problem = screen.seen[refused - len("Error:") :].partition(">>>")[0].rstrip().splitlines()
     for line in [*banner, *problem]:
-        assert len(re.sub(r"\x1b\[[?\d;]*[A-Za-z]|\r", "", line)) < columns
+        assert len(re.sub(r"\x1b\[[?\d;]*[A-Za-z]|\r", "", line)) < NARROW
     whole = " ".join(" ".join(problem).split())
     assert whole.startswith("Error: there is no drafter 'nothing-of-this-name'")
     assert "/help for commands" in " ".join(" ".join(banner).split())
@@ -213,11 +206,8 @@ def test_model_text_cannot_control_the_terminal(
 ) -> None:
     arguments = ["generate", "-m", models.target, "-p", "x", "-n", 6, "--temp", 0, "-l", "27+1000"]
     # ESC (27) and the C1 control CSI, which is U+009B: bytes C2 9B
-    screen = Screen(arguments, environment)
-    try:
+    with closing(Screen(arguments, environment)) as screen:
         assert screen.finish() == 0
-    finally:
-        screen.close()
     assert "gen 6 tok" in screen.seen
     # The line that shows the loading is ours: carriage return and "erase to the end of the line".
     assert "\x1b" not in screen.seen.replace("\r\x1b[K", "")
@@ -226,11 +216,8 @@ def test_model_text_cannot_control_the_terminal(
 def test_tables_are_framed_on_a_screen(models: Models, environment: dict[str, str]) -> None:
     hostile = models.target.with_name("hostile.gguf")
     hostile.write_bytes(models.target.read_bytes().replace(b"random llama 0", b"\x1b[2J[red]abcde"))
-    screen = Screen(["inspect", hostile], environment)
-    try:
+    with closing(Screen(["inspect", hostile], environment)) as screen:
         assert screen.finish() == 0
-    finally:
-        screen.close()
     # A long path fills several lines, whose first cell is empty.
     rows = [line.split("│")[1:-1] for line in screen.seen.splitlines() if line.startswith("│")]
     facts = {row[0].strip(): row[1].strip() for row in rows}
@@ -288,19 +275,12 @@ def test_the_bar_runs_with_the_clock_and_never_back() -> None:
     assert pace.share == 1.0
 
 
-@pytest.mark.parametrize("columns", [40])
-def test_notes_and_errors_break_at_words_at_any_width(
-    models: Models, environment: dict[str, str], columns: int
-) -> None:
-    """Those of click, too."""
+def test_errors_of_click_wrap_at_words(models: Models, environment: dict[str, str]) -> None:
     wrong = ["generate", "-m", models.long, "--spec-draft-n-max", 3, "--drafter", "lookahead"]
-    screen = Screen([*wrong, "-p", "x"], environment)
-    screen.resize(columns)
     sentence = "Error: --spec-draft-n-max and --drafter have the same meaning: put it into the"
-    try:
+    with closing(Screen([*wrong, "-p", "x"], environment)) as screen:
+        screen.resize(NARROW)
         assert screen.finish() == 2
-    finally:
-        screen.close()
     shown = screen.seen[screen.seen.index("Error:") :].replace("\r", "")
     assert shown.replace("\n", " ").startswith(sentence)
-    assert all(len(line) < columns for line in shown.splitlines())
+    assert all(len(line) < NARROW for line in shown.splitlines())
