@@ -26,7 +26,7 @@ from specrun.cli.options.group import (
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import (
-    asked_prompts,
+    measured_prompts,
     named_target,
     no_template_option,
     prompts_option,
@@ -51,36 +51,36 @@ class CalibrationSource:
             MODEL_DRAFT, "The heads: a GGUF file of Medusa, Hydra, any EAGLE, or a block drafter."
         )
     )
-    file: Path | None = _TEXTS.field(
+    file: Path | None = _TEXTS.setting(
         "-f, --file", "Measure along this text. Without one, the target writes a text.", FILE
     )
     prompt: tuple[str, ...] = by_option(prompts_option(_TEXTS, "A prompt to answer; repeatable."))
     no_chat_template: bool = by_option(no_template_option(_TEXTS))
-    predict: int = _TEXTS.field(
+    predict: int = _TEXTS.setting(
         "-n, --predict, --max-tokens N",
         "Tokens that are guessed, over all texts together.",
         click.IntRange(16, MAX_COUNT),
         default=1024,
     )
-    temp: float = _TEXTS.field(
+    temp: float = _TEXTS.setting(
         "--temp, --temperature",
         "The temperature that the target writes at: the one that the heads will be used at.",
         click.FloatRange(0),
         default=0.0,
     )
-    ranks: int = _TEXTS.field(
+    ranks: int = _TEXTS.setting(
         "--ranks N",
         "The number of guesses of each head to count.",
         click.IntRange(1, 32),
         default=10,
     )
-    seconds: float = _TEXTS.field(
+    seconds: float = _TEXTS.setting(
         "--seconds",
         "The time to measure the cost of the target's evaluations; 0: plan with known costs.",
         click.FloatRange(0),
         default=12.0,
     )
-    draft_tokens: int | None = _TEXTS.field(
+    draft_tokens: int | None = _TEXTS.setting(
         "--draft-tokens N",
         "Write a head (-o) that drafts only the N most frequent tokens of three of "
         "four texts, and measure both along the others.",
@@ -92,13 +92,15 @@ class CalibrationSource:
 class CalibrationOutput:
     """The use of the result."""
 
-    output: Path | None = OUTPUT.field(
+    output: Path | None = OUTPUT.setting(
         "-o, --output FILE",
         "Write a CSV, and leave the heads' file as it is; with --draft-tokens a head's file.",
         NEW_FILE,
     )
-    force: bool = OUTPUT.field("--force", "Overwrite FILE.", is_flag=True)
-    save: bool = OUTPUT.field("--save/--no-save", "Keep the result, or only show it.", default=True)
+    force: bool = OUTPUT.setting("--force", "Overwrite FILE.", is_flag=True)
+    save: bool = OUTPUT.setting(
+        "--save/--no-save", "Keep the result, or only show it.", default=True
+    )
     as_json: bool = by_option(json_option("Print all results as JSON."))
 
 
@@ -331,7 +333,7 @@ def _texts(
             CalibrationText(tuple(tokens[i : i + size]), 0) for i in range(0, len(tokens), size)
         ]
     n_demo = -(-options.n_tokens // _DEMO_ANSWER) if demo else 0
-    asked = asked_prompts(source.prompt, None, n_demo=n_demo)
+    asked = measured_prompts(source.prompt, n_demo=n_demo)
     prompts = prompt_tokens(model, asked, source.no_chat_template)
     return [CalibrationText(tuple(prompt), len(prompt)) for prompt in prompts]
 

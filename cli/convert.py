@@ -48,18 +48,18 @@ class ConversionSettings:
     None: `kind`, `outtype` and whether to `verify` follow from the checkpoint.
     """
 
-    allow_pickle: bool = _SOURCE.field(
+    allow_pickle: bool = _SOURCE.setting(
         "--allow-pickle",
         "Open .bin and .pt weights if there are no safetensors. Only tensors are read; code in "
         "them does not run.",
         is_flag=True,
     )
-    pre: str | None = _SOURCE.field(
+    pre: str | None = _SOURCE.setting(
         "--pre NAME",
         "llama.cpp's name of the pre-tokenizer.",
         show_default="recognised from tokenizer.json",
     )
-    kind: str | None = _HEAD.field(
+    kind: str | None = _HEAD.setting(
         "--kind",
         "The kind of checkpoint in DIR; eagle is EAGLE-1, EAGLE-2 and HASS.",
         click.Choice(KINDS),
@@ -69,40 +69,40 @@ class ConversionSettings:
     target: Path | None = by_option(
         _HEAD.model("--target", "The GGUF file of the model that the heads draft for.")
     )
-    target_model_dir: Path | None = _HEAD.field(
+    target_model_dir: Path | None = _HEAD.setting(
         "--target-model-dir DIR",
         "The checkpoint of that model, instead of --target. config.json and tokenizer are enough.",
         PATH,
     )
-    drafters: tuple[Path, ...] = _HEAD.field(
+    drafters: tuple[Path, ...] = _HEAD.setting(
         "--with DIR",
         "Also convert these heads, or this draft model, into the same folder (-o); repeatable.",
         PATH,
         multiple=True,
         dest="drafters",
     )
-    output: Path | None = _RESULT.field(
+    output: Path | None = _RESULT.setting(
         "-o, --output, --outfile FILE|FOLDER",
         "The file to write, or the folder for it.",
         PATH,
         show_default="a name by the GGUF convention, here",
     )
-    outtype: str | None = _RESULT.field(
+    outtype: str | None = _RESULT.setting(
         "--outtype TYPE",
         "f32, f16, bf16, auto (the checkpoint's), or a type of specrun quantize: q8_0, q4_k_m, ...",
         default=None,
         show_default="f16, heads q8_0",
     )
-    imatrix: Path | None = _RESULT.field(
+    imatrix: Path | None = _RESULT.setting(
         "--imatrix FILE",
         "An importance matrix (specrun imatrix, llama-imatrix) for the quantized type.",
         FILE,
     )
-    force: bool = _RESULT.field("--force", "Overwrite the file if it is there.", is_flag=True)
-    dry_run: bool = _RESULT.field(
+    force: bool = _RESULT.setting("--force", "Overwrite the file if it is there.", is_flag=True)
+    dry_run: bool = _RESULT.setting(
         "--dry-run", "Print the mapping of tensors and write nothing.", is_flag=True
     )
-    verify: bool | None = _RESULT.field(
+    verify: bool | None = _RESULT.setting(
         "--verify/--no-verify",
         "Compare logits with transformers, if it is installed. The file is written only if "
         "they agree.",

@@ -8,12 +8,13 @@ from pathlib import Path
 import click
 
 from specrun.cli.accelerate.report import print_diagnosis
+from specrun.cli.options.drafting import measured_drafters
 from specrun.cli.options.group import Section, SectionedCommand, by_option, option_group
 from specrun.cli.options.model import DraftSettings, LoadSettings, draft_options, load_options
 from specrun.cli.options.opening import chosen_drafter
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import (
-    asked_prompts,
+    measured_prompts,
     named_target,
     no_template_option,
     prompt_file_option,
@@ -50,13 +51,13 @@ class WhyText:
     )
     file: Path | None = by_option(prompt_file_option(_MEASURING))
     no_chat_template: bool = by_option(no_template_option(_MEASURING))
-    repetitions: int = _MEASURING.field(
+    repetitions: int = _MEASURING.setting(
         "--repetitions N",
         "Answer each prompt at most N times.",
         click.IntRange(1, 1000),
         default=100,
     )
-    seconds: float = _MEASURING.field(
+    seconds: float = _MEASURING.setting(
         "--seconds",
         "Take about this long in all.",
         click.FloatRange(0, min_open=True),
@@ -90,8 +91,8 @@ def why(
         drafter = "auto"
     options = PairOptions(
         target=target,
-        drafter=_with_demo_files(drafter, demo=load.demo),
-        prompts=asked_prompts(text.prompt, text.file, n_demo=_QUESTIONS if load.demo else 0),
+        drafter=measured_drafters([drafter], demo=True)[0] if load.demo else drafter,
+        prompts=measured_prompts(text.prompt, text.file, n_demo=_QUESTIONS if load.demo else 0),
         params=answer.params,
         max_tokens=answer.max_tokens or _TOKENS,
         repetitions=text.repetitions,
@@ -110,12 +111,3 @@ def why(
         terminal.answer_json({"target": str(target), **diagnosis.to_dict()}, indent=2)
     else:
         print_diagnosis(diagnosis, terminal)
-
-
-def _with_demo_files(drafter: str, *, demo: bool) -> str:
-    if not demo:
-        return drafter
-    from specrun.bench.drafters.comparison import with_files
-    from specrun.runtime.demo import demo_drafters
-
-    return with_files(drafter, demo_drafters())

@@ -69,13 +69,13 @@ class _CascadeSettings:
     model_draft: Path | None = by_option(
         _MODELS.model(MODEL_DRAFT, "The small model; --demo has its own.")
     )
-    accept: tuple[str, ...] = _MODELS.field(
+    accept: tuple[str, ...] = _MODELS.setting(
         "--accept RULE",
         "A rule to measure, as generate takes it; repeatable.",
         multiple=True,
         show_default=", ".join(_RULES),
     )
-    alpha: tuple[float, ...] = _MODELS.field(
+    alpha: tuple[float, ...] = _MODELS.setting(
         "--alpha",
         "How much is given away: a,b or repeated. bild and bild-star take the distance of a token "
         "of probability 1 - alpha.",
@@ -84,7 +84,7 @@ class _CascadeSettings:
         default=("0,0.05,0.1,0.2,0.4,0.7",),
         callback=each_once,
     )
-    spec_draft_n_max: tuple[int, ...] = _MODELS.field(
+    spec_draft_n_max: tuple[int, ...] = _MODELS.setting(
         "--spec-draft-n-max",
         "Tokens drafted in a round: a,b or repeated.",
         COUNTS,
@@ -93,7 +93,7 @@ class _CascadeSettings:
         callback=each_once,
     )
     temp: tuple[float, ...] = by_option(temperatures_option("1"))
-    top_p: tuple[float, ...] = SAMPLING.field(
+    top_p: tuple[float, ...] = SAMPLING.setting(
         "--top-p",
         "Keep the most likely tokens with this much probability together: a,b or repeated.",
         NUMBERS,
@@ -102,13 +102,13 @@ class _CascadeSettings:
         callback=each_once,
     )
     seed: int = by_option(first_seed_option)
-    texts: Path | None = _TEXTS.field(
+    texts: Path | None = _TEXTS.setting(
         "--texts",
         "Real text, whose pieces are continued; .jsonl: a question and an answer a line.  "
         "[default: the demo's questions]",
         FILE,
     )
-    examples: int = _TEXTS.field(
+    examples: int = _TEXTS.setting(
         "--examples",
         "The number of questions, or of pieces of the text.",
         click.IntRange(1, 10**6),
@@ -121,7 +121,7 @@ class _CascadeSettings:
         )
     )
     pad_to: int | None = by_option(padding_option(_MEASURING))
-    quality: Metric | None = OUTPUT.field(
+    quality: Metric | None = OUTPUT.setting(
         "--quality",
         "The measure of quality for the best rules and the picture.",
         click.Choice(["rouge_2", "bleu", "exact_match", "cross_entropy", "expected_accuracy"]),

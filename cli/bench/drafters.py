@@ -24,7 +24,7 @@ from specrun.cli.bench.command import (
     repetitions_option,
     timed_target,
 )
-from specrun.cli.options.drafting import draft_kind, require_draft_files
+from specrun.cli.options.drafting import draft_kind, measured_drafters
 from specrun.cli.options.group import Section, SectionedCommand, by_option, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options, shape_option
 from specrun.cli.options.output import check_plot, plot_option, terminal_options
@@ -68,26 +68,26 @@ class DrafterChoice:
             multiple=True,
         )
     )
-    drafter: tuple[str, ...] = _DRAFTERS.field(
+    drafter: tuple[str, ...] = _DRAFTERS.setting(
         "--drafter EXPR",
         'A drafter to compare, such as "draft(small.gguf, n=8)"; repeatable.',
         multiple=True,
         show_default="draft, if there is a draft model, and prompt-lookup",
     )
-    spec_draft_n_max: tuple[tuple[int, ...], ...] = _DRAFTERS.field(
+    spec_draft_n_max: tuple[tuple[int, ...], ...] = _DRAFTERS.setting(
         "--spec-draft-n-max",
         "Tokens that -md and --demo's draft model draft a round: a,b or repeated.",
         COUNTS,
         multiple=True,
         show_default="5",
     )
-    planned: bool = _DRAFTERS.field(
+    planned: bool = _DRAFTERS.setting(
         "--planned",
         "Compare all plans of `specrun tune` for the target and -md: the best chain and trees "
         "of each scheme.",
         is_flag=True,
     )
-    accept: tuple[str, ...] = _DRAFTERS.field(
+    accept: tuple[str, ...] = _DRAFTERS.setting(
         "--accept RULE",
         "The acceptance rule of the drafters; repeatable, to compare rules.",
         multiple=True,
@@ -101,37 +101,37 @@ class PromptChoice:
 
     prompt: tuple[str, ...] = by_option(prompts_option(_PROMPTS))
     file: Path | None = by_option(prompt_file_option(_PROMPTS))
-    prompts: Path | None = _PROMPTS.field(
+    prompts: Path | None = _PROMPTS.setting(
         "--prompts", 'Prompts, one a line; .jsonl: the "prompt" or "question" of each line.', FILE
     )
-    suite: tuple[str, ...] = _PROMPTS.field(
+    suite: tuple[str, ...] = _PROMPTS.setting(
         "--suite FILE",
         "Questions by category, in the form of Spec-Bench, MT-bench, EAGLE, SPEED-Bench, Alpaca, "
         f"GSM8K, HumanEval or MBPP; own: {_OWN_SUITE}; repeatable.",
         multiple=True,
     )
-    questions: int | None = _PROMPTS.field(
+    questions: int | None = _PROMPTS.setting(
         "--questions",
         "How many questions are asked: of the demo's, if no prompt is given, or of each category "
         "of a suite.",
         click.IntRange(1, 10**6),
         show_default=f"{_DEMO_QUESTIONS} of the demo's, all of a suite",
     )
-    workload: str | None = _PROMPTS.field(
+    workload: str | None = _PROMPTS.setting(
         "--workload",
         "questions: the demo's own; repeated: answered before; edited: an answer nearly like an "
         "earlier one; quoted: a text to repeat (too hard for the demo).",
         click.Choice(["questions", "repeated", "edited", "quoted"]),
         show_default="questions, with --demo",
     )
-    context: int = _PROMPTS.field(
+    context: int = _PROMPTS.setting(
         "--context N",
         "Lengthen the conversations of a workload to about N tokens by earlier questions and "
         "answers.",
         click.IntRange(0, 2**20),
         default=0,
     )
-    docs_store: Literal["all", "disjoint"] = _PROMPTS.field(
+    docs_store: Literal["all", "disjoint"] = _PROMPTS.setting(
         "--docs-store",
         "The text for a `rest` without a file: all documentation behind the questions, which "
         "has the answers, or only the rest of it.",
@@ -154,18 +154,18 @@ class Measuring:
         repetitions_option(_MEASURING, "Let every drafter answer all prompts N times.", 5)
     )
     pad_to: int | None = by_option(padding_option(_MEASURING))
-    keep: Path | None = _MEASURING.field(
+    keep: Path | None = _MEASURING.setting(
         "--keep FILE",
         "Keep the padded target in this file. Otherwise it is deleted at the end.",
         PATH,
     )
-    alpha: bool = _MEASURING.field(
+    alpha: bool = _MEASURING.setting(
         "--alpha",
         "Report alpha, the mean of sum min(p, q), of drafters that have a distribution. "
         "Prompts are answered once more.",
         is_flag=True,
     )
-    run_code: bool = _MEASURING.field(
+    run_code: bool = _MEASURING.setting(
         "--run-code",
         "Run the programs in answers to HumanEval and MBPP, to report pass@1. A model wrote them: "
         "time and memory are limited, but they have all your rights to files.",
@@ -398,9 +398,6 @@ def _settings(
 
 def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
     """Return the drafters to compare; without any choice, those that need nothing else."""
-    from specrun.bench.drafters.comparison import with_files
-    from specrun.runtime.demo import demo_drafters
-
     files = [(draft_kind(path), quoted(str(path))) for path in chosen.model_draft]
     lengths = [f"n={n}" for counts in chosen.spec_draft_n_max for n in counts] or [""]
     if not files and demo and not chosen.drafter:
@@ -419,11 +416,7 @@ def _expressions(chosen: DrafterChoice, *, demo: bool) -> tuple[str, ...]:
     names += chosen.drafter
     if not chosen.drafter and not chosen.planned:
         names.append("prompt-lookup")
-    defaults = demo_drafters() if demo else {}
-    expressions = tuple(with_files(name, defaults) for name in names)
-    for each in map(parse_expression, expressions):
-        require_draft_files(each)
-    return expressions
+    return measured_drafters(names, demo=demo)
 
 
 def _planned(

@@ -42,20 +42,20 @@ _ONLY_PRINT = "print"
 class EvaluationSettings:
     """The text and its evaluation, the cards of --memory, and `fields` of `ContextOptions`."""
 
-    text_file: Path | None = _COMPARISON.field(
+    text_file: Path | None = _COMPARISON.setting(
         "-f, --file",
         "Evaluate the text of this file.",
         FILE,
         dest="text_file",
         show_default="a short fixed text",
     )
-    ctx_size: int = _COMPARISON.field(
+    ctx_size: int = _COMPARISON.setting(
         "-c, --ctx-size N",
         "The number of tokens in a chunk. Its second half is scored.",
         click.IntRange(8, 2**20),
         default=512,
     )
-    chunks: int = _COMPARISON.field(
+    chunks: int = _COMPARISON.setting(
         "--chunks N",
         "The most chunks to evaluate.",
         click.IntRange(0),
@@ -63,27 +63,27 @@ class EvaluationSettings:
         show_default="all",
     )
     threads: int = by_option(_COMPARISON.threads("The number of threads."))
-    gpu_layers: LayerCount = _COMPARISON.field(
+    gpu_layers: LayerCount = _COMPARISON.setting(
         "-ngl, --gpu-layers", "The number of layers on the GPU.", LAYER_COUNT, default="0"
     )
-    batch_noise: bool = _NOISE.field(
+    batch_noise: bool = _NOISE.setting(
         "--batch-noise",
         "Measure how much distributions change with the number of tokens in an evaluation "
         "(with -f, -t and -ngl as above).",
         is_flag=True,
     )
-    positions: int = _NOISE.field(
+    positions: int = _NOISE.setting(
         "-n, --positions N", "The most positions to compare.", click.IntRange(16), default=256
     )
     fields: dict[str, Any] = by_option(*attention_options(_NOISE))
-    memory: tuple[int, ...] | None = _MEMORY.field(
+    memory: tuple[int, ...] | None = _MEMORY.setting(
         "--memory SIZE,...",
         "Show the parts that fit into cards of these sizes, such as 8G,12G. The cards need not be "
         "in this machine. cards: 8G,12G,16G,24G. -c, -ngl, -fa, -ctk and -ctv have their "
         "meaning of specrun chat; without -c and -ngl the most that fits is chosen.",
         SIZES,
     )
-    gpu_layers_draft: LayerCount = _MEMORY.field(
+    gpu_layers_draft: LayerCount = _MEMORY.setting(
         "-ngld, --gpu-layers-draft",
         "The number of the draft model's layers on the card.",
         LAYER_COUNT,

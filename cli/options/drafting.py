@@ -6,6 +6,7 @@ Options with llama.cpp's names are rewritten to the language of --drafter: there
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -71,6 +72,18 @@ def is_bare_auto(drafter: str) -> bool:
     """Whether an expression is `auto` without members; then -md may stand beside it."""
     expression = parse_expression(drafter)
     return expression.atom == "auto" and not (expression.is_call or expression.count)
+
+
+def measured_drafters(names: Sequence[str], *, demo: bool) -> tuple[str, ...]:
+    """Return drafters to measure, each with its file; raises as `require_draft_files`."""
+    from specrun.bench.drafters.comparison import with_files
+    from specrun.runtime.demo import demo_drafters
+
+    files = demo_drafters() if demo else {}
+    expressions = tuple(with_files(name, files) for name in names)
+    for expression in expressions:
+        require_draft_files(parse_expression(expression))
+    return expressions
 
 
 def require_draft_files(expression: Expression) -> None:
@@ -151,25 +164,25 @@ def _call(name: str, settings: DraftSettings) -> str:
 class LearnSettings:
     """Whether the draft model learns between answers, how often, and whether that is kept."""
 
-    learn: bool = DRAFTING.field(
+    learn: bool = DRAFTING.setting(
         "--learn",
         "Train the draft model (-md) on its rejected drafts between answers. The result is "
         "discarded at the end. The text keeps the target's distribution.",
         is_flag=True,
     )
-    learn_keep: bool = DRAFTING.field(
+    learn_keep: bool = DRAFTING.setting(
         "--learn-keep",
         "Like --learn, and keep the rejected drafts and the drafter in the user's state folder "
         "for later calls with this option (specrun learn show, forget).",
         is_flag=True,
     )
-    learn_every: int = DRAFTING.field(
+    learn_every: int = DRAFTING.setting(
         "--learn-every N",
         "Update after every N answers; 0: only by /learn in a chat.",
         click.IntRange(0, MAX_COUNT),
         default=10,
     )
-    learn_rate: float | None = DRAFTING.field(
+    learn_rate: float | None = DRAFTING.setting(
         "--learn-rate RATE",
         "The learning rate of updates.",
         click.FloatRange(0, 10, min_open=True),

@@ -154,7 +154,7 @@ class Section:
         """Declare an option without a value."""
         return self.option(usage, help, is_flag=True, **attributes)
 
-    def field(
+    def setting(
         self,
         usage: str,
         help: str,

@@ -267,46 +267,46 @@ class DraftSettings:
             'short for --drafter KIND("FILE").',
         )
     )
-    drafter: str | None = DRAFTING.field(
+    drafter: str | None = DRAFTING.setting(
         "--drafter EXPR",
         f"{', '.join(METHODS)}, with arguments as in draft(small.gguf, n=5).  "
         "[default: the choice of specrun accelerate, else auto; with --demo: draft]",
     )
-    spec_type: str | None = DRAFTING.field(
+    spec_type: str | None = DRAFTING.setting(
         "--spec-type TYPE",
         "llama.cpp's name of a method: none, draft-simple, draft-eagle3, draft-mtp, ngram-simple; "
         "or prompt-lookup.",
     )
-    spec_draft_n_max: int | None = DRAFTING.field(
+    spec_draft_n_max: int | None = DRAFTING.setting(
         "--spec-draft-n-max, --num-draft-tokens N",
         "The most tokens drafted in a round.  "
         "[default: as many as pay; prompt-lookup plans at most 15]",
         click.IntRange(1, 1024),
     )
-    spec_draft_p_min: float | None = DRAFTING.field(
+    spec_draft_p_min: float | None = DRAFTING.setting(
         "--spec-draft-p-min, --draft-p-min P",
         "End a draft if the draft model's probability falls below this.  [default: 0]",
         SHARE,
     )
-    reference: Path | None = DRAFTING.field(
+    reference: Path | None = DRAFTING.setting(
         "--reference",
         "A text that answers may quote. prompt-lookup, which this option implies, reads it in "
         "addition to the conversation.",
         FILE,
     )
-    accept: str = DRAFTING.field(
+    accept: str = DRAFTING.setting(
         "--accept RULE",
         f"The acceptance rule: {', '.join(_EXACT)}; not exact: {', '.join(_LOSSY)}.",
         default=_DEFAULTS.accept,
     )
     shape: Shape | None = by_option(shape_option)
-    keep_answers: bool = DRAFTING.field(
+    keep_answers: bool = DRAFTING.setting(
         "--keep-answers",
         "Keep answers in the user's state folder. In later conversations with this option "
         "prompt-lookup drafts from them (specrun learn show, forget).",
         is_flag=True,
     )
-    no_profile: bool = DRAFTING.field(
+    no_profile: bool = DRAFTING.setting(
         "--no-profile",
         "Ignore the profile that specrun accelerate wrote for this file.",
         is_flag=True,
@@ -342,11 +342,11 @@ class LoadSettings:
 class TemplateSettings:
     """Which chat template renders messages; all unset: the model's own."""
 
-    chat_template: str | None = TEMPLATE.field("--chat-template JINJA", "Use this chat template.")
-    chat_template_file: Path | None = TEMPLATE.field(
+    chat_template: str | None = TEMPLATE.setting("--chat-template JINJA", "Use this chat template.")
+    chat_template_file: Path | None = TEMPLATE.setting(
         "--chat-template-file", "Read the chat template from this file.", FILE
     )
-    no_chat_template: bool = TEMPLATE.field(
+    no_chat_template: bool = TEMPLATE.setting(
         "--no-chat-template",
         "Continue plain text instead of using the model's chat template.",
         is_flag=True,

@@ -118,16 +118,16 @@ def _without_native_chatter(record: logging.LogRecord) -> bool:
 class AnswerDisplay:
     """The parts of an answer that are shown in addition to its text."""
 
-    show_timings: bool = OUTPUT.field(
+    show_timings: bool = OUTPUT.setting(
         "--show-timings/--no-show-timings",
         "Print a line of statistics after each answer. Its tok/s leaves out the time of the "
         "prompt.",
         default=True,
     )
-    show_draft: bool = OUTPUT.field(
+    show_draft: bool = OUTPUT.setting(
         "--show-draft", "Show accepted drafted tokens in cyan (with colours).", is_flag=True
     )
-    show_thinking: bool = OUTPUT.field(
+    show_thinking: bool = OUTPUT.setting(
         "--show-thinking/--fold-thinking",
         "Show a model's thinking on the screen, or fold it to one line.",
         default=False,

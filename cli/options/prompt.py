@@ -68,17 +68,21 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
     return _without_last_newline(decode_text(data, "the standard input"))
 
 
-def asked_prompts(given: Sequence[str], file: Path | None, *, n_demo: int) -> tuple[str, ...]:
-    """Return the prompts of -p and -f; without any `n_demo` of the demo's, for 0 usual ones."""
-    from specrun.bench.drafters.prompts import GENERAL_PROMPTS, demo_prompts
-
-    prompts = (*given, *([] if file is None else [read_prompt_file(file)]))
-    return prompts or (demo_prompts(n_demo) if n_demo else GENERAL_PROMPTS)
-
-
 def read_prompt_file(path: Path) -> str:
     """Return the text of a file without one newline at its end, as llama.cpp does."""
     return _without_last_newline(read_text(path))
+
+
+def measured_prompts(
+    prompts: Sequence[str], file: Path | None = None, *, n_demo: int = 0
+) -> tuple[str, ...]:
+    """Return the prompts of -p and -f; without any, `n_demo` of the demo's, or 0: usual ones."""
+    given = (*prompts, *(() if file is None else (read_prompt_file(file),)))
+    if given:
+        return given
+    from specrun.bench.drafters.prompts import GENERAL_PROMPTS, demo_prompts
+
+    return demo_prompts(n_demo) if n_demo else GENERAL_PROMPTS
 
 
 def _without_last_newline(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Options of `specrun tune`: texts, layers to skip, temperatures and output; and usual prompts."""
+"""Options of `specrun tune`: texts, layers to skip, temperatures and output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specrun.cli.options.group import MODEL, OUTPUT, Section, option_group
 from specrun.cli.options.model import MODEL_DRAFT
 from specrun.cli.options.output import json_option, plot_option
 from specrun.cli.options.prompt import (
-    asked_prompts,
+    measured_prompts,
     no_template_option,
     prompt_file_option,
     prompts_option,
@@ -118,4 +118,4 @@ _QUESTIONS = 8
 
 def prompt_texts(text: TuneText, *, demo: bool) -> tuple[str, ...]:
     """Return the prompts that were given, or a few for any model."""
-    return asked_prompts(text.prompt, text.file, n_demo=_QUESTIONS if demo else 0)
+    return measured_prompts(text.prompt, text.file, n_demo=_QUESTIONS if demo else 0)
