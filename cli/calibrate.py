@@ -101,17 +101,16 @@ class CalibrationOutput:
     save: bool = OUTPUT.setting(
         "--save/--no-save", "Keep the result, or only show it.", default=True
     )
-    as_json: bool = by_option(json_option("Print all results as JSON."))
 
 
 _FEW = 200  # places, after which a share is known to about three hundredths
 
 
 def print_calibration(
-    options: HeadCalibrationOptions, result: HeadCalibration, *, as_json: bool, terminal: Terminal
+    options: HeadCalibrationOptions, result: HeadCalibration, terminal: Terminal
 ) -> None:
     """Print all that was measured: tables and a verdict, or one JSON object."""
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json(_facts(options, result), indent=2)
         return
     ranks = max(map(len, result.alone), default=0)
@@ -195,6 +194,7 @@ of its own then multiplies fewer rows. Other tokens are never drafted, which cha
 @load_options
 @option_group("source", CalibrationSource)
 @option_group("output", CalibrationOutput)
+@json_option("Print all results as JSON.")
 @terminal_options
 def calibrate(
     load: LoadSettings, source: CalibrationSource, output: CalibrationOutput, terminal: Terminal
@@ -217,7 +217,7 @@ def calibrate(
         result = calibrate_heads(
             options, lambda model: _texts(model, source, options, text, load.demo), progress
         )
-    print_calibration(options, result, as_json=output.as_json, terminal=terminal)
+    print_calibration(options, result, terminal)
     if output.save:
         _keep(options, result, output, terminal)
 
@@ -258,7 +258,7 @@ def _limit(
         found = [calibrate_heads(each, lambda _: measured, progress) for each in (options, small)]
     covered = vocabulary.coverage([each.tokens[each.n_prompt :] for each in measured])
     n_tokens = source.draft_tokens
-    if output.as_json:
+    if terminal.as_json:
         facts = {"draft_tokens": n_tokens, "covered": covered, "output": str(output.output)}
         before, after = (_facts(options, each) for each in found)
         after["heads"] = str(output.output)

@@ -47,9 +47,7 @@ _CONTENTS = {
 @OUTPUT.flag("--all", "Remove everything, also your own work and settings.", dest="everything")
 @json_option()
 @terminal_options
-def clean(
-    names: tuple[str, ...], cache: bool, everything: bool, as_json: bool, terminal: Terminal
-) -> None:
+def clean(names: tuple[str, ...], cache: bool, everything: bool, terminal: Terminal) -> None:
     """List the files that specrun keeps on this disk, or remove them."""
     found = list(_kept())
     known = {each["name"] for each in found}
@@ -66,7 +64,7 @@ def clean(
             shutil.rmtree(path)
         else:
             path.unlink()
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json(found)
         return
     for each in chosen:

@@ -118,14 +118,10 @@ class ConversionSettings:
 
 
 def print_report(
-    report: ConversionReport,
-    terminal: Terminal,
-    *,
-    as_json: bool,
-    target: Mapping[str, Any] | None = None,
+    report: ConversionReport, terminal: Terminal, *, target: Mapping[str, Any] | None = None
 ) -> None:
     """Print the facts of the written file, and for a head those of its `target`."""
-    if as_json:
+    if terminal.as_json:
         content = dataclasses.asdict(report) | ({} if target is None else {"target": dict(target)})
         terminal.answer_json(content, default=str, indent=2)
         return
@@ -167,9 +163,9 @@ def _counts(types: Any) -> str:  # noqa: ANN401 - a mapping of names to counts
     return ", ".join(f"{count:,} {name}" for name, count in types.items())
 
 
-def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal, *, as_json: bool) -> None:
+def print_plan(plan: ConversionPlan, output: Path, terminal: Terminal) -> None:
     """Print which tensor becomes which, and the file that would be written."""
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json(_plan_content(plan, output), indent=2)
         return
     rows = [
@@ -246,32 +242,27 @@ neither tokenizer nor the target's weights, and fit one target only: say which.
 @option_group("settings", ConversionSettings)
 @terminal_options
 @json_option()
-def convert(folder: Path, settings: ConversionSettings, terminal: Terminal, as_json: bool) -> None:
+def convert(folder: Path, settings: ConversionSettings, terminal: Terminal) -> None:
     """Convert a Hugging Face checkpoint to a GGUF file that computes the same numbers."""
     folder = folder.expanduser()
     output = None if settings.output is None else settings.output.expanduser()
     if settings.drafters:
-        _convert_set(folder, output, settings, terminal, as_json=as_json)
+        _convert_set(folder, output, settings, terminal)
         return
     plan, write, facts = _job(folder, settings)
     if settings.dry_run:
         planned = plan(folder)
-        print_plan(planned, planned.output_in(output), terminal, as_json=as_json)
+        print_plan(planned, planned.output_in(output), terminal)
         return
     with byte_progress(terminal, "converting") as progress:
         report = write(
             folder, output, force=settings.force, n_threads=settings.threads, progress=progress
         )
-    print_report(report, terminal, as_json=as_json, target=facts)
+    print_report(report, terminal, target=facts)
 
 
 def _convert_set(
-    folder: Path,
-    output: Path | None,
-    settings: ConversionSettings,
-    terminal: Terminal,
-    *,
-    as_json: bool,
+    folder: Path, output: Path | None, settings: ConversionSettings, terminal: Terminal
 ) -> None:
     """Convert a target and its drafters into one folder, with a file for running them."""
     from specrun.convert import plan_set
@@ -294,20 +285,20 @@ def _convert_set(
         imatrix=settings.imatrix,
         verify=settings.verify,
     )
-    if settings.dry_run and as_json:
+    if settings.dry_run and terminal.as_json:
         plans = [_plan_content(member.plan, member.place) for member in planned.members]
         terminal.answer_json({"files": plans}, indent=2)
         return
     if settings.dry_run:
         for member in planned.members:
-            print_plan(member.plan, member.place, terminal, as_json=False)
+            print_plan(member.plan, member.place, terminal)
         return
     reports, made = planned.convert(
         force=settings.force,
         n_threads=settings.threads,
         progress=partial(byte_progress, terminal, "converting"),
     )
-    if as_json:
+    if terminal.as_json:
         content = {
             "set": str(made.folder),
             "drafter": made.drafter,
@@ -317,7 +308,7 @@ def _convert_set(
         terminal.answer_json(content, default=str, indent=2)
         return
     for report in reports:
-        print_report(report, terminal, as_json=False)
+        print_report(report, terminal)
     terminal.answer(f"run it: {made.command}\n")
 
 

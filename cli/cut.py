@@ -49,7 +49,6 @@ def cut(
     skip_layers: str | None,
     pad_to: int | None,
     force: bool,
-    as_json: bool,
     terminal: Terminal,
 ) -> None:
     """Write a model with some of its layers only, as a drafter for the whole one."""
@@ -84,7 +83,7 @@ def cut(
     else:
         facts |= {"padded_parameters": report.added_parameters, "feed_forward_width": report.width}
         what = f"feed-forward width {report.source_width} to {report.width}"
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json(facts)
     else:
         size = f"{count_text(report.n_parameters)} parameters, {bytes_text(report.n_bytes)}"

@@ -122,7 +122,7 @@ def _progress(terminal: Terminal) -> Iterator[BuildProgress]:
 @json_option()
 @trust_option
 @terminal_options
-def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> None:
+def info(store: Path, model: Path | None, terminal: Terminal) -> None:
     """Show the contents of a datastore. All of it is read, to check that it is undamaged."""
     from specrun.runtime.drafters.retrieval import open_store, read_store_header, verify_store
 
@@ -136,7 +136,7 @@ def info(store: Path, model: Path | None, as_json: bool, terminal: Terminal) -> 
 
         with Model(model, vocab_only=True) as target:
             open_store(store, target.vocabulary)
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json(dataclasses.asdict(header), indent=2)
         return
     lines = {

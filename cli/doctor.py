@@ -176,7 +176,7 @@ Exit code 1 if something is broken.
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @terminal_options
 @json_option()
-def doctor(terminal: Terminal, as_json: bool) -> None:
+def doctor(terminal: Terminal) -> None:
     """Check this installation and this machine.
 
     Quantized kernels are tried in processes of their own, so that a processor that lacks an
@@ -184,7 +184,7 @@ def doctor(terminal: Terminal, as_json: bool) -> None:
     """
     with terminal.meanwhile("looking around, a few seconds ..."):
         diagnosis = diagnose()
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json(diagnosis)
     else:
         _print(terminal, diagnosis)

@@ -89,7 +89,6 @@ def generate(
     session: Path | None,
     lora: tuple[str, ...],
     learning: LearnSettings,
-    as_json: bool,
 ) -> None:
     """Continue a prompt, or answer it if the model has a chat template."""
     if learning.learn and not learning.learn_keep:
@@ -113,7 +112,7 @@ def generate(
         check_sampling(answer.params, runtime)
         answer = answer.of(runtime.vocabulary)
         writer: AnswerWriter | None = None
-        if not as_json:
+        if not terminal.as_json:
             plain = PlainWriter(terminal, show_draft=display.show_draft)
             writer = reply_writer(terminal, plain, fold=not display.show_thinking)
         with kept_session(lambda: runtime, session, terminal):
@@ -125,7 +124,7 @@ def generate(
         trained = runtime.model.n_ctx_train
         if drafter is not None and not answered.interrupted:
             drafter.after_only_answer()
-    if as_json:
+    if terminal.as_json:
         values: dict[str, Any] = answered.result.to_dict()
         if session is None:
             del values["usage"]["cached_tokens"]  # nothing is cached before the first prompt

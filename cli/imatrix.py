@@ -95,7 +95,6 @@ def imatrix(
     resume: bool,
     force: bool,
     terminal: Terminal,
-    as_json: bool,
     **settings: Any,  # noqa: ANN401 - as click passes them
 ) -> None:
     """Measure which inputs of each weight matrix are large on a text.
@@ -139,10 +138,10 @@ def imatrix(
                 force=force,
                 progress=progress,
             )
-    _show(report, terminal, as_json=as_json)
+    _show(report, terminal)
 
 
-def _show(report: ImportanceReport, terminal: Terminal, *, as_json: bool) -> None:
+def _show(report: ImportanceReport, terminal: Terminal) -> None:
     facts = {
         "output": str(report.output),
         "entries": report.n_entries,
@@ -150,7 +149,7 @@ def _show(report: ImportanceReport, terminal: Terminal, *, as_json: bool) -> Non
         "chunks_now": report.chunks,
         "tokens_now": report.tokens,
     }
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json(facts)
     else:
         texts = {name.replace("_", " "): str(value) for name, value in facts.items()}

@@ -87,14 +87,14 @@ def _kept_answers(path: Path, header: StoreHeader | SpecrunError) -> dict[str, A
 @click.command(cls=SectionedCommand)
 @json_option()
 @terminal_options
-def show(as_json: bool, terminal: Terminal) -> None:
+def show(terminal: Terminal) -> None:
     "Show the kept answers and their folder."
     from specrun.runtime.drafters.retrieval import kept_answers
     from specrun.runtime.online import kept_folders
 
     found = [_kept_drafts(folder) for folder in kept_folders()]
     found += [_kept_answers(path, header) for path, header in kept_answers()]
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json(found)
         return
     if not found:

@@ -34,14 +34,14 @@ could draft for those of the same vocabulary that are at least twice as large.
 @click.argument("name", required=False, help="A part of the names to list.")
 @json_option()
 @terminal_options
-def models(name: str | None, as_json: bool, terminal: Terminal) -> None:
+def models(name: str | None, terminal: Terminal) -> None:
     """List the models on this disk: size, architecture, quantization, and fitting drafters."""
     from specrun.runtime.models import catalogue, stored_models
 
     found = stored_models()
     with terminal.meanwhile(f"reading {len(found.models)} files ..."):
         entries = _chosen(name, catalogue(found.models))
-    if as_json:
+    if terminal.as_json:
         models = [_facts(entry) for entry in entries]
         terminal.answer_json({"models": models, "problems": list(found.problems)})
         return

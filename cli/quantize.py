@@ -74,7 +74,7 @@ Examples:
 @offline_option
 @terminal_options
 @json_option()
-def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **options: Any) -> None:  # noqa: ANN401
+def quantize(arguments: tuple[str, ...], terminal: Terminal, **options: Any) -> None:  # noqa: ANN401
     """Write a GGUF file with smaller numbers.
 
     Works on models and on drafting heads. The new file appears whole or not at all; OUT, if it is
@@ -104,7 +104,7 @@ def quantize(arguments: tuple[str, ...], terminal: Terminal, as_json: bool, **op
         report = (quantize_head if head else quantize_model)(
             source, output, file_type, progress=progress, **options
         )
-    _print_report(report, time.monotonic() - started, terminal, as_json)
+    _print_report(report, time.monotonic() - started, terminal)
 
 
 def _type_and_output(rest: tuple[str, ...], default: str | None) -> tuple[str, Path | None]:
@@ -137,10 +137,8 @@ def default_output(source: Path, file_type: str) -> Path:
     return source.with_name(f"{stem[:start]}{written}{stem[end:]}.gguf")
 
 
-def _print_report(
-    report: QuantizationReport, seconds: float, terminal: Terminal, as_json: bool
-) -> None:
-    if as_json:
+def _print_report(report: QuantizationReport, seconds: float, terminal: Terminal) -> None:
+    if terminal.as_json:
         types = [
             {
                 "type": share.type_name,

@@ -78,7 +78,6 @@ def why(
     draft: DraftSettings,
     text: WhyText,
     answer: AnswerSettings,
-    as_json: bool,
     terminal: Terminal,
 ) -> None:
     """Find why drafting pays for a pair and a prompt, or does not, and possible improvements."""
@@ -107,7 +106,7 @@ def why(
     )
     with progress_bar(terminal, "loading the models") as progress:
         diagnosis = diagnose_pair(options, progress)
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json({"target": str(target), **diagnosis.to_dict()}, indent=2)
     else:
         print_diagnosis(diagnosis, terminal)

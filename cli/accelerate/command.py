@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,7 +114,6 @@ def accelerate(
     load: LoadSettings,
     search: SearchSettings,
     sampling: SamplingGrid,
-    as_json: bool,
     terminal: Terminal,
 ) -> None:
     """Find the fastest drafter for a model on this machine, and use it from then on."""
@@ -124,8 +122,8 @@ def accelerate(
     options = _options(_with_model(load, file), search, sampling)
     with _progress(terminal) as tell:
         result = find(options, tell, warn=terminal.warn)
-    if as_json:
-        terminal.answer(json.dumps(result.to_dict(), indent=2) + "\n")
+    if terminal.as_json:
+        terminal.answer_json(result.to_dict(), indent=2)
     else:
         print_report(result, terminal)
     if result.interrupted:

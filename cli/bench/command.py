@@ -20,7 +20,6 @@ from specrun.cli.options.group import (
     Section,
     option_group,
 )
-from specrun.cli.options.output import json_option
 from specrun.cli.options.types import MAX_COUNT, PARAMETERS
 from specrun.cli.terminal.screen import duration_text
 from specrun.cli.terminal.terminal import Terminal
@@ -80,7 +79,7 @@ format_options = option_group(
         click.Choice(["table", "md", "csv", "json"]),
         show_default="table on a terminal, md into a file or pipe",
     ),
-    json_option("Short for -o json."),
+    OUTPUT.flag("--json", "Short for -o json.", dest="as_json"),
 )
 
 
@@ -197,11 +196,7 @@ def padding_option(section: Section) -> Decorator:
 
 @contextmanager
 def timed_target(
-    target: Path,
-    pad_to: int | None,
-    *,
-    keep: Path | None = None,
-    progress: Callable[[str], None],
+    target: Path, pad_to: int | None, *, keep: Path | None = None, progress: Callable[[str], None]
 ) -> Iterator[Path]:
     """Yield the target of `--pad-to`, or `target` itself: only padding needs the package gguf."""
     if pad_to is None:

@@ -154,7 +154,6 @@ def inspect(
     sha256: str | None,
     settings: EvaluationSettings,
     terminal: Terminal,
-    as_json: bool,
 ) -> None:
     """Show the contents of a GGUF file, and whether a draft model fits it.
 
@@ -170,24 +169,24 @@ def inspect(
     if settings.memory is not None:
         if other is not None or settings.batch_noise or sha256 is not None:
             raise click.UsageError("--memory goes without OTHER, --batch-noise and --sha256")
-        _plan_memory(named, model_draft, settings, terminal, as_json=as_json)
+        _plan_memory(named, model_draft, settings, terminal)
     elif settings.batch_noise:
         if other is not None or not alone:
             raise click.UsageError("--batch-noise goes without OTHER, -md and --sha256")
-        _measure_noise(named, settings, terminal, as_json=as_json)
+        _measure_noise(named, settings, terminal)
     elif other is not None:
         if not alone:
             raise click.UsageError("comparing two models goes without -md and --sha256")
-        _compare(named, other, settings, terminal, as_json=as_json)
+        _compare(named, other, settings, terminal)
     else:
-        _show_header(named, model_draft, sha256, terminal, as_json=as_json)
+        _show_header(named, model_draft, sha256, terminal)
 
 
 # == The header, and the pair ======================================================================
 
 
 def _show_header(
-    file: Path, model_draft: Path | None, sha256: str | None, terminal: Terminal, *, as_json: bool
+    file: Path, model_draft: Path | None, sha256: str | None, terminal: Terminal
 ) -> None:
     """Show a file's header, whether a drafter fits it, and whether its hash is the given one."""
     facts = summarise(file, read_header(file))
@@ -207,7 +206,7 @@ def _show_header(
             "reason": reason,
             "remark": remark,
         }
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json(facts)
     else:
         _print(terminal, facts)
@@ -267,12 +266,7 @@ def _pair_remark(target: Path, draft: Path) -> str:
 
 
 def _plan_memory(
-    file: Path,
-    draft: Path | None,
-    settings: EvaluationSettings,
-    terminal: Terminal,
-    *,
-    as_json: bool,
+    file: Path, draft: Path | None, settings: EvaluationSettings, terminal: Terminal
 ) -> None:
     """Show plans for each card; without -c and -ngl, the most that fits is chosen."""
     n_ctx = asked_or(0, "ctx_size", settings.ctx_size)
@@ -283,7 +277,7 @@ def _plan_memory(
             file, draft, settings.memory or (), context, layers, settings.gpu_layers_draft
         )
     fits = any(fitted.plan.fits for fitted in cards)
-    if as_json:
+    if terminal.as_json:
         facts = {"file": str(file), "draft": draft and str(draft), "memory": memory_facts(cards)}
         terminal.answer_json(facts)
     else:
@@ -299,9 +293,7 @@ def _plan_memory(
 # == Batch noise: how the distributions depend on the tokens of an evaluation ======================
 
 
-def _measure_noise(
-    file: Path, settings: EvaluationSettings, terminal: Terminal, *, as_json: bool
-) -> None:
+def _measure_noise(file: Path, settings: EvaluationSettings, terminal: Terminal) -> None:
     """Show how far distributions move with the width of an evaluation (bench/batch_noise.py)."""
     from specrun.bench.batch_noise import NoiseOptions, measure_batch_noise
 
@@ -316,7 +308,7 @@ def _measure_noise(
     with terminal.meanwhile():
         measured = measure_batch_noise(file, text, options, show)
     found = {"text": name, **dataclasses.asdict(measured)}
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json({**facts, "batch_noise": found})
     else:
         print_noise(terminal, file, found)
@@ -384,9 +376,7 @@ def print_noise(terminal: Terminal, file: Path, found: dict[str, Any]) -> None:
 _SHOWN_TENSORS = 10
 
 
-def _compare(
-    file: Path, other: Path, settings: EvaluationSettings, terminal: Terminal, *, as_json: bool
-) -> None:
+def _compare(file: Path, other: Path, settings: EvaluationSettings, terminal: Terminal) -> None:
     """Compare two models on a text; raises PairError for different vocabularies."""
     from specrun.bench.model_comparison import ComparisonOptions, compare_models, tensor_errors
 
@@ -407,7 +397,7 @@ def _compare(
     with byte_progress(terminal, "comparing tensors") as progress:
         errors = [dataclasses.asdict(error) for error in tensor_errors(file, other, progress)]
     found = {"text": name, **dataclasses.asdict(compared), "tensor_errors": errors}
-    if as_json:
+    if terminal.as_json:
         terminal.answer_json({"first": first, "second": second, "comparison": found})
     else:
         print_comparison(terminal, first, second, found)

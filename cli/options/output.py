@@ -22,6 +22,7 @@ from specrun.cli.options.types import NEW_FILE
 from specrun.cli.terminal.terminal import ColorChoice, Terminal, one_line, set_verbosity
 from specrun.runtime.grammar.schema import logger as grammars
 
+_JSON = "specrun.json"
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -143,7 +144,8 @@ def _open_terminal(
     set_verbosity(verbose)
     context = click.get_current_context()
     context.call_on_close(start_logging(verbose, log_file))
-    terminal = Terminal(color, quiet=quiet, verbosity=verbose)
+    as_json = bool(context.meta.get(_JSON))
+    terminal = Terminal(color, quiet=quiet, verbosity=verbose, as_json=as_json)
     if not verbose:  # with it they are in the log
         handler = _ShownWarnings(terminal)
         for logger in (kept_files, grammars):
@@ -170,8 +172,12 @@ terminal_options = option_group(
 
 
 def json_option(help: str = "Print one JSON object.") -> Decorator:
-    """Return --json, which the command gets as `as_json`."""
-    return OUTPUT.flag("--json", help, dest="as_json")
+    """Return --json, of which the command's terminal knows."""
+
+    def remember(context: click.Context, _option: click.Parameter, wanted: bool) -> None:
+        context.meta[_JSON] = wanted
+
+    return OUTPUT.flag("--json", help, dest="as_json", expose_value=False, callback=remember)
 
 
 def plot_option(drawn: str) -> Decorator:

@@ -87,14 +87,21 @@ class Terminal:
     """The two output streams of a command.
 
     `color` "auto" colours terminals only, unless NO_COLOR or FORCE_COLOR is set. `quiet`
-    leaves out notes (banner, statistics), never answers, warnings or errors.
+    leaves out notes (banner, statistics), never answers, warnings or errors. `as_json` is for the
+    command: it prints its result as JSON.
     """
 
     def __init__(
-        self, color: ColorChoice = "auto", *, quiet: bool = False, verbosity: int = 0
+        self,
+        color: ColorChoice = "auto",
+        *,
+        quiet: bool = False,
+        verbosity: int = 0,
+        as_json: bool = False,
     ) -> None:
         self.quiet = quiet
         self.verbosity = verbosity
+        self.as_json = as_json
         self.answers_on_screen = sys.stdout.isatty()
         self.notes_on_screen = sys.stderr.isatty()
         self.color_answers = _wants_color(color, self.answers_on_screen)

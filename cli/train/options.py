@@ -65,7 +65,6 @@ class TrainResult:
     outtype: str
     plot: Path | None
     force: bool
-    as_json: bool
 
 
 @dataclass(frozen=True, slots=True)

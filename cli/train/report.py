@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -158,7 +157,7 @@ def print_report(
 ) -> None:
     """Print the report: `shown` as facts, or with --json `counts` and `measures`."""
     losses, result = report.result.curves.losses, report.result
-    if job.result.as_json:
+    if job.terminal.as_json:
         facts = {
             "output": str(report.output),
             "kind": kind,
@@ -174,7 +173,7 @@ def print_report(
             "precision": report.precision,
             "device": report.device,
         }
-        job.terminal.answer(json.dumps(facts) + "\n")
+        job.terminal.answer_json(facts)
         return
     lines = {
         "folder": str(report.output),

@@ -5,7 +5,6 @@ First how the result is printed (cost curves, acceptance by rank, plans), then t
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -259,7 +258,7 @@ def tune(
         result = tuning.tune(
             options, lambda model: prompt_tokens(model, prompts, text.no_chat_template), progress
         )
-    _show(options, result, output, terminal)
+    _show(options, result, terminal)
     if output.save:
         terminal.note(f"kept in {keep_plans(options, result)}")
         layers, _ = tuning.tuned_layers(options)
@@ -325,10 +324,10 @@ def _refuse_heads(draft: Path) -> None:
     raise click.UsageError(f"{has}: specrun calibrate measures those")
 
 
-def _show(options: TuneOptions, result: TuneResult, output: TuneOutput, terminal: Terminal) -> None:
-    if output.as_json:
+def _show(options: TuneOptions, result: TuneResult, terminal: Terminal) -> None:
+    if terminal.as_json:
         content = {"target": str(options.target), "draft": str(options.draft), **_measured(result)}
-        terminal.answer(json.dumps(content, indent=2) + "\n")
+        terminal.answer_json(content, indent=2)
         return
     print_tuning(options.draft, result, terminal)
     warn_of_experts(options.target, result.target, terminal)

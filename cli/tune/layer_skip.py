@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
@@ -48,7 +47,7 @@ def run_layer_skip(
         terminal.warn(
             f"interrupted after {len(result.trials)} of {options.evaluations} sets of layers"
         )
-    _show(options, result, output, terminal)
+    _show(options, result, terminal)
     if output.plot is not None:
         from specrun.bench.plots import plot_layer_search
 
@@ -88,15 +87,13 @@ def _options(
     )
 
 
-def _show(
-    options: LayerSearchOptions, result: LayerSearchResult, output: TuneOutput, terminal: Terminal
-) -> None:
+def _show(options: LayerSearchOptions, result: LayerSearchResult, terminal: Terminal) -> None:
     from specrun.convert.cut import range_text
 
     temperature = options.params.temperature
-    if output.as_json:
+    if terminal.as_json:
         content = {"target": str(options.target), "temperature": temperature, **result.to_dict()}
-        terminal.answer(json.dumps(content, indent=2) + "\n")
+        terminal.answer_json(content, indent=2)
         return
     best_first = sorted(result.trials, key=lambda trial: -trial.predicted)
     rows = [

@@ -49,7 +49,6 @@ class LayerSkip:
 class TuneOutput:
     """The use of the result."""
 
-    as_json: bool
     plot: Path | None
     save: bool
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,10 +79,10 @@ def run_target_costs(
         )
     layers = layers_here(target, load.options)
     types = weight_types(target, curve, context, layers)
-    if output.as_json:
+    if terminal.as_json:
         costs = curve.to_dict()
         found = {"target": str(target), "target_costs": costs, "weight_types": _as_json(types)}
-        terminal.answer(json.dumps(found, indent=2) + "\n")
+        terminal.answer_json(found, indent=2)
     else:
         _show(curve, terminal)
         if len(types) > 1:

@@ -6,7 +6,6 @@ Top to bottom: options, the facts of a drafter (given or measured), the tables, 
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -351,7 +350,6 @@ def theory(
     numbers: TheoryNumbers,
     pair: TheoryPair,
     sampling: SamplingGrid,
-    as_json: bool,
     terminal: Terminal,
 ) -> None:
     """Show the theory of drafting: tokens a round, speed-up, operations, bytes."""
@@ -364,8 +362,8 @@ def theory(
     )
     if numbers.bandwidth is not None and found[0].inputs.traffic is None:
         raise click.UsageError("--bandwidth needs the files of the models: give -m FILE, or --demo")
-    if as_json:
-        terminal.answer(json.dumps([_as_json(each, numbers) for each in found], indent=2) + "\n")
+    if terminal.as_json:
+        terminal.answer_json([_as_json(each, numbers) for each in found], indent=2)
         return
     for each in found:
         _print(each, numbers, terminal)
