@@ -21,7 +21,7 @@ from specrun.cli.options.model import (
     lora_option,
     template_options,
 )
-from specrun.cli.options.opening import check_sampling, kept_session, open_models, session_option
+from specrun.cli.options.opening import kept_session, open_models, session_option
 from specrun.cli.options.output import (
     AnswerDisplay,
     answer_display_options,
@@ -109,7 +109,6 @@ def generate(
             )
         )
         drafter = open_learning(closed_last, runtime, learning, terminal)
-        check_sampling(answer.params, runtime)
         answer = answer.of(runtime.vocabulary)
         writer: AnswerWriter | None = None
         if not terminal.as_json:

@@ -17,7 +17,7 @@ from specrun.cli.chat.conversation import Conversation
 from specrun.cli.chat.learning import ChatLearning, open_learning
 from specrun.cli.options.drafting import LearnSettings
 from specrun.cli.options.model import DraftSettings, LoadSettings, TemplateSettings
-from specrun.cli.options.opening import PLAIN_TEMPLATE, check_sampling, open_models
+from specrun.cli.options.opening import PLAIN_TEMPLATE, open_models
 from specrun.cli.options.output import AnswerDisplay
 from specrun.cli.options.types import located
 from specrun.cli.terminal.answer import (
@@ -180,7 +180,6 @@ class ChatModels:
             runtime = opened.enter_context(
                 open_models(Runtime, *settings, lora=lora, learn=self._learn.place)
             )
-            check_sampling(params, runtime)
             model = runtime.model
             self.curve = load_curve(model.path, runtime.options.context, model.n_gpu_layers)
             self._take_template(runtime)

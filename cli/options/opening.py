@@ -54,7 +54,8 @@ def open_models(
 ) -> Iterator[Opened]:
     """Load the models that the options name, for a runtime or an engine, until the end.
 
-    `params` choose among tuned plans and, with the `workload`, in a profile.
+    `params` choose among tuned plans and, with the `workload`, in a profile. Raises if their
+    grammar does not compile, or if a logit bias names a token that the target lacks.
     """
     check_named(load)
     drafter, shape = chosen_drafter(load, draft, params, terminal, workload)
@@ -82,28 +83,40 @@ def open_models(
         else:
             opened = kind(load.model, drafter, **options)
     with opened:
-        layers = load.options.n_gpu_layers
-        if layers not in ("auto", 0) and opened.model.n_gpu_layers == 0:
-            terminal.warn(
-                f"-ngl {layers} is ignored, there is no GPU here: `specrun doctor` shows the "
-                "devices"
-            )
-        if isinstance(opened, Runtime):
-            ours, theirs = opened.model.n_params, opened.session.drafter.n_params
-            if theirs > ours:
-                terminal.warn(
-                    f"the draft model is larger than the target ({theirs:,} parameters against "
-                    f"{ours:,}): were they swapped? Drafting will cost more than it saves"
-                )
-        rule = build_rule(draft.accept)
-        if not rule.exact:
-            terminal.warn(
-                f"not exact: {rule.name}: the text does not have the target's distribution"
-            )
-        for note in (opened.remark, opened.memory_line if is_alone else "", opened.contact_line):
-            if note:
-                terminal.note(note)
+        _print_remarks(opened, load, draft, terminal)
+        if params.grammar is not None:
+            compiled(params.grammar, opened.vocabulary)
+        size = opened.vocabulary.size
+        for token in params.logit_bias:
+            if token >= size:
+                names = f"--logit-bias names token {token}"
+                raise OptionError(f"{names}: the model has {size} tokens, numbered from 0")
         yield opened
+
+
+def _print_remarks(
+    opened: Runtime | Engine, load: LoadSettings, draft: DraftSettings, terminal: Terminal
+) -> None:
+    """Print warnings, and what was planned and measured while the models were opened."""
+    layers = load.options.n_gpu_layers
+    if layers not in ("auto", 0) and opened.model.n_gpu_layers == 0:
+        terminal.warn(
+            f"-ngl {layers} is ignored, there is no GPU here: `specrun doctor` shows the devices"
+        )
+    memory = ""
+    if isinstance(opened, Runtime):
+        memory = opened.memory_line
+        ours, theirs = opened.model.n_params, opened.session.drafter.n_params
+        if theirs > ours:
+            terminal.warn(
+                f"the draft model is larger than the target ({theirs:,} parameters against "
+                f"{ours:,}): were they swapped? Drafting will cost more than it saves"
+            )
+    rule = build_rule(draft.accept)
+    if not rule.exact:
+        terminal.warn(f"not exact: {rule.name}: the text does not have the target's distribution")
+    for note in filter(None, (opened.remark, memory, opened.contact_line)):
+        terminal.note(note)
 
 
 def chosen_drafter(
@@ -178,18 +191,6 @@ def template_text(template: TemplateSettings) -> str | None:
             "for a file use --chat-template-file"
         )
     return text
-
-
-def check_sampling(params: SamplingParams, opened: Runtime | Engine) -> None:
-    """Raise if a logit bias names a token that the target lacks, or a grammar does not compile."""
-    if params.grammar is not None:
-        compiled(params.grammar, opened.vocabulary)
-    size = opened.vocabulary.size
-    for token in params.logit_bias:
-        if token >= size:
-            raise OptionError(
-                f"--logit-bias names token {token}: the model has {size} tokens, numbered from 0"
-            )
 
 
 # == --session: the cache of a long prompt, kept in a file for the next run ========================

@@ -38,7 +38,7 @@ from specrun.cli.options.model import (
     several_load_options,
     template_options,
 )
-from specrun.cli.options.opening import check_sampling, chosen_drafter, open_models
+from specrun.cli.options.opening import chosen_drafter, open_models
 from specrun.cli.options.output import terminal_options
 from specrun.cli.options.prompt import check_named
 from specrun.cli.options.sampling import AnswerSettings, answer_options
@@ -305,7 +305,6 @@ class _ModelSettings:
                 opened as engine,
                 serve_learning(closed_last, engine, self.learning, terminal) as observers,
             ):
-                check_sampling(answer.params, engine)
                 settings = replace(
                     settings,
                     model=name,
