@@ -13,7 +13,7 @@ from specrun.runtime.planning import CostCurve, save_curve
 from .conftest import Models, Run
 
 
-@pytest.mark.parametrize("junk", ["Infinity", "NaN", "1e999", "-1", "[[]]", '"x"', "[" * 100_000])
+@pytest.mark.parametrize("junk", ["Infinity", "-1", '"x"', "[" * 100_000])
 def test_a_junk_curve_ends_no_answer(
     run: Run, models: Models, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, junk: str
 ) -> None:
