@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from specrun.cli.accelerate.report import print_report
-from specrun.cli.options.group import Section, SectionedCommand, option_group
+from specrun.cli.options.group import Section, SectionedCommand, by_option, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import json_option, terminal_options
 from specrun.cli.options.prompt import named_target
@@ -50,53 +50,42 @@ figures. Ctrl-C keeps the results so far, and another call continues. Do not use
 class SearchSettings:
     """The drafters and prompts to try, and the time for it."""
 
-    hours: float | None
-    prompts: Path | None
-    memory: int | None
-    model_draft: tuple[Path, ...]
-    predict: int
-    repetitions: int
-    seconds: float
-    again: bool
-
-
-search_options = option_group(
-    "search",
-    SearchSettings,
-    _SEARCH.option(
+    hours: float | None = _SEARCH.setting(
         "--hours N", "Also train a head for the file, in about this many hours.", click.FLOAT
-    ),
-    _SEARCH.option(
+    )
+    prompts: Path | None = _SEARCH.setting(
         "--prompts",
         "Compare on these prompts: one a line, or JSON lines. Without it, built-in ones are used.",
         FILE,
-    ),
-    _SEARCH.option(
+    )
+    memory: int | None = _SEARCH.setting(
         "--memory SIZE",
         "The most memory for the model and its drafter together, such as 8G.",
         SIZE,
-    ),
-    _SEARCH.model(MODEL_DRAFT, "Also try this drafter; repeatable.", multiple=True),
-    _SEARCH.option(
+    )
+    model_draft: tuple[Path, ...] = by_option(
+        _SEARCH.model(MODEL_DRAFT, "Also try this drafter; repeatable.", multiple=True)
+    )
+    predict: int = _SEARCH.setting(
         "-n, --predict, --max-tokens N",
         "The most tokens in an answer.",
         click.IntRange(8, MAX_COUNT),
         default=64,
-    ),
-    _SEARCH.option(
+    )
+    repetitions: int = _SEARCH.setting(
         "-r, --repetitions N",
         "Compare at most N times.",
         click.IntRange(1, 1000),
         default=50,
-    ),
-    _SEARCH.option(
+    )
+    seconds: float = _SEARCH.setting(
         "--seconds",
         "Take about this long in all, without --hours.",
         click.FloatRange(0, min_open=True),
         default=150.0,
-    ),
-    _SEARCH.flag("--again", "Discard earlier results for this file."),
-)
+    )
+    again: bool = _SEARCH.setting("--again", "Discard earlier results for this file.", is_flag=True)
+
 
 sampling_options = grid_options("0,0.8", " to choose for")
 
@@ -104,7 +93,7 @@ sampling_options = grid_options("0,0.8", " to choose for")
 @click.command(cls=SectionedCommand, epilog=_EPILOG)
 @click.argument("file", metavar="[MODEL]", required=False, type=MODEL_FILE)
 @load_options
-@search_options
+@option_group("search", SearchSettings)
 @sampling_options
 @json_option("Print all results as JSON.")
 @terminal_options
