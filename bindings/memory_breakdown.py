@@ -15,7 +15,8 @@ from typing import Any
 
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.errors import UnsupportedModelError
-from specrun.bindings.library import exported_function, native_function
+from specrun.bindings.functions import call
+from specrun.bindings.library import exported_function
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.trial import require_tried_counting
 
@@ -80,15 +81,12 @@ def memory_breakdown(context: Context) -> dict[str, Breakdown]:
 
 
 def _device_name(buffer_type: int) -> str:
-    pointer = ctypes.c_void_p
-    if native_function("ggml_backend_buft_is_host", ctypes.c_bool, pointer)(buffer_type):
+    device = call("ggml_backend_buft_get_device")(buffer_type)
+    in_host = call("ggml_backend_buft_is_host")(buffer_type) or not device
+    if in_host or call("ggml_backend_dev_type")(device) == 0:
         return HOST
-    device = native_function("ggml_backend_buft_get_device", pointer, pointer)(buffer_type)
-    if not device:
-        return HOST
-    kind = native_function("ggml_backend_dev_type", ctypes.c_int, pointer)(device)
-    name: bytes = native_function("ggml_backend_dev_name", ctypes.c_char_p, pointer)(device)
-    return HOST if kind == 0 else name.decode("utf-8", "replace")
+    name: bytes = call("ggml_backend_dev_name")(device)
+    return name.decode("utf-8", "replace")
 
 
 # -- a std::map of C++, as its standard libraries lay it out ---------------------------------------

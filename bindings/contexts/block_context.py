@@ -22,9 +22,9 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions
 from specrun.bindings.contexts.embedding_inputs import EmbeddingBatch, FloatRows
 from specrun.bindings.errors import OptionError, UnsupportedModelError
+from specrun.bindings.functions import call
 from specrun.bindings.ggml.weights import device_of_tensor
 from specrun.bindings.gguf import ArrayValue
-from specrun.bindings.library import native_function
 from specrun.bindings.models.model import Model
 
 BLOCK_ARCHITECTURE = "dflash"
@@ -105,9 +105,7 @@ class BlockContext(Context):
     ) -> None:
         self._lender = lender
         super().__init__(model, dataclasses.replace(options, nextn_states=True))
-        native_function("llama_set_causal_attn", None, ctypes.c_void_p, ctypes.c_bool)(
-            self.handle, causal
-        )
+        call("llama_set_causal_attn")(self.handle, causal)
 
     def _check_model(self) -> None:
         if self.model.architecture != BLOCK_ARCHITECTURE:

@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context_options import CACHE_TYPES, FLASH_ATTENTION, ContextOptions
-from specrun.bindings.contexts.input_observer import InputObserver
 from specrun.bindings.contexts.memory import Checkpoints, Memory
 from specrun.bindings.contexts.rows import BackendSamplers, OutputBuffers, Rows, check_layer_inputs
 from specrun.bindings.direct_calls import step_function
@@ -37,6 +36,7 @@ from specrun.bindings.models.nextn import (
 from specrun.bindings.threads import FORK, available_cores
 
 if TYPE_CHECKING:
+    from specrun.bindings.contexts.input_observer import InputObserver
     from specrun.bindings.models.model import Model
 
 # == Contexts of a model ===========================================================================

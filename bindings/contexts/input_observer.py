@@ -15,80 +15,46 @@ import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.library import llama, native_function
-
-F32 = 0
-"""ggml's number of the type of 32-bit floating-point numbers."""
+from specrun.bindings.functions import call
+from specrun.bindings.ggml.tensor import DTYPES, F32, TensorFields, fields
+from specrun.bindings.library import llama
 
 _FEWEST_ROWS = 16  # as llama.cpp's own tool: fewer are no part of a text that is read in batches
 _OBJECT_BYTES = 32  # GGML_OBJECT_SIZE, which ggml_tensor_overhead counts, too
-_NUMPY_TYPES: dict[int, type[np.generic]] = {F32: np.float32, 26: np.int32}
-
-
-class GraphTensor(ctypes.Structure):
-    """`ggml_tensor`: shape `ne` (row length first), strides `nb` in bytes, operation, sources."""
-
-    _fields_ = (
-        ("type", ctypes.c_int),
-        ("buffer", ctypes.c_void_p),
-        ("ne", ctypes.c_int64 * 4),
-        ("nb", ctypes.c_size_t * 4),
-        ("op", ctypes.c_int),
-        ("op_params", ctypes.c_int32 * 16),
-        ("flags", ctypes.c_int32),
-        ("src", ctypes.c_void_p * 10),
-        ("view_src", ctypes.c_void_p),
-        ("view_offs", ctypes.c_size_t),
-        ("data", ctypes.c_void_p),
-        ("name", ctypes.c_char * 64),
-        ("extra", ctypes.c_void_p),
-        ("padding", ctypes.c_char * 8),
-    )
-
-
-def tensor_at(address: int) -> GraphTensor:
-    """Return the tensor at an address that ggml gave."""
-    return GraphTensor.from_address(address)
 
 
 @functools.cache
-def operation_number(name: str) -> int:
+def _operation_number(name: str) -> int:
     """Return ggml's number of an operation such as "MUL_MAT"; raises SpecrunError if there is none.
 
-    The first call also checks that tensors look as this module reads them.
+    The first call also checks that tensors look as `TensorFields` has them.
     """
-    there = int(native_function("ggml_tensor_overhead", ctypes.c_size_t)())
-    if there != ctypes.sizeof(GraphTensor) + _OBJECT_BYTES:
+    if call("ggml_tensor_overhead")() != ctypes.sizeof(TensorFields) + _OBJECT_BYTES:
         problem = "this llama.cpp has another ggml_tensor than specrun reads"
         raise SpecrunError(f"{problem}: install the pinned version")
-    name_of = native_function("ggml_op_name", ctypes.c_char_p, ctypes.c_int)
     for number in range(256):
-        if name_of(number) == name.encode():
+        if call("ggml_op_name")(number) == name.encode():
             return number
     raise SpecrunError(f"this llama.cpp has no operation {name}: install the pinned version")
 
 
-def tensor_array(tensor: GraphTensor) -> npt.NDArray[Any]:
+def _tensor_array(tensor: TensorFields) -> npt.NDArray[Any]:
     """Return a computed F32 or I32 tensor as an array of numpy's shape [ne3, ne2, ne1, ne0].
 
     A view if the numbers lie in the machine's memory, valid until ggml reuses that memory; a
     copy from any other device.
     """
-    kind = np.dtype(_NUMPY_TYPES[tensor.type])
+    kind = np.dtype(DTYPES[tensor.type])
     shape, strides = tuple(tensor.ne)[::-1], tuple(tensor.nb)[::-1]
     n_bytes = kind.itemsize + sum(
         (length - 1) * stride for length, stride in zip(shape, strides, strict=True)
     )
-    if native_function("ggml_backend_buffer_is_host", ctypes.c_bool, ctypes.c_void_p)(
-        tensor.buffer
-    ):
+    if call("ggml_backend_buffer_is_host")(tensor.buffer):
         memory = (ctypes.c_uint8 * n_bytes).from_address(tensor.data)
     else:
         memory = (ctypes.c_uint8 * n_bytes)()
-        arguments = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t)
-        native_function("ggml_backend_tensor_get", None, *arguments)(
-            ctypes.addressof(tensor), ctypes.addressof(memory), 0, n_bytes
-        )
+        get = call("ggml_backend_tensor_get")
+        get(ctypes.addressof(tensor), ctypes.addressof(memory), 0, n_bytes)
     return np.ndarray(shape, kind, memory, strides=strides)
 
 
@@ -105,8 +71,8 @@ class InputObserver:
 
     def __init__(self, wants: Callable[[str], bool]) -> None:
         self._wants = wants
-        self._multiply = operation_number("MUL_MAT")
-        self._multiply_experts = operation_number("MUL_MAT_ID")
+        self._multiply = _operation_number("MUL_MAT")
+        self._multiply_experts = _operation_number("MUL_MAT_ID")
         self._sums: dict[str, InputSums] = {}
         self._error: BaseException | None = None
         # q, k and v, and gate and up, read one input: its sums are taken once.
@@ -135,7 +101,7 @@ class InputObserver:
         if self._error is not None:
             return not ask
         try:
-            node = tensor_at(address)
+            node = fields(address)
             if ask:
                 if self._last is not None and self._last[0] == address:
                     self._last = None  # it is about to be computed anew
@@ -145,20 +111,20 @@ class InputObserver:
             self._error = error
         return True
 
-    def _is_wanted(self, node: GraphTensor) -> bool:
+    def _is_wanted(self, node: TensorFields) -> bool:
         if node.op not in (self._multiply, self._multiply_experts):
             return False
-        inputs = tensor_at(node.src[1])
+        inputs = fields(node.src[1])
         if inputs.type != F32 or (node.op == self._multiply and inputs.ne[1] < _FEWEST_ROWS):
             return False
-        return self._wants(_plain_name(tensor_at(node.src[0]).name))
+        return self._wants(_plain_name(fields(node.src[0]).name))
 
-    def _add(self, node: GraphTensor) -> None:
-        matrix, inputs = tensor_at(node.src[0]), tensor_at(node.src[1])
+    def _add(self, node: TensorFields) -> None:
+        matrix, inputs = fields(node.src[0]), fields(node.src[1])
         name = _plain_name(matrix.name)
         if node.op == self._multiply_experts:
-            chosen = tensor_array(tensor_at(node.src[2]))[0, 0]
-            squares, counts = expert_sums(tensor_array(inputs)[0], chosen, int(matrix.ne[2]))
+            chosen = _tensor_array(fields(node.src[2]))[0, 0]
+            squares, counts = expert_sums(_tensor_array(inputs)[0], chosen, int(matrix.ne[2]))
         else:
             n2, n3 = int(matrix.ne[2]), int(matrix.ne[3])
             squares = self._dense_sums(int(node.src[1]), inputs, n2, n3)
@@ -170,15 +136,15 @@ class InputObserver:
         self._sums[name] = squares, counts
 
     def _dense_sums(
-        self, address: int, inputs: GraphTensor, n2: int, n3: int
+        self, address: int, inputs: TensorFields, n2: int, n3: int
     ) -> npt.NDArray[np.float32]:
         if n2 * n3 == 1:
             if self._last is None or self._last[0] != address:
-                rows = tensor_array(inputs).reshape(-1, int(inputs.ne[0]))
+                rows = _tensor_array(inputs).reshape(-1, int(inputs.ne[0]))
                 self._last = address, np.einsum("ij,ij->j", rows, rows)[None, :]
             return self._last[1]
         # One matrix serves several of the inputs' if they are more (broadcasting, ggml_mul_mat).
-        array = tensor_array(inputs)
+        array = _tensor_array(inputs)
         sums = np.zeros((n3, n2, array.shape[-1]), np.float32)
         for third in range(array.shape[0]):
             for second in range(array.shape[1]):

@@ -18,7 +18,8 @@ from specrun.bindings.errors import (
     SpecrunError,
     UnsupportedModelError,
 )
-from specrun.bindings.library import last_native_errors, llama, native_function
+from specrun.bindings.functions import call
+from specrun.bindings.library import last_native_errors, llama
 
 if TYPE_CHECKING:
     from specrun.bindings.contexts.context import Context
@@ -249,26 +250,20 @@ class Memory:
 # written in the order in which they lie, and read into free cells in that order, bit for bit.
 
 
-_pointer, _size, _text = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
-_SEQUENCE, _FLAGS = ctypes.c_int32, ctypes.c_uint32
 _STATE_ONLY = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: without keys and values
 
 
 def sequence_bytes(context: Context) -> int:
     """Return how many bytes the cached positions of sequence 0 take in a file, nearly."""
-    size = native_function("llama_state_seq_get_size", _size, _pointer, _SEQUENCE)
-    return int(size(context.handle, 0))
+    return int(call("llama_state_seq_get_size")(context.handle, 0))
 
 
 def save_sequence(context: Context, tokens: list[int], path: Path) -> None:
     """Write the cached positions of sequence 0, which are those of `tokens`."""
-    ids = np.asarray(tokens, np.int32)
-    kinds = _pointer, _text, _SEQUENCE, _pointer, _size
-    save = native_function("llama_state_seq_save_file", _size, *kinds)
+    ids, save = np.asarray(tokens, np.int32), call("llama_state_seq_save_file")
     last_native_errors()
     if not save(context.handle, bytes(path), 0, ids.ctypes.data, len(ids)):
-        reason = last_native_errors() or "llama.cpp gives no reason"
-        raise SpecrunError(f"the cache of {len(ids):,} tokens cannot be saved: {reason}")
+        raise SpecrunError(f"the cache of {len(ids):,} tokens cannot be saved: {_reason()}")
 
 
 def load_sequence(context: Context, path: Path) -> list[int]:
@@ -276,16 +271,13 @@ def load_sequence(context: Context, path: Path) -> list[int]:
 
     Raises MalformedFileError, and the context is empty, if they are not of such a context.
     """
-    ids, count = np.zeros(context.n_ctx, np.int32), _size(0)
-    kinds = _pointer, _text, _SEQUENCE, _pointer, _size, _pointer
-    load = native_function("llama_state_seq_load_file", _size, *kinds)
+    ids, count = np.zeros(context.n_ctx, np.int32), ctypes.c_size_t(0)
+    load, there = call("llama_state_seq_load_file"), ctypes.byref(count)
     last_native_errors()
     context.memory.clear()
-    there = ctypes.byref(count)
     if not load(context.handle, bytes(path), 0, ids.ctypes.data, len(ids), there):
         context.memory.clear()
-        reason = last_native_errors() or "llama.cpp gives no reason"
-        raise MalformedFileError(f"{path} does not fit this context: {reason}")
+        raise MalformedFileError(f"{path} does not fit this context: {_reason()}")
     for sequence in range(1, context.options.n_sequences):
         context.memory.branch(0, sequence)
     return [int(token) for token in ids[: count.value]]
@@ -302,14 +294,11 @@ def copy_sequence(
     A memory without keys and values is all state.
     """
     handle, flags = getattr(context, "handle", context), _STATE_ONLY if state_only else 0
-    size = native_function("llama_state_seq_get_size_ext", _size, _pointer, _SEQUENCE, _FLAGS)
-    data = np.empty(int(size(handle, sequence, flags)), np.uint8)
-    kinds = _pointer, _pointer, _size, _SEQUENCE, _FLAGS
-    copy = native_function("llama_state_seq_get_data_ext", _size, *kinds)
+    size = call("llama_state_seq_get_size_ext")(handle, sequence, flags)
+    data, copy = np.empty(int(size), np.uint8), call("llama_state_seq_get_data_ext")
     last_native_errors()
     if copy(handle, data.ctypes.data, len(data), sequence, flags) != len(data):
-        reason = last_native_errors() or "llama.cpp gives no reason"
-        raise SpecrunError(f"the cache of sequence {sequence} cannot be copied: {reason}")
+        raise SpecrunError(f"the cache of sequence {sequence} cannot be copied: {_reason()}")
     return data
 
 
@@ -322,12 +311,14 @@ def place_sequence(
 ) -> None:
     """Give a sequence of the context the positions that `copy_sequence` returned, in free cells."""
     handle, flags = getattr(context, "handle", context), _STATE_ONLY if state_only else 0
-    kinds = _pointer, _pointer, _size, _SEQUENCE, _FLAGS
-    place = native_function("llama_state_seq_set_data_ext", _size, *kinds)
+    place = call("llama_state_seq_set_data_ext")
     last_native_errors()
     if place(handle, data.ctypes.data, len(data), sequence, flags) != len(data):
-        reason = last_native_errors() or "llama.cpp gives no reason"
-        raise SpecrunError(f"the cache of sequence {sequence} cannot be placed: {reason}")
+        raise SpecrunError(f"the cache of sequence {sequence} cannot be placed: {_reason()}")
+
+
+def _reason() -> str:
+    return last_native_errors() or "llama.cpp gives no reason"
 
 
 # == Checkpoints: copies of recurrent states =======================================================

@@ -15,6 +15,7 @@ from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.direct_calls import address_function
 from specrun.bindings.errors import ClosedError, OptionError, StaleViewError, UnsupportedModelError
+from specrun.bindings.functions import call
 from specrun.bindings.library import (
     NativeHandle,
     cpp_names,
@@ -139,15 +140,11 @@ class OutputBuffers:
         # The generation of the rows of logits that were read last, their address, and views.
         self.whole_rows: tuple[int, int, list[FloatRows]] = (-1, 0, [])
         self._states: tuple[int, int | None, list[FloatRows]] = (-1, None, [])  # hidden ones, alike
-        pointer = ctypes.c_void_p
         self._addresses: dict[str, Any] = {
-            name: address_function(name) for name in (_LOGITS, _HIDDEN)
+            **{name: address_function(name) for name in (_LOGITS, _HIDDEN)},
+            **{name: call(name) for name in _CANDIDATES},
         }
-        for name in _CANDIDATES:
-            self._addresses[name] = native_function(name, pointer, pointer, ctypes.c_int32)
-        self._count = native_function(
-            "llama_get_sampled_candidates_count_ith", ctypes.c_uint32, pointer, ctypes.c_int32
-        )
+        self._count = call("llama_get_sampled_candidates_count_ith")
         if options.nextn_states:
             self._addresses[_NEXTN] = nextn_rows()
         if options.layer_inputs:
@@ -379,9 +376,6 @@ class Rows:
 # reservation). So samplers serve evaluations of one layout: before any other they are removed.
 
 
-_pointer = ctypes.c_void_p
-
-
 class BackendSamplers:
     """The top-k samplers of a context, one for each of its sequences.
 
@@ -396,9 +390,7 @@ class BackendSamplers:
         self._n_sequences = n_sequences
         self._layout: tuple[bytes, ...] | None = None  # of the first evaluation with them
         self.is_half_done = False
-        self._set = native_function(
-            "llama_set_sampler", ctypes.c_bool, _pointer, ctypes.c_int32, _pointer
-        )
+        self._set = call("llama_set_sampler")
 
     def cut_to(self, context: NativeHandle, k: int | None) -> bool:
         """Cut rows to their k best logits from the next evaluation on; None: give them whole.
@@ -451,12 +443,8 @@ class BackendSamplers:
 
 def _top_k(k: int) -> NativeHandle:
     """Return a chain of one sampler, which is freed with it."""
-    native = llama()
-    free = native_function("llama_sampler_free", None, _pointer)
-    params: Any = native.llama_sampler_chain_default_params()
-    kind: Any = type(params)
-    make = native_function("llama_sampler_chain_init", _pointer, kind)
-    chain = NativeHandle(make(params), free)
-    best = native_function("llama_sampler_init_top_k", _pointer, ctypes.c_int32)(k)
-    native_function("llama_sampler_chain_add", None, _pointer, _pointer)(chain, best)
+    params: Any = llama().llama_sampler_chain_default_params()
+    make = native_function("llama_sampler_chain_init", ctypes.c_void_p, type(params))
+    chain = NativeHandle(make(params), call("llama_sampler_free"))
+    call("llama_sampler_chain_add")(chain, call("llama_sampler_init_top_k")(k))
     return chain

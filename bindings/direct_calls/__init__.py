@@ -13,12 +13,12 @@ import importlib
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
-from specrun.bindings.library import address_of, native_function
+from specrun.bindings.functions import call
+from specrun.bindings.library import address_of
 
 Step = Callable[[int, int, int], tuple[int, float, int]]
 """Of a context, a token and a position: llama.cpp's code, seconds, the address of the logits."""
 
-_POINTER, _INT = ctypes.c_void_p, ctypes.c_int32
 _PIECE_SIZE = 64  # longer ones are rare
 
 
@@ -70,29 +70,27 @@ CALLS = _load()
 
 def address_function(name: str) -> Callable[[int], int | None]:
     """Return the function for the address of a context's rows; none is 0 or None."""
-    found: Callable[[int], int | None] = _function(name, "address", _POINTER, _POINTER)
+    found: Callable[[int], int | None] = _function(name, "address")
     return found
 
 
 def remove_function() -> Callable[[int, int, int, int], bool]:
     """Return llama_memory_seq_rm: of a memory, a sequence (-1: all), from a position to another."""
-    types = ctypes.c_bool, _POINTER, _INT, _INT, _INT
-    found: Callable[[int, int, int, int], bool] = _function("llama_memory_seq_rm", "remove", *types)
+    found: Callable[[int, int, int, int], bool] = _function("llama_memory_seq_rm", "remove")
     return found
 
 
 def share_function() -> Callable[[int, int, int, int, int], None]:
     """Return llama_memory_seq_cp: of a memory, from a sequence to another, and the positions."""
-    types = _POINTER, _INT, _INT, _INT, _INT
-    found: Callable[..., None] = _function("llama_memory_seq_cp", "share", None, *types)
+    found: Callable[..., None] = _function("llama_memory_seq_cp", "share")
     return found
 
 
-def _function(name: str, call: str, *types: Any) -> Any:  # noqa: ANN401 - ctypes types
-    """Return a function by its compiled call, or by ctypes of these types, the result's first."""
+def _function(name: str, compiled: str) -> Any:  # noqa: ANN401 - a function
+    """Return a function by its compiled call, or else by ctypes."""
     if CALLS is None:
-        return native_function(name, *types)
-    return functools.partial(getattr(CALLS, call), address_of(name))
+        return call(name)
+    return functools.partial(getattr(CALLS, compiled), address_of(name))
 
 
 def step_function(batch: int, n_bytes: int, *, synchronizes: bool) -> Step | None:
@@ -109,11 +107,10 @@ def step_function(batch: int, n_bytes: int, *, synchronizes: bool) -> Step | Non
 
 def piece_function() -> Callable[[int, int, bool], bytes]:
     """Return the function for the bytes of a token, special tokens by name or not at all."""
-    name = "llama_token_to_piece"
+    write = _function("llama_token_to_piece", "piece")
     if CALLS is not None:
-        return functools.partial(CALLS.piece, address_of(name))
-    arguments = _POINTER, _INT, _POINTER, _INT, _INT, ctypes.c_bool
-    write = native_function(name, _INT, *arguments)
+        found: Callable[[int, int, bool], bytes] = write
+        return found
 
     def piece(vocabulary: int, token: int, special: bool) -> bytes:
         buffer, size = ctypes.create_string_buffer(_PIECE_SIZE), _PIECE_SIZE

@@ -10,7 +10,7 @@ from specrun.bindings.faces import lazy_face
 if TYPE_CHECKING:
     from specrun.bindings.ggml.device import ComputeDevice
     from specrun.bindings.ggml.graph import Graph, GraphBuilder, Rope
-    from specrun.bindings.ggml.tensor import F16, F32, I32, I64, Tensor, call, fields
+    from specrun.bindings.ggml.tensor import F16, F32, I32, I64, Tensor, fields
     from specrun.bindings.ggml.weights import (
         TargetTensors,
         TensorStore,

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Callable
 
 from specrun.bindings.errors import ClosedError, SpecrunError
-from specrun.bindings.ggml.tensor import call
+from specrun.bindings.functions import call
 from specrun.bindings.library import NativeHandle
 from specrun.bindings.machine.workers import freed_while_there, worker_of
 from specrun.bindings.threads import FORK, available_cores

@@ -18,6 +18,7 @@ from specrun.bindings.errors import (
     OutOfMemoryError,
     UnsupportedModelError,
 )
+from specrun.bindings.functions import call
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.tensor import (
     DTYPES,
@@ -25,10 +26,10 @@ from specrun.bindings.ggml.tensor import (
     F32,
     I32,
     I64,
-    InitParams,
     Tensor,
-    call,
     fields,
+    new_context,
+    new_tensor,
 )
 from specrun.bindings.library import NativeHandle
 from specrun.bindings.threads import FORK
@@ -215,9 +216,7 @@ class GraphBuilder:
         self._size = max_operations * _PARTS
         memory = self._size * call("ggml_tensor_overhead")()
         memory += call("ggml_graph_overhead_custom")(self._size, False)
-        # no_alloc: the context holds descriptions of tensors, the scheduler gives them memory.
-        made = call("ggml_init")(InitParams(memory, None, True))
-        self._context: NativeHandle | None = NativeHandle(made, call("ggml_free"))
+        self._context: NativeHandle | None = new_context(memory)
         self._graph: int = call("ggml_new_graph_custom")(self._context, self._size, False)
         self._inputs: dict[str, Tensor] = {}
         self._outputs: dict[str, Tensor] = {}
@@ -230,8 +229,7 @@ class GraphBuilder:
 
         A `kept` one keeps its contents from one `compute` to the next.
         """
-        sizes = (ctypes.c_int64 * len(shape))(*shape)
-        tensor = Tensor(call("ggml_new_tensor")(self._context, type_number, len(shape), sizes))
+        tensor = Tensor(new_tensor(self._context, type_number, shape))
         call("ggml_set_input")(tensor.handle)
         if kept:  # the allocator gives no memory of outputs to other nodes
             call("ggml_set_output")(tensor.handle)

@@ -18,9 +18,10 @@ from specrun.bindings.errors import (
     OutOfMemoryError,
     UnsupportedModelError,
 )
+from specrun.bindings.functions import call
 from specrun.bindings.ggml.device import ComputeDevice
 from specrun.bindings.ggml.graph import GraphBuilder
-from specrun.bindings.ggml.tensor import F32, I32, InitParams, Tensor, call, fields
+from specrun.bindings.ggml.tensor import F32, I32, Tensor, fields, new_context, new_tensor
 from specrun.bindings.gguf import TENSOR_TYPES, TensorInfo, read_header
 from specrun.bindings.library import NativeHandle, exported_function
 from specrun.bindings.machine.placement import current_placement, resolve_placement
@@ -47,12 +48,9 @@ class TensorStore:
         self._tensors: dict[str, int] = {}
         self._buffer: NativeHandle | None = None
         memory = call("ggml_tensor_overhead")() * (len(shapes) + 1)
-        made = call("ggml_init")(InitParams(memory, None, True))
-        self._context: NativeHandle | None = NativeHandle(made, call("ggml_free"))
+        self._context: NativeHandle | None = new_context(memory)
         for name, (type_name, shape) in shapes.items():
-            sizes = (ctypes.c_int64 * len(shape))(*shape)
-            tensor = call("ggml_new_tensor")(self._context, _NUMBERS[type_name], len(shape), sizes)
-            self._tensors[name] = tensor
+            self._tensors[name] = new_tensor(self._context, _NUMBERS[type_name], shape)
         if not shapes:
             return
         allocate = call("ggml_backend_alloc_ctx_tensors_from_buft")

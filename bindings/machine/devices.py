@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from specrun.bindings.functions import call
 from specrun.bindings.installation import build_command, source_folder
-from specrun.bindings.library import llama, native_function
+from specrun.bindings.library import llama
 from specrun.bindings.machine.workers import add_workers, worker_of
 
 # == Devices that ggml can compute on, with their memory ===========================================
@@ -62,37 +63,29 @@ def devices(workers: Sequence[str] = ()) -> list[Device]:
     """
     llama()
     asked = set(add_workers(workers))
-    pointer = ctypes.c_void_p
-    count = native_function("ggml_backend_dev_count", ctypes.c_size_t)()
-    get = native_function("ggml_backend_dev_get", pointer, ctypes.c_size_t)
-    handles = [get(number) for number in range(count)]
+    handles = map(call("ggml_backend_dev_get"), range(call("ggml_backend_dev_count")()))
     return [_describe(item) for item in handles if item in asked or worker_of(item) is None]
 
 
 def _describe(handle: int) -> Device:
-    pointer = ctypes.c_void_p
-    worker = worker_of(handle)
     values = _Properties()
-    describe = native_function("ggml_backend_dev_get_props", None, pointer, pointer)
-    describe(handle, ctypes.byref(values))
-    backend = native_function("ggml_backend_dev_backend_reg", pointer, pointer)(handle)
-    texts = (
-        *(
-            native_function(f"ggml_backend_dev_{what}", ctypes.c_char_p, pointer)(handle)
-            for what in ("name", "description")
-        ),
-        native_function("ggml_backend_reg_name", ctypes.c_char_p, pointer)(backend),
-        values.device_id,
-    )
-    name, description, backend_name, hardware = (
-        (text or b"").decode("utf-8", "replace") for text in texts
-    )
-    number = native_function("ggml_backend_dev_type", ctypes.c_int, pointer)(handle)
-    kind: DeviceKind = _KINDS[number] if 0 <= number < len(_KINDS) else "accel"
-    memory = values.memory_free, values.memory_total
+    call("ggml_backend_dev_get_props")(handle, ctypes.byref(values))
+    number = call("ggml_backend_dev_type")(handle)
     return Device(
-        name, description, kind, *memory, backend_name, hardware, worker=worker, handle=handle
+        name=_text(call("ggml_backend_dev_name")(handle)),
+        description=_text(call("ggml_backend_dev_description")(handle)),
+        kind=_KINDS[number] if 0 <= number < len(_KINDS) else "accel",
+        memory_free=values.memory_free,
+        memory_total=values.memory_total,
+        backend=_text(call("ggml_backend_reg_name")(call("ggml_backend_dev_backend_reg")(handle))),
+        hardware=_text(values.device_id),
+        worker=worker_of(handle),
+        handle=handle,
     )
+
+
+def _text(text: bytes | None) -> str:
+    return (text or b"").decode("utf-8", "replace")
 
 
 def offload_devices(found: Sequence[Device]) -> list[Device]:
@@ -160,11 +153,8 @@ _ALIASES = {"MTL": "Metal"}
 def built_backends() -> list[str]:
     """Return the names of the backends that were built, such as CPU, CUDA, Metal, RPC, Vulkan."""
     llama()
-    pointer = ctypes.c_void_p
-    get = native_function("ggml_backend_reg_get", pointer, ctypes.c_size_t)
-    name_of = native_function("ggml_backend_reg_name", ctypes.c_char_p, pointer)
-    count = native_function("ggml_backend_reg_count", ctypes.c_size_t)()
-    names = [(name_of(get(number)) or b"").decode() for number in range(count)]
+    found = map(call("ggml_backend_reg_get"), range(call("ggml_backend_reg_count")()))
+    names = [_text(call("ggml_backend_reg_name")(registry)) for registry in found]
     return [_ALIASES.get(name, name) for name in names]
 
 

@@ -17,7 +17,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from specrun.bindings.library import has_function, native_function
+from specrun.bindings.functions import call
+from specrun.bindings.library import has_function
 from specrun.bindings.machine.other_load import OtherLoad
 from specrun.bindings.threads import are_spins_ours
 
@@ -75,10 +76,8 @@ def add_sleepers(n_threads: int) -> None:
     `n_threads` are those of evaluations.
     """
     surplus = max(2, len(os.sched_getaffinity(0)) - n_threads + 2)
-    pointer, count = ctypes.c_void_p, ctypes.c_uint
-    parallel = native_function("GOMP_parallel", None, pointer, pointer, count, count)
-    does_nothing = ctypes.cast(ctypes.CDLL(None).free, pointer)  # of no pointer
-    parallel(does_nothing, None, surplus, 0)
+    does_nothing = ctypes.cast(ctypes.CDLL(None).free, ctypes.c_void_p)  # of no pointer
+    call("GOMP_parallel")(does_nothing, None, surplus, 0)
 
 
 PATIENCE = Patience()

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from specrun.bindings.errors import OptionError
+from specrun.bindings.functions import call
 from specrun.bindings.gguf import GGUFHeader
-from specrun.bindings.library import llama, native_function
+from specrun.bindings.library import llama
 from specrun.bindings.machine.devices import Device, devices, offload_devices
 from specrun.bindings.machine.workers import Endpoint
 
@@ -235,10 +236,8 @@ def _check_split(placement: Placement, chosen: Sequence[Device]) -> None:
 
 
 def _has_split_buffers(device: Device) -> bool:
-    pointer = ctypes.c_void_p
-    registry = native_function("ggml_backend_dev_backend_reg", pointer, pointer)(device.handle)
-    types = pointer, pointer, ctypes.c_char_p
-    find = native_function("ggml_backend_reg_get_proc_address", *types)
+    registry = call("ggml_backend_dev_backend_reg")(device.handle)
+    find = call("ggml_backend_reg_get_proc_address")
     return bool(find(registry, b"ggml_backend_split_buffer_type"))
 
 
@@ -261,8 +260,7 @@ def _find_memory(name: str, chosen: Sequence[Device], known: Sequence[Device]) -
 
 def _buffer_type(device: Device) -> int:
     """Return the native handle of a device's memory; the CPU's is plain, without repacking."""
-    pointer = ctypes.c_void_p
-    handle: int = native_function("ggml_backend_dev_buffer_type", pointer, pointer)(device.handle)
+    handle: int = call("ggml_backend_dev_buffer_type")(device.handle)
     return handle
 
 

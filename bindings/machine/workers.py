@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.errors import OptionError, WorkerLostError
+from specrun.bindings.functions import call
 from specrun.bindings.installation import build_command
-from specrun.bindings.library import native_function
 from specrun.bindings.threads import FORK
 
 PROTOCOL = (7, 0)
@@ -66,13 +66,9 @@ class Endpoint:
 
 def rpc_function(name: str, result: Any, *arguments: Any) -> Any:  # noqa: ANN401 - ctypes types
     """Return a function of ggml's RPC backend; raises OptionError if llama.cpp has none."""
-    pointer = ctypes.c_void_p
-    registry = native_function("ggml_backend_reg_by_name", pointer, ctypes.c_char_p)(b"RPC")
-    address: int | None = None
-    if registry:
-        types = pointer, pointer, ctypes.c_char_p
-        find = native_function("ggml_backend_reg_get_proc_address", *types)
-        address = find(registry, name.encode())
+    registry = call("ggml_backend_reg_by_name")(b"RPC")
+    find = call("ggml_backend_reg_get_proc_address")
+    address: int | None = find(registry, name.encode()) if registry else None
     if not address:
         problem = "this build of llama.cpp cannot use other machines (GGML_RPC is off)"
         builds = build_command("make chat", "GGML_RPC=ON")
@@ -159,10 +155,8 @@ def _add(endpoint: Endpoint) -> None:
     registry = add(str(endpoint).encode())
     if not registry:
         raise OptionError(f"the worker {endpoint} offers no device: start it again")
-    pointer = ctypes.c_void_p
-    native_function("ggml_backend_register", None, pointer)(registry)
-    count = native_function("ggml_backend_reg_dev_count", ctypes.c_size_t, pointer)(registry)
-    get = native_function("ggml_backend_reg_dev_get", pointer, pointer, ctypes.c_size_t)
+    call("ggml_backend_register")(registry)
+    count, get = call("ggml_backend_reg_dev_count")(registry), call("ggml_backend_reg_dev_get")
     _added[str(endpoint)] = [get(registry, number) for number in range(count)]
     FORK.note_work()  # the connection has a thread of its own
 
@@ -289,4 +283,4 @@ def _explain_aborts() -> None:
 
     callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(explain)
     _keep_alive.append(callback)
-    native_function("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(callback)
+    call("ggml_set_abort_callback")(callback)

@@ -23,8 +23,9 @@ from specrun.bindings.errors import (
     PairError,
     UnsupportedModelError,
 )
+from specrun.bindings.functions import call
 from specrun.bindings.gguf import GGUFHeader, read_any_header, read_header
-from specrun.bindings.library import NativeHandle, last_native_errors, llama, native_function
+from specrun.bindings.library import NativeHandle, last_native_errors, llama
 from specrun.bindings.machine.placement import current_placement, resolve_placement
 from specrun.bindings.machine.workers import freed_while_there
 from specrun.bindings.models.model_checks import check_model
@@ -41,7 +42,6 @@ from specrun.bindings.threads import FORK
 
 _PARTS = (".lora_a", ".lora_b")
 _INTEGERS = ("I8", "I16", "I32", "I64", "F64")  # which ggml multiplies no states by
-_pointer, _text = ctypes.c_void_p, ctypes.c_char_p
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +78,8 @@ def _load_lora(model: Model, lora: LoraFile) -> Any:  # noqa: ANN401 - a ctypes 
     that the model lacks, and PairError for one of another architecture.
     """
     _check(model, lora.path, read_any_header(lora.path))
-    load = native_function("llama_adapter_lora_init", _pointer, _pointer, _text)
     last_native_errors()
-    adapter = load(model.handle, bytes(lora.path))
+    adapter = call("llama_adapter_lora_init")(model.handle, bytes(lora.path))
     if not adapter:
         reason = last_native_errors() or "llama.cpp gives no reason"
         raise MalformedFileError(f"{lora.path} is no adapter for {model.path}: {reason}")
@@ -90,11 +89,9 @@ def _load_lora(model: Model, lora: LoraFile) -> Any:  # noqa: ANN401 - a ctypes 
 def set_loras(context: Any, adapters: list[tuple[Any, float]]) -> None:  # noqa: ANN401 - pointers
     """Let a context evaluate with these adapters, each with its scale."""
     count = len(adapters)
-    handles = (_pointer * count)(*(adapter for adapter, _ in adapters))
+    handles = (ctypes.c_void_p * count)(*(adapter for adapter, _ in adapters))
     scales = (ctypes.c_float * count)(*(scale for _, scale in adapters))
-    kinds = _pointer, _pointer, ctypes.c_size_t, _pointer
-    assign = native_function("llama_set_adapters_lora", ctypes.c_int32, *kinds)
-    if assign(context, ctypes.addressof(handles), count, ctypes.addressof(scales)):
+    if call("llama_set_adapters_lora")(context, handles, count, scales):
         raise OptionError(f"llama.cpp refuses these {count} adapters together")
 
 

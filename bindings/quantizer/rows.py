@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-import functools
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import MalformedFileError, OptionError
+from specrun.bindings.functions import call
 from specrun.bindings.gguf import BLOCK_SIZES, stored_bytes
 from specrun.bindings.library import native_function
 from specrun.bindings.quantizer.quantizer import ALWAYS_WITH_IMPORTANCE, TENSOR_NUMBERS
@@ -92,15 +92,10 @@ def _quantize(
     number: int,
     weights: npt.NDArray[np.float32] | None,
 ) -> bool:
-    pointer, size = ctypes.c_void_p, ctypes.c_size_t
-    counts = (ctypes.c_int64,) * 3  # the first row, how many rows, numbers of a row
-    convert = native_function(
-        "ggml_quantize_chunk", size, ctypes.c_int, pointer, pointer, *counts, pointer
-    )
-    validate = native_function("ggml_validate_row_data", ctypes.c_bool, ctypes.c_int, pointer, size)
-    address = None if weights is None else weights.ctypes.data
-    convert(number, rows.ctypes.data, output.ctypes.data, 0, rows.shape[0], rows.shape[1], address)
-    return bool(validate(number, output.ctypes.data, output.nbytes))
+    first, address = 0, None if weights is None else weights.ctypes.data
+    ends = rows.ctypes.data, output.ctypes.data
+    call("ggml_quantize_chunk")(number, *ends, first, *rows.shape, address)
+    return bool(call("ggml_validate_row_data")(number, output.ctypes.data, output.nbytes))
 
 
 def half_from_bfloat16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float16]:
@@ -111,14 +106,9 @@ def half_from_bfloat16(bits: npt.NDArray[np.uint16]) -> npt.NDArray[np.float16]:
     source = np.ascontiguousarray(bits, np.uint16)
     output = np.empty(source.shape, np.float16)
     wide = np.empty(min(_BLOCK, source.size), np.float32)
-    widen, narrow = _conversion("ggml_cpu_bf16_to_fp32"), _conversion("ggml_cpu_fp32_to_fp16")
+    widen, narrow = call("ggml_cpu_bf16_to_fp32"), call("ggml_cpu_fp32_to_fp16")
     for start in range(0, source.size, _BLOCK):
         count = min(_BLOCK, source.size - start)
         widen(source.ctypes.data + 2 * start, wide.ctypes.data, count)
         narrow(wide.ctypes.data, output.ctypes.data + 2 * start, count)
     return output
-
-
-@functools.cache
-def _conversion(name: str) -> Any:  # noqa: ANN401 - a ctypes function
-    return native_function(name, None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)

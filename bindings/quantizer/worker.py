@@ -21,7 +21,8 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from specrun.bindings.errors import SpecrunError
-from specrun.bindings.library import llama, native_function
+from specrun.bindings.functions import call
+from specrun.bindings.library import llama
 from specrun.bindings.quantizer.quantizer import QuantizeOptions, plan_quantization, quantize_file
 
 _INPUT, _OUTPUT, _ERRORS = 0, 1, 2  # the standard descriptors
@@ -96,14 +97,13 @@ def _end_with_parent(job_input: BinaryIO, output: str) -> None:
 
 def _report_aborts(reports: _Reports) -> object:
     """Report the message of a failed assertion in ggml, which then ends the process."""
-    prototype = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 
     def report(message: bytes | None) -> None:
         reports.report(error=(message or b"an assertion failed").decode("utf-8", "replace"))
 
-    callback = prototype(report)
+    callback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(report)
     llama()
-    native_function("ggml_set_abort_callback", ctypes.c_void_p, prototype)(callback)
+    call("ggml_set_abort_callback")(callback)
     return callback
 
 

@@ -63,7 +63,7 @@ def test_a_piece_may_be_of_any_length(way, monkeypatch):
     function = kind(write)
     address = direct_calls.ctypes.cast(function, pointer).value
     monkeypatch.setattr(direct_calls, "address_of", lambda _name: address)
-    monkeypatch.setattr(direct_calls, "native_function", lambda _name, *_types: function)
+    monkeypatch.setattr(direct_calls, "call", lambda _name: function)
     assert direct_calls.piece_function()(1, 2, False) == text
     assert asked == [64, len(text)]
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from specrun.bindings.errors import ClosedError, MalformedFileError, UnsupportedModelError
+from specrun.bindings.functions import call
 from specrun.bindings.ggml import (
     F16,
     F32,
@@ -20,7 +21,6 @@ from specrun.bindings.ggml import (
     Rope,
     Tensor,
     TensorStore,
-    call,
     load_tensors,
 )
 from specrun.bindings.ggml import device as device_module
