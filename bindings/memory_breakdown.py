@@ -18,7 +18,6 @@ from specrun.bindings.errors import UnsupportedModelError
 from specrun.bindings.functions import call
 from specrun.bindings.library import exported_function
 from specrun.bindings.models.model import Model
-from specrun.bindings.models.trial import require_tried_counting
 
 HOST = "CPU"
 """The name of this machine's own memory, whatever device its buffers were made for."""
@@ -60,9 +59,6 @@ class CountedModel(Model):
         super().__init__(
             path, n_gpu_layers=n_gpu_layers, use_mmap=False, load_nextn=load_nextn, drafts=drafts
         )
-
-    def _require_tried(self) -> None:
-        require_tried_counting(self.path, self.header)
 
 
 def memory_breakdown(context: Context) -> dict[str, Breakdown]:

@@ -189,7 +189,7 @@ class Model:
         self.header: GGUFHeader = read_header(self.path)
         check_model(self.path, self.header, vocab_only=vocab_only)
         self.nextn = read_nextn(self.path, self.header)
-        self._require_tried()
+        require_tried(self.path, self.header, vocab_only=vocab_only, only_counts=self._only_counts)
         self.has_loaded_nextn = load_nextn and self.nextn.count > 0
         self._native = llama()
         placed = resolve_placement(current_placement(drafts=drafts))
@@ -212,10 +212,6 @@ class Model:
             self.close()
             problem = f"{self.path} puts a token {missing} to every text, and has none"
             raise MalformedFileError(f"{problem}: convert the model again")
-
-    def _require_tried(self) -> None:
-        """Have an unknown file tried in another process."""
-        require_tried(self.path, self.header, vocab_only=self._vocab_only)
 
     def _load(
         self,

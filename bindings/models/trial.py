@@ -40,8 +40,8 @@ _MESSAGE = b'{"trial": '
 _NO_GPU = dict.fromkeys(("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"), "-1")
 _NO_GPU["GGML_VK_VISIBLE_DEVICES"] = ""
 # Kinds of trials: suffixes of a file's key.
-_AS_MODEL, _AS_VOCABULARY, _AS_HEAD = "-model", "-vocabulary", "-head"
-_AS_COUNTED = "-counted"
+_AS_MODEL, _AS_VOCABULARY, _AS_COUNTED = "-model", "-vocabulary", "-counted"
+_AS_HEAD = "-head"
 _BUILT_IN = re.compile(r"\S*/vendor/llama\.cpp/")
 _TRUST = "if you trust its origin, open it with --trust (Python: trust=True)"
 
@@ -65,32 +65,22 @@ def trust_folder(folder: Path) -> None:
     _own_folders.add(folder.resolve())
 
 
-def require_tried(path: Path, header: GGUFHeader, *, vocab_only: bool = False) -> None:
-    """Try a model in a process of its own, unless it is known; `vocab_only`: its vocabulary alone.
+def require_tried(
+    path: Path, header: GGUFHeader, *, vocab_only: bool = False, only_counts: bool = False
+) -> None:
+    """Try a model in a process of its own, unless it is known.
 
-    Raises ModelLoadError if that process died, with its last words, or hung; OutOfMemoryError if it
-    needed more memory than such a file may. A file that it refused in order raises nothing here:
-    this process refuses it, too.
+    `vocab_only` tries its vocabulary alone. `only_counts` counts its memory and reads no weights,
+    so the file may be larger than this machine. Raises ModelLoadError if that process died, with
+    its last words, or hung; OutOfMemoryError if it needed more memory than such a file may. A file
+    that it refused in order raises nothing here: this process refuses it, too.
     """
-    _require_tried(path, header, (_AS_MODEL, _AS_VOCABULARY) if vocab_only else (_AS_MODEL,))
-
-
-def require_tried_counting(path: Path, header: GGUFHeader) -> None:
-    """Try to count a model's memory in a process of its own, unless it is known.
-
-    Its weights are not read, so a file may be larger than this machine. Raises as `require_tried`.
-    """
-    _require_tried(path, header, (_AS_MODEL, _AS_COUNTED))
-
-
-def _require_tried(path: Path, header: GGUFHeader, ways: Sequence[str]) -> None:
-    """Try a file in the last of these ways, unless it was tried in any."""
-    key = "" if _trusting.get() or _is_own(path) else _key(path, header)
-    if not key or _is_known(key, *ways):
-        return
-    arguments, n_bytes = [os.fspath(path), ways[-1]], _size(split_paths(path, header))
-    if _tried("specrun.bindings.trial_worker", arguments, path, n_bytes):
-        _remember(key + ways[-1])
+    way = _AS_COUNTED if only_counts else _AS_VOCABULARY if vocab_only else _AS_MODEL
+    key = _key_if_unknown(path, header, _AS_MODEL, way)
+    if key is not None:
+        arguments, n_bytes = [os.fspath(path), way], _size(split_paths(path, header))
+        if _tried("specrun.bindings.trial_worker", arguments, path, n_bytes):
+            _remember(key + way)
 
 
 def require_tried_head(
@@ -100,12 +90,12 @@ def require_tried_head(
 
     Raises as `require_tried`.
     """
-    key = "" if _trusting.get() or _is_own(path) else _key(path, header)
-    if not key or _is_known(key, _AS_HEAD):
-        return
-    n_bytes = _size([path, *split_paths(target, target_header)])
-    if _tried("specrun.runtime.engine.trial", [os.fspath(target), os.fspath(path)], path, n_bytes):
-        _remember(key + _AS_HEAD)
+    key = _key_if_unknown(path, header, _AS_HEAD)
+    if key is not None:
+        arguments = [os.fspath(target), os.fspath(path)]
+        n_bytes = _size([path, *split_paths(target, target_header)])
+        if _tried("specrun.runtime.engine.trial", arguments, path, n_bytes):
+            _remember(key + _AS_HEAD)
 
 
 def is_known_file(path: Path) -> bool:
@@ -142,6 +132,14 @@ def note_fact(path: Path, fact: str) -> None:
 
 def _is_own(path: Path) -> bool:
     return path.parent.resolve() in _own_folders
+
+
+def _key_if_unknown(path: Path, header: GGUFHeader, *ways: str) -> str | None:
+    """Return the key of a file that has to be tried; None if it was, in one of these ways."""
+    if _trusting.get() or _is_own(path):
+        return None
+    key = _key(path, header)
+    return None if _is_known(key, *ways) else key
 
 
 def _key(path: Path, header: GGUFHeader) -> str:
