@@ -14,7 +14,6 @@ if TYPE_CHECKING:
         QuantizeOptions,
         QuantizerProcess,
         needs_importance,
-        plan_quantization,
         quantize_file,
     )
     from specrun.bindings.quantizer.rows import dequantize_rows, half_from_bfloat16, quantize_rows

@@ -158,39 +158,21 @@ class QuantizeOptions:
 
 
 def quantize_file(
-    source: str | os.PathLike[str], output: str | os.PathLike[str], options: QuantizeOptions
+    source: str | os.PathLike[str], output: str | os.PathLike[str] | None, options: QuantizeOptions
 ) -> None:
     """Write the GGUF file `source` with `options` to `output`, which is overwritten.
 
     The source's header must have been checked (`read_header`): native code reads the file, and an
     assertion that fails in it ends the process (`QuantizerProcess` runs this in another).
-    llama.cpp's log has a line for each tensor. Raises ModelError with llama.cpp's reason if it
-    fails, which leaves a partial `output`.
+    llama.cpp's log has a line for each tensor; without an `output` it only logs its steps (and a
+    missing importance matrix), and reads no weights. Raises ModelError with llama.cpp's reason if
+    it fails, which leaves a partial `output`.
     """
-    _run(source, output, options, dry=False)
-
-
-def plan_quantization(source: str | os.PathLike[str], options: QuantizeOptions) -> None:
-    """Let llama.cpp log the steps of `quantize_file`, without reading weights or writing anything.
-
-    Raises ModelError with llama.cpp's reason if it would fail; a missing importance matrix is only
-    logged.
-    """
-    _run(source, os.devnull, options, dry=True)
-
-
-def _run(
-    source: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    options: QuantizeOptions,
-    *,
-    dry: bool,
-) -> None:
     native = llama()
     params, kept = _native_params(options)
-    params.dry_run = dry
+    params.dry_run = output is None
     last_native_errors()
-    files = os.fsencode(source), os.fsencode(output)
+    files = os.fsencode(source), os.fsencode(os.devnull if output is None else output)
     code = native.llama_model_quantize(*files, ctypes.byref(params))
     del kept  # lived as long as native code could read it
     if code != 0:
@@ -200,8 +182,8 @@ def _run(
         raise ModelError(f"{problem}: {reason}")
 
 
-def _native_params(options: QuantizeOptions) -> tuple[Any, list[object]]:
-    """Return llama_model_quantize_params, and the objects whose memory it points to.
+def _native_params(options: QuantizeOptions) -> tuple[Any, list[FloatArray]]:
+    """Return llama_model_quantize_params, and the numbers whose memory it points to.
 
     In llama.cpp 0.5 the lists are plain C arrays, each ended by an empty entry (before, they were
     pointers to C++ containers); the version is pinned, and `test_library.py` holds the layout.
@@ -222,51 +204,31 @@ def _native_params(options: QuantizeOptions) -> tuple[Any, list[object]]:
         params.output_tensor_type = TENSOR_NUMBERS[options.output_tensor_type]
     if options.token_embedding_type is not None:
         params.token_embedding_type = TENSOR_NUMBERS[options.token_embedding_type]
-    kept: list[object] = []
+    kept: list[FloatArray] = []
     if options.tensor_types:
-        params.tt_overrides = _tensor_overrides(native, options.tensor_types, kept)
+        types = (native.llama_model_tensor_override * (len(options.tensor_types) + 1))()
+        for entry, (pattern, kind) in zip(types, options.tensor_types, strict=False):
+            entry.pattern, entry.type = pattern.encode(), TENSOR_NUMBERS[kind]
+        params.tt_overrides = types
     if options.importance:
-        params.imatrix = _importance_entries(native, options.importance, kept)
+        matrices = (native.llama_model_imatrix_data * (len(options.importance) + 1))()
+        for entry, (name, values) in zip(matrices, options.importance.items(), strict=False):
+            kept.append(np.ascontiguousarray(values, np.float32).reshape(-1))
+            entry.name, entry.size = name.encode(), kept[-1].size
+            entry.data = kept[-1].ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        params.imatrix = matrices
     if options.metadata:
-        params.kv_overrides = _metadata_entries(native, options.metadata, kept)
+        pairs = (native.llama_model_kv_override * (len(options.metadata) + 1))()
+        for entry, (key, value) in zip(pairs, options.metadata.items(), strict=False):
+            entry.key = key.encode()
+            if isinstance(value, int):
+                entry.tag, entry.value.val_i64 = _INTEGER_VALUE, value
+            else:
+                # Cut between characters, not within one.
+                text = value.encode()[:_MOST_TEXT].decode("utf-8", "ignore")
+                entry.tag, entry.value.val_str = _TEXT_VALUE, text.encode()
+        params.kv_overrides = pairs
     return params, kept
-
-
-def _tensor_overrides(native: Any, pairs: tuple[tuple[str, str], ...], kept: list[object]) -> Any:  # noqa: ANN401
-    entries = (native.llama_model_tensor_override * (len(pairs) + 1))()
-    for entry, (pattern, kind) in zip(entries, pairs, strict=False):
-        entry.pattern, entry.type = pattern.encode(), TENSOR_NUMBERS[kind]
-    kept.append(entries)
-    return ctypes.cast(entries, ctypes.POINTER(native.llama_model_tensor_override))
-
-
-def _importance_entries(
-    native: Any,  # noqa: ANN401
-    importance: Mapping[str, FloatArray],
-    kept: list[object],
-) -> Any:  # noqa: ANN401
-    entries = (native.llama_model_imatrix_data * (len(importance) + 1))()
-    for entry, (name, values) in zip(entries, importance.items(), strict=False):
-        flat = np.ascontiguousarray(values, np.float32).reshape(-1)
-        kept.append(flat)
-        entry.name, entry.size = name.encode(), flat.size
-        entry.data = flat.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
-    kept.append(entries)
-    return ctypes.cast(entries, ctypes.POINTER(native.llama_model_imatrix_data))
-
-
-def _metadata_entries(native: Any, metadata: Mapping[str, str | int], kept: list[object]) -> Any:  # noqa: ANN401
-    entries = (native.llama_model_kv_override * (len(metadata) + 1))()
-    for entry, (key, value) in zip(entries, metadata.items(), strict=False):
-        entry.key = key.encode()
-        if isinstance(value, int):
-            entry.tag, entry.value.val_i64 = _INTEGER_VALUE, value
-        else:
-            # Cut between characters, not within one.
-            text = value.encode()[:_MOST_TEXT].decode("utf-8", "ignore")
-            entry.tag, entry.value.val_str = _TEXT_VALUE, text.encode()
-    kept.append(entries)
-    return ctypes.cast(entries, ctypes.POINTER(native.llama_model_kv_override))
 
 
 # == A process of its own ==========================================================================

@@ -23,7 +23,7 @@ import numpy as np
 from specrun.bindings.errors import SpecrunError
 from specrun.bindings.functions import call
 from specrun.bindings.library import llama
-from specrun.bindings.quantizer.quantizer import QuantizeOptions, plan_quantization, quantize_file
+from specrun.bindings.quantizer.quantizer import QuantizeOptions, quantize_file
 
 _INPUT, _OUTPUT, _ERRORS = 0, 1, 2  # the standard descriptors
 
@@ -58,7 +58,7 @@ def main() -> None:
         keep = _report_aborts(reports)
         job = json.loads(job_input.readline())
         options = _options(job, job_input)
-        plan_quantization(job["source"], options)
+        quantize_file(job["source"], None, options)
         reports.report(step="planned")
         line = job_input.readline()
         if line:

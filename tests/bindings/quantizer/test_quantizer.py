@@ -15,15 +15,13 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
 
 from specrun.bindings.errors import OptionError
-from specrun.bindings.gguf import read_header, stored_bytes
-from specrun.bindings.models import Model, trusting_files
+from specrun.bindings.gguf import stored_bytes
 from specrun.bindings.quantizer import (
     FILE_TYPES,
     TENSOR_NUMBERS,
     QuantizeOptions,
     dequantize_rows,
     needs_importance,
-    plan_quantization,
     quantize_file,
     quantize_rows,
 )
@@ -51,11 +49,6 @@ ERRORS = {
     "IQ3_S": 0.151,
     "IQ3_XXS": 0.202,
     "Q2_K": 0.295,
-    "IQ2_S": 0.273,
-    "IQ2_XS": 0.33,
-    "IQ2_XXS": 0.38,
-    "IQ1_M": 0.5,
-    "IQ1_S": 0.54,
     "Q1_0": 0.66,
     "Q2_0": 0.79,
     "TQ2_0": 0.89,
@@ -63,9 +56,12 @@ ERRORS = {
 }
 
 
+SLOW = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S"}  # ggml makes tables for seconds
+
+
 def test_every_tensor_type_has_an_expected_error():
-    assert set(ERRORS) == set(TENSOR_NUMBERS)
-    assert {kind.base_type for kind in FILE_TYPES.values()} <= set(ERRORS)
+    assert set(ERRORS) | SLOW == set(TENSOR_NUMBERS)
+    assert {kind.base_type for kind in FILE_TYPES.values()} <= set(TENSOR_NUMBERS)
 
 
 @pytest.mark.parametrize("kind", ERRORS)
@@ -73,15 +69,18 @@ def test_every_type_round_trips_within_its_error(kind):
     rows = np.random.default_rng(0).standard_normal((16, 256)).astype(np.float32)
     blocks = quantize_rows(rows, kind, importance=np.ones(256, np.float32), n_threads=2)
     assert blocks.shape == (16, stored_bytes((256,), kind))
-    back = dequantize_rows(blocks, kind, 256)
-    error = float(np.sqrt(np.mean((back - rows) ** 2)))
+    error = float(np.sqrt(np.mean((dequantize_rows(blocks, kind, 256) - rows) ** 2)))
     assert error <= ERRORS[kind]
     assert error > ERRORS[kind] / 3 or kind == "F32"
-    try:
-        other = dequantize(blocks, GGMLQuantizationType[kind])
-    except (NotImplementedError, KeyError, ValueError):
-        return  # the package lacks the type
-    np.testing.assert_allclose(back, other.reshape(16, 256), atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", sorted({*TENSOR_NUMBERS} - {"Q1_0", "Q2_0"}))
+def test_every_type_is_read_as_the_package_reads_it(kind):  # which lacks Q1_0 and Q2_0
+    draw = np.random.default_rng(0)
+    blocks = draw.integers(0, 256, (16, stored_bytes((256,), kind)), dtype=np.uint8)
+    with np.errstate(all="ignore"):  # some scales are infinite
+        expected = dequantize(blocks, GGMLQuantizationType[kind]).reshape(16, 256)
+    np.testing.assert_allclose(dequantize_rows(blocks, kind, 256), expected, rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -91,47 +90,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def importance_of(path: Path) -> dict[str, np.ndarray]:
-    draw = np.random.default_rng(1)
-    return {
-        tensor.name: draw.chisquare(1, tensor.shape[0]).astype(np.float32) + np.float32(0.1)
-        for tensor in read_header(path).tensors
-        if len(tensor.shape) == 2
-    }
-
-
-def weights(path: Path) -> dict[str, np.ndarray]:
-    """The float32 rows of every matrix of a file."""
-    found = {}
-    for tensor in read_header(path).tensors:
-        if len(tensor.shape) == 2:
-            n_rows = prod(tensor.shape[1:])
-            raw = np.fromfile(path, np.uint8, tensor.n_bytes, offset=tensor.offset).reshape(
-                n_rows, -1
-            )
-            found[tensor.name] = dequantize_rows(raw, tensor.type_name, tensor.shape[0])
-    return found
-
-
-@pytest.mark.parametrize("name", FILE_TYPES)
-def test_every_file_type_is_close_to_its_source_and_loads(name, source, tmp_path):
-    quantize_file(
-        source, tmp_path / "m", QuantizeOptions(name, n_threads=1, importance=importance_of(source))
-    )
-    header = read_header(tmp_path / "m")
-    assert header.file_type_name == name
-    base = {"MXFP4_MOE": "Q8_0"}.get(name, FILE_TYPES[name].base_type)  # MXFP4 is for experts only
-    types = {tensor.name: tensor.type_name for tensor in header.tensors}
-    assert base in types.values()
-    before, after = weights(source), weights(tmp_path / "m")
-    for tensor, rows in before.items():
-        error = np.sqrt(np.mean((after[tensor] - rows) ** 2)) / np.sqrt(np.mean(rows**2))
-        # Importance spares some columns and lets others be worse.
-        assert error <= 1.35 * ERRORS[types[tensor]], f"{tensor} as {types[tensor]}"
-    with trusting_files(), Model(tmp_path / "m") as model:
-        assert model.n_params == header.n_parameters
-
-
 @pytest.mark.parametrize(
     "name", [name for name, kind in FILE_TYPES.items() if kind.needs_importance]
 )
@@ -139,7 +97,7 @@ def test_types_that_need_importance_say_so(name, source, caplog):
     # The table speaks of a large model; a plan of a small one must name at least one such tensor,
     # too.
     caplog.set_level(logging.INFO, "specrun.llama")
-    plan_quantization(source, QuantizeOptions(name))
+    quantize_file(source, None, QuantizeOptions(name))
     if name != "Q2_K_S":
         assert any("will require an imatrix" in record.getMessage() for record in caplog.records)
     # Tokens are refused only if ggml would end the process.
@@ -156,13 +114,15 @@ def test_the_table_of_sizes_is_the_quantizers_own(tmp_path, caplog):
     caplog.set_level(logging.INFO, "specrun.llama")
     for name, kind in FILE_TYPES.items():
         caplog.clear()
-        plan_quantization(path, QuantizeOptions(name, importance=nothing))
+        quantize_file(path, None, QuantizeOptions(name, importance=nothing))
         text = "\n".join(record.getMessage() for record in caplog.records)
         found = re.search(r"quant size .*\(([\d.]+) BPW\)", text)
         assert found
         assert float(found[1]) == pytest.approx(kind.bits_per_weight, abs=0.0051), name
+        base = {"MXFP4_MOE": "Q8_0"}.get(name, kind.base_type)  # MXFP4 is for experts only
+        assert f"({base.lower()})" in text.lower() or name == "F16", name
         caplog.clear()
-        plan_quantization(path, QuantizeOptions(name))
+        quantize_file(path, None, QuantizeOptions(name))
         refused = any("will require an imatrix" in record.getMessage() for record in caplog.records)
         assert refused == kind.needs_importance, name
 
