@@ -28,6 +28,7 @@ from specrun.convert.checkpoint import (
     stored_as,
 )
 from specrun.convert.families.family import Family, TensorRule, unchanged
+from specrun.convert.gguf import FLOATS
 
 # == The map: a checkpoint's tensors to those of the GGUF file, checked before any is read =========
 
@@ -35,7 +36,6 @@ from specrun.convert.families.family import Family, TensorRule, unchanged
 # Tensors that old checkpoints carry although they are computed.
 _COMPUTED = ("rotary_emb.inv_freq", "masked_bias")
 _MOST_NAMED = 100  # a config with a wrong number of layers can need millions
-_PLAIN_TYPES = ("F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +122,12 @@ def map_rules(
 
 def usual_type(checkpoint: Checkpoint) -> str:
     """Return the type that most of a checkpoint's numbers have, of F32, F16 and BF16."""
-    sizes = dict.fromkeys(_PLAIN_TYPES, 0)
+    sizes = dict.fromkeys(FLOATS, 0)
     for tensor in checkpoint.tensors.values():
         kind = "F32" if tensor.type_name == "F64" else tensor.type_name
         if kind in sizes and len(tensor.shape) > 1:
             sizes[kind] += tensor.n_elements
-    return max(_PLAIN_TYPES, key=sizes.__getitem__)
+    return max(FLOATS, key=sizes.__getitem__)
 
 
 def _check_left(checkpoint: Checkpoint, used: Collection[str], left_out: Collection[str]) -> None:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
         FILE_TYPES,
         TENSOR_NUMBERS,
         TOKEN_MATRICES,
+        WITH_IMPORTANCE,
         QuantizeOptions,
         QuantizerProcess,
         needs_importance,

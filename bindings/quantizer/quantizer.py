@@ -82,7 +82,8 @@ TENSOR_NUMBERS: Mapping[str, int] = MappingProxyType(_OF_WEIGHTS)
 
 # Too few bits to be chosen well without statistics: llama.cpp refuses them for all but the token
 # matrices, for which those that always need them fail an assertion of ggml's.
-_SMALLEST = {"IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"}
+WITH_IMPORTANCE = frozenset(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS"))
+"""Types of matrices that need an importance matrix, unless they are TOKEN_MATRICES."""
 ALWAYS_WITH_IMPORTANCE = frozenset(("IQ1_S", "IQ2_XXS", "IQ2_XS"))
 """Types that ggml makes with an importance matrix only (ggml_quantize_requires_imatrix)."""
 TOKEN_MATRICES = frozenset(("token_embd.weight", "per_layer_token_embd.weight", "output.weight"))
@@ -93,7 +94,7 @@ def needs_importance(tensor: str, type_name: str, file_type: str) -> bool:
     """Return whether llama.cpp stores this tensor so only with an importance matrix for it."""
     if tensor in TOKEN_MATRICES:
         return type_name in ALWAYS_WITH_IMPORTANCE
-    return type_name in _SMALLEST or (type_name == "Q2_K" and file_type == "Q2_K_S")
+    return type_name in WITH_IMPORTANCE or (type_name == "Q2_K" and file_type == "Q2_K_S")
 
 
 # == Quantization of a GGUF file ===================================================================

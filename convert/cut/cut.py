@@ -19,14 +19,7 @@ from specrun.bindings.errors import MalformedFileError, OptionError, Unsupported
 from specrun.bindings.files import check_target
 from specrun.bindings.gguf import PADDED_PARAMETERS, ArrayValue, MetadataValue
 from specrun.convert.cut.layer_rules import RULES, LayerFacts, LayerRules
-from specrun.convert.gguf import (
-    GGUFSource,
-    Metadata,
-    PlannedTensor,
-    Progress,
-    require_whole,
-    write_gguf,
-)
+from specrun.convert.gguf import GGUFSource, Metadata, PlannedTensor, Progress, require_whole
 
 # == Metadata of a model with fewer layers: counts lowered, arrays by layer cut ====================
 
@@ -296,9 +289,8 @@ class LayeredModel:
         _cut_metadata(metadata, self._facts, self._rules, kept)
         self._sign(metadata, kept)
         tensors = list(self._plan(kept))
-        name = self._facts.architecture
-        n_bytes = write_gguf(
-            target, name, metadata, tensors, force=force, progress=progress, source=self.path
+        n_bytes = self._source.write_changed(
+            target, metadata, tensors, force=force, progress=progress
         )
         n_parameters = sum(prod(tensor.shape) for tensor in tensors)
         return CutReport(target, tuple(kept), self.n_layers, n_parameters, n_bytes)
@@ -329,7 +321,7 @@ class LayeredModel:
         for tensor in self._source.header.tensors:
             match = _BLOCK.fullmatch(tensor.name)
             if match is None:
-                yield self._source.unchanged(tensor, tensor.name)
+                yield self._source.unchanged(tensor)
             elif int(match[1]) in numbers:
                 yield self._source.unchanged(tensor, f"blk.{numbers[int(match[1])]}.{match[2]}")
 

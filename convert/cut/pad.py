@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.files import check_target
-from specrun.bindings.gguf import PADDED_PARAMETERS
+from specrun.bindings.gguf import PADDED_PARAMETERS, TensorInfo
 from specrun.convert.checkpoint import stored_as
-from specrun.convert.gguf import GGUFSource, Metadata, PlannedTensor, Progress, write_gguf
+from specrun.convert.gguf import STORED_TYPES, GGUFSource, Metadata, PlannedTensor, Progress
 
 # == Padded feed-forward layers ====================================================================
 #
@@ -91,10 +91,7 @@ def pad_ffn(
     total = sum(prod(tensor.shape) for tensor in tensors)
     added = total - model.header.n_parameters
     metadata = _metadata(model, new, added)
-    name = model.header.architecture
-    n_bytes = write_gguf(
-        target, name, metadata, tensors, force=force, progress=progress, source=model.path
-    )
+    n_bytes = model.write_changed(target, metadata, tensors, force=force, progress=progress)
     return PadReport(target, total, added, old, new, n_bytes)
 
 
@@ -138,7 +135,7 @@ def _plan(model: GGUFSource, old: int, new: int) -> Iterator[PlannedTensor]:
     found = 0
     for tensor in model.header.tensors:
         shape = tensor.shape[::-1]
-        kind, load = model.loader(tensor)
+        kind, load = _read(model, tensor)
         if match := _FFN.fullmatch(tensor.name):
             found += 1
             down = match[1] == "down"
@@ -151,6 +148,17 @@ def _plan(model: GGUFSource, old: int, new: int) -> Iterator[PlannedTensor]:
     expected = 3 * model.count(f"{model.header.architecture}.block_count")
     if found != expected:
         raise model.unsupported(f"has {found} feed-forward matrices instead of {expected}")
+
+
+def _read(model: GGUFSource, tensor: TensorInfo) -> tuple[str, Load]:
+    """Return the type of a tensor once read, and what reads it: plain types stay."""
+    if tensor.type_name in STORED_TYPES:
+        return tensor.type_name, functools.partial(model.stored, tensor)
+    if tensor.type_name == "Q8_0":
+        return "F16", lambda: model.numbers(tensor).astype(np.float16)
+    raise model.unsupported(
+        f"stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and Q8_0 can be read"
+    )
 
 
 def _with_zero_columns(load: Load, _kind: str, _name: str, new: int) -> npt.NDArray[Any]:

@@ -1,6 +1,6 @@
 """GGUF files as they are written: metadata, tensors, names; and as the source of another."""
 
-from specrun.convert.gguf.gguf_source import GGUFSource, require_whole
+from specrun.convert.gguf.gguf_source import GGUFSource, require_whole, stored_numbers
 from specrun.convert.gguf.model_name import (
     ModelName,
     file_name,
@@ -9,6 +9,7 @@ from specrun.convert.gguf.model_name import (
     safe_file_name,
 )
 from specrun.convert.gguf.writer import (
+    FLOATS,
     STORED_TYPES,
     EarlySync,
     Metadata,

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType
-from gguf.quants import dequantize
+from gguf import GGUFReader, GGUFValueType
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
-from specrun.bindings.gguf import GGUFHeader, TensorInfo, read_header
-from specrun.bindings.quantizer import quantize_rows
+from specrun.bindings.gguf import GGUFHeader, TensorInfo, read_header, stored_bytes
+from specrun.bindings.quantizer import (
+    TENSOR_NUMBERS,
+    WITH_IMPORTANCE,
+    dequantize_rows,
+    quantize_rows,
+)
 from specrun.convert.checkpoint import SourceTensor, read_array, stored_as
-from specrun.convert.gguf.writer import STORED_TYPES, Metadata, PlannedTensor, write_gguf
+from specrun.convert.gguf.writer import (
+    FLOATS,
+    Metadata,
+    PlannedTensor,
+    Progress,
+    write_gguf,
+)
 from specrun.convert.names import Named
 
 # == Sources =======================================================================================
@@ -74,27 +84,15 @@ class GGUFSource(Named):
             raise self.unsupported(f"has no single number as {key}")
         return value
 
-    def unchanged(self, tensor: TensorInfo, name: str) -> PlannedTensor:
-        """Return a tensor of any type to be written bit by bit under `name`."""
-        planned = PlannedTensor(name, tensor.shape[::-1], tensor.type_name, lambda: np.empty(0))
-        kind, stored = planned.array_type, planned.array_shape
-        return replace(planned, load=lambda: read_array(self.path, kind, stored, tensor.offset))
+    def unchanged(self, tensor: TensorInfo, name: str = "") -> PlannedTensor:
+        """Return a tensor of any type to be written bit by bit, under another `name` if given."""
+        load = functools.partial(self.stored, tensor)
+        return PlannedTensor(name or tensor.name, tensor.shape[::-1], tensor.type_name, load)
 
-    def loader(self, tensor: TensorInfo) -> tuple[str, Callable[[], npt.NDArray[Any]]]:
-        """Return the type of a tensor once read, and the function that reads it, rows first.
-
-        Plain types stay; Q8_0 becomes F16. Raises UnsupportedModelError for other quantized types.
-        """
-        shape = tensor.shape[::-1]
-        if tensor.type_name in STORED_TYPES:
-            kind = STORED_TYPES[tensor.type_name]
-            return tensor.type_name, lambda: read_array(self.path, kind, shape, tensor.offset)
-        if tensor.type_name == "Q8_0":
-            rows = (*shape[:-1], shape[-1] // 32 * 34)
-            return "F16", lambda: _from_q8_0(read_array(self.path, np.uint8, rows, tensor.offset))
-        raise self.unsupported(
-            f"stores {tensor.name} as {tensor.type_name}: only F32, F16, BF16 and Q8_0 can be read"
-        )
+    def stored(self, tensor: TensorInfo) -> npt.NDArray[Any]:
+        """Return a tensor as the file has it, as `PlannedTensor.load` does."""
+        planned = self.unchanged(tensor)
+        return read_array(self.path, planned.array_type, planned.array_shape, tensor.offset)
 
     def as_source(self, tensor: TensorInfo) -> SourceTensor:
         """Return a tensor of any type that `numbers` reads as one of F32 of a checkpoint."""
@@ -104,23 +102,40 @@ class GGUFSource(Named):
     def numbers(self, tensor: TensorInfo) -> npt.NDArray[np.float32]:
         """Return the numbers of a tensor, shape in numpy's order.
 
-        Raises UnsupportedModelError for types that the gguf package cannot read.
+        Raises UnsupportedModelError for types that weights are not stored in.
         """
         rows = self.rows(tensor, 0, tensor.n_elements // tensor.shape[0])
         return rows.reshape(tensor.shape[::-1])
 
     def rows(self, tensor: TensorInfo, first: int, count: int) -> npt.NDArray[np.float32]:
         """Return some rows of a tensor, [count, width]; raises as `numbers`."""
-        width = tensor.n_bytes // max(1, tensor.n_elements // tensor.shape[0])
+        kind = tensor.type_name
+        if kind not in TENSOR_NUMBERS:
+            raise self.unsupported(f"stores {tensor.name} as {kind}, which cannot be read")
+        width = stored_bytes(tensor.shape[:1], kind)
         place = tensor.offset + first * width
         stored = read_array(self.path, np.uint8, (count, width), place)
-        try:
-            found = dequantize(stored, GGMLQuantizationType[tensor.type_name])
-        except (KeyError, NotImplementedError) as error:
-            raise self.unsupported(
-                f"stores {tensor.name} as {tensor.type_name}, which cannot be read"
-            ) from error
-        return np.ascontiguousarray(found, np.float32).reshape(count, tensor.shape[0])
+        return dequantize_rows(stored, kind, tensor.shape[0])
+
+    def write_changed(
+        self,
+        output: str | os.PathLike[str],
+        metadata: Metadata,
+        tensors: Sequence[PlannedTensor],
+        *,
+        force: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """Write a file of this architecture that was made of this one, as `write_gguf`."""
+        return write_gguf(
+            output,
+            self.header.architecture,
+            metadata,
+            tensors,
+            force=force,
+            progress=progress,
+            source=self.path,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,16 +153,7 @@ class _Dequantized(SourceTensor):
         return rows[start - first * width :][:count]
 
 
-def _from_q8_0(blocks: npt.NDArray[np.uint8]) -> npt.NDArray[np.float16]:
-    return dequantize(blocks, GGMLQuantizationType.Q8_0).astype(np.float16)
-
-
 # == A file with other numbers in its tensors: metadata, names, shapes and types stay ==============
-
-
-_PLAIN = ("F32", "F16", "BF16")
-# Types that only an importance matrix makes; without one their weights are kept in more bits.
-_WITH_IMPORTANCE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
 
 
 def write_renumbered(
@@ -167,31 +173,28 @@ def write_renumbered(
     planned = [
         _planned(source, tensor, numbers.get(tensor.name)) for tensor in source.header.tensors
     ]
-    return write_gguf(
-        output,
-        source.header.architecture,
-        source.metadata(),
-        planned,
-        force=force,
-        source=source.path,
-    )
+    return source.write_changed(output, source.metadata(), planned, force=force)
 
 
 def _planned(
     source: GGUFSource, tensor: TensorInfo, numbers: npt.NDArray[np.float32] | None
 ) -> PlannedTensor:
     if numbers is None:
-        return source.unchanged(tensor, tensor.name)
+        return source.unchanged(tensor)
     shape = tensor.shape[::-1]
     if numbers.shape != shape:
         raise MalformedFileError(f"{tensor.name} has the shape {shape}, not {numbers.shape}")
-    kind = "Q8_0" if tensor.type_name in _WITH_IMPORTANCE else tensor.type_name
-    load = functools.partial(_stored, numbers, kind, tensor.name)
+    # Without an importance matrix, the weights are kept in more bits.
+    kind = "Q8_0" if tensor.type_name in WITH_IMPORTANCE else tensor.type_name
+    load = functools.partial(stored_numbers, numbers, kind, tensor.name)
     return PlannedTensor(tensor.name, shape, kind, load)
 
 
-def _stored(numbers: npt.NDArray[np.float32], kind: str, name: str) -> npt.NDArray[Any]:
-    if kind in _PLAIN:
+def stored_numbers(
+    numbers: npt.NDArray[np.float32], kind: str, name: str, n_threads: int = 0
+) -> npt.NDArray[Any]:
+    """Return float32 numbers as a tensor of this type has them (`PlannedTensor.load`)."""
+    if kind in FLOATS:
         return stored_as(numbers, kind, name)
-    blocks = quantize_rows(np.ascontiguousarray(numbers.reshape(-1, numbers.shape[-1])), kind)
+    blocks = quantize_rows(numbers.reshape(-1, numbers.shape[-1]), kind, n_threads=n_threads)
     return blocks.reshape(*numbers.shape[:-1], -1)

@@ -159,6 +159,9 @@ STORED_TYPES: dict[str, npt.DTypeLike] = {
 }
 """The plain tensor types, with the numpy type that holds them; BF16 as its 16 bits."""
 
+FLOATS = ("F32", "F16", "BF16")
+"""Plain types of weights."""
+
 _CODES = {kind.name: code for code, kind in TENSOR_TYPES.items()}
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import TensorInfo
-from specrun.convert.gguf import GGUFSource, PlannedTensor, write_gguf
+from specrun.convert.gguf import GGUFSource, PlannedTensor
 from specrun.runtime.drafters.eagle import DRAFT_TOKENS, VOCABULARY_MAP
 
 _OUTPUT, _EMBEDDING = "output.weight", "token_embd.weight"
@@ -87,7 +87,7 @@ def limit_vocabulary(
     if there is not None:
         raise UnsupportedModelError(f"{source.path} has a draft vocabulary already ({there})")
     tokens = vocabulary.tokens
-    planned = [source.unchanged(tensor, tensor.name) for tensor in source.header.tensors]
+    planned = list(map(source.unchanged, source.header.tensors))
     if kind == "eagle":
         added = [_ids(DRAFT_TOKENS, tokens)]
     else:
@@ -98,8 +98,7 @@ def limit_vocabulary(
         if _OUTPUT not in source.tensors:
             added.append(_borrowed(source, Path(target), vocabulary, tokens))
         added.append(_ids(VOCABULARY_MAP, tokens))
-    metadata, path = source.metadata(), source.path
-    return write_gguf(output, kind, metadata, [*planned, *added], force=force, source=path)
+    return source.write_changed(output, source.metadata(), [*planned, *added], force=force)
 
 
 def _ids(name: str, tokens: npt.NDArray[np.int64]) -> PlannedTensor:
@@ -126,11 +125,5 @@ def _borrowed(
 def _rows(
     source: GGUFSource, tensor: TensorInfo, name: str, tokens: npt.NDArray[np.int64]
 ) -> PlannedTensor:
-    whole = source.unchanged(tensor, name)
-
-    def load() -> npt.NDArray[np.generic]:
-        rows = whole.load()
-        assert isinstance(rows, np.ndarray)
-        return np.ascontiguousarray(rows[tokens])
-
-    return PlannedTensor(name, (len(tokens), tensor.shape[0]), tensor.type_name, load)
+    shape = len(tokens), tensor.shape[0]
+    return PlannedTensor(name, shape, tensor.type_name, lambda: source.stored(tensor)[tokens])

@@ -48,7 +48,6 @@ from specrun.convert.gguf import (
     Progress,
     name_of,
     safe_file_name,
-    write_gguf,
 )
 from specrun.convert.heads import dflash, eagle, eagle3, hydra, lookahead, medusa, mtp
 from specrun.convert.heads.head_kind import HeadKind
@@ -293,12 +292,10 @@ def store_accuracy(
     metadata.numbers(f"{kind}.{KEY}", [share for row in filled for share in row])
     metadata.count(f"{kind}.{DEPTHS_KEY}", len(accuracy))
     metadata.count(f"{kind}.{KEY}_positions", n_positions)
-    tensors = [head.unchanged(tensor, tensor.name) for tensor in head.header.tensors]
+    tensors = list(map(head.unchanged, head.header.tensors))
     # The place a link points to: the link itself stays.
     place = Path(path).resolve()
-    return write_gguf(
-        place, kind, metadata, tensors, force=True, progress=progress, source=head.path
-    )
+    return head.write_changed(place, metadata, tensors, force=True, progress=progress)
 
 
 def write_accuracy_csv(

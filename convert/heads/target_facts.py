@@ -145,7 +145,7 @@ def _of_file(path: Path) -> TargetFacts:
     def rope_factors() -> Array | None:
         source = GGUFSource(path)
         tensor = source.tensors.get(_ROPE_FACTORS)
-        return None if tensor is None else source.loader(tensor)[1]()
+        return None if tensor is None else source.numbers(tensor)
 
     def matrices() -> Matrices:
         source = GGUFSource(path)

@@ -29,7 +29,7 @@ from specrun.bindings.quantizer import (
     QuantizerProcess,
     needs_importance,
 )
-from specrun.convert.gguf import Progress, require_whole
+from specrun.convert.gguf import FLOATS, Progress, require_whole
 from specrun.convert.names import nearest
 from specrun.convert.quantize.imatrix_file import ImportanceMatrix, read_importance
 
@@ -86,10 +86,6 @@ def _tensor_of_line(line: str, tensors: Mapping[str, TensorInfo]) -> TensorInfo 
     return tensors.get(match[1]) if match else None
 
 
-PLAIN = {"F32", "F16", "BF16"}
-"""Types that need no quantizer."""
-
-
 def _check_importance(model: Path, plan: Sequence[_PlannedType], options: QuantizeOptions) -> int:
     """Return how many matrices get quantized without an entry in the importance matrix.
 
@@ -100,7 +96,7 @@ def _check_importance(model: Path, plan: Sequence[_PlannedType], options: Quanti
     tensors = {planned.tensor.name: planned.tensor for planned in plan}
     for name, means in options.importance.items():
         _check_entry(model, name, tensors.get(name), means.size)
-    changed = [planned for planned in plan if planned.changes and planned.type_name not in PLAIN]
+    changed = [planned for planned in plan if planned.changes and planned.type_name not in FLOATS]
     missing = [planned for planned in changed if planned.tensor.name not in options.importance]
     for planned in missing:
         if not needs_importance(planned.tensor.name, planned.type_name, options.file_type):
@@ -283,14 +279,14 @@ def _check_source(path: Path, header: GGUFHeader, options: QuantizeOptions) -> N
     require_whole(path, header)
     if options.file_type == COPY:
         return
-    quantized = sorted({tensor.type_name for tensor in header.tensors} - PLAIN - _KEPT)
+    quantized = sorted({tensor.type_name for tensor in header.tensors}.difference(FLOATS, _KEPT))
     if quantized and not options.allow_requantize:
         raise OptionError(
             f"{path} is quantized already ({', '.join(quantized)}): quantize the original, "
             "or accept the loss with --allow-requantize"
         )
     width = header.metadata.get(f"{header.architecture}.embedding_length")
-    if options.file_type not in PLAIN and isinstance(width, int) and width % _BLOCK:
+    if options.file_type not in FLOATS and isinstance(width, int) and width % _BLOCK:
         raise OptionError(
             f"{path} has rows of {width} numbers, not a multiple of {_BLOCK}: "
             f"it can be converted to F16, BF16 or F32, but not to {options.file_type}"
@@ -299,7 +295,7 @@ def _check_source(path: Path, header: GGUFHeader, options: QuantizeOptions) -> N
 
 def _check_overrides(path: Path, header: GGUFHeader, options: QuantizeOptions) -> None:
     """Refuse types of single tensors that llama.cpp would ignore or answer with an assertion."""
-    if options.tensor_types and options.file_type in {*PLAIN, COPY}:
+    if options.tensor_types and options.file_type in {*FLOATS, COPY}:
         raise OptionError(
             f"types of single tensors have no effect with {options.file_type}: name a quantized "
             "type"

@@ -14,15 +14,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.files import check_target
-from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header, stored_bytes
-from specrun.bindings.quantizer import COPY, FILE_TYPES, dequantize_rows, quantize_rows
-from specrun.convert.checkpoint import read_array, stored_as, widened
-from specrun.convert.gguf import STORED_TYPES, GGUFSource, PlannedTensor, Progress, write_gguf
+from specrun.bindings.gguf import BLOCK_SIZES, GGUFHeader, TensorInfo, read_header
+from specrun.bindings.quantizer import COPY, FILE_TYPES
+from specrun.convert.gguf import (
+    FLOATS,
+    GGUFSource,
+    PlannedTensor,
+    Progress,
+    stored_numbers,
+)
 from specrun.convert.quantize.quantize import (
     QuantizationReport,
     known_file_type,
@@ -38,7 +42,6 @@ HEAD_ARCHITECTURES = tuple(method.head for method in _HEADS if method.head)
 HEAD_TYPE = "Q8_0"
 """The default file type of heads."""
 
-_PLAIN = ("F32", "F16", "BF16")
 _WHOLE = ("I8", "I16", "I32", "I64")
 # llama.cpp's substitutes if rows do not divide into blocks of 256 (tensor_type_fallback).
 _NARROWER = {"Q2_K": "Q4_0", "Q3_K": "Q4_0", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
@@ -94,10 +97,7 @@ def quantize_head(
     if name != COPY:
         metadata.count("general.file_type", FILE_TYPES[name].number)
         metadata.count("general.quantization_version", 2)
-    architecture = header.architecture
-    write_gguf(
-        target, architecture, metadata, planned, force=force, progress=progress, source=head.path
-    )
+    head.write_changed(target, metadata, planned, force=force, progress=progress)
     return quantization_report(target, name, header, _matrices(header))
 
 
@@ -127,15 +127,22 @@ def _plan(
                 raise OptionError(
                     f"{tensor.name} has rows of {tensor.shape[0]} numbers, which {kind} cannot hold"
                 )
-            if tensor.type_name not in _PLAIN and kind != tensor.type_name and not allow_requantize:
+            if tensor.type_name not in FLOATS and kind != tensor.type_name and not allow_requantize:
                 raise OptionError(
                     f"{head.path} is quantized already ({tensor.type_name}): quantize the "
                     "original, or accept the loss with --allow-requantize"
                 )
         elif tensor.type_name in ("F16", "BF16") and len(tensor.shape) < 2:
             kind = "F32"  # vectors are few, and their errors reach every number of a row
-        load = functools.partial(_load, head, tensor, kind, n_threads)
-        yield PlannedTensor(tensor.name, tensor.shape[::-1], kind, load)
+        if kind == tensor.type_name:
+            yield head.unchanged(tensor)
+        else:
+            load = functools.partial(_converted, head, tensor, kind, n_threads)
+            yield PlannedTensor(tensor.name, tensor.shape[::-1], kind, load)
+
+
+def _converted(head: GGUFSource, tensor: TensorInfo, kind: str, n_threads: int) -> npt.NDArray[Any]:
+    return stored_numbers(head.numbers(tensor), kind, tensor.name, n_threads)
 
 
 def fitting_type(kind: str, width: int) -> str:
@@ -143,24 +150,3 @@ def fitting_type(kind: str, width: int) -> str:
     if width % BLOCK_SIZES[kind]:
         kind = _NARROWER.get(kind, kind)
     return "F16" if width % BLOCK_SIZES[kind] else kind
-
-
-def _load(head: GGUFSource, tensor: TensorInfo, kind: str, n_threads: int) -> npt.NDArray[Any]:
-    shape = tensor.shape[::-1]
-    plain = tensor.type_name in STORED_TYPES
-    stored: npt.DTypeLike = STORED_TYPES.get(tensor.type_name, np.uint8)
-    row = shape[-1:] if plain else (stored_bytes(shape[-1:], tensor.type_name),)
-    array = read_array(head.path, stored, (*shape[:-1], *row), tensor.offset)
-    if kind == tensor.type_name:
-        return array
-    if tensor.type_name == "BF16":
-        wide = widened(array)
-    elif plain:
-        wide = array.astype(np.float32)
-    else:
-        rows = array.reshape(-1, row[0])
-        wide = dequantize_rows(rows, tensor.type_name, shape[-1]).reshape(shape)
-    if kind in _PLAIN:
-        return stored_as(wide, kind, tensor.name)
-    blocks = quantize_rows(wide.reshape(-1, shape[-1]), kind, n_threads=n_threads)
-    return blocks.reshape(*shape[:-1], -1)

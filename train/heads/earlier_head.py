@@ -173,8 +173,7 @@ def _ids(file: GGUFSource) -> Tensor | None:
     name = next((name for name in _IDS if name in file.tensors), None)
     if name is None:
         return None
-    _, load = file.loader(file.tensors[name])
-    return torch.from_numpy(np.array(load(), np.int64))
+    return torch.from_numpy(np.array(file.stored(file.tensors[name]), np.int64))
 
 
 def _taps(file: GGUFSource, kind: str) -> tuple[int, ...]:

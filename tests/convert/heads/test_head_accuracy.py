@@ -10,7 +10,7 @@ from gguf import GGUFReader
 from support.tiny_heads import random_medusa
 
 from specrun.bindings.errors import OptionError
-from specrun.convert.heads import head_conversion
+from specrun.convert.gguf import gguf_source
 from specrun.convert.heads.head_conversion import store_accuracy
 from specrun.runtime.heads import HeadFile, stored_accuracy
 
@@ -63,7 +63,7 @@ def test_a_failure_leaves_the_old_file(
     heads: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
     before = heads.read_bytes()
-    shipped = head_conversion.write_gguf
+    shipped = gguf_source.write_gguf
 
     def stops(*arguments, **options):  # type: ignore[no-untyped-def]
         def finish(_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_a_failure_leaves_the_old_file(
 
         return shipped(*arguments, **options, finish=finish)
 
-    monkeypatch.setattr(head_conversion, "write_gguf", stops)
+    monkeypatch.setattr(gguf_source, "write_gguf", stops)
     with pytest.raises(error):
         store_accuracy(heads, ACCURACY, n_positions=1)
     assert heads.read_bytes() == before
