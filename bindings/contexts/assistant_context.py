@@ -95,6 +95,6 @@ class AssistantContext(Context):
         """
         n, batch = len(tokens), self._batch
         positions = {sequence: self.next_position(sequence) for sequence in set(sequences)}
-        batch.fill(tokens, [*map(positions.__getitem__, sequences)], None, sequences, [1] * n)
+        batch.fill(tokens, [*map(positions.__getitem__, sequences)], [1] * n, sequences, [1] * n)
         batch.states[:n] = states
         return self.decode(batch)

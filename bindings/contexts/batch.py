@@ -113,9 +113,6 @@ class Batch:
         self._token_cells, self._position_cells = self.tokens.data, self.positions.data
         self._ids_address = self.ids.ctypes.data
         self._ids_start = np.uintp(self._ids_address)
-        # The places of the ids of tokens with one id each.
-        units = np.arange(capacity, dtype=np.uintp) * self.ids.itemsize
-        self._unit_pointers = self._ids_address + units
         self.n_tokens = 0
         self.n_outputs = 0
         # The owner of the ids and flags that are filled in: a shape, or a single token's sequence.
@@ -143,26 +140,38 @@ class Batch:
         self,
         tokens: Ints,
         positions: Ints,
-        id_counts: Ints | None,
+        id_counts: Ints,
         ids: Ints,
         outputs: Sequence[int] | FlagArray,
     ) -> None:
-        """Write n tokens; `id_counts[n]` of the flat `ids` belong to each in turn.
-
-        None gives every token one id.
-        """
+        """Write n tokens; `id_counts[n]` of the flat `ids` belong to each in turn."""
         n = len(tokens)
         if not 0 < n <= self.capacity:
             raise OptionError(f"{n} tokens in a batch for 1 to {self.capacity}")
-        counted = ids if id_counts is None else id_counts
-        if not (len(positions) == len(outputs) == len(counted) == n):
+        if not (len(positions) == len(outputs) == len(id_counts) == n):
             raise OptionError("a batch's tokens, positions, id counts and outputs differ in length")
         self._filled = None
         self.tokens[:n] = tokens
         self.positions[:n] = positions
         self.token_bounds = _bounds(tokens)
         self.first_position = _bounds(positions)[0]
-        self._fill_rest(n, id_counts, ids, outputs)
+        self.checked_by = None
+        if len(ids) > self.max_ids:
+            raise OptionError(f"{len(ids)} sequence ids in a batch for {self.max_ids}")
+        counts = self.id_counts[:n]
+        counts[:] = id_counts
+        if counts.min() < 1 or int(counts.sum()) != len(ids):
+            raise OptionError("a token needs at least one sequence id, and none may be left over")
+        self.ids[: len(ids)] = ids
+        self.id_bounds = _bounds(ids)
+        offsets = self._offsets[:n]
+        np.cumsum(counts, out=offsets)
+        offsets -= counts
+        offsets *= self.ids.itemsize
+        offsets += self._ids_address
+        self._pointers[:n] = offsets
+        self.outputs[:n] = outputs
+        self._set_size(n, int(np.count_nonzero(self.outputs[:n])))
 
     def fill_shape(self, tokens: Ints, start: int, shape: BatchShape) -> None:
         """Write tokens in a shape that begins at position `start`.
@@ -225,40 +234,6 @@ class Batch:
     def _set_size(self, n_tokens: int, n_outputs: int) -> None:
         self.struct.n_tokens = self.n_tokens = n_tokens
         self.n_outputs = n_outputs
-
-    def _fill_rest(
-        self, n: int, id_counts: Ints | None, ids: Ints, outputs: Sequence[int] | FlagArray
-    ) -> None:
-        """Write ids and flags of n tokens."""
-        self.checked_by = None
-        if id_counts is None:
-            self._fill_single_ids(n, ids)
-        else:
-            self._fill_ids(n, id_counts, ids)
-        self.outputs[:n] = outputs
-        self._set_size(n, int(np.count_nonzero(self.outputs[:n])))
-
-    def _fill_single_ids(self, n: int, ids: Ints) -> None:
-        self.id_counts[:n] = 1
-        self.ids[:n] = ids
-        self.id_bounds = _bounds(ids)
-        self._pointers[:n] = self._unit_pointers[:n]
-
-    def _fill_ids(self, n: int, id_counts: Ints, ids: Sequence[int] | IntArray) -> None:
-        if len(ids) > self.max_ids:
-            raise OptionError(f"{len(ids)} sequence ids in a batch for {self.max_ids}")
-        counts = self.id_counts[:n]
-        counts[:] = id_counts
-        if counts.min() < 1 or int(counts.sum()) != len(ids):
-            raise OptionError("a token needs at least one sequence id, and none may be left over")
-        self.ids[: len(ids)] = ids
-        self.id_bounds = _bounds(ids)
-        offsets = self._offsets[:n]
-        np.cumsum(counts, out=offsets)
-        offsets -= counts
-        offsets *= self.ids.itemsize
-        offsets += self._ids_address
-        self._pointers[:n] = offsets
 
     def tokens_by_sequence(self) -> dict[int, int]:
         """Return how many tokens each sequence has."""

@@ -30,7 +30,6 @@ FILLS = {
     "token-without-id": (([1, 2], [0, 1], [2, 0], [0, 1], [1, 1]), "at least one sequence id"),
     "id-left-over": (([1, 2], [0, 1], [1, 1], [0, 0, 0], [1, 1]), "left over"),
     "id-missing": (([1, 2], [0, 1], [1, 2], [0, 0], [1, 1]), "left over"),
-    "single-ids-short": (([1, 2], [0, 1], None, [0], [1, 1]), "differ in length"),
 }
 
 
@@ -121,7 +120,7 @@ def test_one_id_a_token_is_the_same_as_a_count_of_one_each():
     counted, single = Batch(8, 3), Batch(8, 3)
     counted.fill([5, 6, 7], [2, 2, 3], [1, 1, 1], [4, 0, 2], [1, 0, 1])
     single.fill([1] * 8, range(8), [3] * 8, [9] * 24, [1] * 8)  # leaves other pointers behind
-    single.fill([5, 6, 7], [2, 2, 3], None, [4, 0, 2], [1, 0, 1])
+    single.fill([5, 6, 7], [2, 2, 3], [1, 1, 1], [4, 0, 2], [1, 0, 1])
 
     def described(batch):
         pointers = batch._pointers[:3] - batch.ids.ctypes.data
@@ -150,7 +149,7 @@ def test_a_single_token_after_a_batch_of_several_is_filled_anew():
     batch = Batch(4, 2)
     for _ in range(2):
         batch.fill_one(7, 30, 2)
-        batch.fill([1, 2], [5, 6], None, [0, 1], [0, 0])
+        batch.fill([1, 2], [5, 6], [1, 1], [0, 1], [0, 0])
         batch.fill_one(8, 31, 2)
         batch.fill_one(9, 32, 2)  # only token and position differ from the earlier contents
         assert (batch.n_tokens, batch.n_outputs, batch.first_position) == (1, 1, 32)
@@ -194,7 +193,7 @@ def test_a_shape_is_written_as_its_tokens_one_by_one():
         shaped.fill_one(2, 1, 2)
         shaped.fill_shape([4, 4], 2, chain_shape(2, (1,), 1))
         shaped.fill_shape([4, 5], 3, chain_shape(2, (1,), 1))
-        plain.fill([4, 5], [3, 4], None, [1, 1], [0, 1])
+        plain.fill([4, 5], [3, 4], [1, 1], [1, 1], [0, 1])
         assert written(shaped, 2) == written(plain, 2)
 
 

@@ -64,7 +64,7 @@ def evaluate(
 ) -> tuple[np.ndarray, np.ndarray]:
     batch = StateBatch(len(tokens), states.shape[1])
     n = len(tokens)
-    batch.fill(tokens, range(start, start + n), None, [0] * n, [1] * n)
+    batch.fill(tokens, range(start, start + n), [1] * n, [0] * n, [1] * n)
     batch.states[:] = states
     rows = context.decode(batch)
     return tuple(
@@ -272,7 +272,7 @@ def test_batches_that_llama_cpp_would_misread_are_refused(files: dict[str, Path]
             with pytest.raises(OptionError, match="read hidden states of 32 numbers"):
                 context.decode(batch)
         part = StateBatch(4, model.n_embd_out)
-        part.fill([1, 2], [0, 1], None, [0, 0], [0, 1])
+        part.fill([1, 2], [0, 1], [1, 1], [0, 0], [0, 1])
         with pytest.raises(OptionError, match="1 of 2 tokens need rows: all must, or none"):
             context.decode(part)
         with pytest.raises(OptionError, match="NextN block 1 of a model that has 1"):
