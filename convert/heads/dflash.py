@@ -22,7 +22,7 @@ from functools import partial
 
 import numpy as np
 
-from specrun.bindings.errors import MalformedFileError, PairError
+from specrun.bindings.errors import MalformedFileError
 from specrun.convert.checkpoint import Checkpoint, JsonObject, ReplacedRow, load_pickle
 from specrun.convert.families import steps
 from specrun.convert.families.family import Array, TensorRule, unchanged
@@ -34,12 +34,14 @@ from specrun.convert.heads.head_kind import (
     HeadPlan,
     absolute_ids,
     architectures,
+    check_joined,
+    check_taps,
     draft_ids,
     known_as,
     matrix_shape,
     whole_numbers,
 )
-from specrun.convert.heads.target_facts import TargetFacts
+from specrun.convert.heads.target_facts import TargetFacts, misfit, own_layers
 from specrun.runtime.drafters.dflash.file import MARKOV_BIAS, MARKOV_KIND, MARKOV_WEIGHT
 
 _DFLASH = frozenset({"DFlashDraftModel", "DFlashSpeculator", "DFlash2DraftModel"})
@@ -225,20 +227,15 @@ def _from_anchor(checkpoint: Checkpoint, config: JsonObject) -> bool:
 
 def _check_target(config: JsonObject, target: TargetFacts) -> None:
     """Raise PairError for a drafter whose config names another width or number of layers."""
-    layers = _n_layers(target)
+    layers = own_layers(target)
     stated = config.count("num_target_layers", layers)
     reads = config.count("target_hidden_size", config.count("hidden_size"))
-    pair = f"{config.shown} does not fit the target {target.path}"
     if stated not in (layers, target.n_layers):
-        raise PairError(f"{pair}: it is for {stated} layers, and the target has {layers}")
+        problem = f"it is for {stated} layers, and the target has {layers}"
+        raise misfit(target, config.shown, problem)
     if reads != config.count("hidden_size"):
         sizes = f"reads states of {reads} numbers into {config.count('hidden_size')}"
         raise config.unsupported(f"{sizes}: llama.cpp has only equal ones for block drafters")
-
-
-def _n_layers(target: TargetFacts) -> int:
-    """Return the number of the target's layers without its NextN blocks."""
-    return target.n_layers - int(target.settings.get("nextn_predict_layers", 0))
 
 
 def _taps(checkpoint: Checkpoint, config: JsonObject, target: TargetFacts) -> Sequence[int]:
@@ -252,17 +249,10 @@ def _taps(checkpoint: Checkpoint, config: JsonObject, target: TargetFacts) -> Se
         taps = [output + 1 for output in _usual_outputs(config)]
     else:
         raise config.malformed(f"does not name the layers that are read ({outputs})")
-    n = _n_layers(target)
-    outside = next((tap for tap in taps if not 0 <= tap <= n), None)
-    if outside is not None:
-        raise PairError(
-            f"{config.shown} does not fit the target {target.path}: it reads the input of layer "
-            f"{outside}, and the target has {n} layers, the first of them layer 0"
-        )
+    n = own_layers(target)
+    check_taps(checkpoint, target, taps, n, n)
     hidden, joined = matrix_shape(checkpoint, "fc.weight")
-    if joined != len(taps) * hidden:
-        read = f"{len(taps)} layers of {hidden} are read"
-        raise checkpoint.malformed(f"has fc.weight for {joined} numbers, and {read}")
+    check_joined(checkpoint, joined, len(taps), hidden)
     return taps
 
 
@@ -286,8 +276,7 @@ def _describe_block(
         raise config.malformed(f"lacks {_MASK!r}, the token that stands for those to draft")
     if mask >= target.vocab_size:
         size = f"the target has {target.vocab_size} tokens"
-        pair = f"{config.shown} does not fit the target {target.path}"
-        raise PairError(f"{pair}: its mask is token {mask}, and {size}")
+        raise misfit(target, config.shown, f"its mask is token {mask}, and {size}")
     metadata.count("dflash.block_size", block_size)
     metadata.add(target.load_tokenizer())
     metadata.count(f"tokenizer.ggml.{_MASK}", mask)
@@ -593,5 +582,5 @@ def _in_tensors(names: Collection[str]) -> bool:
     return {"fc.weight", "hidden_norm.weight"} <= {name.removeprefix("model.") for name in names}
 
 
-KIND = HeadKind("dflash", _in_config, _in_tensors, _plan)
+KIND = HeadKind("dflash", _plan, _in_tensors, _in_config)
 """DFlash, DFlash2, DSpark and JetSpec."""

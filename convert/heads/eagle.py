@@ -103,15 +103,11 @@ def _hidden_size(checkpoint: Checkpoint) -> int:
     return hidden
 
 
-def _in_config(_config: JsonObject) -> bool:
-    return False  # it is that of a Llama
-
-
 def _in_tensors(names: Collection[str]) -> bool:
     # EAGLE-3 ends with a norm and has tokens of its own.
     has_layer = any(name.startswith(_LAYER) for name in names)
     return _JOINS in names and has_layer and not {"norm.weight", "d2t"} & {*names}
 
 
-KIND = HeadKind("eagle", _in_config, _in_tensors, _plan)
+KIND = HeadKind("eagle", _plan, _in_tensors)  # its config is that of a Llama
 """EAGLE-1, EAGLE-2 and HASS."""

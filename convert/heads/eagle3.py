@@ -24,7 +24,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from specrun.bindings.errors import PairError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families import steps
 from specrun.convert.families.family import Array, TensorRule
@@ -37,12 +36,14 @@ from specrun.convert.heads.head_kind import (
     absolute_ids,
     architectures,
     as_stored,
+    check_joined,
+    check_taps,
     draft_ids,
     known_as,
     matrix_shape,
     whole_numbers,
 )
-from specrun.convert.heads.target_facts import TargetFacts
+from specrun.convert.heads.target_facts import TargetFacts, misfit
 from specrun.runtime.drafters.eagle import DRAFTED, MASK_FEATURES, MASK_TOKEN
 
 _LAYERS = ("midlayer.", "layers.0.")
@@ -83,9 +84,8 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
     config = JsonObject({**config.values, "num_hidden_layers": len(names.layers)}, config.shown)
     reads = config.count("target_hidden_size", target.hidden_size)
     layers = _target_layers(checkpoint.config, target, joined // reads)
-    if joined != len(layers) * reads:
-        read = f"{len(layers)} layers of {reads} are read"
-        raise checkpoint.malformed(f"has fc.weight for {joined} numbers, and {read}")
+    check_taps(checkpoint, target, layers, target.n_layers - 1, target.n_layers)
+    check_joined(checkpoint, joined, len(layers), reads)
     vocab_size = config.count("vocab_size", target.vocab_size)
     ids = draft_ids(checkpoint, target, _vocabulary_map(checkpoint))
     metadata = Metadata()
@@ -156,7 +156,7 @@ def _has_setting(config: JsonObject, name: str) -> bool:
 
 
 def _target_layers(config: JsonObject, target: TargetFacts, n_read: int) -> Sequence[int]:
-    """Return the layers whose inputs the head reads; raises PairError for those out of range.
+    """Return the layers whose inputs the head reads.
 
     At the top of a config (speculators, vLLM, llama.cpp) layers are named by their inputs, inside
     `eagle_config` (SpecForge, SGLang, ModelOpt) and as `target_layer_ids` (DeepSpec) by their
@@ -175,12 +175,6 @@ def _target_layers(config: JsonObject, target: TargetFacts, n_read: int) -> Sequ
     elif n_read != len(layers):
         problem = f"reads {n_read} layers of the target and does not name them"
         raise config.unsupported(f"{problem}: add their numbers as {_LAYER_IDS}")
-    outside = next((layer for layer in layers if not 0 <= layer < n), None)
-    if outside is not None:
-        raise PairError(
-            f"{config.shown} does not fit the target {target.path}: it reads the input of layer "
-            f"{outside}, and the target has {n} layers, the first of them layer 0"
-        )
     return layers
 
 
@@ -242,10 +236,8 @@ def _parallel(
         keys = ", ".join(_MASK_TOKENS)
         raise config.malformed(f"lacks the token that stands for those to draft ({keys})")
     if mask >= target.vocab_size:
-        raise PairError(
-            f"{config.shown} does not fit the target {target.path}: its mask is token {mask}, and "
-            f"the target has {target.vocab_size}"
-        )
+        problem = f"its mask is token {mask}, and the target has {target.vocab_size}"
+        raise misfit(target, config.shown, problem)
     metadata.count(MASK_TOKEN, mask)
     methods = config.object("speculators_config").items("proposal_methods")
     stated_tokens = JsonObject(methods[0] if methods else {}, config.shown)
@@ -311,5 +303,5 @@ def _in_tensors(names: Collection[str]) -> bool:
     return any(f"{layer}hidden_norm.weight" in names for _, layer in _BEGINNINGS)
 
 
-KIND = HeadKind("eagle3", _in_config, _in_tensors, _plan)
+KIND = HeadKind("eagle3", _plan, _in_tensors, _in_config)
 """EAGLE-3, 3.1 and P-EAGLE."""

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specrun.bindings.errors import MalformedFileError, PairError
+from specrun.bindings.errors import MalformedFileError
 from specrun.convert.checkpoint import Checkpoint, JsonObject
 from specrun.convert.families.family import Array, TensorRule
 from specrun.convert.gguf import Metadata
-from specrun.convert.heads.target_facts import TargetFacts
+from specrun.convert.heads.target_facts import TargetFacts, misfit
 from specrun.runtime.language import METHODS
 
 
@@ -55,9 +55,9 @@ class HeadKind:
     """
 
     name: str
-    in_config: Callable[[JsonObject], bool]
-    in_tensors: Callable[[Collection[str]], bool]
     plan: Callable[[Checkpoint, TargetFacts], HeadPlan]
+    in_tensors: Callable[[Collection[str]], bool]
+    in_config: Callable[[JsonObject], bool] = lambda _config: False
     weights: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -97,6 +97,24 @@ def matrix_shape(checkpoint: Checkpoint, name: str) -> tuple[int, int]:
     if len(stored.shape) != 2:
         raise MalformedFileError(f"{stored.path} has {name} of shape {stored.shape}, no matrix")
     return stored.shape[0], stored.shape[1]
+
+
+def check_taps(
+    checkpoint: Checkpoint, target: TargetFacts, taps: Sequence[int], last: int, n_layers: int
+) -> None:
+    """Raise PairError for an input that is read of a layer outside 0 to `last`, of `n_layers`."""
+    outside = next((tap for tap in taps if not 0 <= tap <= last), None)
+    if outside is not None:
+        reads = f"it reads the input of layer {outside}"
+        there = f"the target has {n_layers} layers, the first of them layer 0"
+        raise misfit(target, checkpoint.config.shown, f"{reads}, and {there}")
+
+
+def check_joined(checkpoint: Checkpoint, joined: int, n_taps: int, width: int) -> None:
+    """Raise MalformedFileError unless `fc.weight` reads the inputs of so many layers."""
+    if joined != n_taps * width:
+        read = f"{n_taps} layers of {width} are read"
+        raise checkpoint.malformed(f"has fc.weight for {joined} numbers, and {read}")
 
 
 def as_stored(checkpoint: Checkpoint, config: JsonObject, layer: str, hidden: int) -> JsonObject:
@@ -146,10 +164,8 @@ def check_token_ids(checkpoint: Checkpoint, target: TargetFacts, name: str, ids:
     """
     outside = ids[(ids < 0) | (ids >= target.vocab_size)]
     if len(outside):
-        raise PairError(
-            f"{checkpoint.folder} does not fit the target {target.path}: its {name} names token "
-            f"{outside[0]}, and the target has {target.vocab_size}"
-        )
+        problem = f"its {name} names token {outside[0]}, and the target has {target.vocab_size}"
+        raise misfit(target, checkpoint.folder, problem)
     tokens, counts = np.unique(ids, return_counts=True)
     if len(tokens) != len(ids):
         raise checkpoint.malformed(f"has token {tokens[counts > 1][0]} twice in its {name}")

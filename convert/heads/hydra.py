@@ -201,5 +201,5 @@ def _in_tensors(names: Collection[str]) -> bool:
     return any(_BLOCK.fullmatch(name) for name in names)
 
 
-KIND = HeadKind("hydra", _in_config, _in_tensors, _plan, weights=("hydra_lm_head",))
+KIND = HeadKind("hydra", _plan, _in_tensors, _in_config, weights=("hydra_lm_head",))
 """Hydra and Hydra++."""

@@ -52,7 +52,7 @@ def _kind(name: str, weights: tuple[str, ...]) -> HeadKind:
     def in_tensors(names: Collection[str]) -> bool:
         return name == "space" and _MASK in names
 
-    return HeadKind(name, in_config, in_tensors, _planner(name), weights=weights)
+    return HeadKind(name, _planner(name), in_tensors, in_config, weights)
 
 
 PASS = _kind("pass", ("lookahead_embeddings",))

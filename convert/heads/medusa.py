@@ -153,5 +153,5 @@ def _in_tensors(names: Collection[str]) -> bool:
     return bool(begins) and all(map(_OTHERS.fullmatch, theirs))
 
 
-KIND = HeadKind("medusa", _in_config, _in_tensors, _plan, weights=("medusa_lm_head",))
+KIND = HeadKind("medusa", _plan, _in_tensors, _in_config, weights=("medusa_lm_head",))
 """Medusa-1 and Medusa-2."""

@@ -18,13 +18,13 @@ from functools import partial
 
 import numpy as np
 
-from specrun.bindings.errors import PairError, UnsupportedModelError
-from specrun.convert.checkpoint import Checkpoint, JsonObject, SourceTensor
+from specrun.bindings.errors import UnsupportedModelError
+from specrun.convert.checkpoint import Checkpoint, SourceTensor
 from specrun.convert.families.family import Array, TensorRule, unchanged
 from specrun.convert.families.steps import plus_one
 from specrun.convert.gguf import GGUFSource, Metadata
 from specrun.convert.heads.head_kind import HeadKind, HeadPlan
-from specrun.convert.heads.target_facts import TargetFacts
+from specrun.convert.heads.target_facts import TargetFacts, misfit, own_layers
 
 # The change of norms: Qwen 3.5 and Qwen3-Next store their difference from 1.
 _NORMS = {"qwen35": plus_one, "qwen35moe": plus_one, "qwen3next": plus_one, "glm4moe": unchanged}
@@ -95,7 +95,7 @@ def _plan(checkpoint: Checkpoint, target: TargetFacts) -> HeadPlan:
             f"{_OTHER}"
         )
     source = GGUFSource(target.path)
-    n = target.n_layers - int(target.settings.get("nextn_predict_layers", 0))
+    n = own_layers(target)
     block = _block(checkpoint, n)
     wanted = _sibling(source, n)
     rules, matrices = list[TensorRule](), _matrices(source)
@@ -166,10 +166,9 @@ def _rules(
         tensor = rule.name
         if shapes.get(tensor) != rule.written_shape:
             has, theirs = list(rule.written_shape), list(shapes.get(tensor, ()))
-            raise PairError(
-                f"{checkpoint.folder} does not fit the target {target.path}: it has "
-                f"{rule.sources[0]} for a {tensor} of {has}, and layers of the target have {theirs}"
-            )
+            problem = f"it has {rule.sources[0]} for a {tensor} of {has}"
+            problem = f"{problem}, and layers of the target have {theirs}"
+            raise misfit(target, checkpoint.folder, problem)
         made[tensor] = dataclasses.replace(rule, name=ours + tensor)
     fused = {"ffn_gate_up_exps.weight"}  # of the target, if its converter joined them
     missing = [name for name in (*wanted, *_NEEDED) if name not in {*made, *fused}]
@@ -247,9 +246,5 @@ def _described(source: GGUFSource, kind: str, n: int) -> Metadata:
     return metadata
 
 
-def _never(config: JsonObject) -> bool:
-    return False
-
-
-KIND = HeadKind("mtp", _never, _alone, _plan)
+KIND = HeadKind("mtp", _plan, _alone)
 """MTP blocks; those beside a whole model are wanted only if a target is named."""

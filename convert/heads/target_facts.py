@@ -99,15 +99,22 @@ class TargetFacts:
 
     def check_fits(self, head: Path, *, hidden_size: int, vocab_size: int) -> None:
         """Raise PairError unless a head has this size of hidden states and vocabulary."""
-        pair = f"{head} does not fit the target {self.path}"
         if hidden_size != self.hidden_size:
-            raise PairError(
-                f"{pair}: it reads hidden states of {hidden_size} numbers, and the target's have "
-                f"{self.hidden_size}"
-            )
+            reads = f"it reads hidden states of {hidden_size} numbers"
+            raise misfit(self, head, f"{reads}, and the target's have {self.hidden_size}")
         if vocab_size != self.vocab_size:
             tokens = f"{vocab_size} tokens, and the target has {self.vocab_size}"
-            raise PairError(f"{pair}: it predicts {tokens}")
+            raise misfit(self, head, f"it predicts {tokens}")
+
+
+def own_layers(target: TargetFacts) -> int:
+    """Return the number of a target's layers without the NextN blocks behind them."""
+    return target.n_layers - int(target.settings.get("nextn_predict_layers", 0))
+
+
+def misfit(target: TargetFacts, head: object, problem: str) -> PairError:
+    """Return the error for a head, or its config, that was made for another target."""
+    return PairError(f"{head} does not fit the target {target.path}: {problem}")
 
 
 def target_facts(target: str | os.PathLike[str], *, pre: str | None = None) -> TargetFacts:

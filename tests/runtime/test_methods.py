@@ -188,7 +188,7 @@ def test_a_kind_of_head_exists_once() -> None:
     assert method_of_head("gemma4-assistant") is METHODS["mtp"]
     assert method_of_head("llama") is None
     with pytest.raises(ValueError, match="no method"):
-        HeadKind("rnn", lambda _: False, lambda _: False, lambda *_: pytest.fail("never asked"))
+        HeadKind("rnn", lambda *_: pytest.fail("never asked"), lambda _: False)
 
 
 def test_spec_types_are_told_apart() -> None:
