@@ -207,27 +207,21 @@ def _link(descriptor: int, name: Path) -> None:
 
 def state_folder() -> Path:
     """Return specrun's folder for results of the user's own work: they cannot be made again."""
-    home = Path.home()
-    if os.name == "nt":
-        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    else:
-        base = home / ".local" / "state"
-    # The XDG specification ignores relative paths.
-    given = Path(os.environ.get("XDG_STATE_HOME", ""))
-    return (given if given.is_absolute() else base) / "specrun"
+    return _own_folder("XDG_STATE_HOME", Path(".local", "state"))
 
 
 def cache_folder() -> Path:
     """Return specrun's folder in the user's cache directory."""
-    home = Path.home()
-    if sys.platform == "darwin":
-        base = home / "Library" / "Caches"
-    elif os.name == "nt":
-        base = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    else:
-        base = home / ".cache"
+    mac = sys.platform == "darwin"
+    return _own_folder("XDG_CACHE_HOME", Path("Library", "Caches") if mac else Path(".cache"))
+
+
+def _own_folder(variable: str, below_home: Path) -> Path:
+    base = Path.home() / below_home
+    if os.name == "nt":
+        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
     # The XDG specification ignores relative paths.
-    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    given = Path(os.environ.get(variable, ""))
     return (given if given.is_absolute() else base) / "specrun"
 
 

@@ -69,10 +69,10 @@ def find_processors(root: Path = Path("/")) -> Processors:
 def count_cores(usable: set[int], root: Path = Path("/")) -> int:
     """Return on how many cores these logical processors lie: Linux's topology."""
     # Intel's processors with two kinds of cores name the fast ones.
-    fast = usable & _numbers(_read(root / "sys/devices/cpu_core/cpus"))
+    fast = usable & _numbers(read_text(root / "sys/devices/cpu_core/cpus"))
     topology = root / "sys/devices/system/cpu"
     siblings = (
-        _read(topology / f"cpu{number}/topology/thread_siblings_list") or str(number)
+        read_text(topology / f"cpu{number}/topology/thread_siblings_list") or str(number)
         for number in fast or usable
     )
     return len(set(siblings))
@@ -85,18 +85,26 @@ def cpu_quota(root: Path = Path("/")) -> float:
     no limit. A group is held to the limits of those above it, too.
     """
     quotas = [math.inf]
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        groups = Path(path.lstrip("/"))
-        for mount in (controllers or "", "cpu" if controllers else "unified"):
-            for group in (groups, *groups.parents):
+    for controllers, groups in control_groups("cpu", root):
+        for mount in (controllers, "cpu" if controllers else "unified"):
+            for group in groups:
                 folder = root / "sys/fs/cgroup" / mount / group
-                period = _read(folder / "cpu.cfs_period_us")
-                limit = f"{_read(folder / 'cpu.cfs_quota_us')} {period}"
-                quotas.append(_ratio(limit if controllers else _read(folder / "cpu.max")))
+                period = read_text(folder / "cpu.cfs_period_us")
+                limit = f"{read_text(folder / 'cpu.cfs_quota_us')} {period}"
+                quotas.append(_ratio(limit if controllers else read_text(folder / "cpu.max")))
     return min(quotas)
+
+
+def control_groups(controller: str, root: Path) -> Iterator[tuple[str, tuple[Path, ...]]]:
+    """Yield this process's groups of a controller, each with those above it.
+
+    With the controllers of a hierarchy of version 1, or "" for that of version 2.
+    """
+    for line in read_text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if not controllers or controller in controllers.split(","):
+            group = Path(path.lstrip("/"))
+            yield controllers, (group, *group.parents)
 
 
 def _ratio(limit: str) -> float:
@@ -116,7 +124,8 @@ def _numbers(text: str) -> set[int]:
     return found
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return the text of a file of the system, "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):

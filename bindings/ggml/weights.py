@@ -6,7 +6,8 @@ import ctypes
 import logging
 import mmap
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -108,22 +109,11 @@ def load_tensors(
     The header is checked first, against the file's size too; a missing name is a
     MalformedFileError.
     """
-    header = read_header(path)
-    known = {tensor.name: tensor for tensor in header.tensors}
-    wanted = list(known if names is None else names)
-    for name in wanted:
-        if name not in known:
-            problem = f"{os.fspath(path)} has no tensor {name}"
-            raise MalformedFileError(f"{problem}: is it complete, and of the right kind?")
-    chosen = [known[name] for name in wanted]
+    chosen = _tensors(path, names)
     store = TensorStore(device, {info.name: (info.type_name, info.shape) for info in chosen})
-    try:
-        with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for info in chosen:
-                _copy(store, info, data)
-    except BaseException:
-        store.close()
-        raise
+    with _mapped(path, store) as data:
+        for info in chosen:
+            _copy(store, info, data)
     return store
 
 
@@ -134,19 +124,26 @@ def _load_rows(
 
     Raises MalformedFileError if the file has no such matrix.
     """
-    info = _tensor_info(path, name)
+    info = _tensors(path, [name])[0]
     width, n_rows = (*info.shape, 1)[:2]
     store = TensorStore(device, {name: (info.type_name, (width, len(rows)))})
+    with _mapped(path, store) as data:
+        whole = np.frombuffer(data, np.uint8, info.n_bytes, info.offset)
+        chosen = whole.reshape(n_rows, -1)[rows]
+        del whole  # a view that is still alive would keep the file's mapping from being closed
+        store.write(name, chosen)
+    return store
+
+
+@contextmanager
+def _mapped(path: str | os.PathLike[str], store: TensorStore) -> Iterator[mmap.mmap]:
+    """Yield a file's bytes to fill a store, which is closed on any exception."""
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            whole = np.frombuffer(data, np.uint8, info.n_bytes, info.offset)
-            chosen = whole.reshape(n_rows, -1)[rows]
-            del whole  # a view that is still alive would keep the file's mapping from being closed
-            store.write(name, chosen)
+            yield data
     except BaseException:
         store.close()
         raise
-    return store
 
 
 def read_numbers(path: str | os.PathLike[str], name: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -154,18 +151,20 @@ def read_numbers(path: str | os.PathLike[str], name: str, dtype: npt.DTypeLike) 
 
     Raises MalformedFileError if the file has no such tensor.
     """
-    info = _tensor_info(path, name)
+    info = _tensors(path, [name])[0]
     with open(path, "rb") as file:
         file.seek(info.offset)
         return np.frombuffer(file.read(info.n_bytes), dtype)
 
 
-def _tensor_info(path: str | os.PathLike[str], name: str) -> TensorInfo:
-    for info in read_header(path).tensors:
-        if info.name == name:
-            return info
-    problem = f"{os.fspath(path)} has no tensor {name}"
-    raise MalformedFileError(f"{problem}: is it complete, and of the right kind?")
+def _tensors(path: str | os.PathLike[str], names: Iterable[str] | None) -> list[TensorInfo]:
+    known = {tensor.name: tensor for tensor in read_header(path).tensors}
+    wanted = list(known if names is None else names)
+    for name in wanted:
+        if name not in known:
+            problem = f"{os.fspath(path)} has no tensor {name}"
+            raise MalformedFileError(f"{problem}: is it complete, and of the right kind?")
+    return [known[name] for name in wanted]
 
 
 def _copy(store: TensorStore, info: TensorInfo, data: mmap.mmap) -> None:
@@ -206,8 +205,7 @@ class TargetTensors:
         self._model = model
         self._device = device
         self._loaded: list[TensorStore] = []
-        self._named: dict[str, Tensor] = {}
-        self._tables: dict[str, Tensor] = {}
+        self._known: dict[tuple[str, bool], Tensor] = {}
         names = {tensor.name for tensor in model.header.tensors}
         # Tied models use the embedding for both.
         self._output_name = _OUTPUT if _OUTPUT in names else _EMBEDDING
@@ -220,7 +218,7 @@ class TargetTensors:
 
     def output(self) -> Tensor:
         """Return the output matrix, (hidden, vocabulary): the embedding in models that tie them."""
-        return self._reachable(self._output_name, rows=False)
+        return self.named(self._output_name)
 
     def output_rows(self, tokens: npt.NDArray[np.integer]) -> Tensor:
         """Return the output matrix of some tokens alone, (hidden, n): a copy of their rows."""
@@ -230,34 +228,32 @@ class TargetTensors:
 
     def table(self, name: str) -> Tensor:
         """Return a matrix whose rows are looked up, by its name in the file."""
-        if name not in self._tables:
-            self._tables[name] = self._reachable(name, rows=True)
-        return self._tables[name]
+        return self._reachable(name, rows=True)
 
     def named(self, name: str) -> Tensor:
         """Return a matrix to multiply by, or a vector of a norm, by its name in the file."""
-        if name not in self._named:
-            self._named[name] = self._reachable(name, rows=False)
-        return self._named[name]
+        return self._reachable(name, rows=False)
 
     def close(self) -> None:
         """Free the matrices that were loaded again."""
-        self._named.clear()
-        self._tables.clear()
+        self._known.clear()
         while self._loaded:
             self._loaded.pop().close()
 
     def _reachable(self, name: str, *, rows: bool) -> Tensor:
+        if (name, rows) in self._known:
+            return self._known[name, rows]
         tensor = _tensor_of(self._model, name)
-        if tensor is not None and self._usable(tensor, rows=rows):
-            self.shared[name] = True
-            return tensor
-        self.shared[name] = False
-        n_bytes = sum(known.n_bytes for known in self._model.header.tensors if known.name == name)
-        logger.info("%s cannot be shared: %.0f MB are loaded again for a head", name, n_bytes / 1e6)
-        store = load_tensors(self._model.path, self._device, [name])
-        self._loaded.append(store)
-        return Tensor(store[name])
+        self.shared[name] = tensor is not None and self._usable(tensor, rows=rows)
+        if tensor is None or not self.shared[name]:
+            known = self._model.header.tensors
+            size = sum(each.n_bytes for each in known if each.name == name) / 1e6
+            logger.info("%s cannot be shared: %.0f MB are loaded again for a head", name, size)
+            store = load_tensors(self._model.path, self._device, [name])
+            self._loaded.append(store)
+            tensor = Tensor(store[name])
+        self._known[name, rows] = tensor
+        return tensor
 
     def _usable(self, tensor: Tensor, *, rows: bool) -> bool:
         """Whether its operation can be computed with the tensor in its place."""

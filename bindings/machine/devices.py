@@ -14,6 +14,7 @@ from specrun.bindings.functions import call
 from specrun.bindings.installation import build_command, source_folder
 from specrun.bindings.library import llama
 from specrun.bindings.machine.workers import add_workers, worker_of
+from specrun.bindings.threads import control_groups, read_text
 
 # == Devices that ggml can compute on, with their memory ===========================================
 
@@ -222,12 +223,8 @@ def available_memory(root: Path = Path("/")) -> int:
     has.
     """
     found = [_meminfo(root) or _physical()]
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        groups = Path(path.lstrip("/"))
-        for group in (groups, *groups.parents):
+    for controllers, groups in control_groups("memory", root):
+        for group in groups:
             folder = root / "sys/fs/cgroup" / ("memory" if controllers else "") / group
             found.append(_left(folder, version=1 if controllers else 2))
     return max(0, min(found))
@@ -236,11 +233,11 @@ def available_memory(root: Path = Path("/")) -> int:
 def _left(folder: Path, version: int) -> int:
     """Return the rest of a group's limit, `_UNKNOWN` without one."""
     names = ("memory.max", "memory.current") if version == 2 else _FIRST_NAMES
-    limit, used = (_read(folder / name) for name in names)
+    limit, used = (read_text(folder / name) for name in names)
     if not limit.isdigit() or not used.isdigit():
         return _UNKNOWN
     kinds = ("inactive_file", "active_file", "total_inactive_file", "total_active_file")
-    counts = dict(line.split() for line in _read(folder / "memory.stat").splitlines() if line)
+    counts = dict(line.split() for line in read_text(folder / "memory.stat").splitlines() if line)
     of_files = sum(int(counts.get(kind, 0)) for kind in kinds[2 if version == 1 else 0 :][:2])
     return int(limit) - max(0, int(used) - of_files)
 
@@ -249,7 +246,7 @@ _FIRST_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 def _meminfo(root: Path) -> int:
-    for line in _read(root / "proc/meminfo").splitlines():
+    for line in read_text(root / "proc/meminfo").splitlines():
         name, _, rest = line.partition(":")
         if name == "MemAvailable":
             return int(rest.split()[0]) << 10
@@ -261,10 +258,3 @@ def _physical() -> int:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):  # Windows
         return _UNKNOWN
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, ValueError):
-        return ""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import signal
 import sys
@@ -21,6 +22,7 @@ from pathlib import Path
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.machine.devices import Device, devices, offload_devices
+from specrun.bindings.machine.limits import limit_process
 from specrun.bindings.machine.placement import find_device
 from specrun.bindings.machine.workers import rpc_function
 from specrun.bindings.threads import available_cores
@@ -74,19 +76,10 @@ def _serve(options: WorkerOptions) -> None:
     cache = os.fsencode(options.cache) if options.cache else None
     threads = options.n_threads or available_cores()
     if options.memory:
-        _limit_memory(options.memory)
+        # Threads' stacks are address space, too: those that compute are started here.
+        in_use = int(_STATUS.read_text().split()[0]) * mmap.PAGESIZE
+        limit_process({"RLIMIT_AS": in_use + options.memory + _SPARE_BYTES})
     start(options.endpoint.encode(), cache, threads, len(served), handles)
-
-
-def _limit_memory(n_bytes: int) -> None:
-    import resource
-
-    in_use = int(_STATUS.read_text().split()[0]) * resource.getpagesize()
-    # Threads' stacks are address space, too: those that compute are started here.
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    limit = in_use + n_bytes + _SPARE_BYTES
-    if hard == resource.RLIM_INFINITY or limit < hard:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
 
 
 def _end_with_parent() -> None:
