@@ -71,117 +71,50 @@ def checked(parts: Parts, change: Change, folder: Path, *, vocab_only: bool = Fa
 
 
 NORM, QUERY = "blk.0.attn_norm.weight", "blk.0.attn_q.weight"
-EPSILON = "llama.attention.layer_norm_rms_epsilon"
+EPSILON = "attention.layer_norm_rms_epsilon"
+# Base, key without its architecture, a wrong value and its sound neighbour, words of the refusal.
+COUNTS: tuple[tuple[str, str, int, int, str], ...] = (
+    ("llama", "block_count", 513, 512, "513 as llama.block_count, not 1 to 512"),
+    ("llama", "block_count", 0, 1, "0 as llama.block_count"),
+    ("llama", "rope.dimension_count", 6, 8, "6 as llama.rope.dimension_count, not 8 to 8"),
+    ("glm4moe", "rope.dimension_count", 0, 2, "not 2 to 16"),
+    ("glm4moe", "rope.dimension_count", 18, 16, "not 2 to 16"),
+    ("glm4moe", "rope.dimension_count", 7, 6, "odd number"),
+    ("llama", "attention.head_count_kv", 3, 4, "cannot share"),
+    ("llama", "attention.head_count", 0, 4, "0 attention heads that cannot share"),
+    ("llama", "expert_used_count", 1, 0, "expert"),
+    ("glm4moe", "expert_count", 1025, 1024, "not 0 to 1,024"),
+    ("glm4moe", "expert_used_count", 4, 3, "not 1 to 3"),
+    ("glm4moe", "expert_group_count", 3, 1, "expert_group_count"),
+    ("glm4moe", "nextn_predict_layers", 9, 1, "nextn_predict"),
+)
+NUMBERS: tuple[tuple[str, str, float, float, str], ...] = (
+    ("llama", EPSILON, -1e-5, 0.0, "layer_norm_rms_epsilon"),
+    ("llama", EPSILON, math.nan, 1.0, "NaN as llama"),
+    ("llama", EPSILON, math.inf, 1e-12, "must be positive"),
+    ("llama", "rope.freq_base", -1.0, 1e6, "rope.freq_base"),
+)
+LISTS: tuple[tuple[str, str, tuple[int, ...], tuple[int, ...], str], ...] = (
+    ("llama", "attention.head_count_kv", (2, 3), (2, 0), "cannot share"),
+    ("glm4moe", "expert_used_count", (1, 2, 9, 2), (1, 2, 3, 2), "9 as"),
+    ("qwen35", "rope.dimension_sections", (3, 3, 33, 0), (3, 3, 2, 0), "dimension_sections"),
+)
 CASES: tuple[tuple[str, Change, Change, str], ...] = (
-    (
-        "llama",
-        number("llama.block_count", 513),
-        number("llama.block_count", 512),
-        "513 as llama.block_count, not 1 to 512",
+    *((b, number(f"{b}.{k}", w), number(f"{b}.{k}", r), said) for b, k, w, r, said in COUNTS),
+    *(
+        (b, number(f"{b}.{k}", w, "f"), number(f"{b}.{k}", r, "f"), said)
+        for b, k, w, r, said in NUMBERS
     ),
-    (
-        "llama",
-        number("llama.block_count", 0),
-        number("llama.block_count", 1),
-        "0 as llama.block_count",
-    ),
-    ("llama", number(EPSILON, -1e-5, "f"), number(EPSILON, 0.0, "f"), "layer_norm_rms_epsilon"),
-    ("llama", number(EPSILON, math.nan, "f"), number(EPSILON, 1.0, "f"), "NaN as llama"),
-    ("llama", number(EPSILON, math.inf, "f"), number(EPSILON, 1e-12, "f"), "must be positive"),
-    (
-        "llama",
-        number("llama.rope.freq_base", -1.0, "f"),
-        number("llama.rope.freq_base", 1e6, "f"),
-        "rope.freq_base",
-    ),
+    *((b, numbers(f"{b}.{k}", *w), numbers(f"{b}.{k}", *r), said) for b, k, w, r, said in LISTS),
     (
         "llama",
         text("llama.rope.scaling.type", "ntk"),
         text("llama.rope.scaling.type", "yarn"),
         "'ntk'",
     ),
-    (
-        "llama",
-        number("llama.rope.dimension_count", 6),
-        number("llama.rope.dimension_count", 8),
-        "6 as llama.rope.dimension_count, not 8 to 8",
-    ),
-    (
-        "glm4moe",
-        number("glm4moe.rope.dimension_count", 0),
-        number("glm4moe.rope.dimension_count", 2),
-        "not 2 to 16",
-    ),
-    (
-        "glm4moe",
-        number("glm4moe.rope.dimension_count", 18),
-        number("glm4moe.rope.dimension_count", 16),
-        "not 2 to 16",
-    ),
-    (
-        "glm4moe",
-        number("glm4moe.rope.dimension_count", 7),
-        number("glm4moe.rope.dimension_count", 6),
-        "odd number",
-    ),
-    (
-        "llama",
-        number("llama.attention.head_count_kv", 3),
-        number("llama.attention.head_count_kv", 4),
-        "cannot share",
-    ),
-    (
-        "llama",
-        number("llama.attention.head_count", 0),
-        number("llama.attention.head_count", 4),
-        "0 attention heads that cannot share",
-    ),
-    (
-        "llama",
-        numbers("llama.attention.head_count_kv", 2, 3),
-        numbers("llama.attention.head_count_kv", 2, 0),
-        "cannot share",
-    ),
-    ("llama", number("llama.expert_used_count", 1), number("llama.expert_used_count", 0), "expert"),
     ("llama", stored_as(NORM, "F16"), stored_as(QUERY, "F16"), "needs such rows in F32"),
     ("llama", stored_as(QUERY, "F64"), stored_as(QUERY, "Q4_0"), "nothing can be multiplied by"),
     ("llama", stored_as(QUERY, "Q8_1"), stored_as("output.weight", "F16"), QUERY),
-    (
-        "glm4moe",
-        number("glm4moe.expert_count", 1025),
-        number("glm4moe.expert_count", 1024),
-        "not 0 to 1,024",
-    ),
-    (
-        "glm4moe",
-        number("glm4moe.expert_used_count", 4),
-        number("glm4moe.expert_used_count", 3),
-        "not 1 to 3",
-    ),
-    (
-        "glm4moe",
-        numbers("glm4moe.expert_used_count", 1, 2, 9, 2),
-        numbers("glm4moe.expert_used_count", 1, 2, 3, 2),
-        "9 as",
-    ),
-    (
-        "glm4moe",
-        number("glm4moe.expert_group_count", 3),
-        number("glm4moe.expert_group_count", 1),
-        "expert_group_count",
-    ),
-    (
-        "glm4moe",
-        number("glm4moe.nextn_predict_layers", 9),
-        number("glm4moe.nextn_predict_layers", 1),
-        "nextn_predict",
-    ),
-    (
-        "qwen35",
-        numbers("qwen35.rope.dimension_sections", 3, 3, 33, 0),
-        numbers("qwen35.rope.dimension_sections", 3, 3, 2, 0),
-        "dimension_sections",
-    ),
 )
 
 

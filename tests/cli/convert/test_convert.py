@@ -88,42 +88,22 @@ def test_a_dry_run_only_prints_the_map(run: Run, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "code", "words"),
     [
-        ("no config", 3, "no config.json"),
         ("other architecture", 3, "'MambaForCausalLM', and these can be converted: "),
-        ("missing tensor", 3, "has no tensor lm_head.weight"),
-        ("extra tensor", 3, "does not know: surplus"),
-        ("truncated", 3, "is truncated"),
-        ("pickle", 3, "--allow-pickle"),
         ("no folder", 3, "there is no folder"),
         ("unknown type", 2, "did you mean q4_k_m"),
-        ("no target folder", 3, "no folder"),
     ],
 )
 def test_refusals_are_one_sentence(
     run: Run, folder: Path, damage: str, code: int, words: str
 ) -> None:
     arguments: list[object] = ["convert", folder, "-o", folder.parent / "m.gguf"]
-    config, weights = folder / "config.json", folder / "model.safetensors"
-    tensors = llama_tensors(llama_config())
-    if damage == "no config":
-        config.unlink()
-    elif damage == "other architecture":
-        config.write_text(json.dumps(llama_config(architectures=["MambaForCausalLM"])))
-    elif damage == "missing tensor":
-        del tensors["lm_head.weight"]
-        weights.write_bytes(safetensors_bytes(tensors))
-    elif damage == "extra tensor":
-        weights.write_bytes(safetensors_bytes({**tensors, "surplus": tensors["lm_head.weight"]}))
-    elif damage == "truncated":
-        weights.write_bytes(weights.read_bytes()[:-100])
-    elif damage == "pickle":
-        weights.rename(folder / "pytorch_model.bin")
+    if damage == "other architecture":
+        config = llama_config(architectures=["MambaForCausalLM"])
+        (folder / "config.json").write_text(json.dumps(config))
     elif damage == "no folder":
         arguments[1] = folder / "none"
-    elif damage == "unknown type":
+    else:
         arguments += ["--outtype", "q4_km"]
-    elif damage == "no target folder":
-        arguments[3] = folder.parent / "none" / "m.gguf"
     result = run(*arguments)
     assert result.exit_code == code, result.output
     assert words in result.stderr

@@ -64,292 +64,145 @@ huge = np.full((300, 32), 1e6, np.float32)
 nested = b"[" * 100_000
 not_ours = {"type": "Metaspace", "replacement": "_"}
 
-# file, its content, error, words of the message
-FAULTS = {
-    "no config": (CONFIG, None, FileMissingError, "no config.json in"),
-    "config is no JSON": (CONFIG, b"{", MalformedFileError, "not JSON"),
-    "config is nested without end": (CONFIG, nested, MalformedFileError, "not JSON"),
-    "config is a list": (CONFIG, b"[1]", MalformedFileError, "a JSON list instead of an object"),
-    "config is not UTF-8": (CONFIG, b'{"a": "\xff"}', MalformedFileError, "not JSON"),
-    "no architecture": (
-        CONFIG,
-        llama_config(architectures=None),
-        MalformedFileError,
-        "'architectures'",
-    ),
-    "other architecture": (
-        CONFIG,
-        llama_config(architectures=["MambaForCausalLM"]),
-        UnsupportedModelError,
-        "'MambaForCausalLM'.*Gemma2ForCausalLM.*LlamaForCausalLM.*convert_hf_to_gguf.py",
-    ),
-    "width missing": (CONFIG, llama_config(hidden_size=None), MalformedFileError, "'hidden_size'"),
-    "width is a word": (
-        CONFIG,
-        llama_config(hidden_size="32"),
-        MalformedFileError,
-        "hidden_size = '32'",
-    ),
-    "layers below zero": (
-        CONFIG,
-        llama_config(num_hidden_layers=-1),
-        MalformedFileError,
-        "num_hidden_layers = -1",
-    ),
+# file, its content, words of the message
+MISSING = {
+    "no config": (CONFIG, None, "no config.json in"),
+    "no weights": (WEIGHTS, None, "neither model.safetensors nor"),
+    "shard missing": (INDEX, {"weight_map": {HEAD: "a.safetensors"}}, "no a.safetensors"),
+    "no tokenizer": (TOKENIZER, None, "no tokenizer.json"),
+}
+MALFORMED = {
+    "config is no JSON": (CONFIG, b"{", "not JSON"),
+    "config is nested without end": (CONFIG, nested, "not JSON"),
+    "config is a list": (CONFIG, b"[1]", "a JSON list instead of an object"),
+    "config is not UTF-8": (CONFIG, b'{"a": "\xff"}', "not JSON"),
+    "no architecture": (CONFIG, llama_config(architectures=None), "'architectures'"),
+    "width missing": (CONFIG, llama_config(hidden_size=None), "'hidden_size'"),
+    "width is a word": (CONFIG, llama_config(hidden_size="32"), "hidden_size = '32'"),
+    "layers below zero": (CONFIG, llama_config(num_hidden_layers=-1), "num_hidden_layers = -1"),
     "layers without end": (
         CONFIG,
         llama_config(num_hidden_layers=2**31),
-        MalformedFileError,
         "no tensor model.layers.2",
     ),
-    "heads do not divide": (
-        CONFIG,
-        llama_config(num_attention_heads=5),
-        MalformedFileError,
-        "divisible by 5 heads",
-    ),
-    "odd heads": (
-        CONFIG,
-        llama_config(head_dim=7),
-        MalformedFileError,
-        "width 7, which must be even",
-    ),
-    "other activation": (
-        CONFIG,
-        llama_config(hidden_act="gelu"),
-        UnsupportedModelError,
-        "hidden_act = 'gelu'",
-    ),
-    "feed-forward biases": (
-        CONFIG,
-        llama_config(mlp_bias=True),
-        UnsupportedModelError,
-        "mlp_bias = True",
-    ),
-    "other rope": (
-        CONFIG,
-        llama_config(rope_scaling={"rope_type": "longrope"}),
-        UnsupportedModelError,
-        "'longrope': only default",
-    ),
-    "no weights": (WEIGHTS, None, FileMissingError, "neither model.safetensors nor"),
-    "weights empty": (WEIGHTS, b"", MalformedFileError, "truncated, or not a safetensors"),
-    "weights cut": (
-        WEIGHTS,
-        changed_tensors()[:-1],
-        MalformedFileError,
-        "truncated: .* ends 1 bytes behind",
-    ),
-    "header longer than the file": (WEIGHTS, b"\xff" * 64, MalformedFileError, "truncated, or not"),
-    "header is no JSON": (
-        WEIGHTS,
-        (9).to_bytes(8, "little") + b"nonsense!",
-        MalformedFileError,
-        "header .* not JSON",
-    ),
+    "heads do not divide": (CONFIG, llama_config(num_attention_heads=5), "divisible by 5 heads"),
+    "odd heads": (CONFIG, llama_config(head_dim=7), "width 7, which must be even"),
+    "weights empty": (WEIGHTS, b"", "truncated, or not a safetensors"),
+    "weights cut": (WEIGHTS, changed_tensors()[:-1], "truncated: .* ends 1 bytes behind"),
+    "header longer than the file": (WEIGHTS, b"\xff" * 64, "truncated, or not"),
+    "header is no JSON": (WEIGHTS, (9).to_bytes(8, "little") + b"nonsense!", "header .* not JSON"),
     "extent does not fit": (
         WEIGHTS,
         changed_header('"shape": [300, 32]', '"shape": [300, 31]'),
-        MalformedFileError,
         "takes 38,400 bytes instead of 37,200",
     ),
-    "extent below zero": (
-        WEIGHTS,
-        changed_header("[0, ", "[-4, "),
-        MalformedFileError,
-        "makes no sense",
-    ),
+    "extent below zero": (WEIGHTS, changed_header("[0, ", "[-4, "), "makes no sense"),
     "extents overlap": (
         WEIGHTS,
         moved(HEAD, -4),
-        MalformedFileError,
         rf"{HEAD} overlaps model\.\S+: it begins at byte \d[\d,]* of the data, and .* ends at \d",
     ),
-    "extents lie on one another": (
-        WEIGHTS,
-        moved(HEAD, -4 * 300 * 32),
-        MalformedFileError,
-        "overlaps",
-    ),
+    "extents lie on one another": (WEIGHTS, moved(HEAD, -4 * 300 * 32), "overlaps"),
     "a gap between extents": (
         WEIGHTS,
         moved(HEAD, 8, more=8),
-        MalformedFileError,
         f"{HEAD} follows a gap: it begins at byte",
     ),
-    "an extent beyond the end": (
-        WEIGHTS,
-        moved(HEAD, 1 << 40),
-        MalformedFileError,
-        rf"{HEAD} ends \d+ bytes behind",
-    ),
+    "an extent beyond the end": (WEIGHTS, moved(HEAD, 1 << 40), rf"{HEAD} ends \d+ bytes behind"),
     "bytes of no tensor": (
         WEIGHTS,
         changed_tensors() + bytes(12),
-        MalformedFileError,
         r"no tensor has bytes \d[\d,]* to \d[\d,]* of its data",
     ),
     "a tensor twice": (
         WEIGHTS,
         changed_header('"model.norm.weight"', f'"{HEAD}"'),
-        MalformedFileError,
         f"'{HEAD}' is there twice",
     ),
-    "unknown number type": (
-        WEIGHTS,
-        changed_header('"F32"', '"F8_E4M3"'),
-        UnsupportedModelError,
-        "as F8_E4M3",
-    ),
-    "tensor missing": (
-        WEIGHTS,
-        changed_tensors(**{HEAD: None}),
-        MalformedFileError,
-        f"no tensor {HEAD}",
-    ),
+    "tensor missing": (WEIGHTS, changed_tensors(**{HEAD: None}), f"no tensor {HEAD}"),
     "tensors missing": (
         WEIGHTS,
         changed_tensors(**{HEAD: None, "model.norm.weight": None}),
-        MalformedFileError,
         f"no tensor {HEAD}, model.norm.weight: it is incomplete",
     ),
     "tensor of another shape": (
         WEIGHTS,
         changed_tensors(**{HEAD: nan[:, :-1]}),
-        MalformedFileError,
         r"lm_head.weight of shape \(300, 31\).*\(300, 32\)",
     ),
-    "tensors not known": (
-        WEIGHTS,
-        changed_tensors(extra=nan, more=nan),
-        UnsupportedModelError,
-        "does not know: extra, more$",
-    ),
-    "not finite": (
-        WEIGHTS,
-        changed_tensors(**{HEAD: nan}),
-        MalformedFileError,
-        "lm_head.*not finite",
-    ),
-    "too large": (
-        WEIGHTS,
-        changed_tensors(**{HEAD: huge}),
-        UnsupportedModelError,
-        "1e.06, too large for f16",
-    ),
-    "doubles too large": (
-        WEIGHTS,
-        changed_tensors(**{HEAD: np.full((300, 32), 1e300)}),
-        UnsupportedModelError,
-        r"lm_head.*1e\+300",
-    ),
-    "whole numbers": (
-        WEIGHTS,
-        changed_tensors(**{HEAD: huge.astype(np.int32)}),
-        UnsupportedModelError,
-        "int32",
-    ),
-    "shard outside": (
-        INDEX,
-        {"weight_map": {HEAD: "../a.safetensors"}},
-        MalformedFileError,
-        "not a file of the",
-    ),
-    "shard missing": (
-        INDEX,
-        {"weight_map": {HEAD: "a.safetensors"}},
-        FileMissingError,
-        "no a.safetensors",
-    ),
-    "shard lacks a tensor": (
-        INDEX,
-        {"weight_map": {"other": WEIGHTS}},
-        MalformedFileError,
-        "lacks the tensor other",
-    ),
+    "not finite": (WEIGHTS, changed_tensors(**{HEAD: nan}), "lm_head.*not finite"),
+    "shard outside": (INDEX, {"weight_map": {HEAD: "../a.safetensors"}}, "not a file of the"),
+    "shard lacks a tensor": (INDEX, {"weight_map": {"other": WEIGHTS}}, "lacks the tensor other"),
     "a tensor in two shards": (
         INDEX,
         {"weight_map": {"model.norm.weight": WEIGHTS, HEAD: "more.safetensors"}},
-        MalformedFileError,
         f"two have {HEAD}: it is in {WEIGHTS} and in more.safetensors",
     ),
     "a tensor twice in the index": (
         INDEX,
         f'{{"weight_map": {{"{HEAD}": "{WEIGHTS}", "{HEAD}": "{WEIGHTS}"}}}}'.encode(),
-        MalformedFileError,
         f"'{HEAD}' is there twice",
     ),
-    "empty index": (INDEX, {}, MalformedFileError, "names no tensors"),
-    "no tokenizer": (TOKENIZER, None, FileMissingError, "no tokenizer.json"),
-    "other tokenizer": (
-        TOKENIZER,
-        tokenizer_model(type="Unigram"),
-        UnsupportedModelError,
-        "a Unigram tokenizer",
+    "empty index": (INDEX, {}, "names no tensors"),
+    "merge of three": (TOKENIZER, tokenizer_model(merges=["a b c"]), "'a b c'.*not two"),
+    "no merges": (TOKENIZER, tokenizer_model(merges=[]), "no merges"),
+    "token outside": (TOKENIZER, tokenizer_model(vocab={"a": 300}), "'a' the id 300, outside"),
+    "two tokens, one id": (TOKENIZER, tokenizer_model(vocab={"a": 1, "b": 1}), "id 1 to 'a' and"),
+    "unknown end token": (
+        "tokenizer_config.json",
+        {"eos_token": "</s>"},
+        "'</s>', which the tokenizer lacks",
     ),
-    "no byte tokens": (
-        TOKENIZER,
-        tokenizer_model(byte_fallback=True),
-        UnsupportedModelError,
-        "no byte token <0x00>",
+    "end token outside": (CONFIG, llama_config(eos_token_id=300.5), "eos_token_id = 300.5"),
+}
+UNSUPPORTED = {
+    "other architecture": (
+        CONFIG,
+        llama_config(architectures=["MambaForCausalLM"]),
+        "'MambaForCausalLM'.*Gemma2ForCausalLM.*LlamaForCausalLM.*convert_hf_to_gguf.py",
     ),
-    "other splitting": (
-        TOKENIZER,
-        tokenizer(pre_tokenizer=not_ours),
-        UnsupportedModelError,
-        "Metaspace",
+    "other activation": (CONFIG, llama_config(hidden_act="gelu"), "hidden_act = 'gelu'"),
+    "feed-forward biases": (CONFIG, llama_config(mlp_bias=True), "mlp_bias = True"),
+    "other rope": (
+        CONFIG,
+        llama_config(rope_scaling={"rope_type": "longrope"}),
+        "'longrope': only default",
     ),
+    "unknown number type": (WEIGHTS, changed_header('"F32"', '"F8_E4M3"'), "as F8_E4M3"),
+    "tensors not known": (
+        WEIGHTS,
+        changed_tensors(extra=nan, more=nan),
+        "does not know: extra, more$",
+    ),
+    "too large": (WEIGHTS, changed_tensors(**{HEAD: huge}), "1e.06, too large for f16"),
+    "doubles too large": (
+        WEIGHTS,
+        changed_tensors(**{HEAD: np.full((300, 32), 1e300)}),
+        r"lm_head.*1e\+300",
+    ),
+    "whole numbers": (WEIGHTS, changed_tensors(**{HEAD: huge.astype(np.int32)}), "int32"),
+    "other tokenizer": (TOKENIZER, tokenizer_model(type="Unigram"), "a Unigram tokenizer"),
+    "no byte tokens": (TOKENIZER, tokenizer_model(byte_fallback=True), "no byte token <0x00>"),
+    "other splitting": (TOKENIZER, tokenizer(pre_tokenizer=not_ours), "Metaspace"),
     "prefix space": (
         TOKENIZER,
         tokenizer(
             pre_tokenizer={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True}
         ),
-        UnsupportedModelError,
         "add_prefix_space",
     ),
-    "normalizer": (
-        TOKENIZER,
-        tokenizer(normalizer={"type": "NFC"}),
-        UnsupportedModelError,
-        "normalizer.*NFC",
-    ),
-    "merge of three": (
-        TOKENIZER,
-        tokenizer_model(merges=["a b c"]),
-        MalformedFileError,
-        "'a b c'.*not two",
-    ),
-    "no merges": (TOKENIZER, tokenizer_model(merges=[]), MalformedFileError, "no merges"),
-    "token outside": (
-        TOKENIZER,
-        tokenizer_model(vocab={"a": 300}),
-        MalformedFileError,
-        "'a' the id 300, outside",
-    ),
-    "two tokens, one id": (
-        TOKENIZER,
-        tokenizer_model(vocab={"a": 1, "b": 1}),
-        MalformedFileError,
-        "id 1 to 'a' and",
-    ),
-    "unknown end token": (
-        "tokenizer_config.json",
-        {"eos_token": "</s>"},
-        MalformedFileError,
-        "'</s>', which the tokenizer lacks",
-    ),
-    "end token outside": (
-        CONFIG,
-        llama_config(eos_token_id=300.5),
-        MalformedFileError,
-        "eos_token_id = 300.5",
-    ),
+    "normalizer": (TOKENIZER, tokenizer(normalizer={"type": "NFC"}), "normalizer.*NFC"),
 }
+
+
+FAULTS: dict[str, tuple[str, Any, str]] = {**MISSING, **MALFORMED, **UNSUPPORTED}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_refused_by_name_with_nothing_left(tmp_path: Path, write_checkpoint, fault: str) -> None:
-    file_name, content, error, words = FAULTS[fault]
+    file_name, content, words = FAULTS[fault]
+    error = UnsupportedModelError if fault in UNSUPPORTED else MalformedFileError
+    error = FileMissingError if fault in MISSING else error
     files = {file_name: content}
     if fault == "end token outside":
         files |= {"tokenizer_config.json": {}}
@@ -363,12 +216,6 @@ def test_refused_by_name_with_nothing_left(tmp_path: Path, write_checkpoint, fau
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint"]
 
 
-def test_pickles_are_refused(tmp_path: Path, write_checkpoint) -> None:
-    folder = write_checkpoint(**{WEIGHTS: None, "pytorch_model.bin": b"cos\nsystem\n"})
-    with pytest.raises(UnsupportedModelError, match=r"pytorch_model.bin, a pickle.*safetensors"):
-        convert_checkpoint(folder, tmp_path / "m.gguf")
-
-
 def test_missing_folder_and_file_instead_of_folder(tmp_path: Path, write_checkpoint) -> None:
     with pytest.raises(FileMissingError, match="there is no folder"):
         convert_checkpoint(tmp_path / "none", tmp_path / "m.gguf")
@@ -376,11 +223,6 @@ def test_missing_folder_and_file_instead_of_folder(tmp_path: Path, write_checkpo
         convert_checkpoint(write_checkpoint() / CONFIG, tmp_path / "m.gguf")
     with pytest.raises(FileMissingError, match=r"no folder .* to write m\.gguf into"):
         convert_checkpoint(write_checkpoint(), tmp_path / "none" / "m.gguf")
-
-
-def test_unknown_output_type_names_the_nearest(tmp_path: Path, write_checkpoint) -> None:
-    with pytest.raises(OptionError, match=r"f32, f16, bf16 \(did you mean bf16\?\)"):
-        convert_checkpoint(write_checkpoint(), tmp_path / "m.gguf", outtype="bf61")
 
 
 def test_an_existing_file_is_kept_unless_forced(tmp_path: Path, write_checkpoint) -> None:
@@ -454,7 +296,7 @@ def test_damaged_bytes_are_read_or_refused_and_nothing_else(
     whole = (folder / file_name).read_bytes()
     source = np.random.default_rng(len(whole))
     refused = 0
-    for _ in range(60):
+    for _ in range(25):
         damaged = bytearray(whole)
         for place in source.integers(0, min(len(whole), 3000), size=3):
             damaged[place] = source.integers(0, 256)
@@ -463,5 +305,5 @@ def test_damaged_bytes_are_read_or_refused_and_nothing_else(
             convert_checkpoint(folder, tmp_path / "m.gguf", force=True)
         except SpecrunError:
             refused += 1
-    assert refused > 10
+    assert refused > 4
     assert not list(tmp_path.glob(".*"))

@@ -88,7 +88,6 @@ def test_files_are_the_tiny_writers(
     assert metadata_of(output) == metadata_of(theirs)
     with Model(output) as model:  # llama.cpp's own loader
         assert model.vocabulary.size == drafter.vocab_size
-    assert drafts(target, output) == drafts(target, theirs)
 
 
 def drafts(target: Path, file: Path) -> tuple[list[int], int, int]:
@@ -500,8 +499,6 @@ def test_a_mask_embedding_replaces_a_row_of_the_targets(
     exact = {"rtol": 1e-3 if form == "of a folder" else 0.0, "atol": 0.0}
     np.testing.assert_allclose(found["token_embd.weight"], wanted, **exact)
     np.testing.assert_allclose(found["output.weight"], output, **exact)
-    drafted, drafts_without = drafts(target, made), drafter.write(tmp_path / "b.gguf", target)
-    assert drafted[0] == drafts(target, drafts_without)[0]
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,6 @@ def off_by(path: Path, target: Model, reference: TorchEagle) -> tuple[float, flo
     return float(states), float(np.abs(rows.log_probs - found).max() / np.abs(logits).max())
 
 
-@pytest.mark.parametrize("file", [PICKLE, SAFE])
 @pytest.mark.parametrize(
     "made",
     [
@@ -95,10 +94,12 @@ def off_by(path: Path, target: Model, reference: TorchEagle) -> tuple[float, flo
     ids=str,
 )
 def test_the_head_computes_what_torch_does(
-    target: Model, tmp_path: Path, file: str, made: dict[str, Any]
+    target: Model, tmp_path: Path, made: dict[str, Any]
 ) -> None:
     reference = TorchEagle(HIDDEN, VOCAB, **made)
-    folder = publish(tmp_path / "EAGLE-tiny", reference.config, named(reference), file)
+    folder = publish(
+        tmp_path / "EAGLE-tiny", reference.config, named(reference), SAFE if made else PICKLE
+    )
     report = convert_head(
         folder, tmp_path / "e.gguf", target=target.path, outtype="f32", allow_pickle=True
     )
@@ -169,7 +170,7 @@ def test_a_config_that_says_little_means_the_references_defaults(
     assert max(off_by(report.output, target, reference)) < 1e-4
 
 
-@pytest.mark.parametrize(("outtype", "allowed"), [("f16", 5e-3), ("bf16", 3e-2), ("q8_0", 3e-2)])
+@pytest.mark.parametrize(("outtype", "allowed"), [("f16", 5e-3), ("q8_0", 3e-2)])
 def test_smaller_types_stay_within_their_error(
     target: Model, tmp_path: Path, outtype: str, allowed: float
 ) -> None:
@@ -202,48 +203,31 @@ def test_metadata(target: Model, tmp_path: Path) -> None:
     assert metadata["eagle.attention.layer_norm_rms_epsilon"] == pytest.approx(1e-5)
 
 
+MALFORMED = [
+    ({}, {"layers.0.mlp.up_proj.weight": None}, r"no tensor layers\.0\.mlp\.up_proj\.weight"),
+    ({"bias": True}, {"fc.bias": None}, r"no tensor fc\.bias"),
+    ({"bias": False}, {}, r"has fc\.bias, and .* bias = false"),
+    ({"qkv_bias": True}, {}, r"no tensor .*q_proj\.bias"),
+    ({}, {"fc.weight": (HIDDEN,)}, r"fc\.weight of shape \(32,\)"),
+    ({}, {"layers.0.self_attn.k_proj.weight": (HIDDEN, HIDDEN)}, r"v_proj\.weight of shape"),
+    ({"num_attention_heads": 5}, {}, "5 heads"),
+    ({"num_attention_heads": None}, {}, "num_attention_heads"),
+]
+UNSUPPORTED = [
+    ({}, {"fc.weight": (HIDDEN, 3 * HIDDEN)}, r"fc\.weight of shape \(32, 96\)"),
+    ({"eagle_inputs": "unshifted"}, {}, "tokens that are not shifted"),
+    ({}, {"layers.1.mlp.up_proj.weight": (64, HIDDEN)}, "2 layers: an EAGLE head has one"),
+    ({}, {"layers.0.input_layernorm.weight": (HIDDEN,)}, "input_layernorm"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {}, "linear"),
+    ({"hidden_act": "gelu"}, {}, "'gelu'"),
+]
+
+
 @pytest.mark.parametrize(
-    ("config", "tensors", "error", "problem"),
+    ("config", "tensors", "problem", "error"),
     [
-        (
-            {},
-            {"layers.0.mlp.up_proj.weight": None},
-            MalformedFileError,
-            r"no tensor layers\.0\.mlp\.up_proj\.weight",
-        ),
-        ({"bias": True}, {"fc.bias": None}, MalformedFileError, r"no tensor fc\.bias"),
-        ({"bias": False}, {}, MalformedFileError, r"has fc\.bias, and .* bias = false"),
-        ({"qkv_bias": True}, {}, MalformedFileError, r"no tensor .*q_proj\.bias"),
-        (
-            {},
-            {"fc.weight": (HIDDEN, 3 * HIDDEN)},
-            UnsupportedModelError,
-            r"fc\.weight of shape \(32, 96\)",
-        ),
-        ({}, {"fc.weight": (HIDDEN,)}, MalformedFileError, r"fc\.weight of shape \(32,\)"),
-        (
-            {},
-            {"layers.0.self_attn.k_proj.weight": (HIDDEN, HIDDEN)},
-            MalformedFileError,
-            r"v_proj\.weight of shape",
-        ),
-        ({"num_attention_heads": 5}, {}, MalformedFileError, "5 heads"),
-        ({"eagle_inputs": "unshifted"}, {}, UnsupportedModelError, "tokens that are not shifted"),
-        (
-            {},
-            {"layers.1.mlp.up_proj.weight": (64, HIDDEN)},
-            UnsupportedModelError,
-            "2 layers: an EAGLE head has one",
-        ),
-        (
-            {},
-            {"layers.0.input_layernorm.weight": (HIDDEN,)},
-            UnsupportedModelError,
-            "input_layernorm",
-        ),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, {}, UnsupportedModelError, "linear"),
-        ({"hidden_act": "gelu"}, {}, UnsupportedModelError, "'gelu'"),
-        ({"num_attention_heads": None}, {}, MalformedFileError, "num_attention_heads"),
+        *((*case, MalformedFileError) for case in MALFORMED),
+        *((*case, UnsupportedModelError) for case in UNSUPPORTED),
     ],
 )
 def test_what_is_missing_or_unknown_is_named(

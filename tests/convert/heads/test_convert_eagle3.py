@@ -49,11 +49,17 @@ OURS = {
 VARIANTS |= OURS
 
 
-@pytest.mark.parametrize("layout", ["safeailab", "specforge", "speculators"])
-@pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
+LAYOUTS = [("speculators", name) for name in VARIANTS]
+# Other names of layers, and settings in another place.
+LAYOUTS += [("safeailab", name) for name in ("plain", "three layers", "P-EAGLE")]
+LAYOUTS += [("specforge", n) for n in ("speculators", "norm_before_fc", "EAGLE-3.1", "P-EAGLE")]
+
+
+@pytest.mark.parametrize(("layout", "name"), LAYOUTS)
 def test_files_are_those_of_llama_cpps_converter(
-    tiny_deep_model: Path, tmp_path: Path, layout: str, variant: Variant
+    tiny_deep_model: Path, tmp_path: Path, layout: str, name: str
 ) -> None:
+    variant = VARIANTS[name]
     head = random_eagle3(HIDDEN, VOCAB, variant)
     named = {} if layout != "safeailab" else {"eagle_aux_hidden_state_layer_ids": [1, 3, 5]}
     if variant.mask is not None and layout != "speculators":

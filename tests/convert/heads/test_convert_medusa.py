@@ -68,9 +68,9 @@ def off_by(path: Path, target: Model, reference: TorchMedusa) -> float:
     return float(np.abs(found - wanted).max() / np.abs(wanted).max())
 
 
-@pytest.mark.parametrize("blocks", [1, 3])
-@pytest.mark.parametrize("own_output", [True, False])
-@pytest.mark.parametrize("file", [PICKLE, SAFE])
+@pytest.mark.parametrize(
+    ("blocks", "own_output", "file"), [(1, True, PICKLE), (3, True, SAFE), (3, False, SAFE)]
+)
 def test_medusa_1_computes_what_torch_does(
     target: Model, tmp_path: Path, blocks: int, own_output: bool, file: str
 ) -> None:
@@ -121,12 +121,7 @@ def test_medusa_2_lies_beside_its_model(target: Model, tmp_path: Path, write_che
 
 @pytest.mark.parametrize(
     ("outtype", "kind", "allowed"),
-    [
-        ("f16", "F16", 2e-3),
-        ("bf16", "BF16", 1e-2),
-        ("q8_0", "Q8_0", 1.5e-2),
-        ("q5_1", "Q5_1", 0.08),
-    ],
+    [("bf16", "BF16", 1e-2), ("q5_1", "Q5_1", 0.08)],
 )
 def test_smaller_types_stay_within_their_error(
     target: Model, tmp_path: Path, outtype: str, kind: str, allowed: float
@@ -145,15 +140,14 @@ def test_rows_too_narrow_for_a_type_get_a_wider_one(target: Model, tmp_path: Pat
     assert report.tensor_types == {"Q5_0": 6, "F32": 3}
 
 
-@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
-def test_sixteen_bits_are_kept_by_auto(target: Model, tmp_path: Path, kind: Any) -> None:
+def test_sixteen_bits_are_kept_by_auto(target: Model, tmp_path: Path) -> None:
     reference = TorchMedusa(HIDDEN, VOCAB, 2)
-    tensors = named(reference, kind)
+    tensors = named(reference, torch.bfloat16)
     folder = publish(tmp_path / "heads", medusa_config(), tensors, PICKLE)
     report = convert_head(
         folder, tmp_path / "h.gguf", target=target.path, outtype="auto", allow_pickle=True
     )
-    assert report.type_name == {torch.bfloat16: "BF16", torch.float16: "F16"}[kind]
+    assert report.type_name == "BF16"
     reference.load_state_dict(tensors)
     assert off_by(report.output, target, reference.float()) < 1e-2
 
@@ -209,33 +203,28 @@ def test_another_checkpoint_has_another_digest(target: Model, tmp_path: Path) ->
     assert len(digests) == 2
 
 
+MALFORMED = [
+    ({"1.0.linear.bias": None}, r"no tensor 1\.0\.linear\.bias"),
+    ({"0.0.linear.weight": None}, r"no tensor 0\.0\.linear\.weight"),
+    (
+        {"1.0.linear.weight": None, "1.0.linear.bias": None, "1.1.weight": None},
+        r"1\.0\.linear\.weight",
+    ),
+    ({"2.1.weight": (VOCAB, HIDDEN + 1)}, r"2\.1\.weight of shape \(320, 33\)"),
+    ({"0.0.linear.weight": (HIDDEN,)}, r"shape \(32,\), no matrix"),
+    ({"2.1.weight": None}, r"no tensor 2\.1\.weight, and other heads have theirs"),
+]
+UNSUPPORTED = [
+    ({"0.2.weight": (VOCAB, HIDDEN)}, "two output matrices of one head"),
+    ({"extra.weight": (2, 2)}, r"extra\.weight"),
+]
+
+
 @pytest.mark.parametrize(
-    ("change", "error", "problem"),
+    ("change", "problem", "error"),
     [
-        ({"1.0.linear.bias": None}, MalformedFileError, r"no tensor 1\.0\.linear\.bias"),
-        ({"0.0.linear.weight": None}, MalformedFileError, r"no tensor 0\.0\.linear\.weight"),
-        (
-            {"1.0.linear.weight": None, "1.0.linear.bias": None, "1.1.weight": None},
-            ModelError,
-            r"1\.0\.linear\.weight",
-        ),
-        (
-            {"2.1.weight": (VOCAB, HIDDEN + 1)},
-            MalformedFileError,
-            r"2\.1\.weight of shape \(320, 33\)",
-        ),
-        (
-            {"0.0.linear.weight": (HIDDEN,)},
-            MalformedFileError,
-            r"shape \(32,\), no matrix",
-        ),
-        (
-            {"2.1.weight": None},
-            MalformedFileError,
-            r"no tensor 2\.1\.weight, and other heads have theirs",
-        ),
-        ({"0.2.weight": (VOCAB, HIDDEN)}, UnsupportedModelError, "two output matrices of one head"),
-        ({"extra.weight": (2, 2)}, UnsupportedModelError, r"extra\.weight"),
+        *((*case, MalformedFileError) for case in MALFORMED),
+        *((*case, UnsupportedModelError) for case in UNSUPPORTED),
     ],
 )
 def test_what_is_missing_or_unknown_is_named(
@@ -289,11 +278,10 @@ def in_model_opt(name: str) -> str:
 
 @pytest.mark.parametrize("own_output", [True, False])
 @pytest.mark.parametrize("name_of", [in_vllm, in_model_opt], ids=["vllm", "modelopt"])
-@pytest.mark.parametrize("blocks", [1, 2])
 def test_the_names_of_others_are_the_same_head(
-    target: Model, tmp_path: Path, own_output: bool, name_of: Any, blocks: int
+    target: Model, tmp_path: Path, own_output: bool, name_of: Any
 ) -> None:
-    reference = TorchMedusa(HIDDEN, VOCAB, 3, blocks, own_output=own_output, shared=False)
+    reference = TorchMedusa(HIDDEN, VOCAB, 3, 2, own_output=own_output, shared=False)
     tensors = named(reference)
     files = []
     for place, held in (

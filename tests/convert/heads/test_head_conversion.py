@@ -113,7 +113,6 @@ def test_another_layout_is_refused_with_what_is_there(
         convert_head(tmp_path / "nowhere", tmp_path / "h.gguf", target=tiny_model)
 
 
-@pytest.mark.parametrize("make", [medusa, eagle])
 @pytest.mark.parametrize(
     ("sizes", "problem"),
     [
@@ -122,9 +121,9 @@ def test_another_layout_is_refused_with_what_is_there(
     ],
 )
 def test_a_head_that_does_not_fit_is_refused_with_both_numbers(
-    tmp_path: Path, tiny_model: Path, make: Any, sizes: dict[str, int], problem: str
+    tmp_path: Path, tiny_model: Path, sizes: dict[str, int], problem: str
 ) -> None:
-    folder = make(tmp_path / "heads", **sizes)
+    folder = medusa(tmp_path / "heads", **sizes)
     with pytest.raises(PairError, match=problem):
         convert_head(folder, tmp_path / "h.gguf", target=tiny_model)
     assert [path.name for path in tmp_path.iterdir()] == ["heads"]
@@ -168,18 +167,17 @@ def test_pickles_only_where_they_are_allowed(tmp_path: Path, tiny_model: Path, m
 
 @pytest.mark.parametrize("zipped", [False, True])
 @pytest.mark.parametrize("allowed", [False, True])
-@pytest.mark.parametrize("name", [PICKLE, "pytorch_model.bin"])
 def test_code_in_a_pickle_never_runs(
-    tmp_path: Path, tiny_model: Path, zipped: bool, allowed: bool, name: str
+    tmp_path: Path, tiny_model: Path, zipped: bool, allowed: bool
 ) -> None:
-    folder = medusa(tmp_path / "heads", name)
+    folder = medusa(tmp_path / "heads", PICKLE)
     canary = Canary(tmp_path / "canary")
     if zipped:
         torch.save(
-            {**named(TorchMedusa(HIDDEN, VOCAB, 2)), "0.0.linear.bias": canary}, folder / name
+            {**named(TorchMedusa(HIDDEN, VOCAB, 2)), "0.0.linear.bias": canary}, folder / PICKLE
         )
     else:
-        (folder / name).write_bytes(pickle.dumps(canary))
+        (folder / PICKLE).write_bytes(pickle.dumps(canary))
     assert kind_name(folder, allow_pickle=allowed) in ("medusa", None)
     with pytest.raises(
         UnsupportedModelError, match=r"a pickle|could run code|not a file that torch"
@@ -199,8 +197,7 @@ def test_safetensors_come_before_a_pickle_of_the_same_name(
     assert not (tmp_path / "canary").exists()
 
 
-@pytest.mark.parametrize("outtype", ["f32", "q8_0"])
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("outtype", "number"), [("f32", np.nan), ("q8_0", np.inf)])
 def test_numbers_that_are_not_finite_leave_nothing_behind(
     tmp_path: Path, tiny_model: Path, outtype: str, number: float
 ) -> None:

@@ -77,11 +77,13 @@ def tensors(path: Path) -> dict[str, tuple[str, bytes]]:
 @pytest.mark.parametrize(
     ("name", "number", "with_matrix", "ours", "theirs"),
     [
-        ("Q4_K_M", 15, False, {}, {}),
-        ("q4_0", 2, True, {"output_tensor_type": "q8_0"}, {"output_tensor_type": Q8_0}),
+        (
+            *("q4_0", 2, True),
+            {"output_tensor_type": "q8_0", "token_embedding_type": "Q6_K"},
+            {"output_tensor_type": Q8_0, "token_embedding_type": Q6_K},
+        ),
         ("IQ3_XXS", 23, True, {"pure": True}, {"pure": True}),
         ("Q5_K", 17, True, {"leave_output_tensor": True}, {"quantize_output_tensor": False}),
-        ("Q3_K_S", 11, False, {"token_embedding_type": "Q6_K"}, {"token_embedding_type": Q6_K}),
         ("COPY", 0, False, {}, {"only_copy": True}),
     ],
 )
@@ -132,22 +134,6 @@ def test_the_file_says_which_matrix_it_was_made_with(source, matrix, tmp_path) -
         "quantize.imatrix.chunks_count": 5,
     }
     assert report.n_without_importance == 0
-
-
-def test_importance_moves_the_error_to_where_it_matters_less(source, matrix, tmp_path) -> None:
-    from specrun.bindings.quantizer import dequantize_rows
-
-    name = "blk.0.ffn_up.weight"
-    weight = matrix_for(source).entries[name].sums
-    exact = np.frombuffer(tensors(source)[name][1], np.float16).reshape(-1, 256).astype(np.float32)
-    errors = []
-    for chosen in (None, matrix):
-        quantize_model(
-            source, tmp_path / "m", "Q4_0", n_threads=1, imatrix=chosen, pure=True, force=True
-        )
-        blocks = np.frombuffer(tensors(tmp_path / "m")[name][1], np.uint8).reshape(len(exact), -1)
-        errors.append(float(np.sum(weight * (dequantize_rows(blocks, "Q4_0", 256) - exact) ** 2)))
-    assert errors[1] < 0.8 * errors[0]
 
 
 def test_progress_comes_tensor_by_tensor(source, tmp_path) -> None:
