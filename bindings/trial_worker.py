@@ -33,8 +33,16 @@ def run_trial(attempt: Callable[[Sequence[str]], None]) -> None:
     # Ctrl-C reaches the whole group of processes: the parent of this one decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     llama()
-    limits, *arguments = sys.argv[1:]
-    _limit(**json.loads(limits))
+    given, *arguments = sys.argv[1:]
+    limits = json.loads(given)
+    # RLIMIT_DATA leaves out mapped files, and so the weights of a mapped model. No core file.
+    limit_process(
+        {
+            "RLIMIT_DATA": limits["memory"],
+            "RLIMIT_CORE": 0,
+            "RLIMIT_CPU": limits["seconds"] * _MAX_THREADS,
+        }
+    )
     report(opening=arguments)
     try:
         with trusting_files():
@@ -90,12 +98,6 @@ def _evaluate(context: Context, batch: Batch) -> None:
         for several, start in ((tokens, 0), (tokens[-1:], _TOKENS)):
             batch.fill_chain(several, start, [0], len(several))
             context.decode(batch).logits(0)
-
-
-def _limit(memory: int, seconds: int) -> None:
-    """Bound the memory of this process, as far as the system can, and let it leave no core file."""
-    # RLIMIT_DATA leaves out mapped files, and so the weights of a mapped model.
-    limit_process({"RLIMIT_DATA": memory, "RLIMIT_CORE": 0, "RLIMIT_CPU": seconds * _MAX_THREADS})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bindings.direct_calls import remove_function, share_function
+from specrun.bindings.direct_calls import direct_call
 from specrun.bindings.errors import (
     ClosedError,
     MalformedFileError,
@@ -62,7 +62,8 @@ class Memory:
         # A round makes dozens of these two calls: looking them up in the module would show.
         self._remove, self._share = native.llama_memory_seq_rm, native.llama_memory_seq_cp
         if native is llama():  # a stand-in for the library is called itself
-            self._remove, self._share = remove_function(), share_function()
+            self._remove = direct_call("llama_memory_seq_rm")
+            self._share = direct_call("llama_memory_seq_cp")
         self._open_handle: Any = handle
         self._n_sequences = n_sequences
         self._can_branch = can_branch

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.direct_calls import address_function
+from specrun.bindings.direct_calls import direct_call
 from specrun.bindings.errors import ClosedError, OptionError, StaleViewError, UnsupportedModelError
 from specrun.bindings.functions import call
 from specrun.bindings.library import (
@@ -141,7 +141,7 @@ class OutputBuffers:
         self.whole_rows: tuple[int, int, list[FloatRows]] = (-1, 0, [])
         self._states: tuple[int, int | None, list[FloatRows]] = (-1, None, [])  # hidden ones, alike
         self._addresses: dict[str, Any] = {
-            **{name: address_function(name) for name in (_LOGITS, _HIDDEN)},
+            **{name: direct_call(name) for name in (_LOGITS, _HIDDEN)},
             **{name: call(name) for name in _CANDIDATES},
         }
         self._count = call("llama_get_sampled_candidates_count_ith")

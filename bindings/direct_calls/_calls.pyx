@@ -1,4 +1,4 @@
-"""llama.cpp's small functions, called by address; see `DirectCalls`.
+"""llama.cpp's small functions, called by address; see the package.
 
 ctypes converts every argument by its type and calls through libffi. Right after an evaluation none
 of that is in the processor's caches, and the call takes longer than the function.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -61,29 +61,27 @@ class _PlannedType:
         return stored_bytes(self.tensor.shape, self.type_name)
 
 
+def _steps(header: GGUFHeader, log: Iterable[str]) -> Iterator[_PlannedType]:
+    """Yield tensors of `header` and their types as llama.cpp's log comes to them."""
+    tensors = {tensor.name: tensor for tensor in header.tensors}
+    for line in log:
+        match = _LINE.match(line)
+        if match and match[1] in tensors:
+            yield _PlannedType(tensors[match[1]], (match[3] or match[2]).upper())
+
+
 def _planned_types(header: GGUFHeader, log: Iterable[str]) -> list[_PlannedType]:
     """Return the type of every tensor of `header`, from the log of llama.cpp's dry run.
 
     Raises SpecrunError if the log does not name them all.
     """
-    tensors = {tensor.name: tensor for tensor in header.tensors}
-    planned: dict[str, _PlannedType] = {}
-    for line in log:
-        match = _LINE.match(line)
-        if match and match[1] in tensors:
-            planned[match[1]] = _PlannedType(tensors[match[1]], (match[3] or match[2]).upper())
-    missing = next((name for name in tensors if name not in planned), None)
+    planned = {step.tensor.name: step for step in _steps(header, log)}
+    missing = next((tensor.name for tensor in header.tensors if tensor.name not in planned), None)
     if missing is not None:
         raise SpecrunError(
             f"llama.cpp's plan lacks the tensor {missing}: this is a mistake in specrun"
         )
     return list(planned.values())
-
-
-def _tensor_of_line(line: str, tensors: Mapping[str, TensorInfo]) -> TensorInfo | None:
-    """Return the tensor whose turn a line of llama.cpp's log reports, None for other lines."""
-    match = _LINE.match(line)
-    return tensors.get(match[1]) if match else None
 
 
 def _check_importance(model: Path, plan: Sequence[_PlannedType], options: QuantizeOptions) -> int:
@@ -344,8 +342,12 @@ def _write(
     progress: Progress | None,
 ) -> GGUFHeader:
     """Let llama.cpp write, and return the header of its file, which agrees with the plan."""
+    done, total = 0, sum(tensor.n_bytes for tensor in header.tensors)
     try:
-        _follow(quantizer.write(aside), header, progress)
+        for step in _steps(header, quantizer.write(aside)):
+            done += step.tensor.n_bytes
+            if progress is not None:
+                progress(done, total)
         written = read_header(aside)
     except (ModelError, MalformedFileError) as error:
         # llama.cpp gives no reason for a failed write, and goes on after some of them.
@@ -375,16 +377,6 @@ def _sizes(tensor: TensorInfo) -> tuple[int, ...]:
     while len(sizes) > 1 and sizes[-1] == 1:
         sizes.pop()
     return tuple(sizes)
-
-
-def _follow(log: Iterable[str], header: GGUFHeader, progress: Progress | None) -> None:
-    tensors = {tensor.name: tensor for tensor in header.tensors}
-    done, total = 0, sum(tensor.n_bytes for tensor in header.tensors)
-    for line in log:
-        tensor = _tensor_of_line(line, tensors)
-        if tensor is not None and progress is not None:
-            done += tensor.n_bytes
-            progress(done, total)
 
 
 def quantization_report(

@@ -116,9 +116,7 @@ def test_what_is_no_address_or_no_number_of_32_bits_is_refused():
 
 
 def test_calls_that_were_compiled_before_a_change_are_not_used(monkeypatch):
-    calls = direct_calls.DirectCalls
-    names = [*calls.__annotations__, *(name for name in vars(calls) if not name.startswith("_"))]
-    whole = SimpleNamespace(**dict.fromkeys(names, len))
+    whole = SimpleNamespace(**dict.fromkeys(direct_calls.NAMES, len))
     older = SimpleNamespace(address=len)
     for found, used in ((whole, True), (older, False)):
         monkeypatch.setattr(direct_calls.importlib, "import_module", lambda _name, it=found: it)

@@ -34,7 +34,7 @@ def test_no_mutant_is_met_by_whoever_opens_it(folder: Path, whole_sweep: bool) -
 
     The mutants' numbers are fixed, so that the same ones are opened each time.
     """
-    count, sample = (20_000, 300) if whole_sweep else (200, 4)
+    count, sample = (20_000, 300) if whole_sweep else (120, 3)
     outcomes = list(run(folder, count))
     again = list(again_as_users_do(folder, outcomes, sample))
     faults = [outcome for outcome in (*outcomes, *again) if outcome.is_fault]

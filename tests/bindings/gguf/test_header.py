@@ -817,7 +817,7 @@ def test_every_truncation_is_refused(path: Path) -> None:
 def test_flipped_bytes_never_hang_or_crash(path: Path) -> None:
     rng = random.Random(20)
     outcomes = set()
-    for _ in range(1000):
+    for _ in range(400):
         content = bytearray(SOUND)
         for _ in range(rng.choice((1, 1, 2, 8))):
             content[rng.randrange(len(content) - 128)] = rng.choice(
