@@ -116,35 +116,6 @@ def test_fill_one_is_a_chain_of_one(tiny_model):
         np.testing.assert_allclose(rows.logits(0), fresh_logits(model, [5, 6, 7])[2], atol=1e-4)
 
 
-def test_one_id_a_token_is_the_same_as_a_count_of_one_each():
-    counted, single = Batch(8, 3), Batch(8, 3)
-    counted.fill([5, 6, 7], [2, 2, 3], [1, 1, 1], [4, 0, 2], [1, 0, 1])
-    single.fill([1] * 8, range(8), [3] * 8, [9] * 24, [1] * 8)  # leaves other pointers behind
-    single.fill([5, 6, 7], [2, 2, 3], [1, 1, 1], [4, 0, 2], [1, 0, 1])
-
-    def described(batch):
-        pointers = batch._pointers[:3] - batch.ids.ctypes.data
-        fields = (batch.tokens, batch.positions, batch.id_counts, batch.ids, batch.outputs)
-        return (
-            [field[:3].tolist() for field in fields],
-            pointers.tolist(),
-            batch.id_bounds,
-            batch.first_position,
-        )
-
-    assert described(single) == described(counted)
-
-
-def test_the_first_position_follows_even_where_only_positions_changed():
-    batch, counts, flags = Batch(4, 1), np.ones(2, np.int32), np.ones(2, np.int8)
-    ids = np.zeros(2, np.int32)
-    for array in (counts, flags, ids):
-        array.flags.writeable = False
-    for start in (5, -1):
-        batch.fill([1, 2], [start, start + 1], counts, ids, flags)
-        assert batch.first_position == start
-
-
 def test_a_single_token_after_a_batch_of_several_is_filled_anew():
     batch = Batch(4, 2)
     for _ in range(2):

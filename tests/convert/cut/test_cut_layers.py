@@ -12,7 +12,7 @@ from support.transformers_models import keep_layers, make_model, model_logits, w
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.gguf import TENSOR_TYPES, read_header
-from specrun.convert import RandomLlama, cut_layers, quantize_model, write_random_llama
+from specrun.convert import RandomLlama, cut_layers, write_random_llama
 from specrun.convert.cut import (
     CUT_LAYERS,
     CUT_SOURCE,
@@ -130,17 +130,6 @@ def test_weights_of_every_type_are_copied_bit_by_bit(tmp_path: Path) -> None:
         for name, value in before.items()
         if not name.startswith("blk.1.")
     }
-
-
-def test_a_quantized_cut_runs(tmp_path: Path, logits) -> None:
-    spec = RandomLlama(vocab_size=96, width=256, heads=4, kv_heads=4, ffn=256, layers=4, scale=3.0)
-    write_random_llama(tmp_path / "plain.gguf", spec)
-    quantize_model(tmp_path / "plain.gguf", tmp_path / "whole.gguf", "Q4_K_M", n_threads=1)
-    # Q4_K_M gives some layers other types: quantizing a cut is not the same as cutting a
-    # quantized model.
-    cut = cut_layers(tmp_path / "whole.gguf", tmp_path / "cut.gguf", layers="0,3").output
-    assert np.isfinite(logits(cut, TOKENS)).all()
-    assert len(read_header(cut).tensor_type_counts) > 2
 
 
 def stored(path: Path) -> dict[str, tuple[str, bytes]]:
