@@ -44,9 +44,7 @@ def converted(folder: Path, tmp_path: Path) -> Path:
 
 
 PREFIXES: dict[str, Callable[[str], str]] = {
-    "compiled": lambda name: f"_orig_mod.{name}",
     "inner model compiled": lambda name: name.replace("model.", "model._orig_mod.", 1),
-    "parallel": lambda name: f"module.{name}",
     "both": lambda name: f"module._orig_mod.{name}",
 }
 
@@ -153,9 +151,7 @@ def test_an_output_matrix_of_its_own_is_kept_though_the_config_ties_it(
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"quant_method": "gptq", "bits": 4}, r"quantized already \(GPTQ\)"),
         ({"quant_method": "fp8", "weight_block_size": [128, 128]}, r"\(FP8\)"),
-        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, r"\(bitsandbytes\)"),
         ({"quant_method": "compressed-tensors"}, r"\(compressed-tensors\)"),
         ({"bits": 4}, r"in a way that config.json does not name\)"),
     ],

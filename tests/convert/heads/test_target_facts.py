@@ -16,7 +16,6 @@ from specrun.bindings.errors import (
     FileMissingError,
     MalformedFileError,
     OptionError,
-    PairError,
     UnsupportedModelError,
 )
 from specrun.bindings.models import Model
@@ -104,15 +103,6 @@ def test_nothing_is_left_behind(
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     target_facts(folder)
     assert not list(place.iterdir())
-
-
-def test_what_does_not_fit_names_both_numbers(tiny_model: Path) -> None:
-    facts = target_facts(tiny_model)
-    facts.check_fits(Path("head"), hidden_size=32, vocab_size=320)
-    with pytest.raises(PairError, match="hidden states of 64 numbers, and the target's have 32"):
-        facts.check_fits(Path("head"), hidden_size=64, vocab_size=320)
-    with pytest.raises(PairError, match="predicts 32000 tokens, and the target has 320"):
-        facts.check_fits(Path("head"), hidden_size=32, vocab_size=32000)
 
 
 def test_a_change_of_one_token_changes_the_fingerprint(tmp_path: Path, tiny_model: Path) -> None:
