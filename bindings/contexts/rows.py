@@ -203,14 +203,10 @@ class OutputBuffers:
             self._views[name] = self.generation, found, rows
         return rows
 
-    def renew(self) -> None:
-        """Make all rows stale: the next evaluation begins."""
-        self.generation += 1
-
     def close(self) -> None:
         """Make all rows stale, for good."""
         self._handle = None
-        self.renew()
+        self.generation += 1
         self._views, self.whole_rows, self._states = {}, (-1, 0, []), (-1, None, [])
 
     def require_fresh(self, generation: int) -> None:

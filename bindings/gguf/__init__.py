@@ -11,7 +11,6 @@ if TYPE_CHECKING:
         PADDED_PARAMETERS,
         GGUFHeader,
         TensorInfo,
-        read_any_header,
         read_header,
     )
     from specrun.bindings.gguf.types import (

@@ -107,16 +107,11 @@ class _HeaderReader:
 
     def begins_file_at(self, end: int, alignment: int) -> bool:
         """Return whether another GGUF file begins at `end`, or where padding would end there."""
-        places = (end, -(-end // alignment) * alignment)
-        return any(self._bytes_at(place, 4) == b"GGUF" for place in places)
-
-    def _bytes_at(self, place: int, count: int) -> bytes:
-        before = self._file.tell()
-        try:
-            self._file.seek(place)
-            return self._file.read(count)
-        finally:
-            self._file.seek(before)
+        found = []
+        for place in (end, -(-end // alignment) * alignment):
+            self._file.seek(place)  # all of the header was read
+            found.append(self._file.read(4))
+        return b"GGUF" in found
 
     def unpack(self, layout: struct.Struct, what: str) -> int | float:
         """Return one number and move behind it."""
@@ -298,24 +293,13 @@ class GGUFHeader:
         return dict(Counter(tensor.type_name for tensor in self.tensors).most_common())
 
 
-def read_header(path: str | os.PathLike[str]) -> GGUFHeader:
+def read_header(path: str | os.PathLike[str], *, named: bool = True) -> GGUFHeader:
     """Read and check the header of the GGUF model at `path`.
 
-    Raises FileMissingError if there is no such file or it cannot be read, MalformedFileError
-    otherwise.
+    Without `named` it need not name an architecture (an importance matrix, a model's other files):
+    `architecture` of the result then raises KeyError. Raises FileMissingError if there is no such
+    file or it cannot be read, MalformedFileError otherwise.
     """
-    return _read_checked(path, named=True)
-
-
-def read_any_header(path: str | os.PathLike[str]) -> GGUFHeader:
-    """Read and check a GGUF header that need not name an architecture (an importance matrix's).
-
-    Raises as `read_header`; `architecture` of the result raises KeyError if the file has none.
-    """
-    return _read_checked(path, named=False)
-
-
-def _read_checked(path: str | os.PathLike[str], *, named: bool) -> GGUFHeader:
     shown = os.fsdecode(path)
     # A path may hold line breaks or control codes, which must not reach the terminal.
     shown = shown if shown.isprintable() else repr(shown)

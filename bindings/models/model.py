@@ -24,7 +24,7 @@ from specrun.bindings.errors import (
     UnsupportedModelError,
 )
 from specrun.bindings.functions import call
-from specrun.bindings.gguf import GGUFHeader, read_any_header, read_header
+from specrun.bindings.gguf import GGUFHeader, read_header
 from specrun.bindings.library import NativeHandle, last_native_errors, llama
 from specrun.bindings.machine.placement import current_placement, resolve_placement
 from specrun.bindings.machine.workers import freed_while_there
@@ -77,7 +77,7 @@ def _load_lora(model: Model, lora: LoraFile) -> Any:  # noqa: ANN401 - a ctypes 
     Raises FileMissingError, MalformedFileError for a file that is no LoRA adapter, or of tensors
     that the model lacks, and PairError for one of another architecture.
     """
-    _check(model, lora.path, read_any_header(lora.path))
+    _check(model, lora.path, read_header(lora.path, named=False))
     last_native_errors()
     adapter = call("llama_adapter_lora_init")(model.handle, bytes(lora.path))
     if not adapter:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specrun.bindings.gguf import GGUFHeader, TensorInfo, read_any_header
+from specrun.bindings.gguf import GGUFHeader, TensorInfo, read_header
 from specrun.bindings.library import cpp_names, exported_function
 
 _WITH_GRAPHS = """
@@ -80,7 +80,8 @@ def nextn_tensors(path: Path, header: GGUFHeader) -> list[TensorInfo]:
 
 def split_headers(path: Path, header: GGUFHeader) -> list[GGUFHeader]:
     """Return the header of a model's first file, and those of its other files that are there."""
-    return [header, *(read_any_header(other) for other in split_paths(path, header)[1:])]
+    others = split_paths(path, header)[1:]
+    return [header, *(read_header(other, named=False) for other in others)]
 
 
 def split_paths(path: Path, header: GGUFHeader) -> list[Path]:

@@ -26,7 +26,7 @@ from typing import Any
 
 from specrun.bindings.errors import ModelLoadError, OutOfMemoryError, SpecrunError
 from specrun.bindings.files import cache_folder
-from specrun.bindings.gguf import MAX_HEADER_BYTES, GGUFHeader, read_any_header
+from specrun.bindings.gguf import MAX_HEADER_BYTES, GGUFHeader, read_header
 from specrun.bindings.models.nextn import split_paths
 
 logger = logging.getLogger("specrun.trial")
@@ -103,7 +103,7 @@ def is_known_file(path: Path) -> bool:
     if _is_own(path):
         return True
     with suppress(OSError, SpecrunError):
-        return _is_known(_key(path, read_any_header(path)), _AS_MODEL, _AS_HEAD)
+        return _is_known(_key(path), _AS_MODEL, _AS_HEAD)
     return False
 
 
@@ -111,20 +111,20 @@ def remember_written(path: Path) -> None:
     """Take a file that specrun has just written for tried."""
     # A file that cannot be read back was replaced meanwhile: it is tried when it is opened.
     with suppress(OSError, SpecrunError):
-        _remember(_key(path, read_any_header(path)))
+        _remember(_key(path))
 
 
 def is_noted(path: Path, fact: str) -> bool:
     """Whether `note_fact` was called for the file, or for its copy, with this llama.cpp."""
     with suppress(OSError, SpecrunError):
-        return _is_remembered(f"{_key(path, read_any_header(path))}-{fact}")
+        return _is_remembered(f"{_key(path)}-{fact}")
     return False
 
 
 def note_fact(path: Path, fact: str) -> None:
     """Remember something that took time to find out of a file; `fact` is part of a file's name."""
     with suppress(OSError, SpecrunError):
-        _remember(f"{_key(path, read_any_header(path))}-{fact}")
+        _remember(f"{_key(path)}-{fact}")
 
 
 # -- known files -----------------------------------------------------------------------------------
@@ -142,14 +142,15 @@ def _key_if_unknown(path: Path, header: GGUFHeader, *ways: str) -> str | None:
     return None if _is_known(key, *ways) else key
 
 
-def _key(path: Path, header: GGUFHeader) -> str:
+def _key(path: Path, header: GGUFHeader | None = None) -> str:
     """Return a key of a model: size, time and header of all its files."""
     digest = hashlib.sha256(f"{_FORMAT} {_engine_version()}".encode())
-    for number, part in enumerate(split_paths(path, header)):
+    header = header or read_header(path, named=False)
+    for part in split_paths(path, header):
         status = part.stat()
+        own = header if part == path else read_header(part, named=False)
         digest.update(f" {status.st_size} {status.st_mtime_ns} ".encode())
-        tensors = (header if number == 0 else read_any_header(part)).tensors
-        n_bytes = min((tensor.offset for tensor in tensors), default=MAX_HEADER_BYTES)
+        n_bytes = min((tensor.offset for tensor in own.tensors), default=MAX_HEADER_BYTES)
         with part.open("rb") as file:
             digest.update(file.read(min(n_bytes, MAX_HEADER_BYTES)))
     return digest.hexdigest()

@@ -20,7 +20,7 @@ from gguf import GGUFValueType, GGUFWriter
 
 from specrun.bindings.errors import FileMissingError, MalformedFileError
 from specrun.bindings.files import atomic_path, open_regular
-from specrun.bindings.gguf import ArrayValue, GGUFHeader, TensorInfo, read_any_header
+from specrun.bindings.gguf import ArrayValue, GGUFHeader, TensorInfo, read_header
 from specrun.convert.checkpoint import read_array
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
@@ -134,7 +134,7 @@ def read_importance(path: str | os.PathLike[str]) -> ImportanceMatrix:
 
 
 def _read_gguf(path: Path) -> ImportanceMatrix:
-    header = read_any_header(path)
+    header = read_header(path, named=False)
     kind = header.metadata.get("general.type", "imatrix")
     if kind != "imatrix" or _CHUNKS not in header.metadata:
         raise MalformedFileError(

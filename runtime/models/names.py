@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from specrun.bindings.errors import FileMissingError, OptionError, SpecrunError
-from specrun.bindings.gguf import GGUFHeader, read_any_header, read_header
+from specrun.bindings.gguf import GGUFHeader, read_header
 from specrun.bindings.models import read_nextn, stored_fingerprint
 from specrun.runtime.heads.file import TARGET_VOCABULARY
 from specrun.runtime.language import method_of_head
@@ -163,7 +163,7 @@ def _described(model: StoredModel) -> ModelEntry:
     n_bytes = sum(_sizes(model))
     try:
         headers = [read_header(model.path)]
-        headers += [read_any_header(path) for path in model.files[1:]]
+        headers += [read_header(path, named=False) for path in model.files[1:]]
         first = headers[0]
         method = method_of_head(first.architecture)
         alone = method is None and read_nextn(model.path, first).alone

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.bindings.gguf import read_any_header, read_header
+from specrun.bindings.gguf import read_header
 from specrun.bindings.models.nextn import read_nextn
 from specrun.bindings.threads import available_cores
 from specrun.cli.bench.command import (
@@ -222,7 +222,9 @@ def _arms(target: Path, comparing: _Comparing) -> tuple[dict[str, list[str]], di
 def _spec_type(draft: Path) -> str | None:
     """Return llama-server's --spec-type for a file; None if it has none."""
     names = [name for name in METHODS[draft_kind(draft)].spec_types if name.startswith("draft-")]
-    markov = any(tensor.name == "markov_w1.weight" for tensor in read_any_header(draft).tensors)
+    markov = any(
+        tensor.name == "markov_w1.weight" for tensor in read_header(draft, named=False).tensors
+    )
     return names[-1 if markov else 0] if names else None
 
 
