@@ -124,17 +124,16 @@ class Batch:
         self.id_bounds = (0, 0)
         self.first_position = 0
         # The native `llama_batch`, describing the first `n_tokens` entries.
-        self.struct: Any = self._make_struct()
+        self.struct: Any = llama().llama_batch()
+        self._point(token=self.tokens, pos=self.positions, n_seq_id=self.id_counts)
+        self._point(seq_id=self._pointers, logits=self.outputs)
         self.address, self.n_bytes = ctypes.addressof(self.struct), ctypes.sizeof(self.struct)
 
-    def _make_struct(self) -> Any:  # noqa: ANN401 - a ctypes structure
-        struct = llama().llama_batch()
-        fields = dict(struct._fields_)
-        views: dict[str, npt.NDArray[Any]] = {"token": self.tokens, "pos": self.positions}
-        views |= {"n_seq_id": self.id_counts, "seq_id": self._pointers, "logits": self.outputs}
-        for name, view in views.items():
-            setattr(struct, name, ctypes.cast(view.ctypes.data, fields[name]))
-        return struct
+    def _point(self, **arrays: npt.NDArray[Any]) -> None:
+        """Let fields of the native batch point to these arrays."""
+        kinds = dict(self.struct._fields_)
+        for name, pointed in arrays.items():
+            setattr(self.struct, name, ctypes.cast(pointed.ctypes.data, kinds[name]))
 
     def fill(
         self,

@@ -12,7 +12,6 @@ that a conversation is evaluated in: a `Lender` is the smallest there is, and se
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 from typing import Any
 
@@ -77,8 +76,7 @@ class FeatureBatch(EmbeddingBatch):
         super().__init__(capacity, 1, width)
         self._sections = np.zeros(_SECTIONS * capacity, np.int32) if sections else None
         if self._sections is not None:
-            kind = dict(self.struct._fields_)["pos"]
-            self.struct.pos = ctypes.cast(self._sections.ctypes.data, kind)
+            self._point(pos=self._sections)
 
     def give(self, rows: FloatRows) -> None:
         """Write the features of the positions that it was filled with."""

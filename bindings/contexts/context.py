@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 from collections.abc import Callable, Sequence
 from time import perf_counter
@@ -419,8 +418,7 @@ class StateBatch(Batch):
     def __init__(self, capacity: int, width: int, max_ids_per_token: int = 1) -> None:
         super().__init__(capacity, max_ids_per_token)
         self.states: npt.NDArray[np.float32] = np.zeros((capacity, width), np.float32)
-        kind = dict(self.struct._fields_)["embd"]
-        self.struct.embd = ctypes.cast(self.states.ctypes.data, kind)
+        self._point(embd=self.states)
 
 
 class MtpContext(Context):

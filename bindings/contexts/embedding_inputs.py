@@ -11,7 +11,6 @@ ids again further on (Gemma 3n, Gemma 4), or have inputs wider than an embedding
 
 from __future__ import annotations
 
-import ctypes
 import math
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -145,10 +144,9 @@ class EmbeddingBatch(Batch):
     def __init__(self, capacity: int, max_ids_per_token: int, width: int) -> None:
         super().__init__(capacity, max_ids_per_token)
         self.embeddings = np.zeros((capacity, width), np.float32)
-        fields = dict(self.struct._fields_)
         # One of the two pointers is null: llama.cpp recognises them by that.
-        self.struct.token = fields["token"]()
-        self.struct.embd = ctypes.cast(self.embeddings.ctypes.data, fields["embd"])
+        self.struct.token = None
+        self._point(embd=self.embeddings)
 
     def give(self, rows: FloatRows) -> None:
         """Write the embeddings [n, width] of the n tokens that it was filled with."""

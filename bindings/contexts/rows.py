@@ -440,7 +440,8 @@ class BackendSamplers:
 def _top_k(k: int) -> NativeHandle:
     """Return a chain of one sampler, which is freed with it."""
     params: Any = llama().llama_sampler_chain_default_params()
-    make = native_function("llama_sampler_chain_init", ctypes.c_void_p, type(params))
+    kind: Any = type(params)
+    make = native_function("llama_sampler_chain_init", ctypes.c_void_p, kind)
     chain = NativeHandle(make(params), call("llama_sampler_free"))
     call("llama_sampler_chain_add")(chain, call("llama_sampler_init_top_k")(k))
     return chain
