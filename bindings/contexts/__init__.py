@@ -15,48 +15,22 @@ if TYPE_CHECKING:
         BLOCK_ARCHITECTURE,
         FEATURES_AT_ONCE,
         BlockContext,
-        FeatureBatch,
         Lender,
         block_options,
         needs_lender,
     )
-    from specrun.bindings.contexts.context import (
-        Context,
-        MtpContext,
-        StateBatch,
-        TextEmbedder,
-        Vector,
-        can_draft_nextn,
-        check_nextn,
-    )
-    from specrun.bindings.contexts.context_options import (
-        AS_TRAINED,
-        MAX_SEQUENCES,
-        ContextOptions,
-        RopeScaling,
-    )
+    from specrun.bindings.contexts.context import Context, MtpContext, StateBatch, check_nextn
+    from specrun.bindings.contexts.context_options import AS_TRAINED, ContextOptions, RopeScaling
     from specrun.bindings.contexts.embedding_inputs import (
         EMBEDDING_INPUT_ARCHITECTURES,
         EmbeddingBatch,
         EmbeddingInputs,
-        check_embedding_inputs,
     )
     from specrun.bindings.contexts.input_observer import InputObserver, InputSums, expert_sums
-    from specrun.bindings.contexts.memory import (
-        ALL_SEQUENCES,
-        Checkpoints,
-        Memory,
-        Moves,
-        copy_sequence,
-        load_sequence,
-        place_sequence,
-        save_sequence,
-        sequence_bytes,
-    )
+    from specrun.bindings.contexts.memory import Checkpoints
     from specrun.bindings.contexts.rows import (
         LAYER_INPUT_ARCHITECTURES,
         BackendSamplers,
-        Candidates,
         Rows,
         check_layer_inputs,
         layer_inputs,

@@ -11,12 +11,6 @@ if TYPE_CHECKING:
     from specrun.bindings.ggml.device import ComputeDevice
     from specrun.bindings.ggml.graph import Graph, GraphBuilder, Rope
     from specrun.bindings.ggml.tensor import F16, F32, I32, I64, Tensor, fields
-    from specrun.bindings.ggml.weights import (
-        TargetTensors,
-        TensorStore,
-        device_for_heads,
-        load_tensors,
-        read_numbers,
-    )
+    from specrun.bindings.ggml.weights import TargetTensors, TensorStore, load_tensors
 
 __getattr__, __dir__ = lazy_face(__name__)

@@ -8,25 +8,16 @@ if TYPE_CHECKING:
     from specrun.bindings.machine.devices import (
         Device,
         available_memory,
-        built_backends,
         describe_backends,
-        describe_machine,
-        offload_devices,
         supports_gpu_offload,
         system_info,
     )
     from specrun.bindings.machine.placement import (
         Placement,
-        SplitMode,
         current_placement,
         find_device,
         placing,
         resolve_placement,
-    )
-    from specrun.bindings.machine.worker_process import (
-        WorkerOptions,
-        can_limit_memory,
-        served_devices,
     )
     from specrun.bindings.machine.workers import (
         PROTOCOL,
