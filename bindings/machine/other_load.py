@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,22 +37,14 @@ def read_times() -> Times | None:
 class OtherLoad:
     """Counts how many processors other programs use; `n_threads` is how many are needed here."""
 
-    def __init__(
-        self,
-        n_threads: int,
-        *,
-        n_processors: int | None = None,
-        read: Callable[[], Times | None] = read_times,
-        wait: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._processors = n_processors or os.cpu_count() or 1
+    def __init__(self, n_threads: int) -> None:
+        self._processors = os.cpu_count() or 1
         self._free = max(0.0, self._processors - min(n_threads, self._processors)) + _SPARE
-        self._read, self._wait = read, wait
-        self._last = read()
+        self._last = read_times()
 
     def since_last(self) -> float:
         """Return how many processors others used on average since the last call; 0 if unknown."""
-        before, self._last = self._last, self._read()
+        before, self._last = self._last, read_times()
         if before is None or self._last is None:
             return 0.0
         seconds = self._last.clock - before.clock
@@ -70,5 +61,5 @@ class OtherLoad:
     def now(self) -> str:
         """Look at the machine for a moment; return disturbances of a measurement, or ""."""
         self.since_last()
-        self._wait(_LOOK_SECONDS)
+        time.sleep(_LOOK_SECONDS)
         return self.disturbance()

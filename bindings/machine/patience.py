@@ -15,7 +15,6 @@ import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
 
 from specrun.bindings.functions import call
 from specrun.bindings.library import has_function
@@ -29,20 +28,11 @@ _AT_WORK = 0.1  # of a processor: less is no evaluation
 class Patience:
     """Watches the machine's load in a thread, as long as this process evaluates.
 
-    `is_unwatched` is looked at before every evaluation with several threads. `add` is called in the
-    thread that watches, which ends when the sleepers are to end.
+    `is_unwatched` is looked at before every evaluation with several threads. The thread that
+    watches adds the sleepers, and ends when they are to end.
     """
 
     is_unwatched = True
-
-    def __init__(
-        self,
-        load: Callable[[int], OtherLoad] = OtherLoad,
-        wait: Callable[[float], None] = time.sleep,
-        work: Callable[[], float] = time.process_time,
-        add: Callable[[int], None] | None = None,
-    ) -> None:
-        self._load, self._wait, self._work, self._add = load, wait, work, add or add_sleepers
 
     def watch(self, n_threads: int) -> None:
         """Begin to watch, for evaluations with so many threads, if that can change anything."""
@@ -56,16 +46,16 @@ class Patience:
 
     def run(self, n_threads: int) -> None:
         """Add sleepers while other programs are at work; end with them, or with evaluations."""
-        load, is_short, worked = self._load(n_threads), False, self._work()
+        load, is_short, worked = OtherLoad(n_threads), False, time.process_time()
         while True:
-            self._wait(_LOOK_SECONDS)
+            time.sleep(_LOOK_SECONDS)
             is_busy = bool(load.disturbance())
-            before, worked = worked, self._work()
+            before, worked = worked, time.process_time()
             is_idle = worked - before < _AT_WORK * _LOOK_SECONDS
             if is_idle or (is_short and not is_busy):
                 break
             if is_busy and not is_short:
-                self._add(n_threads)
+                add_sleepers(n_threads)
                 is_short = True
         self.is_unwatched = True
 

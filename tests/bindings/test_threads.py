@@ -8,13 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
 
 import pytest
 
 from specrun.bindings.library import has_function
+from specrun.bindings.machine import patience as module
 from specrun.bindings.machine import supports_gpu_offload
-from specrun.bindings.machine.other_load import OtherLoad
 from specrun.bindings.machine.patience import Patience
 from specrun.bindings.threads import (
     SPINS,
@@ -150,7 +149,7 @@ WORK, IDLE = 0.5, 0.01  # seconds of this process's work in half a second
     ],
 )
 def test_sleepers_are_there_while_others_work(
-    looks: list[tuple[str, float]], added: list[int]
+    looks: list[tuple[str, float]], added: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at, adds = 0, list[int]()
 
@@ -159,13 +158,15 @@ def test_sleepers_are_there_while_others_work(
         at += 1
         return looks[at - 1][0]
 
+    def worked() -> float:
+        return sum(work for _, work in looks[:at])
+
+    clock = SimpleNamespace(sleep=lambda seconds: None, process_time=worked)
     load = SimpleNamespace(disturbance=disturbance)
-    patience = Patience(
-        load=lambda n_threads: cast("OtherLoad", load),
-        wait=lambda seconds: None,
-        work=lambda: sum(work for _, work in looks[:at]),
-        add=lambda n_threads: adds.append(at - 1),
-    )
+    monkeypatch.setattr(module, "time", clock)
+    monkeypatch.setattr(module, "OtherLoad", lambda n_threads: load)
+    monkeypatch.setattr(module, "add_sleepers", lambda n_threads: adds.append(at - 1))
+    patience = Patience()
     patience.is_unwatched = False
     patience.run(2)
     assert (at, adds, patience.is_unwatched) == (len(looks), added, True)

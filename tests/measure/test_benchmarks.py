@@ -171,7 +171,10 @@ def test_a_disturbed_piece_is_measured_again(
         return Times(seconds * next(steps), worked, 0.0)
 
     monkeypatch.setattr(other_load, "_SPARE", 0.25)  # tests run on busy machines
-    load = OtherLoad(2, n_processors=2, read=read, wait=lambda _: None)
+    monkeypatch.setattr(other_load, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(other_load, "read_times", read)
+    monkeypatch.setattr(other_load.os, "cpu_count", lambda: 2)
+    load = OtherLoad(2)
     failed = measure_planned(
         [plan], 10.0, anyway=False, say=lambda _: None, folder=tmp_path, machine=load
     )
