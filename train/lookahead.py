@@ -16,10 +16,8 @@ from specrun.train.heads.learner import (
     HeadLearner,
     Lesson,
     best_tokens,
-    divergence_from_law,
     rows_at,
     text_loss,
-    token_cross_entropy,
 )
 from specrun.train.heads.run import HeadFiles, HeadRun, ModelRecipe
 from specrun.train.target.hf_model import HFModel
@@ -272,19 +270,16 @@ class LookaheadLearner(HeadLearner):
             yield LossPart("positions", found, float(found.detach()))
 
     def _positions_loss(
-        self,
-        batch: TokenBatch,
-        cache: object,
-        lesson: Lesson,
-        noise: torch.Generator,
+        self, batch: TokenBatch, cache: object, lesson: Lesson, noise: torch.Generator
     ) -> Tensor | None:
         """Return the weighted loss of groups behind drawn positions; None: nothing is learnt."""
         marks = draft_marks(batch.learnt, 0)
         places, chosen = _drawn_places(marks, self.recipe.groups, noise)
         if not chosen.any():
             return None
-        rows = self.embeddings.rows()
-        states = lookahead_states(self._model, cache, batch.ids.shape[1], places, rows)
+        states = lookahead_states(
+            self._model, cache, batch.ids.shape[1], places, self.embeddings.rows()
+        )
         losses: list[Tensor] = []
         for index in range(self.recipe.count):
             # All tokens in between are the text's, too: those of the last places reach less far.
@@ -296,7 +291,10 @@ class LookaheadLearner(HeadLearner):
             if there.any():
                 logits = self._logits(states[:, :, index][there])
                 weight = self.recipe.decay**index
-                losses.append(weight * _loss(lesson, logits, places, there, index + 1))
+                # Text by text and place by place, as the logits come.
+                rows = there.nonzero()[:, 0]
+                loss = lesson.loss_at(logits, rows, places[there] + index + 1)
+                losses.append(weight * loss)
         return sum(losses[1:], losses[0])
 
     def _logits(self, states: Tensor) -> Tensor:
@@ -376,13 +374,3 @@ def _drawn_places(marks: Tensor, most: int, noise: torch.Generator) -> tuple[Ten
         return empty.long(), empty.bool()
     best = score.topk(n_groups, 1)
     return best.indices, best.values >= 0
-
-
-def _loss(lesson: Lesson, logits: Tensor, places: Tensor, there: Tensor, ahead: int) -> Tensor:
-    """Return the loss of the logits at the places that are `there`, `ahead` tokens behind them."""
-    # As marks of a batch, in the order in which the logits come: text by text, place by place.
-    rows, found = there.nonzero()[:, 0], places[there]
-    at = found + ahead
-    if lesson.states is None or lesson.matrices is None:
-        return token_cross_entropy(logits, lesson.batch.ids[rows, at + 1])
-    return divergence_from_law(logits, lesson.matrices.law(lesson.states[rows, at]))

@@ -19,14 +19,15 @@ from specrun.runtime import GenerationResult
 
 if TYPE_CHECKING:
     from specrun.runtime.engine import Engine
-    from specrun.train.online import Learning, OnlineDrafter
+    from specrun.runtime.engine.core import EngineCore
+    from specrun.train.online import OnlineDrafter
     from specrun.train.trainer import TrainingStatus
 
 
 class ChatLearning:
     """Counts answers, and lets the draft model learn after so many, or at /learn."""
 
-    def __init__(self, runtime: Learning, settings: LearnSettings, terminal: Terminal) -> None:
+    def __init__(self, runtime: EngineCore, settings: LearnSettings, terminal: Terminal) -> None:
         from specrun.train.online import OnlineSettings, open_online_drafter
 
         self._settings, self._terminal = settings, terminal
@@ -117,7 +118,7 @@ class ChatLearning:
 
 
 def open_learning(
-    closed_last: ExitStack, runtime: Learning, settings: LearnSettings, terminal: Terminal
+    closed_last: ExitStack, runtime: EngineCore, settings: LearnSettings, terminal: Terminal
 ) -> ChatLearning | None:
     """Return the learning of the chat's drafter, None without --learn.
 

@@ -306,6 +306,10 @@ class EngineCore(ABC):
     # -- between answers ---------------------------------------------------------------------------
 
     @abstractmethod
+    def require_idle(self) -> None:
+        """Raise `BusyError` if no drafter can be swapped now."""
+
+    @abstractmethod
     def _when_idle(self, work: Callable[[], _Result]) -> _Result:
         """Do something when no answer is being made, and return its result."""
 

@@ -10,11 +10,7 @@ from support.saved_llama import load_folder
 from support.tiny_family import all_in_one, tiny_settings
 
 from family.conversations import encode, turn
-from family.llama import (
-    Llama,
-    LlamaLearner,
-    next_labels,
-)
+from family.llama import Llama, LlamaLearner, next_labels
 from family.tokenizer import save_folder, train_tokenizer
 from specrun.bench.drafters.corpus import Entry
 from specrun.train.heads.layers import rope_angles, rotate

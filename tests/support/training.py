@@ -1,14 +1,51 @@
-"""A recipe and a run that belong together, changed and trained as one."""
+"""Runs of tests: of heads for the taught target, of a recipe and a run as one, and stopped ones."""
 
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
-from specrun.train.trainer import TrainingRun, train
-from specrun.train.trainer.learner import RunListener
+import pytest
 
-__all__ = ["Order", "order_of"]
+from specrun.train.heads import HeadRun
+from specrun.train.trainer import TrainingRun, TrainingStatus, train
+from specrun.train.trainer.learner import RunListener, SilentListener
+
+__all__ = ["SMALL_RUN", "Order", "StopsAt", "head_run", "order_of", "stopped"]
+
+SMALL_RUN: dict[str, Any] = {
+    **{"tokens_per_batch": 256, "max_length": 64, "held_out": 0.0, "measures": 1},
+    **{"device": "cpu", "precision": "float32", "n_threads": 1},
+}
+"""Settings of runs that take a second."""
+
+
+def head_run(taught: Any, output: Path, **changes: Any) -> HeadRun:
+    """A run of heads on what the taught target knows."""
+    places = {"target": taught.folder, "data": (taught.data,), "output": output}
+    return HeadRun(**{**places, **SMALL_RUN, "steps": 40, **changes})
+
+
+class StopsAt(SilentListener):
+    """Presses Ctrl-C after a step; keeps what was noted."""
+
+    def __init__(self, step: int) -> None:
+        self.step, self.notes = step, list[str]()
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def status(self, status: TrainingStatus) -> None:
+        if status.step == self.step:
+            raise KeyboardInterrupt
+
+
+def stopped(recipe: Any, run: TrainingRun, step: int = 2) -> Any:
+    """Train until Ctrl-C after a step; return the run that goes on from there."""
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, run, StopsAt(step))
+    return dataclasses.replace(run, resume=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,10 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.training import head_run
 
 from specrun.bindings.errors import OptionError
 from specrun.convert import convert_checkpoint
@@ -18,7 +18,6 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.train.data.corpus import TokenCorpus, encode_corpus
 from specrun.train.data.documents import read_documents
 from specrun.train.data.tokens import TargetTokenizer
-from specrun.train.heads import HeadRun
 from specrun.train.heads.learner import FormerModel
 from specrun.train.lookahead import (
     LookaheadLearner,
@@ -34,20 +33,6 @@ from specrun.train.trainer import train
 
 CPU = torch.device("cpu")
 EVERYWHERE = 999
-
-
-def run_of(taught: Any, output: Path, **changes: Any) -> HeadRun:
-    usual: dict[str, Any] = {
-        "steps": 30,
-        "tokens_per_batch": 256,
-        "max_length": 64,
-        "held_out": 0.0,
-        "device": "cpu",
-        "measures": 1,
-        "precision": "float32",
-        "n_threads": 1,
-    }
-    return HeadRun(taught.folder, (taught.data,), output, **{**usual, **changes})
 
 
 @pytest.fixture
@@ -135,19 +120,10 @@ def test_space_learns_the_model_too_and_its_own_law_is_no_loss(
     assert (backbone.rate, mask.rate) == (1.0, recipe.mask_rate)
 
 
-def test_a_run_of_pass_learns_resumes_and_drafts(taught: Any, tmp_path: Path) -> None:
-    recipe = PassRecipe(count=2)
-    whole = train(recipe, run_of(taught, tmp_path / "whole", learning_rate=0.05))
-    curve = whole.result.curves.losses
+def test_a_run_of_pass_learns_and_drafts(taught: Any, tmp_path: Path) -> None:
+    run = head_run(taught, tmp_path / "whole", learning_rate=0.05, steps=30)
+    curve = train(PassRecipe(count=2), run).result.curves.losses
     assert curve[-1] < 0.8 * curve[0]
-    run = {"learning_rate": 0.05, "steps": 30}
-    stopped = run_of(taught, tmp_path / "stopped", save_seconds=0.0, **run)
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, stopped, _StopsAt(12))
-    resumed = run_of(taught, tmp_path / "stopped", resume=True, **run)
-    report = train(recipe, resumed)
-    assert report.result.resumed_at > 0
-    assert np.allclose(report.result.curves.losses, curve, rtol=1e-6)
     target, file = tmp_path / "target.gguf", tmp_path / "pass.gguf"
     convert_checkpoint(taught.folder, target, outtype="f32")
     convert_head(tmp_path / "whole", file, target=target)
@@ -161,24 +137,9 @@ def test_a_run_of_pass_learns_resumes_and_drafts(taught: Any, tmp_path: Path) ->
     assert found.stats.drafted > 0
 
 
-class _StopsAt:
-    """Presses Ctrl-C at a step."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def note(self, text: str) -> None: ...
-
-    def stage(self, *_: Any) -> None: ...
-
-    def status(self, status: Any) -> None:
-        if status.step == self._step:
-            raise KeyboardInterrupt
-
-
 def test_a_run_of_space_leaves_a_new_model_and_its_mask(taught: Any, tmp_path: Path) -> None:
     folder = tmp_path / "space"
-    train(SpaceRecipe(count=2), run_of(taught, folder, learning_rate=1e-3, steps=4))
+    train(SpaceRecipe(count=2), head_run(taught, folder, learning_rate=1e-3, steps=4))
     tensors = load_file(folder / "model.safetensors")
     before = load_file(taught.folder / "model.safetensors")
     assert tensors.keys() - before.keys() == {"space_mask.weight"}
@@ -199,6 +160,6 @@ def test_settings_that_make_no_sense_are_refused(taught: Any, tmp_path: Path) ->
             PassRecipe(**wrong)
     with pytest.raises(OptionError, match="weight and the rate of masks"):
         SpaceRecipe(mask_rate=0.0)
-    run = run_of(taught, tmp_path / "x", teacher=tmp_path / "teacher.gguf")
+    run = head_run(taught, tmp_path / "x", teacher=tmp_path / "teacher.gguf")
     with pytest.raises(OptionError, match="leave out --teacher"):
         train(PassRecipe(), run)

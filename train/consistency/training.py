@@ -289,9 +289,6 @@ def _teacher(position: int, length: int, later: tuple[Block, int] | None) -> int
 # == The run =======================================================================================
 
 
-WEIGHTS_NAME = "model.safetensors"
-"""The file that a finished run leaves."""
-
 _MOST_DECODED = 64  # held-out prompts that are answered anew, before and after
 
 
@@ -315,12 +312,10 @@ class ConsistencyTraining(Training[ConsistencyReport]):
     The data's prompts are its own; answers of the data are not read.
     """
 
-    advice = "lower --batch-tokens, or use a smaller target"
-
     def __init__(
         self, recipe: ConsistencyRecipe, run: TrainingRun, listener: RunListener | None
     ) -> None:
-        super().__init__(run, WEIGHTS_NAME, listener, (run.target,))
+        super().__init__(run, listener, (run.target,))
         self.recipe = recipe
         self._shape, self._tokenizer = target_shape(run.target), TargetTokenizer(run.target)
 
@@ -356,10 +351,7 @@ class ConsistencyTraining(Training[ConsistencyReport]):
                 "target": 16 * checkpoint_size(run.target),
                 "a step": 4 * tokens * (layers + attention + 6 * shape.vocab_size),
             },
-            {
-                "target": "use a smaller target",
-                "a step": "lower --batch-tokens or --max-length",
-            },
+            {"target": "use a smaller target", "a step": "lower --batch-tokens or --max-length"},
         )
 
     def _collected(

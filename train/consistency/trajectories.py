@@ -97,24 +97,26 @@ def collect_trajectories(
         with (
             target as path,
             Model(path) as model,
-            _jacobi_session(model, block, options) as session,
+            Session.open(model, _NotedJacobi(n=block), options, build_rule("exact")) as session,
         ):
             for number in missing:
                 prompt = list(prompts[number])
                 room = min(longest, max_length - len(prompt))
                 yield number, _asked(session, prompt, room)
 
-    records = kept_records(store, keys, made, _fields, what="trajectory", progress=progress)
-    pairs = zip(prompts, records, strict=True)
-    return [_trajectory(prompt, record, block) for prompt, record in pairs]
+    def fields(record: Record) -> tuple[list[int], list[int], list[list[int]]]:
+        return record["answer"], record["starts"], record["iterates"]
 
-
-def _fields(record: Record) -> Record:
-    return {name: record[name] for name in ("answer", "starts", "iterates")}
-
-
-def _jacobi_session(model: Model, block: int, options: ContextOptions) -> Session:
-    return Session.open(model, _NotedJacobi(n=block), options, build_rule("exact"))
+    records = kept_records(store, keys, made, fields, what="trajectory", progress=progress)
+    return [
+        Trajectory(
+            np.array([*prompt, *answer], np.int32),
+            len(prompt),
+            np.array(starts, np.int32),
+            np.array(iterates, np.int32).reshape(-1, block),
+        )
+        for prompt, (answer, starts, iterates) in zip(prompts, records, strict=True)
+    ]
 
 
 def _asked(session: Session, prompt: list[int], room: int) -> dict[str, Any]:
@@ -128,9 +130,3 @@ def _asked(session: Session, prompt: list[int], room: int) -> dict[str, Any]:
         "starts": [start for start, _ in drafter.noted],
         "iterates": [tokens for _, tokens in drafter.noted],
     }
-
-
-def _trajectory(prompt: Sequence[int], record: Mapping[str, Any], block: int) -> Trajectory:
-    ids = np.array([*prompt, *record["answer"]], np.int32)
-    iterates = np.array(record["iterates"], np.int32).reshape(-1, block)
-    return Trajectory(ids, len(prompt), np.array(record["starts"], np.int32), iterates)

@@ -15,7 +15,6 @@ from specrun.bindings.errors import ModelError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Engine, SamplingParams
 from specrun.runtime.engine import GenerationStream
-from specrun.runtime.round import GenerationResult
 from specrun.train.data.documents import Document
 from specrun.train.data.store import Progress, Record, kept_records
 from specrun.train.data.tokens import TargetTokens, TokenSequence
@@ -102,40 +101,28 @@ class FileAnswerer:
         self, asked: Sequence[tuple[int, Question]], settings: AskingSettings
     ) -> Generator[tuple[int, Said]]:
         """Yield the answers in the order of the questions."""
-        with _engine(self._path, settings) as engine:
-            for number, result in _answers(engine, iter(asked), settings):
-                whole = result.finish_reason == "stop"
-                yield number, Said(result.token_ids, result.text, whole)
-
-
-def _engine(path: Path, settings: AskingSettings) -> Engine:
-    """Return an engine whose conversations have `max_length` tokens each."""
-    return Engine(
-        path,
-        settings.drafter,
-        slots=settings.parallel,
-        n_ctx=settings.max_length * settings.parallel,
-        n_threads=settings.n_threads,
-        n_threads_batch=settings.n_threads,
-    )
-
-
-def _answers(
-    engine: Engine, asked: Iterator[tuple[int, Question]], settings: AskingSettings
-) -> Iterator[tuple[int, GenerationResult]]:
-    """Yield the answers to numbered questions, in their order."""
-    waiting: deque[tuple[int, GenerationStream]] = deque()
-    while True:
-        # More than are answered at once, so that no slot waits for the reader.
-        for number, question in islice(asked, 2 * settings.parallel - len(waiting)):
-            stream = engine.submit(
-                question.prompt, settings.params, max_tokens=question.room, index=number
-            )
-            waiting.append((number, stream))
-        if not waiting:
-            return
-        number, stream = waiting.popleft()
-        yield number, stream.result
+        n_slots, n_threads, questions = settings.parallel, settings.n_threads, iter(asked)
+        waiting: deque[tuple[int, GenerationStream]] = deque()
+        with Engine(
+            self._path,
+            settings.drafter,
+            slots=n_slots,
+            n_ctx=settings.max_length * n_slots,
+            n_threads=n_threads,
+            n_threads_batch=n_threads,
+        ) as engine:
+            while True:
+                # More than are answered at once, so that no slot waits for the reader.
+                for number, each in islice(questions, 2 * n_slots - len(waiting)):
+                    stream = engine.submit(
+                        each.prompt, settings.params, max_tokens=each.room, index=number
+                    )
+                    waiting.append((number, stream))
+                if not waiting:
+                    return
+                number, stream = waiting.popleft()
+                found = stream.result
+                yield number, Said(found.token_ids, found.text, found.finish_reason == "stop")
 
 
 # == Answers to the data's prompts (Medusa, section 2.3) ===========================================

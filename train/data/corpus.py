@@ -207,3 +207,8 @@ def draft_marks(learnt: Tensor, depth: int) -> Tensor:
 def choosing(learnt: Tensor) -> Tensor:
     """Return [B, T]: the positions just before a token that `learnt` [B, T] marks."""
     return F.pad(learnt[:, 1:], (0, 1))
+
+
+def choice_numbers(learnt: Tensor) -> Tensor:
+    """Return [B, T]: the number of each position `choosing` a token, in reading order."""
+    return (choosing(learnt).flatten().long().cumsum(0) - 1).view(learnt.shape)

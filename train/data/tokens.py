@@ -108,29 +108,16 @@ class TargetTokens(ABC):
         """The tokens that end an answer, as far as the vocabulary has them."""
         return frozenset() if self.eos is None else frozenset({self.eos})
 
-    @property
-    def has_template(self) -> bool:
-        """Whether prompts become chats."""
-        return self.template is not None
-
     def encode(self, document: Document) -> TokenSequence:
         """Return the tokens of a document as the runtime would see them, uncut.
 
         Raises TemplateError, with the document's place in its file, if the template refuses it.
         """
-        with _told_where(document):
-            return self._encode(document)
-
-    def _encode(self, document: Document) -> TokenSequence:
         if isinstance(document, PlainText):
             return TokenSequence.of(self.tokenize(document.text), 0)
-        if isinstance(document, Chat):
-            return self._chat(document.messages)
-        if self.has_template:
-            turn = [{"role": "user", "content": document.prompt}]
-            if document.answer is not None:
-                turn.append({"role": "assistant", "content": document.answer})
-            return self._chat(turn)
+        if isinstance(document, Chat) or self.template is not None:
+            with _told_where(document):
+                return self._chat(_messages(document))
         prompt = self.tokenize(document.prompt)
         answer = self._plain(document.answer or "")
         answer += [self.eos] if document.answer is not None and self.eos is not None else []
@@ -141,23 +128,15 @@ class TargetTokens(ABC):
 
         Of a chat it is everything before the last answer. Raises as `encode`.
         """
-        with _told_where(document):
-            return self._prompt(document)
-
-    def _prompt(self, document: Document) -> list[int] | None:
-        if isinstance(document, Answered) and not self.has_template:
+        if isinstance(document, PlainText):
+            return None
+        if isinstance(document, Answered) and self.template is None:
             return self.tokenize(document.prompt)
-        if isinstance(document, Answered):
-            messages: Sequence[Message] = [{"role": "user", "content": document.prompt}]
-        elif isinstance(document, Chat):
-            messages = list(document.messages)
-            while messages and messages[-1]["role"] == "assistant":
-                messages = messages[:-1]
-        else:
-            return None
-        if not messages:
-            return None
-        return self._asked(messages)
+        messages = _messages(document)
+        while messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        with _told_where(document):
+            return self._asked(messages) if messages else None
 
     def opening(self) -> list[int]:
         """Return the tokens before a user's first message, from which a model writes one itself.
@@ -231,6 +210,16 @@ class TargetTokenizer(TargetTokens):
     def _adds_bos(self) -> bool:
         bos = self._tokenizer.bos_token_id
         return bos is not None and list(self._tokenizer("a")["input_ids"])[:1] == [bos]
+
+
+def _messages(document: Answered | Chat) -> Sequence[Message]:
+    """Return a document as a conversation."""
+    if isinstance(document, Chat):
+        return document.messages
+    asked = {"role": "user", "content": document.prompt}
+    if document.answer is None:
+        return [asked]
+    return [asked, {"role": "assistant", "content": document.answer}]
 
 
 @contextmanager

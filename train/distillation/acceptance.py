@@ -36,6 +36,9 @@ class MeasuredAcceptance:
     n_positions: int
     n_texts: int
 
+    def __str__(self) -> str:
+        return f"{self.rate:.4f} +- {self.error:.4f}"
+
 
 @dataclass(frozen=True, slots=True)
 class AcceptanceGain:

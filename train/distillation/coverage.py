@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,12 +29,10 @@ _MAX_SIZE_DIFFERENCE = 128
 
 @dataclass(frozen=True, slots=True)
 class ModelVocabulary:
-    """A model's vocabulary by id; `is_used` returns whether an id is a token at all."""
+    """A model's tokens by id; None stands for an id that is no token."""
 
     path: Path
-    size: int
-    text: Callable[[int], str]
-    is_used: Callable[[int], bool]
+    tokens: Sequence[str | None]
 
 
 def folder_vocabulary(folder: Path) -> ModelVocabulary:
@@ -43,18 +41,15 @@ def folder_vocabulary(folder: Path) -> ModelVocabulary:
     Raises FileMissingError, MalformedFileError or UnsupportedModelError, as converting the folder
     would.
     """
-    vocabulary = read_vocabulary(open_checkpoint(folder))
-    tokens, types = vocabulary.tokens, vocabulary.types
-    return ModelVocabulary(
-        folder, len(tokens), lambda token: tokens[token], lambda token: types[token] != UNUSED
-    )
+    found = read_vocabulary(open_checkpoint(folder))
+    pairs = zip(found.tokens, found.types, strict=True)
+    return ModelVocabulary(folder, [None if kind == UNUSED else text for text, kind in pairs])
 
 
 def gguf_vocabulary(model: Model) -> ModelVocabulary:
     """Return the vocabulary of an open GGUF model."""
-    return ModelVocabulary(
-        model.path, model.vocabulary.size, model.vocabulary.text, lambda _token: True
-    )
+    found = model.vocabulary
+    return ModelVocabulary(model.path, [found.text(token) for token in range(found.size)])
 
 
 def check_same_vocabulary(target: ModelVocabulary, draft: ModelVocabulary) -> int:
@@ -64,20 +59,19 @@ def check_same_vocabulary(target: ModelVocabulary, draft: ModelVocabulary) -> in
     128 more of them.
     """
     pair = f"{draft.path} cannot draft for {target.path}"
-    n_shared = min(target.size, draft.size)
-    for token in range(n_shared):
-        ours, theirs = target.text(token), draft.text(token)
-        if ours != theirs and target.is_used(token) and draft.is_used(token):
+    sizes = len(target.tokens), len(draft.tokens)
+    for token, (ours, theirs) in enumerate(zip(target.tokens, draft.tokens, strict=False)):
+        if ours != theirs and None not in (ours, theirs):
             raise PairError(
                 f"{pair}: token {token} is {ours!r} for the target and {theirs!r} for the drafter. "
                 "Use a drafter of the same model family"
             )
-    if abs(target.size - draft.size) > _MAX_SIZE_DIFFERENCE:
+    if max(sizes) - min(sizes) > _MAX_SIZE_DIFFERENCE:
         raise PairError(
-            f"{pair}: the target has {target.size} tokens, the drafter {draft.size}; "
+            f"{pair}: the target has {sizes[0]} tokens, the drafter {sizes[1]}; "
             f"at most {_MAX_SIZE_DIFFERENCE} may be missing. Use a drafter of the same model family"
         )
-    return n_shared
+    return min(sizes)
 
 
 # == Existing drafters' right guesses by position: SpecInfer's boosting trains on the rest =========
@@ -140,8 +134,3 @@ def covered_positions(target_top: Tensor, drafter_tops: TopTokens) -> Tensor:
     """Return whether any drafter's token [n_drafters, n] is the target's [n]: bool [n]."""
     tops = torch.from_numpy(drafter_tops).to(target_top.device)
     return (tops == target_top[None]).any(0)
-
-
-def position_weights(covered: Tensor, covered_weight: float) -> Tensor:
-    """Return each position's weight in the loss: `covered_weight` if a drafter is right."""
-    return torch.where(covered, covered_weight, 1.0)

@@ -42,19 +42,12 @@ from specrun.train.target.sampling import end_tokens
 from specrun.train.target.shape import checkpoint_size, source_digest, source_identity
 from specrun.train.trainer.learner import RunListener
 from specrun.train.trainer.memory import MemoryNeed
-from specrun.train.trainer.model_folder import (
-    model_card,
-    table_lines,
-    training_lines,
-)
+from specrun.train.trainer.model_folder import model_card, table_lines, training_lines
 from specrun.train.trainer.run import Training, TrainingReport, TrainingRun
 from specrun.train.trainer.settings import TrainerSettings, TrainingDefaults
 
 ANSWER_SOURCES = ("given", "target")
 """Sources of answers before training: the data, or the target, which samples them."""
-
-WEIGHTS_NAME = "model.safetensors"
-"""The file that a finished run leaves."""
 
 _LENGTH = 5
 
@@ -111,12 +104,10 @@ class DrafterTraining(Training[DrafterReport]):
     target's.
     """
 
-    advice = "lower --batch-tokens, or use smaller models"
-
     def __init__(
         self, recipe: DrafterRecipe, run: TrainingRun, listener: RunListener | None
     ) -> None:
-        super().__init__(run, WEIGHTS_NAME, listener, (run.target, recipe.draft))
+        super().__init__(run, listener, (run.target, recipe.draft))
         self.recipe = recipe
         self._vocabulary = folder_vocabulary(run.target)
         self._n_shared = check_same_vocabulary(self._vocabulary, folder_vocabulary(recipe.draft))
@@ -277,15 +268,14 @@ def drafter_memory(
     # The target's keys and values are kept while it writes answers; other passes do without.
     per_target_position = passing + 2 * teacher.layers * teacher.hidden
     target_numbers = checkpoint_size(target) + tokens_per_batch * per_target_position
-    return MemoryNeed(
-        {
-            "target": target_numbers * target_dtype.itemsize,
-            # Itself, its gradient, and the two averages of AdamW.
-            "drafter and optimizer": checkpoint_size(draft) * _FLOAT * 4,
-            "laws": tokens_per_batch * vocab_size * _FLOAT * _ROWS_PER_POSITION,
-            "activations": tokens_per_batch * learner.layers * kept * _FLOAT,
-        }
-    )
+    parts = {
+        "target": target_numbers * target_dtype.itemsize,
+        # Itself, its gradient, and the two averages of AdamW.
+        "drafter and optimizer": checkpoint_size(draft) * _FLOAT * 4,
+        "laws": tokens_per_batch * vocab_size * _FLOAT * _ROWS_PER_POSITION,
+        "activations": tokens_per_batch * learner.layers * kept * _FLOAT,
+    }
+    return MemoryNeed(parts, dict.fromkeys(parts, "lower --batch-tokens, or use smaller models"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +348,7 @@ def _acceptance(recipe: DrafterRecipe, report: DrafterReport) -> list[str]:
         texts = "the training texts (too few to hold any out)"
     answers = "sampled from the target" if recipe.measured_on == "target" else "as given"
     rows = {
-        "alpha": f"{_stated(gain.before)} | {_stated(gain.after)}",
+        "alpha": f"{gain.before} | {gain.after}",
         "same first token": f"{before.same_top:.4f} | {after.same_top:.4f}",
         "expected tokens a round": f"{_tokens(gain.before)} | {_tokens(gain.after)}",
     }
@@ -377,10 +367,6 @@ def _acceptance(recipe: DrafterRecipe, report: DrafterReport) -> list[str]:
         "",
         f"Alpha rose by {gain.gain:.4f} +- {gain.error:.4f} (paired over texts).",
     ]
-
-
-def _stated(found: MeasuredAcceptance) -> str:
-    return f"{found.rate:.4f} +- {found.error:.4f}"
 
 
 def _tokens(found: MeasuredAcceptance) -> str:

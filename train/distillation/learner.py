@@ -27,11 +27,7 @@ from specrun.train.distillation.acceptance import (
     mean_acceptance,
 )
 from specrun.train.distillation.answers import SampledAnswers, answer_anew, collate, texts_of
-from specrun.train.distillation.coverage import (
-    ExistingDrafters,
-    covered_positions,
-    position_weights,
-)
+from specrun.train.distillation.coverage import ExistingDrafters, covered_positions
 from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.learner import Learner, LossPart
 
@@ -174,7 +170,7 @@ class DistillationLearner(Learner):
         weights = torch.ones_like(divergences)
         if self._drafters is not None:
             covered = self._covered(batch, wanted, target_logits, fresh)
-            weights = position_weights(covered, self.loss.covered_weight).to(divergences)
+            weights = torch.where(covered, self.loss.covered_weight, 1.0).to(divergences)
         # A batch that other drafters cover wholly teaches nothing: no division by 0.
         mean = (weights * divergences).sum() / weights.sum().clamp(min=1.0)
         yield LossPart(self.loss.divergence, mean, float(mean.detach()))
@@ -298,8 +294,7 @@ class Comparison:
         return mean_acceptance(self.texts)
 
     def __str__(self) -> str:
-        alpha = self.alpha
-        return f"alpha {alpha.rate:.4f} +- {alpha.error:.4f}, same first token {self.same_top:.4f}"
+        return f"alpha {self.alpha}, same first token {self.same_top:.4f}"
 
 
 def _answer_positions(batch: TokenBatch) -> Tensor:

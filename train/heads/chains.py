@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from specrun.bindings.errors import OptionError
 from specrun.convert.heads.target_facts import target_facts
-from specrun.train.data.corpus import TokenBatch, choosing, draft_marks
+from specrun.train.data.corpus import TokenBatch, choice_numbers, draft_marks
 from specrun.train.heads.earlier_head import EarlierHead, read_earlier_head
 from specrun.train.heads.layers import KeysValues
 from specrun.train.heads.learner import HeadLearner, rows_at
@@ -149,17 +149,37 @@ class ChainLearner(HeadLearner):
         loss: Callable[[Tensor, Tensor], Tensor],
         update: int,
     ) -> Iterator[LossPart]:
-        """Yield the sum over all steps, if any: later ones depend on the states of earlier ones."""
-        recipe, again = self.recipe, self.recompute
-        tokens = (self._target.embedding, batch.ids)
+        """Yield the sum of decay^s loss_s over all depths s, if any counts.
+
+        It is one part, as later steps depend on the states of earlier ones. `states` [B, T-1, h]
+        are the input of the first. `loss` takes the states [n, h] that chains predict and the
+        numbers [n] of the positions they stand for, among those `choosing` a token that counts, in
+        reading order. With `recompute` its insides are computed again for gradients: distributions
+        of all depths would fill the memory.
+        """
+        recipe, learnt = self.recipe, batch.learnt
         chains = chain_states(
-            *(self.head, *tokens, states, recipe.steps_at(update, self.n_updates)),
-            learnt=batch.learnt,
-            recompute=again,
+            *(self.head, self._target.embedding, batch.ids, states),
+            recipe.steps_at(update, self.n_updates),
+            learnt=learnt,
+            recompute=self.recompute,
         )
-        found = chain_loss(chains, batch.learnt, loss, recipe.step_decay, recompute=again)
-        if found is not None:
-            yield found
+        order = choice_numbers(learnt)
+        total, first = torch.zeros((), device=learnt.device), 0.0
+        for step, predicted in enumerate(chains):
+            marks = draft_marks(learnt, step)
+            if not marks.any():
+                break
+            # Chain p's state at depth s lies at index p and stands for position p + s + 1.
+            given = rows_at(predicted, marks), rows_at(order, marks, step + 1)
+            if self.recompute:
+                found = checkpoint(loss, *given, use_reentrant=False)
+            else:
+                found = loss(*given)
+            total = total + recipe.step_decay**step * found
+            first = first if step else float(found.detach())
+        if total.requires_grad:
+            yield LossPart("step 1", total, first)
 
 
 def chain_states(
@@ -195,37 +215,3 @@ def chain_states(
             states, own = head(*given)
         earlier.append(own)
         yield states
-
-
-def chain_loss(
-    chains: Iterable[Tensor],
-    learnt: Tensor,
-    loss: Callable[[Tensor, Tensor], Tensor],
-    decay: float,
-    *,
-    recompute: bool,
-) -> LossPart | None:
-    """Return sum decay^s loss_s over the depths s of `chains`; None if nothing counts.
-
-    `chains` are states [B, T-1, h], `learnt` [B, T] marks the tokens that count. `loss` takes the
-    states [n, h] that chains predict and the numbers [n] of the positions they stand for, among
-    those `choosing` a token that counts, in reading order. With `recompute` its insides are
-    computed again for gradients: distributions of all depths would fill the memory.
-    """
-    # The number of each position among those that choose a learnt token: its row in the
-    # distributions.
-    order = (choosing(learnt).flatten().long().cumsum(0) - 1).view(learnt.shape)
-    total, first = torch.zeros((), device=learnt.device), 0.0
-    for depth, predicted in enumerate(chains):
-        marks = draft_marks(learnt, depth)
-        if not marks.any():
-            break
-        # Chain p's state at depth s lies at index p and stands for position p + s + 1.
-        rows, numbers = rows_at(predicted, marks), rows_at(order, marks, depth + 1)
-        if recompute:
-            found = checkpoint(loss, rows, numbers, use_reentrant=False)
-        else:
-            found = loss(rows, numbers)
-        total = total + decay**depth * found
-        first = first if depth else float(found.detach())
-    return LossPart("step 1", total, first) if total.requires_grad else None

@@ -26,16 +26,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from specrun.bindings.errors import OptionError
-from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing, draft_marks
-from specrun.train.heads.draft_laws import (
-    DraftLaws,
-    LawTokens,
-    always_compared,
-    check_law_tokens,
-    frequent_tokens,
-)
-from specrun.train.heads.layers import FeedForward, RMSNorm, rope_angles, rotate
-from specrun.train.heads.learner import HeadLearner, best_tokens
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, choice_numbers, draft_marks
+from specrun.train.heads.draft_laws import DraftLaws, LawTokens, check_law_tokens, frequent_tokens
+from specrun.train.heads.layers import FeedForward, RMSNorm, output_layer, rope_angles, rotate
+from specrun.train.heads.learner import HeadLearner, best_tokens, muon_groups
 from specrun.train.heads.run import HeadFiles, HeadRecipe
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.shape import ModelShape
@@ -46,7 +40,6 @@ from specrun.train.trainer.settings import MatrixOptimizer, TrainingDefaults
 _PAPER_RATE, _PAPER_WIDTH = 6e-4, 4096
 _LARGEST_BLOCK = 256
 _START_TEXTS = 16
-_RATE_BESIDE_MUON = 0.5
 _FIRST_SPREAD = 1.0  # of a random network's logits, their standard deviation
 
 # == The network ===================================================================================
@@ -184,8 +177,7 @@ class BlockHead(nn.Module):
         self.norm = RMSNorm(shape)
         self.lm_head: nn.Linear | None = None
         if drafted is not None:
-            self.lm_head = nn.Linear(hidden, size, bias=False)
-            self.lm_head.weight.data.copy_(output.detach()[drafted.to(output.device)].float())
+            self.lm_head = output_layer(output, drafted)
             self.register_buffer("d2t", drafted - torch.arange(size))
         self.markov_head: MarkovBias | None = None
         self.confidence_head: _Confidence | None = None
@@ -258,6 +250,7 @@ class DFlashRecipe(HeadRecipe):
     optimizer: MatrixOptimizer = "adamw"
 
     kind = "dflash"
+    smaller = "use fewer --layers or --draft-tokens, or a smaller target"
 
     def __post_init__(self) -> None:
         if not 2 <= self.block_size <= _LARGEST_BLOCK:
@@ -303,27 +296,18 @@ class DFlashRecipe(HeadRecipe):
         blocks = rows * (layers + 5 * compared)
         return int(4 * (blocks + tokens * (compared + 2 * shape.vocab_size)))
 
-    @property
-    def smaller(self) -> str:
-        """Fewer layers, or a smaller output matrix."""
-        return "use fewer --layers or --draft-tokens, or a smaller target"
-
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> HeadLearner:
         """Return a random block drafter, whose output matrix begins as the target's rows."""
-        vocab = target.output.shape[0]
-        drafted = None
+        vocab, drafted = len(target.output), None
         if 0 < self.draft_tokens < vocab:
             drafted = frequent_tokens(corpus, vocab, self.draft_tokens).sort().values
-        size, often = vocab if drafted is None else len(drafted), None
-        if 0 < self.law_tokens < size:
-            most = frequent_tokens(corpus, vocab, always_compared(self.law_tokens)).sort().values
-            often = most if drafted is None else torch.searchsorted(drafted, most)
+        law_tokens = LawTokens.chosen(corpus, target, drafted, self.law_tokens)
         mask = self.mask
         if mask is None:  # if memory is estimated only shapes count
             mask = 0 if target.output.is_meta else rarest_token(corpus, target.embedding)
-        return DFlashLearner(self, shape, target, source, mask, drafted, often)
+        return DFlashLearner(self, shape, target, source, mask, drafted, law_tokens)
 
     def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return the layout of z-lab, or with a Markov head DeepSpec's."""
@@ -402,8 +386,7 @@ class Blocks:
 class DFlashLearner(HeadLearner):
     """Trains a block drafter on given taps; `mask` is the token of its masks.
 
-    `often` are the places in the draft vocabulary whose distributions are always compared, None:
-    all.
+    `law_tokens` are the places in the draft vocabulary whose distributions are compared, None: all.
     """
 
     label = "slot"
@@ -416,7 +399,7 @@ class DFlashLearner(HeadLearner):
         source: FeatureSource,
         mask: int,
         drafted: Tensor | None = None,
-        often: Tensor | None = None,
+        law_tokens: LawTokens | None = None,
     ) -> None:
         if not 0 <= mask < target.embedding.shape[0]:
             tokens = f"the target has {target.embedding.shape[0]} tokens"
@@ -425,23 +408,13 @@ class DFlashLearner(HeadLearner):
         self.head = BlockHead(recipe, shape, target.output, drafted)
         super().__init__(self.head, target, source, recipe.n_slots)
         self._drafted = None if drafted is None else drafted.to(self.device)
-        law_tokens = None
-        if often is not None:
-            size = len(target.output if drafted is None else drafted)
-            law_tokens = LawTokens(often, size, recipe.law_tokens, self.device)
         self._laws = DraftLaws(target, self._drafted, law_tokens)
 
     def groups(self) -> list[ParameterGroup]:
         """Return all weights; if Muon trains those between states, these and the rest."""
         if self.recipe.optimizer == "adamw":
             return super().groups()
-        hidden: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
-        for name, weights in self.head.named_parameters():
-            between = weights.ndim == 2 and name.startswith(("fc.", "layers."))
-            (hidden if between else others).append(weights)
-        rest = ParameterGroup(others, rate=_RATE_BESIDE_MUON)
-        return [ParameterGroup(hidden, hidden_matrices=True), rest]
+        return muon_groups(self.head, lambda name: name.startswith(("fc.", "layers.")))
 
     @torch.no_grad()
     def start(self, corpus: TokenCorpus) -> None:
@@ -467,10 +440,7 @@ class DFlashLearner(HeadLearner):
         laws = self._laws.of(batch, found.final, noise)
         blocks = self._drawn(batch.learnt, noise)
         states = self._states(batch, found, blocks)
-        # The number of each position among those that choose a learnt token: its row in the
-        # distributions.
-        order = (choosing(batch.learnt).flatten().long().cumsum(0) - 1).view(batch.ids.shape)
-        numbers = _at(order, blocks.labels - 1)
+        numbers = _at(choice_numbers(batch.learnt), blocks.labels - 1)
         counted = blocks.learnt & laws.counted[numbers.clamp(min=0)]
         if not counted.any():
             return

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -29,11 +29,6 @@ def check_law_tokens(count: int) -> None:
         raise OptionError(f"{few}: give at least {_FEWEST}, or 0 for all")
 
 
-def always_compared(count: int) -> int:
-    """Return how many of the `count` tokens that are compared are the most frequent ones."""
-    return count - count // 4
-
-
 def frequent_tokens(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
     """Return the ids of the `most` tokens most frequent in the training texts, in that order.
 
@@ -50,9 +45,19 @@ def frequent_tokens(corpus: TokenCorpus, vocab_size: int, most: int) -> Tensor:
 
 
 class LawTokens:
-    """Some `count` of `size` tokens: those of `often` always, the others drawn at each step."""
+    """Some `count` of the places of tokens `drafted` (None: all): whose distributions are compared.
 
-    def __init__(self, often: Tensor, size: int, count: int, device: torch.device) -> None:
+    Three quarters are the most frequent ones, the others are drawn at each step.
+    """
+
+    def __init__(
+        self, corpus: TokenCorpus, target: TargetMatrices, drafted: Tensor | None, count: int
+    ) -> None:
+        device, vocab_size = target.output.device, len(target.output)
+        size = vocab_size if drafted is None else len(drafted)
+        often = frequent_tokens(corpus, vocab_size, count - count // 4).sort().values
+        if drafted is not None:
+            often = torch.searchsorted(drafted, often)
         self._often = often.to(device)
         self._n_drawn = count - len(often)
         is_often = torch.zeros(size, dtype=torch.int8)
@@ -60,6 +65,14 @@ class LawTokens:
         # Sorted, not selected: when memory is estimated, tensors have shapes only.
         others = torch.argsort(is_often, stable=True)[: size - len(often)]
         self._others = others.to(device)
+
+    @classmethod
+    def chosen(
+        cls, corpus: TokenCorpus, target: TargetMatrices, drafted: Tensor | None, count: int
+    ) -> LawTokens | None:
+        """Return the tokens; None if all are compared."""
+        size = len(target.output if drafted is None else drafted)
+        return cls(corpus, target, drafted, count) if 0 < count < size else None
 
     def drawn(self, noise: torch.Generator) -> Tensor:
         """Return a step's tokens [count], drawn with `noise`."""
@@ -93,11 +106,9 @@ class DraftLaws:
     def of(self, batch: TokenBatch, final: Tensor, noise: torch.Generator) -> BatchLaws:
         """Return the distributions of a batch, whose final states are [B, T, h]."""
         wanted = choosing(batch.learnt)
-        states, compared = final[wanted], self._compared
+        states = final[wanted]
         among = None if self._law_tokens is None else self._law_tokens.drawn(noise)
-        if among is not None:
-            compared = replace(compared, output=compared.output[among])
-        rows = compared.law(states)
+        rows = self._drafts.among(among).law(states)
         if self._drafted is None and among is None:
             counted = torch.ones(len(rows), dtype=torch.bool, device=rows.device)
             return BatchLaws(rows, counted, None)
@@ -114,11 +125,9 @@ class DraftLaws:
         return len(self._target.output if self._drafted is None else self._drafted)
 
     @functools.cached_property
-    def _compared(self) -> TargetMatrices:
+    def _drafts(self) -> TargetMatrices:
         """The target with the rows of its output matrix whose tokens can be drafted."""
-        if self._drafted is None:
-            return self._target
-        return replace(self._target, output=self._target.output[self._drafted])
+        return self._target.among(self._drafted)
 
     @functools.cached_property
     def _place_of(self) -> Tensor:

@@ -30,12 +30,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.drafters.eagle import DRAFT_TOKENS, FEWEST
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, choosing, draft_marks
 from specrun.train.heads.chains import MEASURED_DEPTH, ChainLearner, ChainRecipe
-from specrun.train.heads.draft_laws import (
-    LawTokens,
-    always_compared,
-    check_law_tokens,
-    frequent_tokens,
-)
+from specrun.train.heads.draft_laws import LawTokens, check_law_tokens, frequent_tokens
 from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.heads.layers import Attention, FeedForward, KeysValues, RMSNorm, added_at
 from specrun.train.heads.learner import HeadLearner, best_tokens, law_cross_entropy, rows_at
@@ -158,7 +153,8 @@ class EagleRecipe(ChainRecipe):
         self, shape: ModelShape, tokens: int, longest: int, *, recompute: bool
     ) -> int:
         """Return the bytes of chains, with their attention to the text, and of distributions."""
-        vocab = self.tokens_of_law(shape.vocab_size)
+        every = shape.vocab_size
+        vocab = min(self.draft_tokens or self.law_tokens or every, every)
         chains = self.chain_numbers(shape, vocab, longest, recompute=recompute)
         return 4 * tokens * (chains + vocab)
 
@@ -166,21 +162,15 @@ class EagleRecipe(ChainRecipe):
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> HeadLearner:
         """Return a random head; `start` fits it."""
-        vocab = target.output.shape[0]
-        count = self.tokens_of_law(vocab)
-        often = None
-        if count < vocab:
-            always = count if self.draft_tokens else always_compared(count)
-            often = frequent_tokens(corpus, vocab, always)
-        return EagleLearner(self, shape, target, source, often)
+        vocab, drafted = len(target.output), None
+        if 0 < self.draft_tokens < vocab:
+            drafted = frequent_tokens(corpus, vocab, self.draft_tokens)
+        law_tokens = LawTokens.chosen(corpus, target, None, self.law_tokens)
+        return EagleLearner(self, shape, target, source, drafted, law_tokens)
 
     def new_head(self, shape: ModelShape) -> EagleHead:
         """Return an untrained head."""
         return EagleHead(shape)
-
-    def tokens_of_law(self, vocab_size: int) -> int:
-        """Return among how many tokens distributions are compared."""
-        return min(self.draft_tokens or self.law_tokens or vocab_size, vocab_size)
 
     def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return upstream's layout: the config of a Llama of one layer, and its tensors."""
@@ -197,8 +187,8 @@ class EagleRecipe(ChainRecipe):
 class EagleLearner(ChainLearner):
     """Trains an EAGLE head on given final states.
 
-    `often` are the tokens whose distributions are always compared, and with `draft_tokens` those
-    that are drafted, the most frequent first; None compares those of all tokens.
+    `drafted` are the tokens that it drafts, the most frequent first, None for all. Distributions
+    are compared among these, or among `law_tokens`.
     """
 
     head: EagleHead
@@ -210,17 +200,13 @@ class EagleLearner(ChainLearner):
         shape: ModelShape,
         target: TargetMatrices,
         source: FeatureSource,
-        often: Tensor | None = None,
+        drafted: Tensor | None = None,
+        law_tokens: LawTokens | None = None,
     ) -> None:
         self.recipe, self.head = recipe, recipe.new_head(shape)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
-        self.drafted: Tensor | None = None
-        self._law_tokens = None
-        if often is not None and recipe.draft_tokens:
-            self.drafted = often.to(self.device)
-        elif often is not None:
-            size = target.output.shape[0]
-            self._law_tokens = LawTokens(often, size, recipe.law_tokens, self.device)
+        self.drafted = None if drafted is None else drafted.to(self.device)
+        self._law_tokens = law_tokens
 
     def go_on_from(self, head: EarlierHead) -> None:
         """Take the head's weights and its draft tokens."""
@@ -294,14 +280,12 @@ class EagleLearner(ChainLearner):
         """
         if self._law_tokens is None:
             return self._drafts
-        return replace(self._target, output=self._target.output[self._law_tokens.drawn(noise)])
+        return self._target.among(self._law_tokens.drawn(noise))
 
     @functools.cached_property
     def _drafts(self) -> TargetMatrices:
         """The target with the rows of its output matrix whose tokens can be drafted."""
-        if self.drafted is None:
-            return self._target
-        return replace(self._target, output=self._target.output[self.drafted])
+        return self._target.among(self.drafted)
 
     def first_states(self, found: Features) -> Tensor:
         """Return the target's final states."""

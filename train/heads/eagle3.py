@@ -32,16 +32,17 @@ from torch import Tensor, nn
 from specrun.bindings.errors import ModelError, OptionError
 from specrun.train.data.corpus import TokenBatch, TokenCorpus
 from specrun.train.heads.chains import MEASURED_DEPTH, ChainLearner, ChainRecipe
-from specrun.train.heads.draft_laws import (
-    DraftLaws,
-    LawTokens,
-    always_compared,
-    check_law_tokens,
-    frequent_tokens,
-)
+from specrun.train.heads.draft_laws import DraftLaws, LawTokens, check_law_tokens, frequent_tokens
 from specrun.train.heads.earlier_head import EarlierHead
-from specrun.train.heads.layers import Attention, FeedForward, KeysValues, RMSNorm, added_at
-from specrun.train.heads.learner import HeadLearner, best_tokens, law_cross_entropy
+from specrun.train.heads.layers import (
+    Attention,
+    FeedForward,
+    KeysValues,
+    RMSNorm,
+    added_at,
+    output_layer,
+)
+from specrun.train.heads.learner import HeadLearner, best_tokens, law_cross_entropy, muon_groups
 from specrun.train.heads.run import HeadFiles
 from specrun.train.target.hf_model import TargetMatrices
 from specrun.train.target.shape import ModelShape
@@ -53,7 +54,6 @@ N_TAPS = 3
 # Linear without a bias, and last before the layer's sums: a factor can go into these weights.
 _SCALED = ("midlayer.self_attn.o_proj.weight", "midlayer.mlp.down_proj.weight")
 _SCALE_TEXTS = 16
-_RATE_BESIDE_MUON = 0.5
 
 
 class _MiddleLayer(nn.Module):
@@ -103,9 +103,7 @@ class Eagle3Head(nn.Module):
         self.fc = nn.Linear(N_TAPS * shape.hidden, shape.hidden, bias=False)
         self.midlayer = _MiddleLayer(shape, scale)
         self.norm = RMSNorm(shape)
-        self.lm_head = nn.Linear(shape.hidden, len(draft_tokens), bias=False)
-        # A start from the target's rows: in float32, as weights that are trained are.
-        self.lm_head.weight.data.copy_(output.detach()[draft_tokens.to(output.device)].float())
+        self.lm_head = output_layer(output, draft_tokens)
         self.register_buffer("d2t", draft_tokens - torch.arange(len(draft_tokens)))
         marks = torch.zeros(output.shape[0], dtype=torch.bool)
         marks[draft_tokens] = True
@@ -161,6 +159,7 @@ class Eagle3Recipe(ChainRecipe):
     optimizer: MatrixOptimizer = "adamw"
 
     kind = "eagle3"
+    smaller = "use fewer --draft-tokens, or a smaller target"
     paper_rate = 5e-5
 
     def __post_init__(self) -> None:
@@ -200,24 +199,15 @@ class Eagle3Recipe(ChainRecipe):
         chains = self.chain_numbers(shape, drafted, longest, recompute=recompute)
         return 4 * tokens * (chains + drafted + 2 * shape.vocab_size)
 
-    @property
-    def smaller(self) -> str:
-        """A smaller output matrix."""
-        return "use fewer --draft-tokens, or a smaller target"
-
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
     ) -> HeadLearner:
         """Return a head whose output matrix starts as the target's rows."""
-        by_count = frequent_tokens(corpus, target.output.shape[0], self.draft_tokens)
-        drafted = by_count.sort().values
-        often = None
-        if 0 < self.law_tokens < len(drafted):
-            most = by_count[: always_compared(self.law_tokens)]
-            often = torch.searchsorted(drafted, most.sort().values)
+        drafted = frequent_tokens(corpus, len(target.output), self.draft_tokens).sort().values
+        law_tokens = LawTokens.chosen(corpus, target, drafted, self.law_tokens)
         # When memory is estimated there are no states to measure, and only shapes count.
         scale = 1.0 if target.output.is_meta else tap_scale(source, corpus, target.output.device)
-        return Eagle3Learner(self, shape, target, source, drafted, scale, often)
+        return Eagle3Learner(self, shape, target, source, drafted, scale, law_tokens)
 
     def files(self, learner: Learner, shape: ModelShape) -> HeadFiles:
         """Return upstream's layout; the taps stand in the config."""
@@ -261,8 +251,7 @@ def tap_scale(source: FeatureSource, corpus: TokenCorpus, device: torch.device) 
 class Eagle3Learner(ChainLearner):
     """Trains an EAGLE-3 head on given taps, which are of the size `scale`.
 
-    `often` are the places in the draft vocabulary whose distributions are always compared, None:
-    all.
+    `law_tokens` are the places in the draft vocabulary whose distributions are compared, None: all.
     """
 
     recipe: Eagle3Recipe
@@ -276,27 +265,17 @@ class Eagle3Learner(ChainLearner):
         source: FeatureSource,
         draft_tokens: Tensor,
         scale: float = 1.0,
-        often: Tensor | None = None,
+        law_tokens: LawTokens | None = None,
     ) -> None:
-        self.recipe = recipe
+        self.recipe, self._law_tokens = recipe, law_tokens
         self.head = Eagle3Head(shape, draft_tokens, target.output, scale)
         super().__init__(self.head, target, source, MEASURED_DEPTH)
-        self._law_tokens = None
-        if often is not None:
-            size, count = len(draft_tokens), recipe.law_tokens
-            self._law_tokens = LawTokens(often, size, count, self.device)
 
     def groups(self) -> list[ParameterGroup]:
         """Return all weights; if Muon trains those between states, these and the rest."""
         if self.recipe.optimizer == "adamw":
             return super().groups()
-        hidden: list[nn.Parameter] = []
-        others: list[nn.Parameter] = []
-        for name, weights in self.head.named_parameters():
-            between = weights.ndim == 2 and name != "lm_head.weight"
-            (hidden if between else others).append(weights)
-        rest = ParameterGroup(others, rate=_RATE_BESIDE_MUON)
-        return [ParameterGroup(hidden, hidden_matrices=True), rest]
+        return muon_groups(self.head, lambda name: name != "lm_head.weight")
 
     def go_on_from(self, head: EarlierHead) -> None:
         """Take the head's weights and its draft tokens; how large inputs are is the target's."""

@@ -23,21 +23,10 @@ from specrun.convert.gguf import GGUFSource
 from specrun.convert.heads.target_facts import TargetFacts
 from specrun.runtime.drafters.eagle import DRAFT_TOKENS, VOCABULARY_MAP
 from specrun.runtime.heads import TARGET_VOCABULARY
-from specrun.train.target.from_gguf import in_halves
+from specrun.train.target.from_gguf import LAYER_NAMES, in_halves
 from specrun.train.target.shape import ModelShape
 
-_LAYER = {
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_norm": "input_layernorm",
-    "attn_norm_2": "hidden_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
+_LAYER = {**LAYER_NAMES, "attn_norm_2": "hidden_norm"}
 _OURS = {
     "eagle": {
         "eagle.fc.weight": "fc.weight",

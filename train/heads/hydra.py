@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
-from specrun.train.heads.layers import DecoderLayer, RMSNorm
+from specrun.train.heads.layers import DecoderLayer, RMSNorm, output_layer
 from specrun.train.heads.learner import (
     HeadLearner,
     best_tokens,
@@ -95,8 +95,7 @@ class HydraHeads(nn.Module):
         for head in range(count):
             blocks: list[nn.Module] = [_GroundedBlock(shape.hidden, head + 1)]
             blocks += [ResidualBlock(shape.hidden) for _ in range(layers - 1)]
-            linear = nn.Linear(shape.hidden, output.shape[0], bias=False)
-            linear.weight.data.copy_(output.detach().float())
+            linear = output_layer(output)
             if prefix:
                 blocks = [part for block in blocks for part in (nn.Dropout(dropout), block)]
                 outputs.append(nn.Sequential(nn.Dropout(dropout), linear))
@@ -138,6 +137,7 @@ class HydraRecipe(HeadRecipe):
 
     kind = "hydra"
     files_name = "hydra_lm_head.safetensors"
+    smaller = "use fewer --heads or --layers"
 
     def __post_init__(self) -> None:
         if not 1 <= self.heads <= 32:
@@ -182,11 +182,6 @@ class HydraRecipe(HeadRecipe):
         laws = (together * kept + 3) * shape.vocab_size
         layer = shape.layer_numbers if self.prefix else 0
         return 4 * tokens * (laws + (read + inside + passing) * shape.hidden + layer)
-
-    @property
-    def smaller(self) -> str:
-        """Fewer of them, or shallower ones."""
-        return "use fewer --heads or --layers"
 
     def learner(
         self, shape: ModelShape, target: TargetMatrices, source: FeatureSource, corpus: TokenCorpus
@@ -266,12 +261,7 @@ class HydraLearner(HeadLearner):
         return loss
 
     def _logits(
-        self,
-        head: int,
-        read: Tensor,
-        ids: Tensor,
-        marks: Tensor,
-        embedded: Tensor | None = None,
+        self, head: int, read: Tensor, ids: Tensor, marks: Tensor, embedded: Tensor | None = None
     ) -> Tensor:
         """Return a head's logits at marks [B, length] given the tokens of the text.
 

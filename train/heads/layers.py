@@ -131,6 +131,17 @@ class FeedForward(nn.Module):
         return gated
 
 
+def output_layer(output: Tensor, drafted: Tensor | None = None) -> nn.Linear:
+    """Return an output matrix that begins as a target's [vocab, h], or as its rows of tokens.
+
+    In float32 whatever the target's numbers: small updates would be rounded away.
+    """
+    rows = output.detach() if drafted is None else output.detach()[drafted.to(output.device)]
+    layer = nn.Linear(rows.shape[1], len(rows), bias=False)
+    layer.weight.data.copy_(rows.float())
+    return layer
+
+
 class DecoderLayer(nn.Module):
     """Attention and feed-forward, each on a normed input and added to the residual stream."""
 

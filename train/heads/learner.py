@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,7 @@ from specrun.train.data.corpus import TokenBatch, draft_marks
 from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.target.hf_model import HFModel, TargetMatrices
 from specrun.train.target.states import Features, FeatureSource
-from specrun.train.trainer.learner import Learner
+from specrun.train.trainer.learner import Learner, ParameterGroup
 
 # == Losses over rows [n, vocab] or [n, width]: each is the mean over rows =========================
 
@@ -77,11 +77,15 @@ class Lesson:
 
     def loss(self, logits: Tensor, marks: Tensor, ahead: int) -> Tensor:
         """Return the mean loss of `logits` [P, vocab] at marks t for tokens at t + 1 + ahead."""
+        rows, places = marks.nonzero(as_tuple=True)
+        return self.loss_at(logits, rows, places + ahead)
+
+    def loss_at(self, logits: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+        """Return the mean loss of `logits` [P, vocab] for the tokens after places [P] of rows."""
         if self.states is None or self.matrices is None:
-            return token_cross_entropy(logits, rows_at(self.batch.ids, marks, 1 + ahead))
-        # A token's distribution is made of the state one before it: `ahead` here, 1 + `ahead`
-        # above.
-        return divergence_from_law(logits, self.matrices.law(rows_at(self.states, marks, ahead)))
+            return token_cross_entropy(logits, self.batch.ids[rows, places + 1])
+        # A token's distribution is made of the state one before it.
+        return divergence_from_law(logits, self.matrices.law(self.states[rows, places]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +113,22 @@ def text_loss(model: HFModel, batches: Sequence[TokenBatch]) -> float:
             losses += number * token_cross_entropy(logits, rows_at(batch.ids, marks, 1)).item()
             count += number
     return losses / max(1, count)
+
+
+_RATE_BESIDE_MUON = 0.5
+
+
+def muon_groups(module: nn.Module, between: Callable[[str], bool]) -> list[ParameterGroup]:
+    """Return the matrices `between` states, by their names, and the rest.
+
+    Muon trains the former, AdamW the rest, at half of the rate.
+    """
+    hidden: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    for name, weights in module.named_parameters():
+        (hidden if weights.ndim == 2 and between(name) else others).append(weights)
+    rest = ParameterGroup(others, rate=_RATE_BESIDE_MUON)
+    return [ParameterGroup(hidden, hidden_matrices=True), rest]
 
 
 class HeadLearner(Learner):

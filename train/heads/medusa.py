@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from specrun.bindings.errors import OptionError
 from specrun.train.data.corpus import TokenBatch, TokenCorpus, draft_marks
+from specrun.train.heads.layers import output_layer
 from specrun.train.heads.learner import (
     FormerModel,
     HeadLearner,
@@ -67,10 +68,7 @@ class MedusaHeads(nn.ModuleList):
         for _ in range(count):
             blocks: list[nn.Module] = [ResidualBlock(hidden) for _ in range(layers)]
             if output is not None:
-                linear = nn.Linear(hidden, output.shape[0], bias=False)
-                # In float32 whatever the target's numbers: small updates would be rounded away.
-                linear.weight.data.copy_(output.detach().float())
-                blocks.append(linear)
+                blocks.append(output_layer(output))
             heads.append(nn.Sequential(*blocks))
         super().__init__(heads)
         self.owns_output = output is not None

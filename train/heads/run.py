@@ -29,11 +29,11 @@ from specrun.train.data.prompts import own_prompts, read_prompts, usual_prompts
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.heads.earlier_head import EarlierHead
 from specrun.train.heads.learner import FormerModel, HeadLearner
-from specrun.train.heads.states import CACHED, CachePolicy, RunStates, states_root
+from specrun.train.heads.states import CACHED, CachePolicy, RunStates
 from specrun.train.target.head_target import HeadTarget, is_file_target, open_head_target
 from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model, stored_tensors
 from specrun.train.target.shape import ModelShape, source_digest, source_identity
-from specrun.train.target.states import CachePlace, FeatureCache, FeatureSource, ModelFeatures
+from specrun.train.target.states import FeatureCache, FeatureSource, ModelFeatures
 from specrun.train.trainer.learner import Learner, RunListener
 from specrun.train.trainer.memory import MemoryNeed, free_memory, trained_bytes
 from specrun.train.trainer.model_folder import (
@@ -226,15 +226,18 @@ class TargetTraining(Training[TrainingReport]):
     run: HeadRun
 
     def __init__(self, recipe: TargetRecipe, run: HeadRun, listener: RunListener | None) -> None:
-        super().__init__(run, recipe.files_name, listener, (run.target,))
-        self.kind, self.files_name = recipe.kind, recipe.files_name
+        super().__init__(run, listener, (run.target,), recipe.files_name)
+        self.recipe = recipe
         self.target = open_head_target(
             run.target, run.teacher, device=self.device, n_threads=run.n_threads
         )
         self.shape, self.tokenizer = self.target.shape, self.target.tokens
         if self.target.caution:
             self.listener.note(self.target.caution)
-        self.source: FeatureSource | None = None
+
+    def defaults(self) -> TrainingDefaults:
+        """Return how such heads or models are trained."""
+        return self.recipe.defaults(self.shape)
 
     @abstractmethod
     def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
@@ -313,43 +316,100 @@ class TargetTraining(Training[TrainingReport]):
         )
         return corpus_of(answered, held_out=run.held_out, seed=run.seed)
 
-    def _identity_of(self, recipe: TargetRecipe, corpus: TokenCorpus) -> dict[str, Any]:
+    def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
         """Return the facts that resumed runs must share: the recipe, data and weights."""
+        recipe, kind = self.recipe, self.recipe.kind
         fields = json.loads(json.dumps(dataclasses.asdict(recipe)))  # lists for tuples, as stored
-        named = {f"{self.kind} {name}": value for name, value in fields.items()}
+        named = {f"{kind} {name}": value for name, value in fields.items()}
         named = {name: value for name, value in named.items() if _UNSAID.get(name) != value}
         data, target = corpus.digest[:16], source_digest(self.run.source)
         begun = {} if self.run.earlier is None else {"from": source_digest(self.run.earlier)}
-        return {"kind": self.kind, **named, "data": data, "target": target, **begun}
+        return {"kind": kind, **named, "data": data, "target": target, **begun}
 
     def _states_of(self, taps: tuple[int, ...], precision: torch.dtype) -> RunStates:
         """Return the run's choice of states; a torch target computes them in `precision`."""
         run = self.run
-        place = CachePlace.of(
-            states_root(run.features, run.state_path),
+        cache = FeatureCache(
+            run.features or run.state_path.parent / "features",
             taps,
+            self.shape.hidden,
             precision=self.target.computed_in(precision),
             identity=source_identity(run.source),
         )
         named, before = run.features is not None, self.earlier.identity.get(CACHED)
-        return RunStates(
-            place, self.shape.hidden, run.cache, named, run.source.is_file(), before, self.listener
-        )
+        return RunStates(cache, run.cache, named, run.source.is_file(), before, self.listener)
 
-    def _write(self, files: HeadFiles, card: str) -> None:
+    def _write(self, files: HeadFiles, corpus: TokenCorpus, report: TrainingReport) -> None:
         """Write all files of a head, the weights last: a folder with weights is a whole one."""
         run, base = self.run, self.run.target.resolve().name
         write_json(run.output / "config.json", {**files.config, "base_model_name_or_path": base})
-        write_text(run.output / "README.md", card)
-        write_weights(run.output / self.files_name, files.tensors)
+        write_text(run.output / "README.md", self._card(corpus, report))
+        write_weights(run.output / self.recipe.files_name, files.tensors)
+
+    def _card(self, corpus: TokenCorpus, report: TrainingReport) -> str:
+        """Return the model card."""
+        run, kind, settings = self.run, self.recipe.kind, self.settings(corpus)
+        target, curves = run.target.resolve().name, report.result.curves
+        learnt = sum(int(corpus.sequences[number].learnt.sum()) for number in corpus.training)
+        shown = {
+            **self.recipe.shown(),
+            "learning rate": settings.learning_rate,
+            "tokens per batch": settings.tokens_per_batch,
+            "precision": report.precision,
+            "seed": settings.seed,
+        }
+        if run.earlier is not None:
+            shown["learnt on from"] = run.earlier.name
+        losses = f"the loss fell from {curves.losses[0]:.4f} to {curves.losses[-1]:.4f}."
+        training = training_lines(report, losses, shown)
+        if run.source.is_file():
+            states = f"Hidden states and distributions are those of {run.source.name}"
+            training.insert(1, f"{states}, computed by {self.target.computed_by}.")
+        texts = "held-out texts"
+        if corpus.measured_on_training:
+            texts = "the training texts, too few to hold any out"
+        measures = curves.measures[-1][1] if curves.measures else {}
+        method = method_of_head(kind)
+        return model_card(
+            f"{kind} for {target}",
+            tags=kind,
+            base_model=target,
+            made=f"Made by `specrun train {kind}`; {report.n_trained:,} trained parameters. It "
+            "drafts for this target only, and verification keeps the target's own tokens or "
+            "distribution whatever it drafts.",
+            sections={
+                "Data": [
+                    f"{_data_text(run)}: {report.n_sequences:,} sequences, "
+                    f"{corpus.n_tokens:,} tokens, {learnt:,} of them learnt; "
+                    f"{report.n_held_out:,} sequences held out. The licences of the data and of "
+                    "the target apply."
+                ],
+                "Training": training,
+                "Accuracy": [
+                    f"Agreement with the target's own first choice, on {texts}; `tokens a round` "
+                    "counts those of a drafted chain and the target's own.",
+                    "",
+                    *table_lines("| | |", {name: f"{v:.3f}" for name, v in measures.items()}),
+                ],
+            },
+            # None for models.
+            commands=()
+            if method is None
+            else (
+                "specrun convert FOLDER --target TARGET.gguf -o head.gguf",
+                f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"',
+            ),
+        )
 
 
 class HeadTraining(TargetTraining):
     """A run of heads that read a frozen target's states, begun."""
 
+    recipe: HeadRecipe
+
     def __init__(self, recipe: HeadRecipe, run: HeadRun, listener: RunListener | None) -> None:
         super().__init__(recipe, run, listener)
-        self.recipe, self._earlier_head = recipe, None
+        self._earlier_head = None
         if run.earlier is not None:
             begun = recipe.learning_on(run.earlier, self.shape, run.source)
             self.recipe, self._earlier_head = begun
@@ -358,10 +418,6 @@ class HeadTraining(TargetTraining):
         self.states = self._states_of(taps, self.precision)
         self._cached: bool | None = None
         self._recompute = True
-
-    def defaults(self) -> TrainingDefaults:
-        """Return how such heads are trained."""
-        return self.recipe.defaults(self.shape)
 
     def _states_kept(self, longest: TokenCorpus) -> FeatureCache | None:
         if not self.target.leaves_states:
@@ -372,7 +428,7 @@ class HeadTraining(TargetTraining):
         """Return the facts that resumed runs must share, with the choice of cached states."""
         # Before memory is estimated: with cached states only the target's matrices are in it.
         self._cached = self.states.kept(settings, corpus)
-        return {**self._identity_of(self.recipe, corpus), CACHED: self._cached}
+        return {**super().identity(corpus, settings), CACHED: self._cached}
 
     def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
         """Return the memory; if it is over half of the free one, steps compute parts again."""
@@ -390,7 +446,6 @@ class HeadTraining(TargetTraining):
         run = self.run
         torch.manual_seed(run.seed)
         matrices, source = self._opened_states(corpus)
-        self.source = source
         torch.manual_seed(run.seed)  # heads start alike, whatever computing states has drawn
         learner = self.recipe.learner(self.shape, matrices, source, corpus)
         learner.recompute = self._recompute
@@ -404,7 +459,7 @@ class HeadTraining(TargetTraining):
     def _opened_states(self, corpus: TokenCorpus) -> tuple[TargetMatrices, FeatureSource]:
         """Return the target's matrices and the source of its states, computed now if cached."""
         target, device, precision = self.target, self.device, self.precision
-        opened = target.states(self.states.place.taps, corpus.longest, device, precision)
+        opened = target.states(self.states.cache.taps, corpus.longest, device, precision)
         if not self._cached:
             source = self.resources.enter_context(opened)
             return target.matrices(device, precision), source
@@ -418,33 +473,27 @@ class HeadTraining(TargetTraining):
         self, learner: HeadLearner, corpus: TokenCorpus, report: TrainingReport
     ) -> TrainingReport:
         """Write the head's folder."""
-        settled, by = self.recipe.shown(), self.target.computed_by
-        settings = self.settings(corpus)
-        card = head_card(self.kind, self.run, corpus, report, settings, settled, by)
-        self._write(self.recipe.files(learner, self.shape), card)
-        self.states.remove(self.source)
+        self._write(self.recipe.files(learner, self.shape), corpus, report)
+        self.states.remove()
         return report
 
 
 class ModelTraining(TargetTraining):
     """A run that trains through the target's layers, begun; the target's own folder stays."""
 
+    recipe: ModelRecipe
+
     def __init__(self, recipe: ModelRecipe, run: HeadRun, listener: RunListener | None) -> None:
         run.require_folder(recipe.through_layers)
         super().__init__(recipe, run, listener)
-        self.recipe = recipe
         self.states = self._states_of((), torch.float32)  # as the untrained model computes
-
-    def defaults(self) -> TrainingDefaults:
-        """Return how such models are trained."""
-        return self.recipe.defaults(self.shape)
 
     def identity(self, corpus: TokenCorpus, settings: TrainerSettings) -> dict[str, Any]:
         """Return the facts that resumed runs must share; room for states is checked too."""
         if self.recipe.learns_earlier_law:
             kept = self.states.room(corpus)
             self.listener.note(f"the model's states are kept on disk as they were: {kept}")
-        return self._identity_of(self.recipe, corpus)
+        return super().identity(corpus, settings)
 
     def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
         """Return the memory of the model and of a step."""
@@ -455,11 +504,11 @@ class ModelTraining(TargetTraining):
         model = load_hf_model(self.run.target, self.device)
         self._model, former = model, None
         if self.recipe.learns_earlier_law:
-            self.source = self.states.filled(corpus, ModelFeatures(model), self.device)
+            source = self.states.filled(corpus, ModelFeatures(model), self.device)
             # A copy of the output matrix as it was; the embedding makes no distributions and is
             # never read.
             matrices = dataclasses.replace(model.matrices, output=model.output.detach().clone())
-            former = FormerModel(self.source, matrices)
+            former = FormerModel(source, matrices)
         torch.manual_seed(self.run.seed)
         return self.recipe.learner(self.shape, model, settings.steps, former)
 
@@ -468,15 +517,13 @@ class ModelTraining(TargetTraining):
     ) -> TrainingReport:
         """Write the folder: if the model has learnt too, all of it."""
         run, files = self.run, self.recipe.files(learner, self.shape)
-        settings = self.settings(corpus)
-        card = head_card(self.kind, run, corpus, report, settings, self.recipe.shown())
         if self.recipe.changes_model:
             copy_tokenizer(run.target, run.output)
             config = json.loads((run.target / "config.json").read_text(encoding="utf-8"))
             model = stored_tensors(run.target, self._model)
             files = HeadFiles({**config, **files.config}, {**model, **files.tensors})
-        self._write(files, card)
-        self.states.remove(self.source)
+        self._write(files, corpus, report)
+        self.states.remove()
         return report
 
 
@@ -542,72 +589,3 @@ def _data_text(run: HeadRun) -> str:
     if run.n_own_prompts:
         given += f", and prompts that the target wrote in {run.n_own_prompts:,} tries"
     return given if run.own_answers is None else f"{given}, answered by the target"
-
-
-def head_card(
-    kind: str,
-    run: HeadRun,
-    corpus: TokenCorpus,
-    report: TrainingReport,
-    settings: TrainerSettings,
-    recipe: dict[str, Any],
-    computed_by: str = "torch",
-) -> str:
-    """Return the model card of heads of a kind that were trained by `recipe`.
-
-    `computed_by` names the library that computed the target's states.
-    """
-    target, curves = run.target.resolve().name, report.result.curves
-    learnt = sum(int(corpus.sequences[number].learnt.sum()) for number in corpus.training)
-    shown = {
-        **recipe,
-        "learning rate": settings.learning_rate,
-        "tokens per batch": settings.tokens_per_batch,
-        "precision": report.precision,
-        "seed": settings.seed,
-    }
-    if run.earlier is not None:
-        shown["learnt on from"] = run.earlier.name
-    losses = f"the loss fell from {curves.losses[0]:.4f} to {curves.losses[-1]:.4f}."
-    training = training_lines(report, losses, shown)
-    if run.source.is_file():
-        name = run.source.name
-        states = f"Hidden states and distributions are those of {name}, computed by {computed_by}."
-        training.insert(1, states)
-    texts = "held-out texts"
-    if corpus.measured_on_training:
-        texts = "the training texts, too few to hold any out"
-    measures = curves.measures[-1][1] if curves.measures else {}
-    return model_card(
-        f"{kind} for {target}",
-        tags=kind,
-        base_model=target,
-        made=f"Made by `specrun train {kind}`; {report.n_trained:,} trained parameters. It drafts "
-        "for this target only, and verification keeps the target's own tokens or distribution "
-        "whatever it drafts.",
-        sections={
-            "Data": [
-                f"{_data_text(run)}: {report.n_sequences:,} sequences, "
-                f"{corpus.n_tokens:,} tokens, {learnt:,} of them learnt; {report.n_held_out:,} "
-                "sequences held out. The licences of the data and of the target apply."
-            ],
-            "Training": training,
-            "Accuracy": [
-                f"Agreement with the target's own first choice, on {texts}; `tokens a round` "
-                "counts those of a drafted chain and the target's own.",
-                "",
-                *table_lines("| | |", {name: f"{v:.3f}" for name, v in measures.items()}),
-            ],
-        },
-        commands=_card_commands(kind),
-    )
-
-
-def _card_commands(kind: str) -> list[str]:
-    """Return the commands that convert and use heads of a kind; none for models."""
-    if (method := method_of_head(kind)) is None:
-        return []
-    return [
-        "specrun convert FOLDER --target TARGET.gguf -o head.gguf",
-        f'specrun chat -m TARGET.gguf --drafter "{method.name}(head.gguf)"',
-    ]

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 import torch
 
 from specrun.bindings.errors import SpecrunError
 from specrun.train.data.corpus import TokenCorpus
-from specrun.train.target.states import (
-    CachedFeatures,
-    CachePlace,
-    FeatureCache,
-    FeatureSource,
-    cache_bytes,
-    check_cache_space,
-    fill_cache,
-    opened_cache,
-    remove_caches,
-)
+from specrun.train.target.states import FeatureCache, FeatureSource, remove_caches
 from specrun.train.trainer.learner import RunListener
 from specrun.train.trainer.settings import TrainerSettings
 
@@ -32,14 +22,13 @@ CACHED = "cached states"
 
 @dataclass(frozen=True, slots=True)
 class RunStates:
-    """The choice of a run between computing states of width `hidden` and keeping them in `place`.
+    """The choice of a run between computing states and keeping them in a `cache`.
 
     `policy` and a `named` folder are the user's choice. `from_file`: llama.cpp computes the states,
     `before`: an interrupted run kept them; None: nothing is resumed.
     """
 
-    place: CachePlace
-    hidden: int
+    cache: FeatureCache
     policy: CachePolicy
     named: bool
     from_file: bool
@@ -65,8 +54,7 @@ class RunStates:
         except SpecrunError:
             if self._must or self.before is True:
                 raise
-            size = cache_bytes(corpus, self.hidden, len(self.place.taps))
-            much = f"{size / 2**30:.2f} GiB on disk, too much"
+            much = f"{self.cache.bytes_of(corpus) / 2**30:.2f} GiB on disk, too much"
             self.listener.note(f"the target's states would take {much}: computed at each step")
             return False
         self.listener.note(f"the target's states are computed once and kept on disk: {there}")
@@ -82,38 +70,32 @@ class RunStates:
         if not self._may(settings, longest):
             return None
         try:
-            size = cache_bytes(longest, self.hidden, len(self.place.taps))
-            check_cache_space(self.place.folder, size)
+            self.cache.require_space(self.cache.bytes_of(longest))
         except SpecrunError:
             return None
-        return opened_cache(self.place)
+        return self.cache.open()
 
     def room(self, corpus: TokenCorpus) -> str:
         """Return how much is kept, as a text; raise SpecrunError if the disk is too small."""
-        size = cache_bytes(corpus, self.hidden, len(self.place.taps))
-        missing = self.place.missing_bytes(corpus, self.hidden)
+        size, missing = self.cache.bytes_of(corpus), self.cache.missing_bytes(corpus)
         # Before hours of evaluation, not when the disk is full.
-        check_cache_space(self.place.folder, missing)
+        self.cache.require_space(missing)
         there = "" if missing == size else f", of which {(size - missing) / 2**20:,.1f} are there"
-        return f"{size / 2**20:,.1f} MiB in {self.place.root}{there}"
+        return f"{size / 2**20:,.1f} MiB in {self.cache.root}{there}"
 
     def filled(
         self, corpus: TokenCorpus, source: FeatureSource, device: torch.device
-    ) -> CachedFeatures:
+    ) -> FeatureCache:
         """Compute the states that are missing on disk, and return all of them."""
+        tell = functools.partial(self.listener.stage, "computing the target's states")
+        self.cache.fill(corpus, source, device, tell)
+        return self.cache
 
-        def tell(done: int, total: int) -> None:
-            self.listener.stage("computing the target's states", done, total)
-
-        return fill_cache(self.place, corpus, source, device, tell)
-
-    def remove(self, source: FeatureSource | None) -> None:
+    def remove(self) -> None:
         """Delete the states that the run or its earlier attempts kept; a named folder stays."""
-        if self.named:
-            return
-        if isinstance(source, CachedFeatures):
-            source.close()
-        remove_caches(self.place.root)
+        self.cache.close()
+        if not self.named:
+            remove_caches(self.cache.root)
 
     @property
     def _must(self) -> bool:
@@ -125,8 +107,3 @@ class RunStates:
         if self.policy == "no" or (self.before is False and not self._must):
             return False
         return self.before is True or self.pay(settings, corpus)
-
-
-def states_root(named: Path | None, state_path: Path) -> Path:
-    """Return the folder of a run's caches: the named one, or one beside its checkpoint."""
-    return named or state_path.parent / "features"

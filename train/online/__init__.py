@@ -2,7 +2,6 @@
 
 from specrun.train.online.learner import OnlineRecipe, OnlineReport
 from specrun.train.online.online_drafter import (
-    Learning,
     OnlineDrafter,
     OnlineSettings,
     OnlineUpdate,

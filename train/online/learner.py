@@ -113,21 +113,20 @@ def online_corpus(
 
 
 def online_memory(
-    learner: OnlineLearner, places: Sequence[AnswerPlaces], tokens_per_batch: int
+    learner: OnlineLearner, places: Sequence[AnswerPlaces], tokens_per_batch: int, advice: str
 ) -> MemoryNeed:
-    """Return the memory of an update at its widest step."""
+    """Return the memory of an update at its widest step, with `advice` if it is too much."""
     draft, config = learner.draft, learner.draft.config
     hidden, layers = (int(config[name]) for name in ("hidden_size", "num_hidden_layers"))
     inner = int(config.get("intermediate_size") or 4 * hidden)
     most = max(len(each.positions) for each in places)
     rows = max(most, min(tokens_per_batch, sum(len(each.positions) for each in places)))
-    return MemoryNeed(
-        {
-            "drafter and optimizer": trained_bytes(learner.module),
-            "laws": 4 * _ROWS_PER_PLACE * rows * draft.output.shape[0],
-            "activations": 4 * tokens_per_batch * layers * (16 * hidden + 4 * inner),
-        }
-    )
+    parts = {
+        "drafter and optimizer": trained_bytes(learner.module),
+        "laws": 4 * _ROWS_PER_PLACE * rows * draft.output.shape[0],
+        "activations": 4 * tokens_per_batch * layers * (16 * hidden + 4 * inner),
+    }
+    return MemoryNeed(parts, dict.fromkeys(parts, advice))
 
 
 class OnlineLearner(Learner):
@@ -217,8 +216,8 @@ def write_drafter(draft: HFModel, source: Path, output: Path) -> int:
 # curves, and as many steps as wanted. The target is not needed: the buffer has its distributions.
 
 
-GGUF_NAME, WEIGHTS_NAME = "drafter.gguf", "model.safetensors"
-"""Files of a finished run: of a GGUF file one of the same form, of a folder a folder."""
+GGUF_NAME = "drafter.gguf"
+"""The file that a finished run leaves of a GGUF file; of a folder it leaves a folder."""
 
 _MOST_MISSING = 128  # tokens by which vocabularies of a family may differ
 _ALL = 1 << 30
@@ -263,15 +262,14 @@ class OnlineTraining(Training[OnlineReport]):
     UnsupportedModelError for a GGUF file that cannot be read back.
     """
 
-    advice = "lower --batch-tokens, or use a smaller drafter"
-
     def __init__(
         self, recipe: OnlineRecipe, run: TrainingRun, listener: RunListener | None
     ) -> None:
-        is_file = recipe.draft.is_file()
-        holds = GGUF_NAME if is_file else WEIGHTS_NAME
-        super().__init__(run, holds, listener, () if is_file else (recipe.draft,))
-        self.recipe, self._is_file = recipe, is_file
+        self.recipe, self._is_file = recipe, recipe.draft.is_file()
+        if self._is_file:
+            super().__init__(run, listener, (), GGUF_NAME)
+        else:
+            super().__init__(run, listener, (recipe.draft,))
 
     def texts(self) -> TokenCorpus:
         """Return the buffer's answers; the drafter is loaded."""
@@ -305,7 +303,8 @@ class OnlineTraining(Training[OnlineReport]):
 
     def need(self, corpus: TokenCorpus, settings: TrainerSettings) -> MemoryNeed:
         """Return the memory of the drafter and of a step."""
-        return online_memory(self._learner, self._places, self.run.tokens_per_batch)
+        advice = "lower --batch-tokens, or use a smaller drafter"
+        return online_memory(self._learner, self._places, self.run.tokens_per_batch, advice)
 
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> OnlineLearner:
         """Return the learner; the drafter is measured as it begins."""

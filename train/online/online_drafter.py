@@ -14,19 +14,17 @@ import glob
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 import torch
 
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models.model import Model
+from specrun.runtime.engine.core import EngineCore
 from specrun.runtime.language import Expression, parse_expression
 from specrun.runtime.models import check_pair
-from specrun.runtime.online import RejectionStore
 from specrun.runtime.planning import describe_file
 from specrun.train.distillation.acceptance import MeasuredAcceptance, acceptance_gain
 from specrun.train.online.learner import (
@@ -79,38 +77,8 @@ class OnlineUpdate:
     measured_on_training: bool
 
 
-class Learning(Protocol):
-    """A `Runtime`, or an `Engine`, which goes on answering while its drafter learns."""
-
-    @property
-    def rejections(self) -> RejectionStore | None:
-        """The rejected drafts."""
-
-    @property
-    def model(self) -> Model:
-        """The target."""
-
-    @property
-    def drafter(self) -> str:
-        """The expression of the drafter in use."""
-
-    @property
-    def draft_file(self) -> Path:
-        """The file of its draft model."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed."""
-
-    def require_idle(self) -> None:
-        """Raise `BusyError` if nothing can be learnt now."""
-
-    def swap_drafter(self, drafter: str, files: Mapping[str, Path] | None = None) -> None:
-        """Draft with another expression from the next answer on."""
-
-
 class OnlineDrafter:
-    """The draft model of `runtime`, which was opened with `learn`, as something that learns.
+    """The draft model of a `Runtime` or `Engine`, which was opened with `learn`, and learns here.
 
     New files are written into `folder` (None: one that is gone after `close()`), named
     `NAME-1.gguf`, `NAME-2.gguf`, ...; an older one goes once the next is in use. Close it after the
@@ -120,7 +88,7 @@ class OnlineDrafter:
 
     def __init__(
         self,
-        runtime: Learning,
+        runtime: EngineCore,
         settings: OnlineSettings | None = None,
         *,
         folder: Path | None = None,
@@ -180,13 +148,13 @@ class OnlineDrafter:
         corpus, laws = online_corpus(list(store.buffer), max_length=settings.max_length)
         draft = self._loaded()
         learner = OnlineLearner(draft, laws, settings.divergence)
-        need = online_memory(learner, laws, settings.tokens_per_batch)
-        require_memory(need, self.device, advice="use a smaller drafter")
+        size, advice = settings.tokens_per_batch, "use a smaller drafter"
+        require_memory(online_memory(learner, laws, size, advice), self.device)
         held_out = corpus.held_out_batches(settings.tokens_per_batch, self.device)
         before = learner.compare(held_out)
         batches = len(corpus.training_batches(0, settings.seed, settings.tokens_per_batch))
         steps = min(settings.steps, settings.epochs * batches)
-        kept, in_use = copy.deepcopy(learner.state()), self.runtime.draft_file
+        kept, in_use = copy.deepcopy(draft.module.state_dict()), self.runtime.draft_file
         path: Path | None = None
         try:
             train_learner(learner, corpus, self._trainer(steps), report=report)
@@ -196,7 +164,7 @@ class OnlineDrafter:
         finally:
             # Also after Ctrl-C: the drafter in use goes on learning.
             if not self.runtime.closed and self.runtime.draft_file == in_use:
-                learner.load_state(kept)
+                draft.module.load_state_dict(kept)
         store.save()
         update = OnlineUpdate(
             gain.before,
@@ -254,7 +222,7 @@ class OnlineDrafter:
 
 
 def open_online_drafter(
-    runtime: Learning, settings: OnlineSettings, *, keep: bool
+    runtime: EngineCore, settings: OnlineSettings, *, keep: bool
 ) -> OnlineDrafter:
     """Return the learning drafter of a runtime; with `keep` it goes on from the one kept before.
 
@@ -278,7 +246,7 @@ def _number_of(path: Path) -> int:
     return int(number) if number.isdecimal() else 0
 
 
-def draft_with(runtime: Learning, path: Path) -> None:
+def draft_with(runtime: EngineCore, path: Path) -> None:
     """Let the runtime's `draft(...)` read another file, with all its options as they are."""
     expression = parse_expression(runtime.drafter)
     if expression.arguments:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -114,29 +113,21 @@ def check_teacher_vocabulary(model: Model, tokenizer: TargetTokenizer, vocab_siz
         raise PairError(f"{pair}: the same text is token {here} here and {there} there")
 
 
-@dataclass(frozen=True, slots=True)
-class LogitProbe:
-    """Final states [n, h] and logits [n, vocab] of a few tokens, as llama.cpp computes them."""
+def check_matrices(matrices: TargetMatrices, states: Tensor, logits: Tensor, path: Path) -> None:
+    """Raise UnsupportedModelError unless the matrices make these `logits` [n, vocab] of `states`.
 
-    states: Tensor
-    logits: Tensor
-
-    def check(self, matrices: TargetMatrices, path: Path) -> None:
-        """Raise UnsupportedModelError unless the matrices make these logits of these states.
-
-        Everything that heads learn rests on that. llama.cpp rounds the inputs of quantized weights,
-        by about one in a hundred.
-        """
-        ours = matrices.logits(self.states.to(matrices.output.device)).cpu()
-        if ours.shape == self.logits.shape:
-            known = self.logits.isfinite() & ours.isfinite()
-            distance = float((ours - self.logits)[known].norm())
-            if distance <= _ROUNDING * float(self.logits[known].norm()):
-                return
-        raise UnsupportedModelError(
-            f"{path} changes its logits after its output matrix (by a factor or a bias), which "
-            "training does not know how to do: use a target of another family"
-        )
+    Everything that heads learn rests on that. llama.cpp rounds the inputs of quantized weights, by
+    about one in a hundred.
+    """
+    ours = matrices.logits(states.to(matrices.output.device)).cpu()
+    if ours.shape == logits.shape:
+        known = logits.isfinite() & ours.isfinite()
+        if float((ours - logits)[known].norm()) <= _ROUNDING * float(logits[known].norm()):
+            return
+    raise UnsupportedModelError(
+        f"{path} changes its logits after its output matrix (by a factor or a bias), which "
+        "training does not know how to do: use a target of another family"
+    )
 
 
 class TeacherFeatures:
@@ -191,8 +182,8 @@ class TeacherFeatures:
                     found[start + row, columns] = rows.layer_input(row, tap)
         return found
 
-    def probe(self) -> LogitProbe:
-        """Return states and logits of a few tokens, spread over the vocabulary."""
+    def probe(self) -> tuple[Tensor, Tensor]:
+        """Return states [n, h] and logits [n, vocab] of tokens spread over the vocabulary."""
         context, count = self._context, min(_PROBE_TOKENS, self._batch.capacity)
         tokens = np.linspace(0, self._model.vocabulary.size - 1, count).astype(int).tolist()
         context.memory.clear()
@@ -200,7 +191,7 @@ class TeacherFeatures:
         rows = context.decode(self._batch)
         states = rows.hidden_states(range(count))
         logits = np.stack([rows.logits(row) for row in range(count)])
-        return LogitProbe(torch.from_numpy(states), torch.from_numpy(logits))
+        return torch.from_numpy(states), torch.from_numpy(logits)
 
     def close(self) -> None:
         """Free the context."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from specrun.bindings.errors import MalformedFileError, UnsupportedModelError
 from specrun.bindings.gguf import ArrayValue, GGUFHeader
+from specrun.convert.families.steps import interleave_halves
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.tokenizer import CONTROL, USER_DEFINED
 from specrun.train.target.hf_model import HFModel, load_hf_model
@@ -83,12 +84,6 @@ def tokenizer_settings(header: GGUFHeader, path: Path) -> dict[str, Any]:
     return settings
 
 
-def write_tokenizer(header: GGUFHeader, path: Path, folder: Path) -> None:
-    """Write tokenizer.json and tokenizer_config.json into `folder`."""
-    tokenizer_from_gguf(header, path).save(str(folder / "tokenizer.json"))
-    write_json(folder / "tokenizer_config.json", tokenizer_settings(header, path))
-
-
 def _list(header: GGUFHeader, name: str, path: Path) -> list[Any]:
     value = header.metadata.get(_KEY + name)
     if not isinstance(value, ArrayValue):
@@ -96,7 +91,7 @@ def _list(header: GGUFHeader, name: str, path: Path) -> list[Any]:
     return value.tolist()
 
 
-_LAYER_NAMES = {
+LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -107,6 +102,7 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+"""Hugging Face's names of a layer's tensors by llama.cpp's."""
 _WHOLE_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -114,38 +110,43 @@ _WHOLE_NAMES = {
 }
 
 
-def folder_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
+def folder_from_gguf(
+    source: str | os.PathLike[str], folder: str | os.PathLike[str], *, tokenizer: bool = True
+) -> Path:
     """Write config.json, tokenizer files and, last, model.safetensors (float32); return `folder`.
 
     Raises UnsupportedModelError for anything but a plain Llama (no experts, no biases, no scaled
     rotary positions) with GPT-2's way of splitting text; FileMissingError, MalformedFileError.
+    Without `tokenizer`, which a learner of token ids does not need, texts may be split in any way.
     """
     file = GGUFSource(source)
     config = llama_config(file)
     destination = Path(folder)
     destination.mkdir(parents=True, exist_ok=True)
-    write_tokenizer(file.header, file.path, destination)
-    return _write_model(file, config, destination)
-
-
-def model_from_gguf(source: str | os.PathLike[str], folder: str | os.PathLike[str]) -> Path:
-    """Write config.json and model.safetensors of a plain Llama of any tokenizer; return `folder`.
-
-    A learner of token ids needs no more. Raises as `folder_from_gguf`.
-    """
-    file = GGUFSource(source)
-    config = llama_config(file)
-    destination = Path(folder)
-    destination.mkdir(parents=True, exist_ok=True)
-    return _write_model(file, config, destination)
+    if tokenizer:
+        tokenizer_from_gguf(file.header, file.path).save(str(destination / "tokenizer.json"))
+        settings = tokenizer_settings(file.header, file.path)
+        write_json(destination / "tokenizer_config.json", settings)
+    weights = {}
+    for name, tensor in file.tensors.items():
+        numbers, heads = file.numbers(tensor), _turned_heads(name, config)
+        if heads:
+            numbers = in_halves(numbers, heads)
+        weights[_name(name, file)] = torch.from_numpy(numbers)
+    write_json(destination / "config.json", config)
+    write_weights(destination / "model.safetensors", weights)
+    return destination
 
 
 def load_llama_file(
     path: Path, device: torch.device, dtype: torch.dtype = torch.float32
 ) -> HFModel:
-    """Return the model in a GGUF file, frozen; raises as `model_from_gguf` and `load_hf_model`."""
+    """Return the model in a GGUF file, frozen, whatever its tokenizer.
+
+    Raises as `folder_from_gguf` and `load_hf_model`.
+    """
     with tempfile.TemporaryDirectory(prefix="specrun-") as folder:
-        return load_hf_model(model_from_gguf(path, folder), device, dtype)
+        return load_hf_model(folder_from_gguf(path, folder, tokenizer=False), device, dtype)
 
 
 def llama_file_bytes(path: Path, number_size: int) -> int:
@@ -157,13 +158,6 @@ def llama_file_bytes(path: Path, number_size: int) -> int:
     return number_size * sum(math.prod(tensor.shape) for tensor in file.tensors.values())
 
 
-def _write_model(file: GGUFSource, config: dict[str, Any], destination: Path) -> Path:
-    weights = {name: torch.from_numpy(array) for name, array in _weights(file, config)}
-    write_json(destination / "config.json", config)
-    write_weights(destination / "model.safetensors", weights)
-    return destination
-
-
 def gguf_numbers(
     source: GGUFSource, weights: Mapping[str, Tensor]
 ) -> dict[str, npt.NDArray[np.float32]]:
@@ -172,12 +166,16 @@ def gguf_numbers(
     found: dict[str, npt.NDArray[np.float32]] = {}
     for name in source.tensors:
         numbers = weights[_name(name, source)].detach().cpu().float().numpy()
-        part = name.split(".")[2] if name.startswith("blk.") else ""
-        if part in ("attn_q", "attn_k"):
-            heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
-            numbers = _in_pairs(numbers, heads)
-        found[name] = numbers
+        heads = _turned_heads(name, config)
+        found[name] = interleave_halves(numbers, heads) if heads else numbers
     return found
+
+
+def _turned_heads(name: str, config: Mapping[str, Any]) -> int:
+    """Return how many heads a tensor has whose rows llama.cpp orders otherwise, 0 for the rest."""
+    kind = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    part = name.split(".")[2] if name.startswith("blk.") else ""
+    return int(config[kind[part]]) if part in kind else 0
 
 
 def llama_config(file: GGUFSource) -> dict[str, Any]:
@@ -233,41 +231,21 @@ def _number(file: GGUFSource, key: str, default: float | None = None) -> float:
     return float(str(np.float32(value)))
 
 
-def _weights(
-    file: GGUFSource, config: dict[str, Any]
-) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
-    """Yield every tensor with Hugging Face's name, float32."""
-    for name, tensor in file.tensors.items():
-        numbers = file.numbers(tensor)
-        part = name.split(".")[2] if name.startswith("blk.") else ""
-        if part in ("attn_q", "attn_k"):
-            heads = config["num_attention_heads" if part == "attn_q" else "num_key_value_heads"]
-            numbers = in_halves(numbers, heads)
-        yield _name(name, file), numbers
-
-
 def in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
     """Return the rows of each head in Hugging Face's order.
 
     llama.cpp turns neighbours, rows 2 i and 2 i + 1, Hugging Face rows i and i + half: so row 2 i +
-    s of a head is row i + s half of the result.
+    s of a head is row i + s half of the result. The inverse of `interleave_halves`.
     """
     rows, width = matrix.shape
     pairs = matrix.reshape(n_heads, rows // n_heads // 2, 2, width)
     return np.ascontiguousarray(pairs.swapaxes(1, 2).reshape(rows, width))
 
 
-def _in_pairs(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:
-    """Return the rows of each head in llama.cpp's order: the inverse of `in_halves`."""
-    rows, width = matrix.shape
-    halves = matrix.reshape(n_heads, 2, rows // n_heads // 2, width)
-    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(rows, width))
-
-
 def _name(name: str, file: GGUFSource) -> str:
     if name in _WHOLE_NAMES:
         return _WHOLE_NAMES[name]
     match name.split("."):
-        case ["blk", layer, part, "weight"] if part in _LAYER_NAMES:
-            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.weight"
+        case ["blk", layer, part, "weight"] if part in LAYER_NAMES:
+            return f"model.layers.{layer}.{LAYER_NAMES[part]}.weight"
     raise UnsupportedModelError(f"{file.path} has the tensor {name}, which no plain Llama has")

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
@@ -20,9 +21,9 @@ from specrun.runtime.memory import resolve_gpu_layers
 from specrun.train.data.answers import Answerer, FileAnswerer, converted_answerer
 from specrun.train.data.tokens import FileTokens, TargetTokenizer, TargetTokens
 from specrun.train.target.file_target import (
-    LogitProbe,
     TeacherFeatures,
     check_file_target,
+    check_matrices,
     check_taps,
     check_teacher,
     expert_count,
@@ -91,25 +92,35 @@ class HeadTarget(ABC):
 
 
 class TorchTarget(HeadTarget):
-    """A target that torch computes on a device."""
+    """A target that torch computes on a device: a folder's, or the numbers of a Llama's file."""
 
-    def __init__(
-        self, path: Path, shape: ModelShape, tokens: TargetTokens, device: torch.device
-    ) -> None:
-        self.path, self.shape, self.tokens = path, shape, tokens
-        self._device = device
+    def __init__(self, path: Path, device: torch.device) -> None:
+        self.path, self._device, self._is_file = path, device, path.is_file()
+        if self._is_file:
+            self.shape, self.tokens = file_shape(path), FileTokens(path)
+        else:
+            self.shape, self.tokens = target_shape(path), TargetTokenizer(path)
+        self._answers = self._is_file or _torch_is_faster(device)
+        self.leaves_states = self._answers and device.type == "cpu"
         self._matrices: TargetMatrices | None = None
 
-    @abstractmethod
     def _load(self, device: torch.device, precision: torch.dtype) -> HFModel:
         """Return the whole model, frozen."""
+        load = load_llama_file if self._is_file else load_hf_model
+        return load(self.path, device, precision)
 
     def check_taps(self, taps: tuple[int, ...]) -> None:
         """Every architecture of transformers gives the inputs of its layers."""
 
     def computed_in(self, precision: torch.dtype) -> str:
-        """Return the precision's name."""
-        return dtype_name(precision)
+        """Return the precision's name, for a file torch's too: llama.cpp computes others."""
+        return f"{'torch ' if self._is_file else ''}{dtype_name(precision)}"
+
+    def weight_bytes(self, number_size: int) -> int:
+        """Return those of all tensors in torch."""
+        if self._is_file:
+            return llama_file_bytes(self.path, number_size)
+        return number_size * checkpoint_size(self.path)
 
     def answerer(
         self,
@@ -118,7 +129,9 @@ class TorchTarget(HeadTarget):
         note: Callable[[str], None],
         kept: FeatureCache | None = None,
     ) -> AbstractContextManager[Answerer]:
-        """Let torch answer, hundreds of prompts at once."""
+        """Let torch answer, or llama.cpp a converted folder if that is faster."""
+        if not self._answers:
+            return converted_answerer(self.path, place, note)
         return self._by_torch(precision, kept)
 
     @contextmanager
@@ -141,52 +154,6 @@ class TorchTarget(HeadTarget):
         return self._matrices
 
 
-class FolderTarget(TorchTarget):
-    """A Hugging Face folder."""
-
-    def __init__(self, folder: Path, device: torch.device) -> None:
-        super().__init__(folder, target_shape(folder), TargetTokenizer(folder), device)
-        self.leaves_states = device.type == "cpu" and _torch_is_faster(device)
-
-    def _load(self, device: torch.device, precision: torch.dtype) -> HFModel:
-        return load_hf_model(self.path, device, precision)
-
-    def weight_bytes(self, number_size: int) -> int:
-        """Return those of all tensors in torch."""
-        return number_size * checkpoint_size(self.path)
-
-    def answerer(
-        self,
-        place: Path,
-        precision: torch.dtype,
-        note: Callable[[str], None],
-        kept: FeatureCache | None = None,
-    ) -> AbstractContextManager[Answerer]:
-        """Let torch answer if it is faster, otherwise llama.cpp a converted GGUF file."""
-        if not _torch_is_faster(self._device):
-            return converted_answerer(self.path, place, note)
-        return super().answerer(place, precision, note, kept)
-
-
-class LlamaFileTarget(TorchTarget):
-    """A Llama's GGUF file: torch computes the numbers that its weights stand for."""
-
-    def __init__(self, path: Path, device: torch.device) -> None:
-        super().__init__(path, file_shape(path), FileTokens(path), device)
-        self.leaves_states = device.type == "cpu"
-
-    def computed_in(self, precision: torch.dtype) -> str:
-        """Return torch's name too: states of the same file may have come from llama.cpp."""
-        return f"torch {dtype_name(precision)}"
-
-    def weight_bytes(self, number_size: int) -> int:
-        """Return those of all tensors, dequantized."""
-        return llama_file_bytes(self.path, number_size)
-
-    def _load(self, device: torch.device, precision: torch.dtype) -> HFModel:
-        return load_llama_file(self.path, device, precision)
-
-
 class FileTarget(HeadTarget):
     """A GGUF file, computed by llama.cpp; torch only holds its two matrices, dequantized.
 
@@ -206,7 +173,7 @@ class FileTarget(HeadTarget):
                 "so a head gains less than for a dense target"
             )
         self._n_threads = n_threads
-        self._probe: LogitProbe | None = None
+        self._probe: tuple[Tensor, Tensor] | None = None
 
     def check_taps(self, taps: tuple[int, ...]) -> None:
         """Raise UnsupportedModelError unless llama.cpp hands out layer inputs of this file."""
@@ -250,7 +217,7 @@ class FileTarget(HeadTarget):
         """Dequantize both; raises UnsupportedModelError unless they make llama.cpp's logits."""
         found = teacher_matrices(self.path, device, precision)
         if self._probe is not None:
-            self._probe.check(found, self.path)
+            check_matrices(found, *self._probe, self.path)
         return found
 
 
@@ -271,10 +238,10 @@ def open_head_target(
             )
         check_file_target(target)
         if _torch_is_faster(device) and _fits_as_llama(target, device):
-            return LlamaFileTarget(target, device)
+            return TorchTarget(target, device)
         return FileTarget(target, file_shape(target), FileTokens(target), n_threads=n_threads)
     if teacher is None:
-        return FolderTarget(target, device)
+        return TorchTarget(target, device)
     shape, tokens = target_shape(target), TargetTokenizer(target)
     check_teacher(teacher, tokens, shape)
     return FileTarget(teacher, shape, tokens, n_threads=n_threads)

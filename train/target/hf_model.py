@@ -10,7 +10,7 @@ import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,10 @@ class TargetMatrices:
         """Return the logits [..., vocab] in float32 after final states."""
         raw = nn.functional.linear(states.to(self.output.dtype), self.output).float()
         return raw if self.softcap is None else self.softcap * torch.tanh(raw / self.softcap)
+
+    def among(self, tokens: Tensor | None) -> TargetMatrices:
+        """Return the matrices with the output rows of some tokens alone, None: of all."""
+        return self if tokens is None else replace(self, output=self.output[tokens])
 
     def law(self, states: Tensor) -> Tensor:
         """Return the distribution [..., vocab] after final states, at temperature 1."""

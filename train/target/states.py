@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -126,148 +126,102 @@ _NAME_LENGTH = 12
 _LARGEST = float(torch.finfo(torch.float16).max)
 
 
-def cache_bytes(corpus: TokenCorpus, hidden: int, n_taps: int) -> int:
-    """Return how many bytes a cache of a corpus takes: two for each number."""
-    return 2 * hidden * (1 + n_taps) * sum(map(len, corpus.sequences))
-
-
-@dataclass(frozen=True, slots=True)
-class CachePlace:
-    """The place of final states and inputs of the layers `taps`, in the folder `root`.
-
-    Another value of anything in `manifest` makes other states.
-    """
-
-    root: Path
-    taps: tuple[int, ...]
-    manifest: Mapping[str, Any]
-
-    @classmethod
-    def of(
-        cls, root: Path, taps: tuple[int, ...], *, precision: str, identity: Mapping[str, Any]
-    ) -> CachePlace:
-        """Return the place of states computed in `precision` from the weights of `identity`."""
-        about = {"taps": list(taps), "precision": precision}
-        return cls(root, taps, {"format": _FORMAT, **about, **identity})
-
-    @property
-    def folder(self) -> Path:
-        """The folder of these states alone."""
-        text = json.dumps(dict(self.manifest), sort_keys=True)
-        return self.root / hashlib.sha256(text.encode()).hexdigest()[:_NAME_LENGTH]
-
-    def missing_bytes(self, corpus: TokenCorpus, hidden: int) -> int:
-        """Return how many bytes of states of width `hidden` are still to be written."""
-        known = _read_manifest(self.folder / _MANIFEST) == self.manifest
-        there = FeatureCache(self).texts if known else frozenset[str]()
-        texts = (len(text) for text in corpus.sequences if text_key(text.ids) not in there)
-        return 2 * hidden * (1 + len(self.taps)) * sum(texts)
-
-
-def check_cache_space(folder: Path, n_bytes: int) -> None:
-    """Raise SpecrunError with both numbers unless the disk of `folder` has room for a cache."""
-    place = folder
-    while not place.exists():
-        place = place.parent
-    free = shutil.disk_usage(place).free
-    if free < n_bytes:
-        raise SpecrunError(
-            f"the feature cache needs {n_bytes / 2**30:.2f} GiB in {folder} and "
-            f"{free / 2**30:.2f} GiB are free: name another disk with --features, train on fewer "
-            "texts, or use --cache no"
-        )
-
-
-def opened_cache(place: CachePlace) -> FeatureCache:
-    """Return the cache in `place`, made if there is none; other states beside it stay.
-
-    Raises SpecrunError if the folder cannot be made, or holds states that its manifest does not
-    list.
-    """
-    folder = place.folder
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecrunError(
-            f"{folder} cannot be made ({error.strerror}): name another with --features"
-        ) from error
-    path = folder / _MANIFEST
-    if _read_manifest(path) != place.manifest:
-        if path.exists() or any(folder.glob(_CHUNKS)):
-            raise SpecrunError(f"{path} does not tell of the states in its folder: remove {folder}")
-        write_json(path, dict(place.manifest))
-    return FeatureCache(place)
-
-
-def fill_cache(
-    place: CachePlace,
-    corpus: TokenCorpus,
-    source: FeatureSource,
-    device: torch.device,
-    progress: Progress | None = None,
-) -> CachedFeatures:
-    """Compute the missing states of a corpus in `place`, and return all of them.
-
-    `progress` is called with the texts done and all. Raises as `opened_cache`.
-    """
-    cache = opened_cache(place)
-    numbers = {text_key(text.ids): number for number, text in enumerate(corpus.sequences)}
-    there = cache.texts
-    missing = sorted(number for text, number in numbers.items() if text not in there)
-    done = len(corpus.sequences) - len(missing)
-    for first, last in _plan_chunks([len(corpus.sequences[number]) for number in missing]):
-        chunk = missing[first:last]
-        cache.keep(_computed(corpus, source, device, number) for number in chunk)
-        done += len(chunk)
-        if progress is not None:
-            progress(done, len(corpus.sequences))
-    return CachedFeatures(cache, corpus)
-
-
-def _computed(
-    corpus: TokenCorpus, source: FeatureSource, device: torch.device, number: int
-) -> TextStates:
-    """Return the states of one text: no padding, no surprise of memory."""
-    found = source.features(corpus.batch([number]).to(device))
-    taps = None if found.taps is None else found.taps[0]
-    return TextStates(corpus.sequences[number].ids, found.final[0], taps)
-
-
-def remove_caches(root: Path) -> None:
-    """Delete all states in a folder of caches; files that are none of a cache's stay."""
-    if not root.is_dir():
-        return
-    for folder in [*(file for file in root.iterdir() if _is_cache(file)), root]:
-        # Names of files that a killed process was writing begin with a dot.
-        names = (_MANIFEST, _CHUNKS, f".{_MANIFEST}.*.partial", f".{_CHUNKS}.*.partial")
-        for path in [path for name in names for path in folder.glob(name)]:
-            path.unlink(missing_ok=True)
-        if not any(folder.iterdir()):
-            folder.rmdir()
-
-
-def _is_cache(folder: Path) -> bool:
-    named = len(folder.name) == _NAME_LENGTH and not set(folder.name) - set("0123456789abcdef")
-    return named and folder.is_dir() and not folder.is_symlink()
-
-
 class FeatureCache:
-    """States of texts in one folder, found by their tokens."""
+    """States of texts on disk: final ones of width `hidden`, and inputs of the layers `taps`.
 
-    def __init__(self, place: CachePlace) -> None:
-        """Read the list of texts; raises SpecrunError if a chunk cannot be read."""
-        self.folder, self.taps = place.folder, place.taps
+    Those of other weights (`identity`), layers or `precision` lie in another `folder` of `root`.
+    Nothing is read or written before `open`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        taps: tuple[int, ...],
+        hidden: int,
+        *,
+        precision: str,
+        identity: Mapping[str, Any],
+    ) -> None:
+        self.root, self.taps, self._hidden = root, taps, hidden
+        about = {"taps": list(taps), "precision": precision}
+        self._manifest = {"format": _FORMAT, **about, **identity}
+        text = json.dumps(self._manifest, sort_keys=True)
+        self.folder = root / hashlib.sha256(text.encode()).hexdigest()[:_NAME_LENGTH]
         self._places: dict[str, tuple[Path, int, int]] = {}
         self._open: dict[Path, Any] = {}
-        for path in sorted(self.folder.glob(_CHUNKS)):
-            metadata = self._opened(path).metadata()
-            try:
-                texts = [(text_in(key), count_in(n)) for key, n in json.loads(metadata["texts"])]
-            except DAMAGE as error:
-                problem = f"{path} does not name its texts: remove the cache"
-                raise SpecrunError(problem) from error
-            self._add(path, texts)
-        self.close()
+
+    def bytes_of(self, corpus: TokenCorpus) -> int:
+        """Return how many bytes the states of a corpus take: two for each number."""
+        return 2 * self._hidden * (1 + len(self.taps)) * sum(map(len, corpus.sequences))
+
+    def missing_bytes(self, corpus: TokenCorpus) -> int:
+        """Return how many bytes of states are still to be written."""
+        self._places = {}
+        if _read_manifest(self.folder / _MANIFEST) == self._manifest:
+            self._read_list()
+        texts = [text for text in corpus.sequences if text_key(text.ids) not in self._places]
+        return self.bytes_of(replace(corpus, sequences=tuple(texts)))
+
+    def require_space(self, n_bytes: int) -> None:
+        """Raise SpecrunError with both numbers unless the disk has room for so many bytes."""
+        place = self.folder
+        while not place.exists():
+            place = place.parent
+        free = shutil.disk_usage(place).free
+        if free < n_bytes:
+            raise SpecrunError(
+                f"the feature cache needs {n_bytes / 2**30:.2f} GiB in {self.folder} and "
+                f"{free / 2**30:.2f} GiB are free: name another disk with --features, train on "
+                "fewer texts, or use --cache no"
+            )
+
+    def open(self) -> FeatureCache:
+        """Make the folder if there is none, read the list of its texts, and return the cache.
+
+        Raises SpecrunError if the folder cannot be made, a chunk cannot be read, or there are
+        states that the manifest does not list.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecrunError(
+                f"{self.folder} cannot be made ({error.strerror}): name another with --features"
+            ) from error
+        path = self.folder / _MANIFEST
+        if _read_manifest(path) != self._manifest:
+            if path.exists() or any(self.folder.glob(_CHUNKS)):
+                stray = f"{path} does not tell of the states in its folder"
+                raise SpecrunError(f"{stray}: remove {self.folder}")
+            write_json(path, self._manifest)
+        self._read_list()
+        return self
+
+    def fill(
+        self,
+        corpus: TokenCorpus,
+        source: FeatureSource,
+        device: torch.device,
+        progress: Progress | None = None,
+    ) -> None:
+        """Compute the missing states of a corpus; raises as `open`.
+
+        `progress` is called with the texts done and all.
+        """
+        self.open()
+        numbers = {text_key(text.ids): number for number, text in enumerate(corpus.sequences)}
+        missing = sorted(number for text, number in numbers.items() if text not in self._places)
+
+        def computed(number: int) -> TextStates:  # alone: no padding, no surprise of memory
+            found = source.features(corpus.batch([number]).to(device))
+            taps = None if found.taps is None else found.taps[0]
+            return TextStates(corpus.sequences[number].ids, found.final[0], taps)
+
+        done = len(corpus.sequences) - len(missing)
+        for first, last in _plan_chunks([len(corpus.sequences[number]) for number in missing]):
+            self.keep(map(computed, missing[first:last]))
+            done += last - first
+            if progress is not None:
+                progress(done, len(corpus.sequences))
 
     @property
     def texts(self) -> frozenset[str]:
@@ -296,7 +250,21 @@ class FeatureCache:
         write_weights(path, tensors, texts=json.dumps(lengths))
         self._add(path, lengths)
 
-    def read(self, name: str, ids: NDArray[np.int32]) -> Tensor:
+    def features(self, batch: TokenBatch) -> Features:
+        """Return the states of a batch of texts that are all there, zero at padding."""
+        ids, valid = batch.ids.cpu().numpy(), batch.valid.cpu().numpy()
+        texts = [row[marks] for row, marks in zip(ids, valid, strict=True)]
+
+        def padded(name: str) -> Tensor:
+            rows = [self.read(name, text) for text in texts]
+            found = torch.zeros(*batch.ids.shape, rows[0].shape[1], device=batch.ids.device)
+            for row, states in enumerate(rows):
+                found[row, : len(states)] = states.to(found.device)
+            return found
+
+        return Features(padded("final"), padded("taps") if self.taps else None)
+
+    def read(self, name: str, ids: NDArray[Any]) -> Tensor:
         """Return the states of a text, "final" or "taps", in float32."""
         path, start, end = self._places[text_key(ids)]
         states: Tensor = self._opened(path).get_slice(name)[start:end]
@@ -305,6 +273,20 @@ class FeatureCache:
     def close(self) -> None:
         """Let go of the files, so that they can be deleted everywhere; reading opens them again."""
         self._open.clear()
+
+    def _read_list(self) -> None:
+        """Read the list of texts; raises SpecrunError if a chunk cannot be read."""
+        self._places = {}
+        self.close()
+        for path in sorted(self.folder.glob(_CHUNKS)):
+            metadata = self._opened(path).metadata()
+            try:
+                texts = [(text_in(key), count_in(n)) for key, n in json.loads(metadata["texts"])]
+            except DAMAGE as error:
+                problem = f"{path} does not name its texts: remove the cache"
+                raise SpecrunError(problem) from error
+            self._add(path, texts)
+        self.close()
 
     def _add(self, path: Path, lengths: Sequence[Sequence[Any]]) -> None:
         start = 0
@@ -321,32 +303,25 @@ class FeatureCache:
         return self._open[path]
 
 
-class CachedFeatures:
-    """A source of the states of a corpus, all of whose texts are in a cache."""
-
-    def __init__(self, cache: FeatureCache, corpus: TokenCorpus) -> None:
-        self.cache, self.taps = cache, cache.taps
-        self._corpus = corpus
-
-    def features(self, batch: TokenBatch) -> Features:
-        """Return the states of a batch, zero at padding."""
-        final = self._padded("final", batch)
-        return Features(final, self._padded("taps", batch) if self.taps else None)
-
-    def close(self) -> None:
-        """Let go of the files."""
-        self.cache.close()
-
-    def _padded(self, name: str, batch: TokenBatch) -> Tensor:
-        texts = (self._corpus.sequences[number] for number in batch.numbers)
-        rows = [self.cache.read(name, text.ids) for text in texts]
-        found = torch.zeros(*batch.ids.shape, rows[0].shape[1], device=batch.ids.device)
-        for row, states in enumerate(rows):
-            found[row, : len(states)] = states.to(found.device)
-        return found
+def remove_caches(root: Path) -> None:
+    """Delete all states in a folder of caches; files that are none of a cache's stay."""
+    if not root.is_dir():
+        return
+    for folder in [*(file for file in root.iterdir() if _is_cache(file)), root]:
+        # Names of files that a killed process was writing begin with a dot.
+        names = (_MANIFEST, _CHUNKS, f".{_MANIFEST}.*.partial", f".{_CHUNKS}.*.partial")
+        for path in [path for name in names for path in folder.glob(name)]:
+            path.unlink(missing_ok=True)
+        if not any(folder.iterdir()):
+            folder.rmdir()
 
 
-def text_key(ids: NDArray[np.int32]) -> str:
+def _is_cache(folder: Path) -> bool:
+    named = len(folder.name) == _NAME_LENGTH and not set(folder.name) - set("0123456789abcdef")
+    return named and folder.is_dir() and not folder.is_symlink()
+
+
+def text_key(ids: NDArray[Any]) -> str:
     """Return the hash by which a text's states are found."""
     return hashlib.sha256(np.asarray(ids, "<i4").tobytes()).hexdigest()[:24]
 

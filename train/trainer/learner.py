@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -89,14 +89,6 @@ class Learner(ABC):
     def measure(self, batches: Sequence[TokenBatch]) -> dict[str, float]:
         """Return measures of held-out batches by name, such as {"head 1 top-1": 0.71}."""
 
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint; by default the module's own."""
-        return self.module.state_dict()
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from a state that `state` returned."""
-        self.module.load_state_dict(state)
-
 
 # == Listeners of a training run, its status and its result ========================================
 
@@ -133,26 +125,20 @@ class TrainingResult:
 
 
 class RunListener(Protocol):
-    """A listener of a run: any class that has these methods."""
+    """A listener of a run: any class that has these methods, which show nothing here."""
 
     def note(self, text: str) -> None:
         """Receive a fact in a sentence."""
+        return
 
     def stage(self, what: str, done: int, total: int) -> None:
         """Receive the progress of work before the training."""
+        return
 
     def status(self, status: TrainingStatus) -> None:
         """Receive the progress of the training."""
+        return
 
 
-class SilentListener:
+class SilentListener(RunListener):
     """A listener that shows nothing; subclasses override the methods that they need."""
-
-    def note(self, text: str) -> None:
-        """Show nothing."""
-
-    def stage(self, what: str, done: int, total: int) -> None:
-        """Show nothing."""
-
-    def status(self, status: TrainingStatus) -> None:
-        """Show nothing."""

@@ -73,17 +73,12 @@ def free_memory(device: torch.device) -> int:
             return 1 << 62
 
 
-def require_memory(
-    need: MemoryNeed, device: torch.device, free: int | None = None, *, advice: str = ""
-) -> None:
-    """Raise OutOfMemoryError with both numbers and a remedy unless `need` is free.
-
-    `advice` is for needs that name no remedies.
-    """
+def require_memory(need: MemoryNeed, device: torch.device, free: int | None = None) -> None:
+    """Raise OutOfMemoryError with both numbers and a remedy unless `need` is free."""
     free = free_memory(device) if free is None else free
     if need.total > free:
         where = f"on {device}" if device.type != "cpu" else "of RAM"
-        what = need.remedy(free) or advice or "use a smaller model"
+        what = need.remedy(free) or "use a smaller model"
         raise OutOfMemoryError(
             f"training needs about {need} {where} and {free / _GIB:.2f} GiB are free: {what}"
         )
@@ -94,7 +89,8 @@ def require_memory(
 # `held_interrupt` lets Ctrl-C wait for a moment, for changes that must be made whole.
 
 
-_ANEW = "train anew, with --force or into another folder, with a lower"
+ANEW = "train anew, with --force or into another folder, with a lower"
+"""The beginning of advice after a fault."""
 # Texts of a plain RuntimeError of torch: the CPU's allocator, the system, cuBLAS, Apple's GPUs.
 _NO_MEMORY = (
     "can't allocate memory",
@@ -116,17 +112,7 @@ def not_a_number(what: str, step: int, value: float, kept: str) -> SpecrunError:
     """Return the error of a loss or gradient from which nothing can be learnt."""
     return SpecrunError(
         f"the {what} at step {step} is {value}, not a number to learn from: training stopped and "
-        f"{kept}; {_ANEW} --learning-rate (a resumed run keeps its own)"
-    )
-
-
-def too_little_memory(step: int, device: torch.device, kept: str) -> OutOfMemoryError:
-    """Return the error of a step, or a measure, that found no memory after `step` steps."""
-    where = "RAM" if device.type == "cpu" else f"memory of {device}"
-    return OutOfMemoryError(
-        f"the {where} does not suffice after step {step}: training stopped and {kept}; "
-        f"{_ANEW} --batch-tokens or --max-length (a resumed run keeps its own, and needs more "
-        "memory free)"
+        f"{kept}; {ANEW} --learning-rate (a resumed run keeps its own)"
     )
 
 

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
@@ -130,22 +130,6 @@ def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) ->
     check_checkpoint(run.state_path, resume=False)
 
 
-def open_output(run: TrainingRun, *, holds: str) -> None:
-    """Make the folder, without an earlier run's checkpoint if that is overwritten.
-
-    Raises as `check_output`, and SpecrunError if the folder cannot be made.
-    """
-    check_output(run, holds=holds)
-    try:
-        run.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise SpecrunError(
-            f"{run.output} cannot be made ({error.strerror}); choose another folder"
-        ) from error
-    if run.force and not run.resume:
-        run.state_path.unlink(missing_ok=True)
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
     """The report of a run: its folder, its result, and the numbers of parameters and texts.
@@ -181,15 +165,12 @@ class Training(ABC, Generic[Report_co]):
     resumed run goes on in the precision of its checkpoint.
     """
 
-    advice: ClassVar[str] = ""
-    """Advice to users whose memory is too small, for needs that name no remedies."""
-
     def __init__(
         self,
         run: TrainingRun,
-        weights_name: str,
         listener: RunListener | None,
         reads: Iterable[Path],
+        weights_name: str = "model.safetensors",
     ) -> None:
         check_output(run, holds=weights_name, reads=reads)
         if run.n_threads:
@@ -247,11 +228,23 @@ class Training(ABC, Generic[Report_co]):
     def require_memory(self, need: MemoryNeed, note: str = "") -> None:
         """Inform the listener of the need; raise OutOfMemoryError if there is less."""
         self.listener.note(f"memory: about {need}{note}")
-        require_memory(need, self.device, advice=self.advice)
+        require_memory(need, self.device)
 
     def open_output(self) -> None:
-        """Make the run's folder."""
-        open_output(self.run, holds=self._weights_name)
+        """Make the folder, without an earlier run's checkpoint if that is overwritten.
+
+        Raises as `check_output`, and SpecrunError if the folder cannot be made.
+        """
+        run = self.run
+        check_output(run, holds=self._weights_name)
+        try:
+            run.output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecrunError(
+                f"{run.output} cannot be made ({error.strerror}); choose another folder"
+            ) from error
+        if run.force and not run.resume:
+            run.state_path.unlink(missing_ok=True)
 
 
 class Recipe(Protocol[Run_contra, Report_co]):
@@ -277,7 +270,7 @@ def train(
         settings = training.settings(corpus)
         identity = training.identity(corpus, settings)
         wanted = {**settings.identity, **identity}
-        check_same_run(run.state_path, training.earlier, wanted)
+        check_same_run(run.state_path, training.earlier.identity, wanted)
         need = training.need(corpus, settings)
         if need is not None:
             training.require_memory(need)

@@ -56,22 +56,14 @@ print(seconds(torch.float32) / seconds(torch.bfloat16))
 """
 
 
-@dataclass(frozen=True, slots=True)
-class TrialSize:
-    """Timed products: `repeats` of [rows, width] x [width, width], forward and backward."""
+def trial_size(device_type: str) -> tuple[int, int, int]:
+    """Return (rows, width, repeats) of timed products [rows, width] x [width, width].
 
-    rows: int
-    width: int
-    repeats: int
-
-
-def trial_size(device_type: str) -> TrialSize:
-    """Return products that a device computes for longer than it takes to launch and to cast them.
-
-    On a CPU two billion operations are tens of milliseconds; a GPU has done them before its next
-    kernel is launched, and would seem as fast in float32 as in bfloat16.
+    A device computes them for longer than it takes to launch and to cast them. On a CPU two billion
+    operations are tens of milliseconds; a GPU has done them before its next kernel is launched, and
+    would seem as fast in float32 as in bfloat16.
     """
-    return TrialSize(512, 1024, 1) if device_type == "cpu" else TrialSize(4096, 4096, 4)
+    return (512, 1024, 1) if device_type == "cpu" else (4096, 4096, 4)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -82,19 +74,13 @@ def dtype_name(dtype: torch.dtype) -> str:
 @functools.cache
 def bfloat16_gain(device: str, n_threads: int) -> float | None:
     """Return how much faster bfloat16 products are; None if they fail or take too long."""
-    size = dataclasses.astuple(trial_size(torch.device(device).type))
+    size = trial_size(torch.device(device).type)
     command = [sys.executable, "-c", _TRIAL, device, str(n_threads), *map(str, size)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
         return float(done.stdout) if done.returncode == 0 else None
     except (subprocess.TimeoutExpired, ValueError, OSError):
         return None
-
-
-def runs_faster_in_bfloat16(device: torch.device) -> bool:
-    """Return whether mixed precision with bfloat16 works on `device` and is worth having."""
-    gain = bfloat16_gain(str(device), torch.get_num_threads())
-    return gain is not None and gain >= _WORTHWHILE
 
 
 def usable_precision(wanted: str, device: torch.device, earlier: str | None = None) -> torch.dtype:
@@ -108,13 +94,13 @@ def usable_precision(wanted: str, device: torch.device, earlier: str | None = No
         wanted = earlier
     if wanted == "float32":
         return torch.float32
-    if wanted == "bfloat16":
-        if bfloat16_gain(str(device), torch.get_num_threads()) is None:
-            raise OptionError(f"bfloat16 was tried on {device} and failed: use --precision float32")
-        return torch.bfloat16
-    if wanted != "auto":
+    if wanted not in PRECISIONS:
         raise OptionError(f"precision {wanted!r}: use one of {', '.join(PRECISIONS)}")
-    return torch.bfloat16 if runs_faster_in_bfloat16(device) else torch.float32
+    gain = bfloat16_gain(str(device), torch.get_num_threads())
+    if wanted == "bfloat16" and gain is None:
+        raise OptionError(f"bfloat16 was tried on {device} and failed: use --precision float32")
+    is_faster = gain is not None and gain >= _WORTHWHILE
+    return torch.bfloat16 if wanted == "bfloat16" or is_faster else torch.float32
 
 
 def usable_device(wanted: str) -> torch.device:
@@ -156,9 +142,9 @@ class TrainerSettings:
     """How long and how fast to learn; a resumed run must have the same `identity`.
 
     `learning_rate` is the peak, after `warmup_steps` of a straight rise; it then falls as a cosine
-    to `final_rate` of the peak. With `decay` it stays at the peak instead until the last share
-    `decay` of the steps, in which it falls in a straight line to `final_rate`. `matrix_optimizer`
-    trains the hidden matrices that a learner names, AdamW all else. `clip_norm` bounds the length
+    to 0. With `decay` it stays at the peak instead until the last share `decay` of the steps, in
+    which it falls in a straight line. `matrix_optimizer` trains the hidden matrices that a learner
+    names, AdamW all else. `clip_norm` bounds the length
     of the gradient, `measure_every` counts steps between measures (0: only at the end).
     """
 
@@ -166,7 +152,6 @@ class TrainerSettings:
     learning_rate: float
     tokens_per_batch: int = 4096
     warmup_steps: int = 0
-    final_rate: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     weight_decay: float = 0.0
     clip_norm: float = 1.0
@@ -198,11 +183,9 @@ class TrainerSettings:
         if step < self.warmup_steps:
             return (step + 1) / (self.warmup_steps + 1)
         if self.decay is not None:
-            left = min(1.0, (self.steps - step) / (self.decay * self.steps))
-            return self.final_rate + (1 - self.final_rate) * left
+            return min(1.0, (self.steps - step) / (self.decay * self.steps))
         share = (step - self.warmup_steps) / max(1, self.steps - self.warmup_steps)
-        cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
-        return self.final_rate + (1 - self.final_rate) * cosine
+        return 0.5 * (1 + math.cos(math.pi * min(1.0, share)))
 
     @property
     def precision_name(self) -> str:
@@ -223,4 +206,5 @@ class TrainerSettings:
             left_out.append("matrix_optimizer")
         for name in left_out:
             del values[name]
-        return {**values, "betas": list(self.betas)}  # as checkpoints give them back
+        # Lists, as checkpoints give them back; the final rate was a setting once.
+        return {**values, "betas": list(self.betas), "final_rate": 0.0}

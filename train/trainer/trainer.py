@@ -28,9 +28,9 @@ from specrun.bindings.errors import (
 from specrun.bindings.files import atomic_path
 from specrun.train.data.corpus import EpochTexts, TokenBatch
 from specrun.train.trainer.learner import Curves, Learner, TrainingResult, TrainingStatus
-from specrun.train.trainer.memory import held_interrupt, is_allocation_failure, too_little_memory
+from specrun.train.trainer.memory import ANEW, held_interrupt, is_allocation_failure
 from specrun.train.trainer.optimizer import OptimizerStep, PartValues
-from specrun.train.trainer.settings import TrainerSettings, dtype_name
+from specrun.train.trainer.settings import TrainerSettings
 
 # == The checkpoint: parameters, optimizer, curves and place in the data, whole or not at all ======
 
@@ -84,69 +84,28 @@ def earlier_run(path: Path, *, resume: bool) -> EarlierRun:
     """
     if not resume:
         return EarlierRun()
-    state = _checked(path, peek_state)
+    state = _checked(path, mapped=True)
     return EarlierRun(dict(state["identity"]), state.get("precision"))
 
 
-def check_same_run(path: Path, earlier: EarlierRun, identity: Mapping[str, Any]) -> None:
-    """Raise OptionError if a resumed run differs from its checkpoint: before long work."""
-    if earlier.identity:
-        _check_same(earlier.identity, identity, path)
-
-
-def save_run(
-    path: Path,
-    identity: dict[str, Any],
-    learner: Learner,
-    optimizer: OptimizerStep,
-    place: Place,
-    curves: Curves,
-    *,
-    precision: torch.dtype = torch.float32,
-) -> None:
-    """Replace the checkpoint; a resumed run must share `identity` with this one.
-
-    `precision` need not be the same, but a run that is left the choice goes on in it.
-    """
-    state = {
-        "format": _FORMAT,
-        "identity": identity,
-        "precision": dtype_name(precision),
-        "learner": learner.state(),
-        **optimizer.state(),
-        "place": dataclasses.asdict(place),
-        "curves": dataclasses.asdict(curves),
-    }
-    save_state(path, state)
-
-
-def load_run(
-    path: Path, identity: dict[str, Any], learner: Learner, optimizer: OptimizerStep
-) -> tuple[Place, Curves]:
-    """Load learner and optimizer from a checkpoint; return its place and the curves up to it.
-
-    Raises MalformedFileError if it is damaged or of another version, OptionError if
-    `identity` differs.
-    """
-    state = _checked(path, load_state)
-    _check_same(state["identity"], identity, path)
-    learner.load_state(state["learner"])
-    optimizer.load_state(state)
-    stored = state["curves"]
-    measures = [(int(step), _renamed(values)) for step, values in stored["measures"]]
-    curves = Curves(
-        list(stored["losses"]), {k: list(v) for k, v in stored["parts"].items()}, measures
-    )
-    return Place(**state["place"]), curves
+def check_same_run(path: Path, stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raise OptionError if a run differs from its checkpoint, if there is one: before long work."""
+    for name in sorted(stored.keys() | wanted.keys()) if stored else ():
+        before, now = stored.get(name), wanted.get(name)
+        if before != now:
+            raise OptionError(
+                f"{path} was made with {name.replace('_', ' ')} {before}, and --resume needs "
+                f"{now}: give the same, or begin anew in another folder"
+            )
 
 
 def _renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {_FORMER_NAMES.get(name, name): value for name, value in values.items()}
 
 
-def _checked(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+def _checked(path: Path, *, mapped: bool = False) -> dict[str, Any]:
     try:
-        state = read(path)
+        state = load_state(path, mapped=mapped)
         found = state["format"] == _FORMAT
         if found and "identity" in state:
             state["identity"] = _renamed(state["identity"])
@@ -160,16 +119,6 @@ def _checked(path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, An
     return state
 
 
-def _check_same(stored: Mapping[str, Any], wanted: Mapping[str, Any], path: Path) -> None:
-    for name in sorted(stored.keys() | wanted.keys()):
-        before, now = stored.get(name), wanted.get(name)
-        if before != now:
-            raise OptionError(
-                f"{path} was made with {name.replace('_', ' ')} {before}, and --resume needs "
-                f"{now}: give the same, or begin anew in another folder"
-            )
-
-
 def save_state(path: Path, state: dict[str, Any]) -> None:
     """Write a training state whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,15 +126,12 @@ def save_state(path: Path, state: dict[str, Any]) -> None:
         torch.save(state, aside)
 
 
-def load_state(path: Path) -> dict[str, Any]:
-    """Read a training state; only tensors and plain values are accepted."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    return state
+def load_state(path: Path, *, mapped: bool = False) -> dict[str, Any]:
+    """Read a training state; only tensors and plain values are accepted.
 
-
-def peek_state(path: Path) -> dict[str, Any]:
-    """Read a training state without its tensors' numbers, which are only mapped."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    If it is `mapped`, the tensors' numbers are not read.
+    """
+    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     return state
 
 
@@ -224,20 +170,19 @@ def train_learner(
     return run.train()
 
 
+@dataclass
 class _Run:
-    def __init__(
-        self,
-        learner: Learner,
-        texts: EpochTexts,
-        settings: TrainerSettings,
-        state_path: Path | None,
-        identity: dict[str, Any],
-        report: Report | None,
-    ) -> None:
-        self._learner, self._settings, learner.n_updates = learner, settings, settings.steps
-        self._corpus_of = functools.lru_cache(maxsize=1)(texts.epoch)
-        self._state_path, self._identity, self._report = state_path, identity, report
-        self._optimizer = OptimizerStep(learner, settings, self._kept)
+    learner: Learner
+    texts: EpochTexts
+    settings: TrainerSettings
+    state_path: Path | None
+    identity: dict[str, Any]
+    report: Report | None
+
+    def __post_init__(self) -> None:
+        self.learner.n_updates = self.settings.steps
+        self._corpus_of = functools.lru_cache(maxsize=1)(self.texts.epoch)
+        self._optimizer = OptimizerStep(self.learner, self.settings, self._kept)
         self._place = Place()
         self._curves = Curves()
         self._saved: tuple[int, int] | None = None  # steps and measures of the checkpoint
@@ -245,13 +190,23 @@ class _Run:
         self._whole = True  # whether parameters, optimizer and place belong to the same step
 
     def open(self, *, resume: bool) -> None:
-        """Continue from the checkpoint, or make sure that none is overwritten."""
-        assert self._state_path is not None
-        check_checkpoint(self._state_path, resume=resume)
+        """Continue from the checkpoint, or make sure that none is overwritten.
+
+        Raises MalformedFileError if it is damaged or of another version, OptionError if it is of
+        another run.
+        """
+        path = self.state_path
+        assert path is not None
+        check_checkpoint(path, resume=resume)
         if not resume:
             return
-        learning = (self._learner, self._optimizer)
-        self._place, self._curves = load_run(self._state_path, self._identity, *learning)
+        state = _checked(path)
+        check_same_run(path, state["identity"], self.identity)
+        self.learner.module.load_state_dict(state["learner"])
+        self._optimizer.load_state(state)
+        self._place, curves = Place(**state["place"]), state["curves"]
+        measures = [(int(step), _renamed(values)) for step, values in curves["measures"]]
+        self._curves = Curves(curves["losses"], curves["parts"], measures)
         self._saved = (self._place.step, len(self._curves.measures))
         for loss in self._curves.losses:
             self._smooth = _smoothed(self._smooth, loss)
@@ -277,9 +232,9 @@ class _Run:
 
     def _take_steps(self) -> None:
         """Make the steps that are left, with measures and checkpoints in between."""
-        settings = self._settings
+        settings = self.settings
         saved_at = time.monotonic()
-        self._learner.learning(True)
+        self.learner.learning(True)
         for numbers in self._batches():
             if self._measure_is_due():  # of a run that was stopped while it measured
                 self._measure()
@@ -293,7 +248,7 @@ class _Run:
 
     def _batches(self) -> Iterator[tuple[int, ...]]:
         """Yield the batches that are left; the place moves on after each."""
-        settings = self._settings
+        settings = self.settings
         while self._place.step < settings.steps:
             epoch = self._place.epoch
             corpus = self._corpus_of(epoch)
@@ -327,58 +282,72 @@ class _Run:
         self._smooth = _smoothed(self._smooth, total)
 
     def _measure_is_due(self) -> bool:
-        step, every = self._place.step, self._settings.measure_every
+        step, every = self._place.step, self.settings.measure_every
         measured = self._curves.measures[-1][0] if self._curves.measures else 0
-        due = step == self._settings.steps or (every > 0 and step % every == 0)
+        due = step == self.settings.steps or (every > 0 and step % every == 0)
         return step > measured and due
 
     def _measure(self) -> None:
-        self._learner.learning(False)
+        self.learner.learning(False)
         corpus = self._corpus_of(self._place.epoch)
-        batches = corpus.held_out_batches(self._settings.tokens_per_batch, self._learner.device)
+        batches = corpus.held_out_batches(self.settings.tokens_per_batch, self.learner.device)
         with torch.no_grad():
-            found = self._learner.measure(batches)
+            found = self.learner.measure(batches)
         self._curves.measures.append((self._place.step, found))
-        self._learner.learning(True)
+        self.learner.learning(True)
         shown = ", ".join(f"{name} {value:.3f}" for name, value in found.items())
         logger.info("step %d: %s", self._place.step, shown)
 
     def _tell(self) -> None:
-        if self._report is None:
+        if self.report is None:
             return
         place = self._place
         per_step = place.seconds / max(1, place.step)
-        self._report(
+        self.report(
             TrainingStatus(
                 step=place.step,
-                steps=self._settings.steps,
+                steps=self.settings.steps,
                 loss=self._smooth or 0.0,
                 measures=self._curves.measures[-1][1] if self._curves.measures else {},
                 tokens_per_second=place.tokens / place.seconds if place.seconds > 0 else 0.0,
-                seconds_left=per_step * (self._settings.steps - place.step),
+                seconds_left=per_step * (self.settings.steps - place.step),
             )
         )
 
     def _save(self) -> None:
         now = (self._place.step, len(self._curves.measures))
         changed = self._saved != now and self._place.step > 0
-        if self._state_path is None or not changed or not self._whole:
+        if self.state_path is None or not changed or not self._whole:
             return
-        run = (self._identity, self._learner, self._optimizer, self._place, self._curves)
-        save_run(self._state_path, *run, precision=self._settings.precision)
+        state = {
+            "format": _FORMAT,
+            "identity": self.identity,
+            "precision": self.settings.precision_name,
+            "learner": self.learner.module.state_dict(),
+            **self._optimizer.state(),
+            "place": dataclasses.asdict(self._place),
+            "curves": dataclasses.asdict(self._curves),
+        }
+        save_state(self.state_path, state)
         self._saved = now
 
     def _kept(self) -> str:
         if self._saved is None:
             return "no checkpoint was made before it"
-        return f"{self._state_path} keeps step {self._saved[0]}"
+        return f"{self.state_path} keeps step {self._saved[0]}"
 
     def _out_of_memory(self) -> OutOfMemoryError:
         """Save the last whole state, if there is memory for that, and return the error to raise."""
         self._optimizer.drop_gradients()
         with contextlib.suppress(MemoryError, RuntimeError, OSError):
             self._save()
-        return too_little_memory(self._place.step, self._learner.device, self._kept())
+        device = self.learner.device
+        where = "RAM" if device.type == "cpu" else f"memory of {device}"
+        return OutOfMemoryError(
+            f"the {where} does not suffice after step {self._place.step}: training stopped and "
+            f"{self._kept()}; {ANEW} --batch-tokens or --max-length (a resumed run keeps its own, "
+            "and needs more memory free)"
+        )
 
 
 def _smoothed(before: float | None, loss: float) -> float:

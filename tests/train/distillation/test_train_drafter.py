@@ -29,7 +29,6 @@ from specrun.train.distillation import drafter as module
 from specrun.train.distillation.drafter import drafter_memory
 from specrun.train.distillation.learner import DistillationLearner, forward_kl
 from specrun.train.target.hf_model import load_hf_model
-from specrun.train.trainer.learner import RunListener
 
 pytestmark = pytest.mark.long
 
@@ -120,35 +119,6 @@ def test_the_runtime_accepts_what_was_measured(family, tmp_path):
     assert lengths["untrained"] < lengths["draft"] - 0.3
 
 
-@pytest.mark.parametrize(
-    "loss", [DistillationLoss(), DistillationLoss(on_policy=0.5)], ids=["fixed", "mixed"]
-)
-def test_a_resumed_run_is_one_that_was_never_stopped(family, tmp_path, loss):
-    settings = {"loss": loss, "answers": "target", "steps": 14, "longest_answer": 12}
-    whole = run_for(family, tmp_path / "whole", **settings).train()
-
-    class Stops(RunListener):
-        def status(self, status):
-            if status.step == 6:
-                raise KeyboardInterrupt
-
-    run = run_for(family, tmp_path / "cut", **settings)
-    with pytest.raises(KeyboardInterrupt):
-        run.train(Stops())
-    assert not (run.run.output / "model.safetensors").exists()
-    rest = run.but(resume=True).train()
-    assert rest.result.resumed_at == 6
-    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
-    assert rest.acceptance.after.rate == pytest.approx(whole.acceptance.after.rate, abs=1e-6)
-    assert rest.acceptance.before == whole.acceptance.before
-    first, other = (
-        load_hf_model(path, torch.device("cpu")).module
-        for path in (tmp_path / "whole", run.run.output)
-    )
-    for ours, theirs in zip(first.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
-
-
 @pytest.fixture
 def batches(monkeypatch):
     """The batches that were learnt from, as the drafter's own answers left them."""
@@ -209,10 +179,7 @@ def test_batches_with_the_drafters_own_answers_are_as_large_as_asked(
         "longest_answer": 40,
     }
     run_for(
-        dataclasses.replace(asked, draft=silent),
-        tmp_path / "out",
-        learning_rate=1e-9,
-        **settings,
+        dataclasses.replace(asked, draft=silent), tmp_path / "out", learning_rate=1e-9, **settings
     ).train()
     assert max(batch.ids.shape[1] for batch in batches) > 40
     assert all(batch.ids.numel() <= 200 for batch in batches)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.training import head_run, stopped
 
 from specrun.bindings.errors import OptionError, PairError, UnsupportedModelError
 from specrun.convert.heads.head_conversion import convert_head
@@ -22,8 +23,7 @@ from specrun.train.heads import (
     earlier_head,
 )
 from specrun.train.target.shape import target_shape
-from specrun.train.trainer import TrainingStatus, train
-from specrun.train.trainer.learner import SilentListener
+from specrun.train.trainer import train
 
 EAGLES = {
     "eagle": EagleRecipe(),
@@ -33,29 +33,7 @@ EAGLES = {
 
 
 def run_of(taught, output: Path, **changes) -> HeadRun:
-    usual = {
-        "steps": 40,
-        "tokens_per_batch": 256,
-        "max_length": 64,
-        "held_out": 0.0,
-        "device": "cpu",
-        "measures": 1,
-        "learning_rate": 5e-3,
-        "precision": "float32",
-        "n_threads": 1,
-    }
-    return HeadRun(taught.folder, (taught.data,), output, **{**usual, **changes})
-
-
-class StopsAt(SilentListener):
-    """Ctrl-C after so many steps."""
-
-    def __init__(self, step: int) -> None:
-        self._step = step
-
-    def status(self, status: TrainingStatus) -> None:
-        if status.step == self._step:
-            raise KeyboardInterrupt
+    return head_run(taught, output, **{"learning_rate": 5e-3, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -107,33 +85,20 @@ def test_rows_that_stay_in_llama_cpps_order_are_another_head(
     assert not torch.allclose(again, learnt, rtol=1e-2, atol=1e-3)
 
 
-@pytest.mark.parametrize("name", EAGLES)
-def test_what_was_learnt_serves_at_once(
-    taught, heads: dict[str, Path], tmp_path: Path, name: str
-) -> None:
-    """The first loss is a fraction of a new head's."""
-    recipe = EAGLES[name]
-    new = train(recipe, run_of(taught, tmp_path / "new", steps=1))
-    on = train(recipe, run_of(taught, tmp_path / "on", steps=1, earlier=heads[name]))
-    assert on.result.curves.losses[0] < 0.7 * new.result.curves.losses[0]
-
-
-@pytest.mark.parametrize("name", ["eagle that drafts some", "eagle3"])
 def test_a_run_that_was_stopped_goes_on_from_its_checkpoint(
-    taught, heads: dict[str, Path], tmp_path: Path, name: str
+    taught, heads: dict[str, Path], tmp_path: Path
 ) -> None:
-    """Whole and in parts the head is the same; another head to begin with is another run."""
-    recipe, earlier = EAGLES[name], heads[name]
-    settings = {"steps": 6, "tokens_per_batch": 100, "earlier": earlier}
+    """With the draft tokens of the earlier head, which are in no checkpoint of EAGLE's.
+
+    Whole and in parts the head is the same; another head to begin with is another run.
+    """
+    name = "eagle that drafts some"
+    recipe, settings = EAGLES[name], {"steps": 6, "tokens_per_batch": 100, "earlier": heads[name]}
     whole = train(recipe, run_of(taught, tmp_path / "whole", **settings))
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, run_of(taught, tmp_path / "parts", **settings), StopsAt(3))
+    run = stopped(recipe, run_of(taught, tmp_path / "parts", **settings), 3)
     with pytest.raises(OptionError, match="was made with"):
-        train(
-            recipe,
-            run_of(taught, tmp_path / "parts", **{**settings, "earlier": None}, resume=True),
-        )
-    rest = train(recipe, run_of(taught, tmp_path / "parts", **settings, resume=True))
+        train(recipe, replace(run, earlier=None))
+    rest = train(recipe, run)
     assert rest.result.resumed_at == 3
     first, other = (load_file(each.output / "model.safetensors") for each in (whole, rest))
     for tensor, numbers in first.items():

@@ -4,7 +4,6 @@ once."""
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.tiny_targets import HIDDEN, write_untaught
+from support.training import head_run, stopped
 
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.convert import convert_checkpoint
@@ -29,23 +29,13 @@ from specrun.train.target.hf_model import TargetMatrices, load_hf_model
 from specrun.train.target.shape import target_shape
 from specrun.train.target.states import ModelFeatures
 from specrun.train.trainer import train
-from specrun.train.trainer.learner import SilentListener
 
 CPU = torch.device("cpu")
 RECIPE = Medusa2Recipe(MedusaRecipe(heads=2), heads_alone=0.5)
 
 
-def run_of(taught, output: Path, **changes) -> HeadRun:
-    usual = {
-        "steps": 40,
-        "tokens_per_batch": 256,
-        "max_length": 64,
-        "held_out": 0.0,
-        "device": "cpu",
-        "measures": 1,
-    }
-    settings = {**usual, "precision": "float32", "n_threads": 1, "learning_rate": 1e-2, **changes}
-    return HeadRun(taught.folder, (taught.data,), output, **settings)
+def joint_run(taught, output: Path, **changes) -> HeadRun:
+    return head_run(taught, output, **{"learning_rate": 1e-2, **changes})
 
 
 @pytest.fixture
@@ -109,7 +99,7 @@ def test_a_model_and_its_heads_are_one_folder_and_draft(
     taught, tmp_path: Path, from_law: bool
 ) -> None:
     recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=from_law), model_rate=0.05)
-    report = train(recipe, run_of(taught, tmp_path / "both", steps=60))
+    report = train(recipe, joint_run(taught, tmp_path / "both", steps=60))
     measures = report.result.curves.measures[-1][1]
     assert measures["head 2 top-1"] > 0.7
     assert measures["model loss"] < 0.2
@@ -141,76 +131,20 @@ def test_a_model_and_its_heads_are_one_folder_and_draft(
     assert result.stats.mean_accepted_length > 1.6
 
 
-def test_a_resumed_joint_run_is_an_uninterrupted_one(taught, tmp_path: Path, monkeypatch) -> None:
-    whole = train(RECIPE, run_of(taught, tmp_path / "whole", steps=6))
-    losses = Medusa2Learner.losses
-
-    def until_four(learner, batch, noise, step):
-        if step == 4:
-            raise KeyboardInterrupt
-        yield from losses(learner, batch, noise, step)
-
-    monkeypatch.setattr(Medusa2Learner, "losses", until_four)
-    run = run_of(taught, tmp_path / "parts", steps=6)
-    with pytest.raises(KeyboardInterrupt):
-        train(RECIPE, run)
-    monkeypatch.setattr(Medusa2Learner, "losses", losses)
-    rest = train(RECIPE, replace(run, resume=True))
-    assert rest.result.resumed_at == 4
-    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
-
-
-def test_dropout_of_a_models_configuration_is_left_out(taught, tmp_path: Path) -> None:
-    """It would draw from torch's own source, and no resumed run would be the one that was
-    stopped."""
-    shutil.copytree(taught.folder, tmp_path / "dropping")
-    config = json.loads((tmp_path / "dropping" / "config.json").read_text())
-    (tmp_path / "dropping" / "config.json").write_text(
-        json.dumps({**config, "attention_dropout": 0.5})
-    )
-    run = run_of(taught, tmp_path / "plain", steps=4)
-    plain = train(RECIPE, run)
-    found = train(RECIPE, replace(run, target=tmp_path / "dropping", output=tmp_path / "out"))
-    assert found.result.curves.losses == plain.result.curves.losses
-
-
-def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path) -> None:
-    write_untaught(tmp_path / "target")
-    (tmp_path / "target" / "model.safetensors").rename(
-        tmp_path / "target" / "model-00001-of-00001.safetensors"
-    )
-    before = {path: path.read_bytes() for path in (tmp_path / "target").iterdir()}
-    (tmp_path / "link").symlink_to(tmp_path / "target", target_is_directory=True)
-    for output in (tmp_path / "target", tmp_path / "link"):
-        with pytest.raises(OptionError, match="is the folder of a model that is read"):
-            train(RECIPE, replace(run_of(taught, output, force=True), target=tmp_path / "target"))
-    assert {path: path.read_bytes() for path in (tmp_path / "target").iterdir()} == before
-    with pytest.raises(OptionError, match=r"holds config\.json of something else"):
-        train(RECIPE, run_of(taught, tmp_path / "target"))
-
-
 def test_states_that_are_there_need_no_room(taught, tmp_path: Path, monkeypatch) -> None:
     recipe = replace(RECIPE, heads=MedusaRecipe(heads=2, from_law=True))
-    run = run_of(taught, tmp_path / "both", steps=4)
-
-    class Stops(SilentListener):
-        def status(self, status) -> None:
-            if status.step == 2:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, run, Stops())
+    run = stopped(recipe, joint_run(taught, tmp_path / "both", steps=4))
     full = SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=0))
     monkeypatch.setattr(states, "shutil", full)
-    assert train(recipe, replace(run, resume=True)).result.resumed_at == 2
+    assert train(recipe, run).result.resumed_at == 2
     assert not (run.output / "training" / "features").exists()
     with pytest.raises(SpecrunError, match=r"needs 0\.00 GiB in .* and 0\.00 GiB are free"):
-        train(recipe, run_of(taught, tmp_path / "others", steps=4))
+        train(recipe, joint_run(taught, tmp_path / "others", steps=4))
 
 
 def test_tied_models_keep_one_matrix(taught, tmp_path: Path) -> None:
     write_untaught(tmp_path / "tied", tie_word_embeddings=True)
-    run = replace(run_of(taught, tmp_path / "both", steps=2), target=tmp_path / "tied")
+    run = replace(joint_run(taught, tmp_path / "both", steps=2), target=tmp_path / "tied")
     tensors = load_file(train(RECIPE, run).output / "model.safetensors")
     assert "lm_head.weight" not in tensors
     assert "model.embed_tokens.weight" in tensors
@@ -231,4 +165,4 @@ def test_recipes_that_cannot_be(make, problem: str) -> None:
 
 def test_a_teacher_cannot_be_trained(taught, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="leave out --teacher"):
-        train(RECIPE, run_of(taught, tmp_path / "x", teacher=taught.gguf))
+        train(RECIPE, joint_run(taught, tmp_path / "x", teacher=taught.gguf))

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.tiny_targets import ANSWERS, HIDDEN, LAYERS, write_untaught
+from support.training import StopsAt, head_run, stopped
 
 from specrun.bindings.errors import OptionError, OutOfMemoryError, PairError, SpecrunError
 from specrun.convert import convert_checkpoint
@@ -28,41 +29,18 @@ from specrun.train.heads import (
     Eagle3Recipe,
     EagleRecipe,
     HeadRecipe,
-    HeadRun,
     HydraRecipe,
     MedusaRecipe,
 )
-from specrun.train.heads import run as head_run
-from specrun.train.heads import states as head_states
+from specrun.train.heads import run as run_module
 from specrun.train.target import head_target, open_head_target, states
 from specrun.train.target.shape import ModelShape, target_shape
-from specrun.train.trainer import (
-    MatrixOptimizer,
-    TrainingReport,
-    TrainingStatus,
-    memory,
-    settings,
-    train,
-)
-from specrun.train.trainer.learner import SilentListener
+from specrun.train.trainer import MatrixOptimizer, TrainingReport, memory, settings, train
 from specrun.train.trainer.trainer import earlier_run
 
 pytestmark = pytest.mark.long
 
 MEDUSA, EAGLE = MedusaRecipe(heads=3), EagleRecipe()
-
-
-def run_of(taught, output: Path, **changes) -> HeadRun:
-    usual = {
-        "steps": 40,
-        "tokens_per_batch": 256,
-        "max_length": 64,
-        "held_out": 0.0,
-        "device": "cpu",
-        "measures": 1,
-    }
-    settings = {**usual, "precision": "float32", "n_threads": 1, **changes}
-    return HeadRun(taught.folder, (taught.data,), output, **settings)
 
 
 def tokens_a_round(taught, drafter: str) -> float:
@@ -90,7 +68,8 @@ def tokens_a_round(taught, drafter: str) -> float:
 @pytest.fixture(scope="module")
 def medusa(taught, tmp_path_factory: pytest.TempPathFactory) -> TrainingReport:
     return train(
-        MEDUSA, run_of(taught, tmp_path_factory.mktemp("m") / "heads", steps=60, learning_rate=1e-2)
+        MEDUSA,
+        head_run(taught, tmp_path_factory.mktemp("m") / "heads", steps=60, learning_rate=1e-2),
     )
 
 
@@ -108,9 +87,8 @@ def test_medusa_heads_draft_what_they_have_learnt(
 def test_medusas_folder_is_upstreams(taught, medusa: TrainingReport) -> None:
     names = sorted(path.name for path in medusa.output.iterdir())
     assert names == ["README.md", "config.json", "medusa_lm_head.safetensors", "training"]
-    assert [path.name for path in (medusa.output / "training").iterdir()] == [
-        "state.pt"
-    ]  # the cache is gone
+    kept = [path.name for path in (medusa.output / "training").iterdir()]
+    assert kept == ["state.pt"]  # the cache is gone
     config = json.loads((medusa.output / "config.json").read_text())
     assert (config["medusa_num_heads"], config["medusa_num_layers"]) == (3, 1)
     assert config["base_model_name_or_path"] == "target"
@@ -128,7 +106,7 @@ def test_medusas_folder_is_upstreams(taught, medusa: TrainingReport) -> None:
 
 def test_heads_may_share_the_targets_output(taught, tmp_path: Path) -> None:
     recipe = MedusaRecipe(heads=2, own_output=False, from_law=True)
-    report = train(recipe, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2))
+    report = train(recipe, head_run(taught, tmp_path / "heads", steps=60, learning_rate=1e-2))
     assert set(load_file(report.output / "medusa_lm_head.safetensors")) == {
         f"{i}.0.linear.{part}" for i in range(2) for part in ("weight", "bias")
     }
@@ -138,13 +116,10 @@ def test_heads_may_share_the_targets_output(taught, tmp_path: Path) -> None:
 
 def test_an_eagle_head_drafts_what_it_has_learnt(taught, tmp_path: Path) -> None:
     """A chain of four: 5 tokens a round at best."""
-    report = train(EAGLE, run_of(taught, tmp_path / "head", steps=110, learning_rate=5e-3))
+    report = train(EAGLE, head_run(taught, tmp_path / "head", steps=110, learning_rate=5e-3))
     config = json.loads((report.output / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["bias"], config["num_key_value_heads"]) == (
-        1,
-        True,
-        2,
-    )
+    sizes = ("num_hidden_layers", "bias", "num_key_value_heads")
+    assert [config[name] for name in sizes] == [1, True, 2]
     tensors = load_file(report.output / "model.safetensors")
     parts = ("q_proj", "k_proj", "v_proj", "o_proj")
     assert set(tensors) == {
@@ -162,7 +137,7 @@ def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(
 ) -> None:
     """A chain of four: 5 tokens a round at best."""
     recipe = Eagle3Recipe(steps=3, draft_tokens=150, optimizer=optimizer)
-    report = train(recipe, run_of(taught, tmp_path / "head", steps=45, learning_rate=rate))
+    report = train(recipe, head_run(taught, tmp_path / "head", steps=45, learning_rate=rate))
     measures = report.result.curves.measures[-1][1]
     assert measures["depth 1 top-1"] > 0.8
     assert measures["depth 3 top-1"] > 0.7
@@ -171,22 +146,15 @@ def test_an_eagle3_head_drafts_and_is_laid_out_as_upstreams(
     assert config["architectures"] == ["LlamaForCausalLMEagle3"]
     assert (config["draft_vocab_size"], config["vocab_size"]) == (150, 400)
     assert config["eagle_aux_hidden_state_layer_ids"] == [1, 2, 3]
-    assert config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [
-        0,
-        1,
-        2,
-    ]  # named by their outputs there
+    by_outputs = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    assert by_outputs == [0, 1, 2]
     tensors = load_file(report.output / "model.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     assert shapes["fc.weight"] == (HIDDEN, 3 * HIDDEN)
     assert shapes["midlayer.self_attn.q_proj.weight"] == (HIDDEN, 2 * HIDDEN)
     assert shapes["lm_head.weight"] == (150, HIDDEN)
-    assert {
-        "midlayer.hidden_norm.weight",
-        "midlayer.input_layernorm.weight",
-        "norm.weight",
-        "t2d",
-    } <= set(shapes)
+    norms = {f"midlayer.{name}.weight" for name in ("hidden_norm", "input_layernorm")}
+    assert {*norms, "norm.weight", "t2d"} <= set(shapes)
     tokens = tensors["d2t"] + torch.arange(150)
     assert tensors["d2t"].dtype == torch.int64
     assert tokens.tolist() == sorted(set(tokens.tolist()))
@@ -208,7 +176,7 @@ def test_a_block_drafter_drafts_and_is_laid_out_as_upstreams(
         confidence=markov_rank > 0,
         optimizer="muon",
     )
-    report = train(recipe, run_of(taught, tmp_path / "block", steps=60, learning_rate=2e-2))
+    report = train(recipe, head_run(taught, tmp_path / "block", steps=60, learning_rate=2e-2))
     measures = report.result.curves.measures[-1][1]
     assert measures["slot 1 top-1"] > 0.8
     assert measures["tokens a round"] > 2.5
@@ -231,7 +199,7 @@ def test_a_block_drafter_drafts_and_is_laid_out_as_upstreams(
 def test_hydra_heads_draft_and_are_laid_out_as_upstreams(
     taught, tmp_path: Path, recipe: HydraRecipe
 ) -> None:
-    report = train(recipe, run_of(taught, tmp_path / "heads", steps=50, learning_rate=4e-3))
+    report = train(recipe, head_run(taught, tmp_path / "heads", steps=50, learning_rate=4e-3))
     measures = report.result.curves.measures[-1][1]
     assert measures["head 2 top-1"] > 0.8
     config = json.loads((report.output / "config.json").read_text())
@@ -247,53 +215,13 @@ def test_hydra_heads_draft_and_are_laid_out_as_upstreams(
     assert tokens_a_round(taught, f"hydra({tmp_path / 'heads.gguf'}, n=2)") > 1.8
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    [MEDUSA, EAGLE, Eagle3Recipe(steps=2), Eagle3Recipe(steps=2, optimizer="muon")],
-    ids=["medusa", "eagle", "eagle3", "eagle3 by muon"],
-)
-def test_a_resumed_head_is_an_uninterrupted_one(
-    taught, tmp_path: Path, recipe: HeadRecipe, monkeypatch
-) -> None:
-    whole = train(recipe, run_of(taught, tmp_path / "whole", steps=8, tokens_per_batch=100))
-    run = run_of(taught, tmp_path / "parts", steps=8, tokens_per_batch=100)
-    inner = type(recipe).learner
-
-    def stopping(*given):
-        learner = inner(*given)
-        losses = learner.losses
-
-        def until_five(batch, noise, step):
-            if step == 5:
-                raise KeyboardInterrupt
-            yield from losses(batch, noise, step)
-
-        learner.losses = until_five
-        return learner
-
-    monkeypatch.setattr(type(recipe), "learner", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, run)
-    monkeypatch.setattr(type(recipe), "learner", inner)
-    assert not (run.output / "config.json").exists()
-    rest = train(recipe, replace(run, resume=True))
-    assert rest.result.resumed_at == 5
-    assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
-    first, other = (load_file(folder / recipe.files_name) for folder in (whole.output, rest.output))
-    for name, tensor in first.items():
-        torch.testing.assert_close(other[name], tensor, atol=1e-6, rtol=0)
-
-
 def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
     taught, medusa: TrainingReport, tmp_path: Path
 ) -> None:
     folder = tmp_path / "no weights"
     shutil.copytree(taught.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-    run = replace(
-        run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2),
-        target=folder,
-        teacher=taught.gguf,
-    )
+    places = {"target": folder, "teacher": taught.gguf}
+    run = head_run(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, **places)
     report = train(MEDUSA, run)
     # The same states but for rounding: the same curve.
     assert report.result.curves.losses == pytest.approx(
@@ -304,14 +232,14 @@ def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
 
 def test_a_teacher_shows_the_layers_that_eagle3_reads(taught, tmp_path: Path) -> None:
     recipe = Eagle3Recipe(steps=2, draft_tokens=150)
-    ours = train(recipe, run_of(taught, tmp_path / "a", steps=6))
-    theirs = train(recipe, run_of(taught, tmp_path / "b", steps=6, teacher=taught.gguf))
+    ours = train(recipe, head_run(taught, tmp_path / "a", steps=6))
+    theirs = train(recipe, head_run(taught, tmp_path / "b", steps=6, teacher=taught.gguf))
     assert theirs.result.curves.losses == pytest.approx(ours.result.curves.losses, rel=0.02)
 
 
 def test_cached_states_train_the_same_head(taught, medusa: TrainingReport, tmp_path: Path) -> None:
     report = train(
-        MEDUSA, run_of(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, cache="no")
+        MEDUSA, head_run(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, cache="no")
     )
     assert report.result.curves.losses == pytest.approx(
         medusa.result.curves.losses, rel=0.05, abs=0.02
@@ -323,12 +251,12 @@ def test_a_named_folder_of_states_stays_and_serves_the_next_head(
 ) -> None:
     """Of other states, as EAGLE-3 reads them, there is a second cache beside the first."""
     states = tmp_path / "states"
-    train(MEDUSA, run_of(taught, tmp_path / "a", steps=2, features=states))
+    train(MEDUSA, head_run(taught, tmp_path / "a", steps=2, features=states))
     (chunk,) = states.glob("*/*.safetensors")
     before = chunk.stat().st_mtime_ns
-    train(EAGLE, run_of(taught, tmp_path / "b", steps=2, features=states))
+    train(EAGLE, head_run(taught, tmp_path / "b", steps=2, features=states))
     assert list(states.glob("*/*.safetensors")) == [chunk]
-    train(Eagle3Recipe(steps=2), run_of(taught, tmp_path / "c", steps=2, features=states))
+    train(Eagle3Recipe(steps=2), head_run(taught, tmp_path / "c", steps=2, features=states))
     assert len(list(states.glob("*/*.safetensors"))) == 2
     assert chunk.stat().st_mtime_ns == before
 
@@ -338,7 +266,7 @@ def test_states_of_earlier_attempts_go_with_the_runs_own(taught, tmp_path: Path)
     stale.mkdir(parents=True)
     for name in ("manifest.json", "features-00000.safetensors"):
         (stale / name).write_text("{}")
-    run = run_of(taught, tmp_path / "heads", steps=2)
+    run = head_run(taught, tmp_path / "heads", steps=2)
     train(MEDUSA, run)
     assert [path.name for path in run.state_path.parent.iterdir()] == ["state.pt"]
 
@@ -346,31 +274,9 @@ def test_states_of_earlier_attempts_go_with_the_runs_own(taught, tmp_path: Path)
 # -- a resumed run does as before ------------------------------------------------------------------
 
 
-class Stops(SilentListener):
-    """Ctrl-C after two steps; remembers what was said."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def status(self, status: TrainingStatus) -> None:
-        if status.step == 2:
-            raise KeyboardInterrupt
-
-
-def interrupted(recipe: HeadRecipe, run: HeadRun) -> HeadRun:
-    with pytest.raises(KeyboardInterrupt):
-        train(recipe, run, Stops())
-    return replace(run, resume=True)
-
-
 def disk_with(monkeypatch, free: int) -> None:
     monkeypatch.setattr(
-        states,
-        "shutil",
-        SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=free)),
+        states, "shutil", SimpleNamespace(disk_usage=lambda place: SimpleNamespace(free=free))
     )
 
 
@@ -380,10 +286,10 @@ def test_states_that_are_there_need_no_room(
 ) -> None:
     """The disk is full once they are written: a resumed run neither refuses nor computes them at
     each step."""
-    whole = train(MEDUSA, run_of(taught, tmp_path / "whole", steps=4))
-    run = interrupted(MEDUSA, run_of(taught, tmp_path / "parts", steps=4, cache=cache))
+    whole = train(MEDUSA, head_run(taught, tmp_path / "whole", steps=4))
+    run = stopped(MEDUSA, head_run(taught, tmp_path / "parts", steps=4, cache=cache))
     disk_with(monkeypatch, free=0)
-    heard = Stops()
+    heard = StopsAt(9)
     rest = train(MEDUSA, run, heard)
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
     assert any(
@@ -396,10 +302,10 @@ def test_a_run_without_room_for_states_goes_on_without_them(
     taught, tmp_path: Path, monkeypatch
 ) -> None:
     """Though the disk has room when it is resumed: the numbers would not be the same."""
-    whole = train(MEDUSA, run_of(taught, tmp_path / "whole", steps=4, cache="no"))
+    whole = train(MEDUSA, head_run(taught, tmp_path / "whole", steps=4, cache="no"))
     with monkeypatch.context() as full:
         disk_with(full, free=0)
-        run = interrupted(MEDUSA, run_of(taught, tmp_path / "parts", steps=4))
+        run = stopped(MEDUSA, head_run(taught, tmp_path / "parts", steps=4))
     rest = train(MEDUSA, run)
     assert rest.result.resumed_at == 2
     assert rest.result.curves.losses == pytest.approx(whole.result.curves.losses, abs=1e-6)
@@ -410,7 +316,7 @@ def test_a_run_without_room_for_states_goes_on_without_them(
 def test_a_resumed_run_goes_on_in_its_precision(taught, tmp_path: Path, monkeypatch) -> None:
     """A second trial that falls differently, as on a busy machine, decides nothing."""
     monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 1.0)
-    run = interrupted(MEDUSA, run_of(taught, tmp_path / "heads", steps=4, precision="auto"))
+    run = stopped(MEDUSA, head_run(taught, tmp_path / "heads", steps=4, precision="auto"))
     assert earlier_run(run.state_path, resume=True).precision == "float32"
     monkeypatch.setattr(settings, "bfloat16_gain", lambda device, threads: 9.0)
     assert train(MEDUSA, run).precision == "float32"
@@ -419,10 +325,10 @@ def test_a_resumed_run_goes_on_in_its_precision(taught, tmp_path: Path, monkeypa
 def test_another_run_is_refused_before_states_are_computed(
     taught, tmp_path: Path, monkeypatch
 ) -> None:
-    run = interrupted(MEDUSA, run_of(taught, tmp_path / "heads", steps=4))
+    run = stopped(MEDUSA, head_run(taught, tmp_path / "heads", steps=4))
     kept = sorted(run.output.rglob("features-*"))
     assert kept
-    monkeypatch.setattr(head_run.HeadTraining, "learner", None)
+    monkeypatch.setattr(run_module.HeadTraining, "learner", None)
     with pytest.raises(OptionError, match=r"learning rate 0\.001, and --resume needs 0\.002"):
         train(MEDUSA, replace(run, learning_rate=2e-3))
     assert sorted(run.output.rglob("features-*")) == kept
@@ -432,14 +338,14 @@ def test_another_run_is_refused_before_states_are_computed(
 
 
 def test_an_earlier_run_is_not_overwritten(taught, medusa: TrainingReport, tmp_path: Path) -> None:
-    run = run_of(taught, medusa.output, steps=60, learning_rate=1e-2)
+    run = head_run(taught, medusa.output, steps=60, learning_rate=1e-2)
     with pytest.raises(OptionError, match=r"already holds medusa_lm_head\.safetensors"):
         train(MEDUSA, run)
     with pytest.raises(OptionError, match=r"medusa decay 0\.8, and --resume needs 0\.9"):
         train(replace(MEDUSA, decay=0.9), replace(run, resume=True))
     output = tmp_path / "copy"
     shutil.copytree(medusa.output, output)
-    forced = train(MEDUSA, run_of(taught, output, steps=2, force=True))
+    forced = train(MEDUSA, head_run(taught, output, steps=2, force=True))
     assert len(forced.result.curves.losses) == 2
 
 
@@ -451,13 +357,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-@pytest.mark.parametrize(
-    "recipe", [MEDUSA, EAGLE, Eagle3Recipe(), HydraRecipe()], ids=lambda value: value.kind
-)
-@pytest.mark.parametrize("changes", [{}, {"force": True}, {"resume": True}], ids=str)
-def test_the_targets_own_folder_is_not_written_into(
-    taught, tmp_path: Path, monkeypatch, recipe, changes
-) -> None:
+def test_the_targets_own_folder_is_not_written_into(taught, tmp_path: Path, monkeypatch) -> None:
     """Nor under another name; with weights in several files no file of a head's name is there to
     notice."""
     target = tmp_path / "target"
@@ -465,12 +365,11 @@ def test_the_targets_own_folder_is_not_written_into(
     (target / "model.safetensors").rename(target / "model-00001-of-00001.safetensors")
     before = contents(target)
     (tmp_path / "link").symlink_to(target, target_is_directory=True)
-    monkeypatch.setattr(head_run, "open_head_target", None)
+    monkeypatch.setattr(run_module, "open_head_target", None)
     for output in (target, tmp_path / "link", target / ".." / "target"):
-        with pytest.raises(
-            OptionError, match="is the folder of a model that is read; name another folder"
-        ):
-            train(recipe, replace(run_of(taught, output, **changes), target=target))
+        for changes in ({}, {"force": True}, {"resume": True}):
+            with pytest.raises(OptionError, match="a model that is read; name another folder"):
+                train(MEDUSA, head_run(taught, output, target=target, **changes))
     assert contents(target) == before
 
 
@@ -481,12 +380,12 @@ def test_somebody_elses_folder_is_written_into_only_by_force(
     output = tmp_path / "other"
     output.mkdir()
     (output / name).write_text("{}")
-    run = run_of(taught, output, steps=2)
+    run = head_run(taught, output, steps=2)
     with (
         monkeypatch.context() as early,
         pytest.raises(OptionError, match=rf"holds {name} of something else.*--force"),
     ):
-        early.setattr(head_run, "open_head_target", None)
+        early.setattr(run_module, "open_head_target", None)
         train(MEDUSA, run)
     assert contents(output) == {name: b"{}"}
     train(MEDUSA, replace(run, force=True))
@@ -499,9 +398,9 @@ def test_a_sibling_as_teacher_is_refused_before_any_work(
     """It has the target's vocabulary, and other sizes."""
     write_untaught(tmp_path / "sibling", hidden_size=32)
     convert_checkpoint(tmp_path / "sibling", tmp_path / "sibling.gguf", outtype="f16", verify=False)
-    monkeypatch.setattr(head_run.HeadTraining, "texts", None)
+    monkeypatch.setattr(run_module.HeadTraining, "texts", None)
     with pytest.raises(PairError, match="its states have 32 numbers"):
-        train(MEDUSA, run_of(taught, tmp_path / "heads", teacher=tmp_path / "sibling.gguf"))
+        train(MEDUSA, head_run(taught, tmp_path / "heads", teacher=tmp_path / "sibling.gguf"))
     assert not (tmp_path / "heads").exists()
 
 
@@ -513,41 +412,29 @@ def test_too_little_memory_is_found_before_anything_is_loaded(
     with pytest.raises(
         OutOfMemoryError, match=r"training needs about .* of RAM and 0\.00 GiB are free"
     ):
-        train(MEDUSA, run_of(taught, tmp_path / "heads"))
+        train(MEDUSA, head_run(taught, tmp_path / "heads"))
     assert not (tmp_path / "heads").exists()
 
 
 def test_too_little_disk_computes_states_each_time_or_stops(
     taught, tmp_path: Path, monkeypatch
 ) -> None:
-    def full(folder: Path, size: int) -> None:
-        raise SpecrunError(f"no space for {size} bytes")
-
-    monkeypatch.setattr(head_states, "check_cache_space", full)
-    heard = []
-
-    class Notes:
-        def note(self, text: str) -> None:
-            heard.append(text)
-
-        def stage(self, what: str, done: int, total: int) -> None: ...
-
-        def status(self, status: object) -> None: ...
-
-    train(MEDUSA, run_of(taught, tmp_path / "heads", steps=3), Notes())
-    assert any("too much: computed at each step" in note for note in heard)
-    with pytest.raises(SpecrunError, match="no space for"):
-        train(MEDUSA, run_of(taught, tmp_path / "others", steps=3, cache="yes"))
+    disk_with(monkeypatch, free=0)
+    heard = StopsAt(9)
+    train(MEDUSA, head_run(taught, tmp_path / "heads", steps=3), heard)
+    assert any("too much: computed at each step" in note for note in heard.notes)
+    with pytest.raises(SpecrunError, match=r"0\.00 GiB are free"):
+        train(MEDUSA, head_run(taught, tmp_path / "others", steps=3, cache="yes"))
 
 
 def test_estimates_are_of_the_right_size(taught, tmp_path: Path) -> None:
     """The head and its optimizer to the byte; the target's weights as stored."""
-    run = run_of(taught, tmp_path / "heads", cache="no")
+    run = head_run(taught, tmp_path / "heads", cache="no")
     shape = target_shape(taught.folder)
     corpus = encode_corpus(read_documents(run.data), TargetTokenizer(taught.folder), max_length=64)
     settings = run.trainer_settings(MEDUSA.defaults(shape), corpus, torch.float32)
     target = open_head_target(run.target, None, device=torch.device("cpu"))
-    need = head_run.head_memory(MEDUSA, target, shape, corpus, settings, False, recompute=True)
+    need = run_module.head_memory(MEDUSA, target, shape, corpus, settings, False, recompute=True)
     assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
     assert need.parts["target"] == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
@@ -564,10 +451,10 @@ def test_a_head_for_7b_fits_24_gib_with_a_teacher(
     shape = ModelShape(**sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096, vocab_size=32000)
     text = TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))
     corpus = TokenCorpus((text,) * 64, tuple(range(64)), (0,), measured_on_training=True)
-    run = run_of(taught, tmp_path / "heads", teacher=taught.gguf, tokens_per_batch=4096)
+    run = head_run(taught, tmp_path / "heads", teacher=taught.gguf, tokens_per_batch=4096)
     settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
     target = open_head_target(run.target, run.teacher, device=torch.device("cpu"))
-    need = head_run.head_memory(recipe, target, shape, corpus, settings, True, recompute=True)
+    need = run_module.head_memory(recipe, target, shape, corpus, settings, True, recompute=True)
     assert 4 << 30 < need.total < 24 << 30
 
 
@@ -581,4 +468,4 @@ def test_a_head_for_7b_fits_24_gib_with_a_teacher(
 )
 def test_runs_that_cannot_be(taught, tmp_path: Path, wrong: dict, problem: str) -> None:
     with pytest.raises(OptionError, match=problem):
-        run_of(taught, tmp_path, **wrong)
+        head_run(taught, tmp_path, **wrong)

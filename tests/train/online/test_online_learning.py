@@ -13,14 +13,9 @@ import pytest
 import torch
 from support.tiny_family import ANSWERS, Family, make_family, question
 from support.tiny_models import F32, fresh_logits
-from support.training import Order, order_of
+from support.training import SMALL_RUN, Order, StopsAt, order_of
 
-from specrun.bindings.errors import (
-    BusyError,
-    OptionError,
-    PairError,
-    UnsupportedModelError,
-)
+from specrun.bindings.errors import BusyError, OptionError, PairError, UnsupportedModelError
 from specrun.bindings.gguf import read_header
 from specrun.bindings.models.model import Model
 from specrun.convert import convert_checkpoint, quantize_model
@@ -31,12 +26,7 @@ from specrun.runtime.engine import Engine
 from specrun.runtime.language import quoted
 from specrun.runtime.online import RejectionBuffer, likeliest, load_rejections
 from specrun.train.distillation.learner import DIVERGENCES
-from specrun.train.online import (
-    OnlineDrafter,
-    OnlineRecipe,
-    OnlineSettings,
-    open_online_drafter,
-)
+from specrun.train.online import OnlineDrafter, OnlineRecipe, OnlineSettings, open_online_drafter
 from specrun.train.online.learner import (
     coarse_log_probs,
     load_drafter,
@@ -44,7 +34,6 @@ from specrun.train.online.learner import (
     usual_rate,
     write_drafter,
 )
-from specrun.train.trainer.learner import RunListener
 
 pytestmark = pytest.mark.long
 
@@ -387,18 +376,15 @@ def buffer(files: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 def run_of(buffer: Path, draft: Path, output: Path, **changes) -> Order:
-    settings = {
+    usual = {
+        **SMALL_RUN,
         "steps": 20,
         "learning_rate": 1e-2,
         "tokens_per_batch": 200,
         "measures": 2,
-        "device": "cpu",
-        "precision": "float32",
-        "n_threads": 1,
-        **changes,
     }
     places = {"target": Path("target"), "data": (), "output": output}
-    return order_of(OnlineRecipe, **places, draft=draft, buffer=buffer, **settings)
+    return order_of(OnlineRecipe, **places, draft=draft, buffer=buffer, **{**usual, **changes})
 
 
 def test_a_run_from_a_buffer_to_a_drafter(
@@ -426,15 +412,10 @@ def _places(path: Path) -> int:
 def test_a_resumed_run_is_one_that_was_never_stopped(
     buffer: Path, files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    class Stops(RunListener):
-        def status(self, status) -> None:
-            if status.step == 5:
-                raise KeyboardInterrupt
-
     whole = run_of(buffer, files[1], tmp_path / "whole", steps=10).train()
     run = run_of(buffer, files[1], tmp_path / "cut", steps=10)
     with pytest.raises(KeyboardInterrupt):
-        run.train(Stops())
+        run.train(StopsAt(5))
     assert not (run.run.output / "drafter.gguf").exists()
     rest = run.but(resume=True).train()
     assert rest.result.resumed_at == 5

@@ -18,12 +18,7 @@ from support.sparse_models import write_sparse
 from support.tiny_mamba import write_tiny_mamba
 from support.tiny_targets import ANSWERS, write_untaught
 
-from specrun.bindings.errors import (
-    OptionError,
-    SpecrunError,
-    TemplateError,
-    UnsupportedModelError,
-)
+from specrun.bindings.errors import OptionError, SpecrunError, TemplateError, UnsupportedModelError
 from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.convert.quantize import quantize_model
@@ -45,7 +40,7 @@ from specrun.train.heads import (
 from specrun.train.target import file_target as file_shape_module
 from specrun.train.target import open_head_target
 from specrun.train.target import states as states_module
-from specrun.train.target.file_target import LogitProbe, file_shape, teacher_matrices
+from specrun.train.target.file_target import check_matrices, file_shape, teacher_matrices
 from specrun.train.target.shape import target_shape
 from specrun.train.trainer import train
 
@@ -165,26 +160,13 @@ def test_states_on_the_fly_are_those_of_the_disk(taught, tmp_path: Path) -> None
     assert losses["no"] != losses["yes"]
 
 
-def test_a_run_that_was_stopped_goes_on(taught, tmp_path: Path, monkeypatch) -> None:
-    run = run_of(taught.gguf, tmp_path / "whole", data=(taught.data,))
-    whole = train(EagleRecipe(), run)
-    stopped = replace(run, output=tmp_path / "stopped", save_seconds=0.0)
-
-    class Stops:
-        def note(self, text: str) -> None: ...
-        def stage(self, what: str, done: int, total: int) -> None: ...
-        def status(self, status) -> None:
-            if status.step == 3:
-                raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        train(EagleRecipe(), stopped, Stops())
-    report = train(EagleRecipe(), replace(stopped, resume=True))
-    np.testing.assert_allclose(report.result.curves.losses, whole.result.curves.losses, atol=1e-6)
+def test_another_file_is_another_run(taught, tmp_path: Path) -> None:
+    run = run_of(taught.gguf, tmp_path / "head", data=(taught.data,), steps=1)
+    train(EagleRecipe(), run)
     quantized = tmp_path / "q8.gguf"
     quantize_model(taught.gguf, quantized, "Q8_0")
     with pytest.raises(OptionError, match="target"):
-        train(EagleRecipe(), replace(stopped, resume=True, target=quantized))
+        train(EagleRecipe(), replace(run, resume=True, target=quantized))
 
 
 @pytest.mark.parametrize("quantized", [False, True], ids=["f32", "q8_0"])
@@ -348,10 +330,10 @@ def test_logits_that_are_more_than_their_matrix_are_noticed(taught, tmp_path: Pa
     matrices = teacher_matrices(taught.gguf, torch.device("cpu"))
     states = torch.randn(4, matrices.output.shape[1], generator=torch.Generator().manual_seed(0))
     own = matrices.logits(states)
-    LogitProbe(states, own * 1.02).check(matrices, taught.gguf)
+    check_matrices(matrices, states, own * 1.02, taught.gguf)
     for changed in (own * 4, own + own.std(), own[:, :-1]):
         with pytest.raises(UnsupportedModelError, match="changes its logits"):
-            LogitProbe(states, changed).check(matrices, taught.gguf)
+            check_matrices(matrices, states, changed, taught.gguf)
 
 
 def test_other_tokens_in_the_same_sizes_are_another_target(taught, tmp_path: Path) -> None:

@@ -42,13 +42,10 @@ from specrun.train.target.file_target import (
 from specrun.train.target.hf_model import HFModel, load_hf_model
 from specrun.train.target.shape import target_shape
 from specrun.train.target.states import (
-    CachePlace,
     FeatureCache,
     Features,
+    FeatureSource,
     ModelFeatures,
-    cache_bytes,
-    check_cache_space,
-    fill_cache,
     remove_caches,
     text_key,
 )
@@ -288,35 +285,34 @@ class Counting:
         )
 
 
-def place_of(root: Path, taps=(), precision: str = "float32", weights: int = 1) -> CachePlace:
-    return CachePlace.of(root, taps, precision=precision, identity={"source": weights})
+def cache_of(root: Path, taps=(), precision: str = "float32", weights: int = 1) -> FeatureCache:
+    about = {"precision": precision, "identity": {"source": weights}}
+    return FeatureCache(root, taps, HIDDEN, **about)
+
+
+def filled(cache: FeatureCache, corpus: TokenCorpus, source: FeatureSource, *tell) -> FeatureCache:
+    cache.fill(corpus, source, CPU, *tell)
+    return cache
 
 
 def test_cached_states_are_the_computed_ones(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(states, "_CHUNK_TOKENS", 60)
-    source = Counting(ModelFeatures(model, (1, 2, 3)))
-    told = []
-    place = place_of(tmp_path / "f", (1, 2, 3))
-    cache = fill_cache(place, corpus, source, CPU, lambda *step: told.append(step))
-    assert len(cache.cache.chunks) > 2
+    source, told = Counting(ModelFeatures(model, (1, 2, 3))), []
+    cache = cache_of(tmp_path / "f", (1, 2, 3))
+    filled(cache, corpus, source, lambda *step: told.append(step))
+    assert len(cache.chunks) > 2
     assert told[-1] == (len(corpus.sequences), len(corpus.sequences))
     batch = corpus.batch([4, 0, 2])
     found, wanted = cache.features(batch), source.features(batch)
-    assert float((found.final - wanted.final).abs()[batch.valid].max()) < 2e-3 * float(
-        wanted.final.abs().max()
-    )
-    assert float((found.taps - wanted.taps).abs()[batch.valid].max()) < 2e-3 * float(
-        wanted.taps.abs().max()
-    )
-    assert not found.final[~batch.valid].any()
+    for ours, theirs in ((found.final, wanted.final), (found.taps, wanted.taps)):
+        near = 2e-3 * float(theirs.abs().max())
+        assert float((ours - theirs).abs()[batch.valid].max()) < near
+        assert not ours[~batch.valid].any()
     size = sum(path.stat().st_size for path in (tmp_path / "f").glob("*/*.safetensors"))
-    assert (
-        cache_bytes(corpus, HIDDEN, 3)
-        <= size
-        < cache_bytes(corpus, HIDDEN, 3) + 1000 * len(cache.cache.chunks)
-    )
+    least = 2 * HIDDEN * 4 * sum(map(len, corpus.sequences))
+    assert cache.bytes_of(corpus) == least <= size < least + 1000 * len(cache.chunks)
     cache.close()
     remove_caches(tmp_path / "f")
     assert not (tmp_path / "f").exists()
@@ -326,17 +322,17 @@ def test_an_interrupted_cache_goes_on_and_needs_room_for_the_rest(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path, monkeypatch
 ) -> None:
     monkeypatch.setattr(states, "_CHUNK_TOKENS", 60)
-    place, first = place_of(tmp_path), Counting(ModelFeatures(model))
-    assert place.missing_bytes(corpus, HIDDEN) == cache_bytes(corpus, HIDDEN, 0)
-    cache = fill_cache(place, corpus, first, CPU)
-    assert place.missing_bytes(corpus, HIDDEN) == 0
-    removed = cache.cache.chunks[1]
+    cache, first = cache_of(tmp_path), Counting(ModelFeatures(model))
+    assert cache.missing_bytes(corpus) == cache.bytes_of(corpus)
+    filled(cache, corpus, first)
+    assert cache.missing_bytes(corpus) == 0
+    removed = cache.chunks[1]
     removed.unlink()
-    there = FeatureCache(place).texts
+    there = cache_of(tmp_path).open().texts
     lost = [text for text in corpus.sequences if text_key(text.ids) not in there]
-    assert place.missing_bytes(corpus, HIDDEN) == 2 * HIDDEN * sum(map(len, lost))
+    assert cache.missing_bytes(corpus) == 2 * HIDDEN * sum(map(len, lost))
     second = Counting(ModelFeatures(model))
-    fill_cache(place, corpus, second, CPU)
+    filled(cache, corpus, second)
     assert second.calls == len(lost) < first.calls
     assert removed.exists()
 
@@ -349,92 +345,84 @@ def test_states_of_another_kind_lie_beside_and_nothing_is_deleted(
 ) -> None:
     foreign = tmp_path / "features-00000.safetensors"
     foreign.write_text("somebody else's")
-    place, other = place_of(tmp_path), place_of(tmp_path, **changes)
-    source = ModelFeatures(model, changes.get("taps", ()))
-    fill_cache(place, corpus, ModelFeatures(model), CPU)
+    cache = filled(cache_of(tmp_path), corpus, ModelFeatures(model))
+    other = cache_of(tmp_path, **changes)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
     assert len(before) == 3
-    assert other.missing_bytes(corpus, HIDDEN) == cache_bytes(corpus, HIDDEN, len(other.taps))
-    second = Counting(source)
-    fill_cache(other, corpus, second, CPU)
+    assert other.missing_bytes(corpus) == other.bytes_of(corpus)
+    second = Counting(ModelFeatures(model, changes.get("taps", ())))
+    filled(other, corpus, second)
     assert second.calls == len(corpus.sequences)
-    assert other.folder != place.folder
+    assert other.folder != cache.folder
     assert {path: path.stat().st_mtime_ns for path in before} == before
     third = Counting(ModelFeatures(model))
-    fill_cache(place, corpus, third, CPU)
+    filled(cache_of(tmp_path), corpus, third)
     assert third.calls == 0
 
 
 def test_a_manifest_that_tells_of_other_states_is_not_overwritten(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path
 ) -> None:
-    place = place_of(tmp_path)
-    cache = fill_cache(place, corpus, ModelFeatures(model), CPU)
+    cache = filled(cache_of(tmp_path), corpus, ModelFeatures(model))
     for spoil in (lambda path: path.write_text("{"), lambda path: path.unlink()):
-        spoil(place.folder / "manifest.json")
+        spoil(cache.folder / "manifest.json")
         with pytest.raises(
             SpecrunError, match=r"manifest\.json does not tell of the states in its folder: remove"
         ):
-            fill_cache(place, corpus, ModelFeatures(model), CPU)
-        assert cache.cache.chunks[0].exists()
+            cache_of(tmp_path).open()
+        assert cache.chunks[0].exists()
 
 
 def test_removing_caches_leaves_other_files(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path
 ) -> None:
-    places = place_of(tmp_path), place_of(tmp_path, precision="bfloat16")
-    for place in places:
-        fill_cache(place, corpus, ModelFeatures(model), CPU)
-    (
-        places[0].folder / ".features-00001.safetensors.0123456789abcdef.partial"
-    ).touch()  # as a killed process leaves it
-    (places[1].folder / "notes.txt").touch()
+    caches = cache_of(tmp_path), cache_of(tmp_path, precision="bfloat16")
+    first, second = (filled(cache, corpus, ModelFeatures(model)).folder for cache in caches)
+    # As a killed process leaves it.
+    (first / ".features-00001.safetensors.0123456789abcdef.partial").touch()
+    (second / "notes.txt").touch()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "features-00000.safetensors").touch()
     remove_caches(tmp_path)
-    left = set(tmp_path.rglob("*.*"))
-    assert left == {
-        tmp_path / "mine" / "features-00000.safetensors",
-        places[1].folder / "notes.txt",
-    }
-    assert not places[0].folder.exists()
+    left = {tmp_path / "mine" / "features-00000.safetensors", second / "notes.txt"}
+    assert set(tmp_path.rglob("*.*")) == left
+    assert not first.exists()
     remove_caches(tmp_path / "absent")
 
 
-def test_a_cache_that_cannot_be_made_is_one_sentence(
-    model: HFModel, corpus: TokenCorpus, tmp_path: Path
-) -> None:
+def test_a_cache_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SpecrunError, match=r"cannot be made .*: name another with --features"):
-        fill_cache(place_of(tmp_path / "file"), corpus, ModelFeatures(model), CPU)
+        cache_of(tmp_path / "file").open()
 
 
 def test_states_beyond_float16_are_kept(
     model: HFModel, corpus: TokenCorpus, tmp_path: Path
 ) -> None:
     source = Counting(ModelFeatures(model), factor=1e5)
-    cache = fill_cache(place_of(tmp_path), corpus, source, CPU)
+    cache = filled(cache_of(tmp_path), corpus, source)
     batch = corpus.batch([0])
     torch.testing.assert_close(cache.features(batch).final, source.features(batch).final)
 
 
 def test_a_damaged_cache_is_named(model: HFModel, corpus: TokenCorpus, tmp_path: Path) -> None:
-    cache = fill_cache(place_of(tmp_path), corpus, Counting(ModelFeatures(model)), CPU)
-    cache.cache.chunks[0].write_bytes(b"no tensors")
+    (chunk,) = filled(cache_of(tmp_path), corpus, ModelFeatures(model)).chunks
+    chunk.write_bytes(b"no tensors")
     with pytest.raises(SpecrunError, match=r"features-\w+\.safetensors cannot be read"):
-        FeatureCache(place_of(tmp_path))
+        cache_of(tmp_path).open()
     for about in ({}, *({"texts": text} for text in ("", "[1]", '[["a", Infinity]]', "[" * 9000))):
-        write_weights(cache.cache.chunks[0], {"final": torch.zeros(2, 2)}, **about)
+        write_weights(chunk, {"final": torch.zeros(2, 2)}, **about)
         with pytest.raises(SpecrunError, match="does not name its texts: remove the cache"):
-            FeatureCache(place_of(tmp_path))
+            cache_of(tmp_path).open()
 
 
 def test_no_room_for_the_cache_is_said_with_both_numbers(tmp_path: Path) -> None:
+    cache = cache_of(tmp_path / "absent" / "deeper")
     with pytest.raises(
-        SpecrunError, match=r"needs 1048576\.00 GiB in .*deeper and \d+\.\d\d GiB are free"
+        SpecrunError, match=r"needs 1048576\.00 GiB in .*deeper.* and \d+\.\d\d GiB are free"
     ):
-        check_cache_space(tmp_path / "absent" / "deeper", 1 << 50)
-    check_cache_space(tmp_path / "absent", 1)
+        cache.require_space(1 << 50)
+    cache.require_space(1)
 
 
 # -- memory, precision, devices --------------------------------------------------------------------
@@ -493,11 +481,11 @@ def test_a_resumed_run_does_not_choose_again(monkeypatch, earlier: str) -> None:
 def test_a_trial_times_products_and_not_launches() -> None:
     """A GPU of 1000 TFLOP/s launches in 5 us and casts at 3 TB/s: products must take ten times
     that."""
-    gpu, cpu = trial_size("cuda"), trial_size("cpu")
-    seconds = 2 * gpu.rows * gpu.width**2 / 1e15
-    assert seconds > 10 * 5e-6
-    assert gpu.repeats > 1
-    assert 2 * cpu.rows * cpu.width**2 * cpu.repeats < 2e9  # tens of milliseconds of one core
+    rows, width, repeats = trial_size("cuda")
+    assert 2 * rows * width**2 / 1e15 > 10 * 5e-6
+    assert repeats > 1
+    rows, width, repeats = trial_size("cpu")
+    assert 2 * rows * width**2 * repeats < 2e9  # tens of milliseconds of one core
 
 
 def test_a_trial_of_equals_is_a_draw(monkeypatch) -> None:

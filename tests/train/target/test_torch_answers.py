@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.tiny_targets import ANSWERS
+from support.tiny_targets import ANSWERS, HIDDEN
 
 from specrun.bindings.errors import ModelError, OutOfMemoryError
 from specrun.train.data import Answered, AnswerSettings, own_prompts
@@ -27,18 +27,9 @@ from specrun.train.heads import EagleRecipe, HeadRun
 from specrun.train.heads.states import RunStates
 from specrun.train.target import head_target, open_head_target, sampling
 from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
-from specrun.train.target.head_target import FileTarget, FolderTarget, LlamaFileTarget
+from specrun.train.target.head_target import FileTarget, TorchTarget
 from specrun.train.target.sampling import TorchAnswerer
-from specrun.train.target.states import (
-    CachedFeatures,
-    CachePlace,
-    FeatureCache,
-    Features,
-    ModelFeatures,
-    fill_cache,
-    opened_cache,
-    text_key,
-)
+from specrun.train.target.states import FeatureCache, Features, ModelFeatures, text_key
 from specrun.train.trainer import train
 
 pytestmark = pytest.mark.long
@@ -49,7 +40,7 @@ PROMPTS: list[Document] = [Answered(question, None) for question in ANSWERS]
 
 @pytest.fixture(scope="module")
 def answerer(taught) -> TorchAnswerer:
-    target = LlamaFileTarget(taught.gguf, CPU)
+    target = TorchTarget(taught.gguf, CPU)
     return TorchAnswerer(load_llama_file(taught.gguf, CPU), target.shape, target.tokens)
 
 
@@ -202,16 +193,16 @@ def test_torch_computes_a_llama_that_fits_where_it_is_faster(taught, monkeypatch
     size = llama_file_bytes(taught.gguf, 2)
     gpu = torch.device("cuda")
     for device, capability, free, kind in (
-        (gpu, "AVX2", 2 * size, LlamaFileTarget),
+        (gpu, "AVX2", 2 * size, TorchTarget),
         (gpu, "AVX512", 2 * size - 1, FileTarget),
         (CPU, "AVX2", 8 * size, FileTarget),
-        (CPU, "AVX512", 4 * size, LlamaFileTarget),
+        (CPU, "AVX512", 4 * size, TorchTarget),
         (CPU, "AVX512", 4 * size - 1, FileTarget),
     ):
         monkeypatch.setattr(head_target, "free_memory", lambda _device, free=free: free)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
         assert type(open_head_target(taught.gguf, None, device=device)) is kind
-    assert type(open_head_target(taught.folder, None, device=gpu)) is FolderTarget
+    assert type(open_head_target(taught.folder, None, device=gpu)) is TorchTarget
     assert type(open_head_target(taught.folder, taught.gguf, device=gpu)) is FileTarget
 
 
@@ -240,7 +231,7 @@ def test_a_llama_with_more_than_torch_reads_back_is_llama_cpps(
 
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     plain = as_architecture(taught.gguf, tmp_path / "plain.gguf", "llama")
-    assert type(open_head_target(plain, None, device=CPU)) is LlamaFileTarget
+    assert type(open_head_target(plain, None, device=CPU)) is TorchTarget
     bias = {"blk.0.attn_q.bias": np.zeros(64, np.float32)}
     biased = as_architecture(taught.gguf, tmp_path / "biased.gguf", "llama", bias)
     assert type(open_head_target(biased, None, device=CPU)) is FileTarget
@@ -277,19 +268,21 @@ def test_losses_in_torch_are_those_in_llama_cpp(
 TAPS = (0, 1)
 
 
-def place_of(root: Path) -> CachePlace:
-    return CachePlace.of(root, TAPS, precision="float32", identity={})
+def cache_of(root: Path) -> FeatureCache:
+    return FeatureCache(root, TAPS, HIDDEN, precision="float32", identity={})
 
 
 def keeping(taught, root: Path) -> tuple[TorchAnswerer, FeatureCache]:
-    target, cache = LlamaFileTarget(taught.gguf, CPU), opened_cache(place_of(root))
+    target, cache = TorchTarget(taught.gguf, CPU), cache_of(root).open()
     model = load_llama_file(taught.gguf, CPU)
     return TorchAnswerer(model, target.shape, target.tokens, cache), cache
 
 
-def computed(taught, texts: list[TokenSequence], root: Path) -> CachedFeatures:
+def computed(taught, texts: list[TokenSequence], root: Path) -> FeatureCache:
+    found = cache_of(root)
     source = ModelFeatures(load_llama_file(taught.gguf, CPU), TAPS)
-    return fill_cache(place_of(root), corpus_of(texts), source, CPU)
+    found.fill(corpus_of(texts), source, CPU)
+    return found
 
 
 @pytest.mark.parametrize("settings", [{}, {"longest": 3}, {"temperature": 2.0}], ids=str)
@@ -302,13 +295,13 @@ def test_states_noted_while_answering_are_those_computed_afterwards(
     answerer, cache = keeping(taught, tmp_path / "noted")
     texts = answered(taught, answerer, tmp_path / "a.jsonl", **settings)
     wanted = computed(taught, texts, tmp_path / "computed")
-    assert cache.texts == wanted.cache.texts
+    assert cache.texts == wanted.texts
     near = {"rtol": 2e-3, "atol": 2e-3}  # float16 on disk
     for text in texts:
         for name in ("final", "taps"):
-            noted, there = cache.read(name, text.ids), wanted.cache.read(name, text.ids)
+            noted, there = cache.read(name, text.ids), wanted.read(name, text.ids)
             torch.testing.assert_close(noted, there, **near)
-            other = wanted.cache.read(name, texts[text is texts[0]].ids)
+            other = wanted.read(name, texts[text is texts[0]].ids)
             n = min(len(other), len(noted))
             assert not torch.allclose(noted[-n:], other[-n:], **near)
 

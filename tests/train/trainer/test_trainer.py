@@ -294,7 +294,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
 def test_settings_that_most_runs_leave_alone_are_not_part_of_their_identity() -> None:
     """So that checkpoints go on which were made before there were such settings."""
     assert not {"decay", "matrix_optimizer", "save_seconds", "precision"} & SETTINGS.identity.keys()
-    assert SETTINGS.identity["steps"] == 24
+    assert (SETTINGS.identity["steps"], SETTINGS.identity["final_rate"]) == (24, 0.0)
     plateau = replace(SETTINGS, decay=0.5, matrix_optimizer="muon").identity
     assert (plateau["decay"], plateau["matrix_optimizer"]) == (0.5, "muon")
     assert "steps" not in plateau  # it may be lengthened
@@ -336,11 +336,11 @@ def test_a_checkpoint_tells_of_its_run_before_it_is_loaded(tmp_path: Path) -> No
     found = earlier_run(path, resume=True)
     assert (found.precision, found.identity["data"]) == ("bfloat16", "a")
     # Another precision is no other run.
-    check_same_run(path, found, {**SETTINGS.identity, "data": "a"})
+    check_same_run(path, found.identity, {**SETTINGS.identity, "data": "a"})
     train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True, identity=identity)
     with pytest.raises(OptionError, match="data a, and --resume needs b"):
-        check_same_run(path, found, {**SETTINGS.identity, "data": "b"})
-    check_same_run(path, earlier_run(path, resume=False), {"data": "b"})
+        check_same_run(path, found.identity, {**SETTINGS.identity, "data": "b"})
+    check_same_run(path, earlier_run(path, resume=False).identity, {"data": "b"})
     state = load_state(path)
     del state["precision"]  # as checkpoints were written before
     save_state(path, state)
@@ -386,11 +386,11 @@ def test_a_killed_run_leaves_a_usable_checkpoint(tmp_path: Path) -> None:
 
 
 def test_the_rate_rises_then_falls_as_a_cosine() -> None:
-    settings = TrainerSettings(steps=110, learning_rate=1.0, warmup_steps=10, final_rate=0.1)
+    settings = TrainerSettings(steps=110, learning_rate=1.0, warmup_steps=10)
     assert settings.rate_factor(0) == pytest.approx(1 / 11)
     assert settings.rate_factor(10) == 1.0
-    assert settings.rate_factor(60) == pytest.approx(0.55)
-    assert settings.rate_factor(110) == pytest.approx(0.1)
+    assert settings.rate_factor(60) == pytest.approx(0.5)
+    assert settings.rate_factor(110) == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(
