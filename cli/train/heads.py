@@ -7,20 +7,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.cli.options.group import Section
+from specrun.cli.options.group import CommandFunction, Decorator, Section
 from specrun.cli.options.types import FILE, SHARE_BELOW_ONE
-from specrun.cli.train.options import (
-    OptionValue,
-    TrainFeatures,
-    TrainJob,
-    states_options,
-    train_command,
-)
+from specrun.cli.train.options import OptionValue, TrainJob, states_options, train_command
 from specrun.cli.train.report import check_result, measures_text, print_report, trained
 
 if TYPE_CHECKING:
@@ -30,6 +25,17 @@ if TYPE_CHECKING:
 _HEADS, _HEAD, _JOINT = Section("Heads"), Section("Head"), Section("Medusa-2")
 _POSITIVE = click.FloatRange(0, min_open=True)
 _STEPS = click.IntRange(1, 16)
+
+States = dict[str, Any]
+"""The fields of a `HeadRun` that the options of states give, and those of the target's answers."""
+
+
+def _head_command(
+    epilog: str, *own: Decorator, target: str = "MODEL"
+) -> Callable[[CommandFunction], click.Command]:
+    """Return `train_command` with the options of states; data may be left out."""
+    return train_command(epilog, *own, states_options, target=target, needs_data=False)
+
 
 _MEDUSA_EPILOG = """\b
 Examples:
@@ -50,7 +56,7 @@ the two close.
 """  # noqa: E501 - as it is shown
 
 
-@train_command(
+@_head_command(
     _MEDUSA_EPILOG,
     _HEADS.option("--heads N", "The number of heads.", click.IntRange(1, 32), default=5),
     _HEADS.option(
@@ -89,12 +95,9 @@ the two close.
         SHARE_BELOW_ONE,
         default=0.1,
     ),
-    states_options,
-    target="MODEL",
-    needs_data=False,
 )
 def medusa(
-    job: TrainJob, states: TrainFeatures, joint: bool, shared_output: bool, **values: OptionValue
+    job: TrainJob, states: States, joint: bool, shared_output: bool, **values: OptionValue
 ) -> None:
     """Train Medusa heads for a target."""
     from specrun.train.heads import Medusa2Recipe, MedusaRecipe
@@ -120,7 +123,7 @@ head, a layer over the states in front, and the target's own distribution as the
 """  # noqa: E501 - as it is shown
 
 
-@train_command(
+@_head_command(
     _HYDRA_EPILOG,
     _HEADS.option("--heads N", "The number of heads.", click.IntRange(1, 32), default=4),
     _HEADS.option(
@@ -143,11 +146,8 @@ head, a layer over the states in front, and the target's own distribution as the
         click.FloatRange(0),
         default=0.0,
     ),
-    states_options,
-    target="MODEL",
-    needs_data=False,
 )
-def hydra(job: TrainJob, states: TrainFeatures, plus: bool, **values: OptionValue) -> None:
+def hydra(job: TrainJob, states: States, plus: bool, **values: OptionValue) -> None:
     """Train Hydra heads for a target."""
     from specrun.train.heads import HydraRecipe
 
@@ -185,7 +185,12 @@ _late_option = _HEAD.option(
     _STEPS,
     show_default="as --unroll",
 )
-
+_optimizer_option = _HEAD.option(
+    "--optimizer",
+    "The optimizer of the matrices between states. Steps of muon teach more and take longer.",
+    click.Choice(["adamw", "muon"]),
+    default="adamw",
+)
 _from_option = _HEAD.option(
     "--from HEAD.gguf",
     "Continue from this head, which was made for the same target. Its draft vocabulary stays.",
@@ -194,7 +199,7 @@ _from_option = _HEAD.option(
 )
 
 
-@train_command(
+@_head_command(
     _EAGLE_EPILOG,
     _from_option,
     _HEAD.option(
@@ -233,13 +238,8 @@ _from_option = _HEAD.option(
         click.Choice(["fitted", "random"]),
         default="fitted",
     ),
-    states_options,
-    target="MODEL",
-    needs_data=False,
 )
-def eagle(
-    job: TrainJob, states: TrainFeatures, earlier: Path | None, **values: OptionValue
-) -> None:
+def eagle(job: TrainJob, states: States, earlier: Path | None, **values: OptionValue) -> None:
     """Train an EAGLE head for a target."""
     from specrun.train.heads import EagleRecipe
 
@@ -258,22 +258,14 @@ data. Other tokens are never drafted, which costs speed and never changes the ta
 """  # noqa: E501 - as it is shown
 
 
-@train_command(
+@_head_command(
     _EAGLE3_EPILOG,
     _from_option,
     _HEAD.option("--unroll N", "Train N steps of a chain.", _STEPS, default=7),
     _late_option,
+    _optimizer_option,
     _HEAD.option(
-        "--optimizer",
-        "The optimizer of the matrices between states. Steps of muon teach more and take longer.",
-        click.Choice(["adamw", "muon"]),
-        default="adamw",
-    ),
-    _HEAD.option(
-        "--draft-tokens N",
-        "The size of the draft vocabulary.",
-        click.IntRange(1),
-        default=32000,
+        "--draft-tokens N", "The size of the draft vocabulary.", click.IntRange(1), default=32000
     ),
     _law_option,
     _HEAD.option(
@@ -283,13 +275,8 @@ data. Other tokens are never drafted, which costs speed and never changes the ta
         nargs=3,
         show_default="2, n/2, n-3",
     ),
-    states_options,
-    target="MODEL",
-    needs_data=False,
 )
-def eagle3(
-    job: TrainJob, states: TrainFeatures, earlier: Path | None, **values: OptionValue
-) -> None:
+def eagle3(job: TrainJob, states: States, earlier: Path | None, **values: OptionValue) -> None:
     """Train an EAGLE-3 head for a target."""
     from specrun.train.heads import Eagle3Recipe
 
@@ -321,7 +308,7 @@ def _layer_numbers(
         raise click.BadParameter(f"{value!r} is no list of layers such as 1,4,7") from None
 
 
-@train_command(
+@_head_command(
     _DFLASH_EPILOG,
     _HEAD.option(
         "--block N",
@@ -354,12 +341,7 @@ def _layer_numbers(
         show_default="none",
     ),
     _HEAD.flag("--confidence", "Also train DSpark's confidence head. It needs a Markov head."),
-    _HEAD.option(
-        "--optimizer",
-        "The optimizer of the matrices between states. Steps of muon teach more and take longer.",
-        click.Choice(["adamw", "muon"]),
-        default="adamw",
-    ),
+    _optimizer_option,
     _HEAD.option(
         "--draft-tokens N",
         "Draft only the N most frequent tokens, with an output matrix of their own. This is "
@@ -382,11 +364,8 @@ def _layer_numbers(
         dest="mask",
         show_default="the least frequent one",
     ),
-    states_options,
-    target="MODEL",
-    needs_data=False,
 )
-def dflash(job: TrainJob, states: TrainFeatures, **values: OptionValue) -> None:
+def dflash(job: TrainJob, states: States, **values: OptionValue) -> None:
     """Train a block drafter for a target (DFlash, DSpark)."""
     from specrun.train.heads import DFlashRecipe
 
@@ -431,8 +410,8 @@ token in the places of the tokens to come. The target drafts at them while it ve
 """  # noqa: E501 - as it is shown
 
 
-@train_command(_PASS_EPILOG, *_POSITION_OPTIONS, states_options, needs_data=False)
-def pass_(job: TrainJob, states: TrainFeatures, **values: OptionValue) -> None:
+@_head_command(_PASS_EPILOG, *_POSITION_OPTIONS, target="DIR")
+def pass_(job: TrainJob, states: States, **values: OptionValue) -> None:
     """Train look-ahead embeddings for a target (PaSS)."""
     from specrun.train.lookahead import PassRecipe
 
@@ -455,7 +434,7 @@ folder has both: convert it twice, with --kind model and, as --gguf does, with -
 """  # noqa: E501 - as it is shown
 
 
-@train_command(
+@_head_command(
     _SPACE_EPILOG,
     *_POSITION_OPTIONS,
     _MODEL.option(
@@ -470,10 +449,9 @@ folder has both: convert it twice, with --kind model and, as --gguf does, with -
         _POSITIVE,
         default=20.0,
     ),
-    states_options,
-    needs_data=False,
+    target="DIR",
 )
-def space(job: TrainJob, states: TrainFeatures, **values: OptionValue) -> None:
+def space(job: TrainJob, states: States, **values: OptionValue) -> None:
     """Train a copy of a target to draft at mask tokens (SPACE)."""
     from specrun.train.lookahead import SpaceRecipe
 
@@ -500,9 +478,9 @@ def _fields(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train_recipe(
-    recipe: HeadRecipe, job: TrainJob, states: TrainFeatures, earlier: Path | None = None
+    recipe: HeadRecipe, job: TrainJob, states: States, earlier: Path | None = None
 ) -> None:
-    drafts_for = states.teacher or job.settings["target"]
+    drafts_for = states["teacher"] or job.settings["target"]
     _train_and_report(recipe.kind, recipe, drafts_for, job, states, earlier)
 
 
@@ -511,28 +489,19 @@ def _train_and_report(
     recipe: TargetRecipe,
     drafts_for: Path,
     job: TrainJob,
-    states: TrainFeatures,
+    states: States,
     earlier: Path | None = None,
 ) -> None:
     """Train, draw curves, convert the head for `drafts_for`, and report on it."""
     from specrun.train.heads import HeadRun
 
     plot = check_result(job.result)
-    run = HeadRun(
-        **job.settings,
-        teacher=states.teacher,
-        own_answers=_own_answers(states, job),
-        prompts=states.prompts,
-        n_prompts=states.n_prompts,
-        n_own_prompts=states.own_prompts,
-        cache=states.cache,
-        features=states.features,
-        earlier=earlier,
-    )
+    own_answers = _own_answers(states, job)
+    run = HeadRun(**job.settings, **states, own_answers=own_answers, earlier=earlier)
     if job.result.gguf is not None:
         from specrun.convert.heads.target_facts import target_facts
 
-        target_facts(states.teacher or run.target)  # raises now, not when the head is converted
+        target_facts(run.source)  # raises now, not when the head is converted
     from specrun.convert.heads.head_conversion import convert_head
 
     convert = functools.partial(convert_head, target=drafts_for, kind=kind)
@@ -550,20 +519,26 @@ def _train_and_report(
     )
 
 
-def _own_answers(states: TrainFeatures, job: TrainJob) -> AnswerSettings | None:
-    """Return the settings of the target's answers, None if the data's answers are learnt."""
-    given = bool(job.settings["data"])
-    if given and states.prompts is not None:
+def _own_answers(states: States, job: TrainJob) -> AnswerSettings | None:
+    """Take the options of the target's answers out of `states`.
+
+    Return its settings, None if the data's answers are learnt.
+    """
+    given, whose = bool(job.settings["data"]), states.pop("answers")
+    options = {
+        field: states.pop(name)
+        for name, field in (
+            ("answer_temp", "temperature"),
+            ("answer_length", "longest"),
+            ("parallel", "parallel"),
+        )
+    }
+    if given and states["prompts"] is not None:
         raise click.UsageError("--data and --prompts are both given: leave one of them out")
-    if not given and states.answers == "given":
+    if not given and whose == "given":
         raise click.UsageError("--answers given needs --data with answers to learn")
-    if given and states.answers != "target":
+    if given and whose != "target":
         return None
     from specrun.train.data import AnswerSettings
 
-    return AnswerSettings(
-        temperature=states.answer_temp,
-        longest=states.answer_length,
-        seed=job.settings["seed"],
-        parallel=states.parallel,
-    )
+    return AnswerSettings(**options, seed=job.settings["seed"])

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from specrun.cli.options.group import Section, option_group
+from specrun.cli.options.group import Section
 from specrun.cli.options.types import FILE, PATH, SHARE
 from specrun.cli.train.options import (
     DATA,
@@ -21,7 +21,7 @@ from specrun.cli.train.options import (
 from specrun.cli.train.report import check_result, print_report, trained
 
 if TYPE_CHECKING:
-    from specrun.train.distillation import DrafterRecipe, DrafterReport, MeasuredAcceptance
+    from specrun.train.distillation import DrafterReport, MeasuredAcceptance
 
 # == A drafter =====================================================================================
 
@@ -49,26 +49,8 @@ names the file). --target and --data are not needed, and --draft may be the draf
 """  # noqa: E501 - as it is shown
 
 
-@dataclass(frozen=True, slots=True)
-class Distillation:
-    """The options of a distillation: the drafter, the loss, and the source of answers."""
-
-    draft: Path
-    online: Path | None
-    divergence: str
-    answers: str
-    on_policy: float
-    law_temperature: float
-    longest_answer: int
-    not_covered_by: tuple[Path, ...]
-    covered_weight: float
-    measure_on: str
-    measure_temp: float
-
-
-_distillation_options = option_group(
-    "distillation",
-    Distillation,
+@train_command(
+    _DRAFTER_EPILOG,
     DATA.option(
         "--draft DIR",
         "The drafter to start from: a folder of the target's family with the same vocabulary. "
@@ -139,24 +121,37 @@ _distillation_options = option_group(
         click.FloatRange(0, 100),
         default=1.0,
     ),
+    needs_target=False,
+    needs_data=False,
 )
-
-
-@train_command(_DRAFTER_EPILOG, _distillation_options, needs_target=False, needs_data=False)
-def drafter(job: TrainJob, distillation: Distillation) -> None:
+def drafter(job: TrainJob, draft: Path, online: Path | None, **values: OptionValue) -> None:
     """Train a small model to draft for a target."""
-    if distillation.online is not None:
-        _learn_online(job, distillation.draft, distillation.online, distillation.divergence)
+    draft = draft.expanduser()
+    if online is not None:
+        _learn_online(job, draft, online, values["divergence"])
         return
     for name in ("target", "data"):
         if not job.settings[name]:
             raise click.UsageError(f"Missing option '--{name}' (or give --online BUFFER).")
     from specrun.convert import convert_checkpoint, plan_conversion
+    from specrun.train.distillation import DistillationLoss, DrafterRecipe
     from specrun.train.trainer import TrainingRun
 
     plot = check_result(job.result)
-    recipe, run = _recipe(distillation), TrainingRun(**job.settings)
-    draft = recipe.draft
+    loss = DistillationLoss(
+        divergence=values.pop("divergence"),
+        temperature=values.pop("law_temperature"),
+        on_policy=values.pop("on_policy"),
+        covered_weight=values.pop("covered_weight"),
+    )
+    recipe = DrafterRecipe(
+        draft=draft,
+        loss=loss,
+        measured_on=values.pop("measure_on"),
+        measured_at=values.pop("measure_temp"),
+        **values,
+    )
+    run = TrainingRun(**job.settings)
     if job.result.gguf is not None:
         plan_conversion(draft, outtype=job.result.outtype)  # the trained drafter has its layout
     title = draft.resolve().name
@@ -164,31 +159,8 @@ def drafter(job: TrainJob, distillation: Distillation) -> None:
     _show(job, report, files, with_others=bool(recipe.not_covered_by))
 
 
-def _recipe(distillation: Distillation) -> DrafterRecipe:
-    from specrun.train.distillation import DistillationLoss, DrafterRecipe
-
-    return DrafterRecipe(
-        draft=distillation.draft.expanduser(),
-        loss=DistillationLoss(
-            divergence=distillation.divergence,
-            temperature=distillation.law_temperature,
-            on_policy=distillation.on_policy,
-            covered_weight=distillation.covered_weight,
-        ),
-        answers=distillation.answers,
-        measured_on=distillation.measure_on,
-        measured_at=distillation.measure_temp,
-        not_covered_by=distillation.not_covered_by,
-        longest_answer=distillation.longest_answer,
-    )
-
-
 def _show(
-    job: TrainJob,
-    report: DrafterReport,
-    files: dict[str, Path | None],
-    *,
-    with_others: bool,
+    job: TrainJob, report: DrafterReport, files: dict[str, Path | None], *, with_others: bool
 ) -> None:
     """Print the result, and warnings."""
     gain, before, after = report.acceptance, report.before, report.after
@@ -221,7 +193,7 @@ def _facts(report: DrafterReport, *, with_others: bool) -> dict[str, str]:
     """Return the facts to print; `with_others` adds those of drafters beside which it drafts."""
     gain, before, after = report.acceptance, report.before, report.after
     facts = {
-        "alpha": f"{_stated(gain.before)} before, {_stated(gain.after)} after",
+        "alpha": f"{gain.before} before, {gain.after} after",
         "gain of alpha": f"{gain.gain:+.4f} +- {gain.error:.4f}",
         "same first token": f"{before.same_top:.4f} before, {after.same_top:.4f} after",
     }
@@ -229,10 +201,6 @@ def _facts(report: DrafterReport, *, with_others: bool) -> dict[str, str]:
         together = f"{after.covered:.4f} without it, {after.covered_together:.4f} with it"
         facts["first tokens known together"] = together
     return facts
-
-
-def _stated(found: MeasuredAcceptance) -> str:
-    return f"{found.rate:.4f} +- {found.error:.4f}"
 
 
 def _record(found: MeasuredAcceptance) -> dict[str, Any]:
@@ -257,7 +225,6 @@ def _learn_online(job: TrainJob, draft: Path, buffer: Path, divergence: str) -> 
                 f"--online has the texts and the distributions: leave out --{name}"
             )
     plot = check_result(job.result)
-    draft = draft.expanduser()
     if job.result.gguf is not None and draft.is_dir():
         plan_conversion(draft, outtype=job.result.outtype)
     facts = read_facts(buffer)

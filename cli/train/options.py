@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import click
 
@@ -76,27 +76,12 @@ class TrainJob:
     terminal: Terminal
 
 
-@dataclass(frozen=True, slots=True)
-class TrainFeatures:
-    """Options of the target's hidden states: their source, their cache, and the answers.
-
-    `answers` None chooses the data's, and without data the target's.
-    """
-
-    teacher: Path | None
-    cache: Literal["auto", "yes", "no"]
-    features: Path | None
-    answers: str | None
-    prompts: Path | None
-    n_prompts: int
-    own_prompts: int
-    answer_temp: float
-    answer_length: int
-    parallel: int
-
-
 def _source(target: Path | None, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
     return {"target": None if target is None else target.expanduser(), **others}
+
+
+def _states(own_prompts: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
+    return {"n_own_prompts": own_prompts, **others}
 
 
 def _run(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
@@ -154,10 +139,7 @@ _run_options = option_group(
         default=0.03,
     ),
     _RUN.option(
-        "--measures N",
-        "Measure the held-out texts N times.",
-        click.IntRange(0, 10_000),
-        default=10,
+        "--measures N", "Measure the held-out texts N times.", click.IntRange(0, 10_000), default=10
     ),
     _RUN.option(
         "-s, --seed N",
@@ -208,7 +190,7 @@ _result_options = option_group(
 
 states_options = option_group(
     "states",
-    TrainFeatures,
+    _states,
     _STATES.option(
         "--teacher",
         "The target of --target as GGUF. llama.cpp then computes its states, so it may be "

