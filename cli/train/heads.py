@@ -15,7 +15,13 @@ import click
 
 from specrun.cli.options.group import CommandFunction, Decorator, Section
 from specrun.cli.options.types import FILE, SHARE_BELOW_ONE
-from specrun.cli.train.options import OptionValue, TrainJob, states_options, train_command
+from specrun.cli.train.options import (
+    OptionValue,
+    TrainJob,
+    named_fields,
+    states_options,
+    train_command,
+)
 from specrun.cli.train.report import check_result, measures_text, print_report, trained
 
 if TYPE_CHECKING:
@@ -152,7 +158,7 @@ def hydra(job: TrainJob, states: States, plus: bool, **values: OptionValue) -> N
     from specrun.train.heads import HydraRecipe
 
     recipe = HydraRecipe.plus_plus() if plus else HydraRecipe()
-    _train_recipe(dataclasses.replace(recipe, **_fields(values)), job, states)
+    _train_recipe(dataclasses.replace(recipe, **named_fields(**values)), job, states)
 
 
 _EAGLE_EPILOG = """\b
@@ -243,7 +249,7 @@ def eagle(job: TrainJob, states: States, earlier: Path | None, **values: OptionV
     """Train an EAGLE head for a target."""
     from specrun.train.heads import EagleRecipe
 
-    _train_recipe(EagleRecipe(**_fields(values)), job, states, earlier)
+    _train_recipe(EagleRecipe(**named_fields(**values)), job, states, earlier)
 
 
 _EAGLE3_EPILOG = """\b
@@ -280,7 +286,7 @@ def eagle3(job: TrainJob, states: States, earlier: Path | None, **values: Option
     """Train an EAGLE-3 head for a target."""
     from specrun.train.heads import Eagle3Recipe
 
-    _train_recipe(Eagle3Recipe(**_fields(values)), job, states, earlier)
+    _train_recipe(Eagle3Recipe(**named_fields(**values)), job, states, earlier)
 
 
 _DFLASH_EPILOG = """\b
@@ -369,7 +375,7 @@ def dflash(job: TrainJob, states: States, **values: OptionValue) -> None:
     """Train a block drafter for a target (DFlash, DSpark)."""
     from specrun.train.heads import DFlashRecipe
 
-    _train_recipe(DFlashRecipe(**_fields(values)), job, states)
+    _train_recipe(DFlashRecipe(**named_fields(**values)), job, states)
 
 
 # == Look-ahead positions =========================================================================
@@ -415,7 +421,7 @@ def pass_(job: TrainJob, states: States, **values: OptionValue) -> None:
     """Train look-ahead embeddings for a target (PaSS)."""
     from specrun.train.lookahead import PassRecipe
 
-    recipe = PassRecipe(**_fields(values))
+    recipe = PassRecipe(**named_fields(**values))
     _train_and_report("pass", recipe, job.settings["target"], job, states)
 
 
@@ -456,31 +462,17 @@ def space(job: TrainJob, states: States, **values: OptionValue) -> None:
     from specrun.train.lookahead import SpaceRecipe
 
     # The mask drafts for the model that was trained with it.
-    recipe = SpaceRecipe(**_fields(values))
+    recipe = SpaceRecipe(**named_fields(**values))
     _train_and_report("space", recipe, job.settings["output"], job, states)
 
 
 # == The run =======================================================================================
 
 
-_FIELDS = {
-    "unroll": "steps",
-    "unroll_late": "late_steps",
-    "read_layers": "layers",
-    "positions": "count",
-}
-"""Fields of recipes by the option that gives them, if the names differ."""
-
-
-def _fields(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of options, as far as they are given, by the fields of a recipe."""
-    return {_FIELDS.get(name, name): value for name, value in values.items() if value is not None}
-
-
 def _train_recipe(
     recipe: HeadRecipe, job: TrainJob, states: States, earlier: Path | None = None
 ) -> None:
-    drafts_for = states["teacher"] or job.settings["target"]
+    drafts_for = states.get("teacher") or job.settings["target"]
     _train_and_report(recipe.kind, recipe, drafts_for, job, states, earlier)
 
 
@@ -524,7 +516,7 @@ def _own_answers(states: States, job: TrainJob) -> AnswerSettings | None:
 
     Return its settings, None if the data's answers are learnt.
     """
-    given, whose = bool(job.settings["data"]), states.pop("answers")
+    given, whose = bool(job.settings["data"]), states.pop("answers", None)
     options = {
         field: states.pop(name)
         for name, field in (
@@ -533,7 +525,7 @@ def _own_answers(states: States, job: TrainJob) -> AnswerSettings | None:
             ("parallel", "parallel"),
         )
     }
-    if given and states["prompts"] is not None:
+    if given and "prompts" in states:
         raise click.UsageError("--data and --prompts are both given: leave one of them out")
     if not given and whose == "given":
         raise click.UsageError("--answers given needs --data with answers to learn")

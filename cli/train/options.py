@@ -43,8 +43,12 @@ _COUNT = click.IntRange(1, MAX_COUNT)
 WHOSE_ANSWERS = click.Choice(["given", "target"])
 DIVERGENCE = click.Choice(["forward-kl", "reverse-kl", "jensen-shannon", "total-variation"])
 OptionValue = Any  # as click passes it
-_FIELDS = {"batch_tokens": "tokens_per_batch", "save_every": "save_seconds", "threads": "n_threads"}
-"""Fields of `train.trainer.run.TrainingRun` by the option that gives them, if the names differ."""
+_FIELDS = {
+    **{"batch_tokens": "tokens_per_batch", "save_every": "save_seconds", "threads": "n_threads"},
+    **{"own_prompts": "n_own_prompts", "positions": "count", "read_layers": "layers"},
+    **{"unroll": "steps", "unroll_late": "late_steps"},
+}
+"""Fields of runs and recipes by the option that gives them, if the names differ."""
 
 
 def _target_option(kind: str, *, required: bool) -> Decorator:
@@ -80,12 +84,9 @@ def _source(target: Path | None, **others: Any) -> dict[str, Any]:  # noqa: ANN4
     return {"target": None if target is None else target.expanduser(), **others}
 
 
-def _states(own_prompts: int, **others: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
-    return {"n_own_prompts": own_prompts, **others}
-
-
-def _run(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
-    return {_FIELDS.get(name, name): value for name, value in values.items()}
+def named_fields(**values: Any) -> dict[str, Any]:  # noqa: ANN401 - as click passes them
+    """Return the values of options, as far as they are given, by the fields of runs and recipes."""
+    return {_FIELDS.get(name, name): value for name, value in values.items() if value is not None}
 
 
 def _source_options(target: str, *, needs_target: bool, needs_data: bool) -> Decorator:
@@ -120,7 +121,7 @@ def _source_options(target: str, *, needs_target: bool, needs_data: bool) -> Dec
 
 _run_options = option_group(
     "run",
-    _run,
+    named_fields,
     _RUN.option("--epochs N", "Read all texts N times.", _COUNT, default=2),
     _RUN.option("--steps N", "Stop after N steps, also before --epochs are over.", _COUNT),
     _RUN.option(
@@ -190,7 +191,7 @@ _result_options = option_group(
 
 states_options = option_group(
     "states",
-    _states,
+    named_fields,
     _STATES.option(
         "--teacher",
         "The target of --target as GGUF. llama.cpp then computes its states, so it may be "

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from specrun.convert.gguf import GGUFSource
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.runtime import Runtime, SamplingParams
 from specrun.train.data import AnswerSettings
 from specrun.train.data.documents import Chat
 from specrun.train.data.tokens import FileTokens
 from specrun.train.heads import EagleRecipe, HeadRun
-from specrun.train.target.file_target import file_shape
+from specrun.train.target.shape import file_shape
 from specrun.train.trainer import train
 
 pytestmark = pytest.mark.real
@@ -31,7 +32,7 @@ def test_answers_are_marked_in_its_own_template(published: Path) -> None:
 
 
 def test_its_sizes_are_the_published_ones(published: Path) -> None:
-    shape = file_shape(published)
+    shape = file_shape(GGUFSource(published))
     sizes = (shape.hidden, shape.n_layers, shape.n_heads, shape.n_kv_heads, shape.vocab_size)
     assert sizes == (576, 30, 9, 3, 49152)
     assert (shape.feed_forward, shape.rope_theta, shape.norm_eps) == (1536, 100000.0, 1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import zip_longest
 from pathlib import Path
 
@@ -16,14 +15,14 @@ from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.contexts.rows import LAYER_INPUT_ARCHITECTURES
 from specrun.bindings.errors import MalformedFileError, PairError, UnsupportedModelError
-from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
+from specrun.bindings.gguf import GGUFHeader, read_header
 from specrun.bindings.models.model import Model
 from specrun.convert.gguf import GGUFSource, require_whole
 from specrun.runtime.language import method_of_head
 from specrun.train.data.corpus import TokenBatch
 from specrun.train.data.tokens import TargetTokenizer
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.shape import ModelShape, dividing_heads
+from specrun.train.target.shape import ModelShape
 from specrun.train.target.states import Features
 
 # == States and matrices ===========================================================================
@@ -198,7 +197,7 @@ class TeacherFeatures:
         self._context.close()
 
 
-# == Sizes by the header, and whether heads can be made for the file ===============================
+# == Whether heads can be made for the file ========================================================
 
 
 def check_file_target(path: Path) -> None:
@@ -236,52 +235,3 @@ def expert_count(path: Path) -> int:
     header = read_header(path)
     count = header.metadata.get(f"{header.architecture}.expert_count")
     return count if isinstance(count, int) else 0
-
-
-def file_shape(path: Path) -> ModelShape:
-    """Return the sizes of the model in a GGUF file; raises UnsupportedModelError for missing ones.
-
-    If layers differ, the largest number counts: heads are one layer of their own.
-    """
-    source = GGUFSource(path)
-    own, metadata = f"{source.header.architecture}.", source.header.metadata
-    hidden, heads = source.count(f"{own}embedding_length"), _largest(source, "attention.head_count")
-    heads, kv_heads = dividing_heads(
-        hidden, heads, _largest(source, "attention.head_count_kv", heads)
-    )
-    layers, nextn = source.count(f"{own}block_count"), metadata.get(f"{own}nextn_predict_layers")
-    embedding = source.tensors.get("token_embd.weight")
-    if embedding is None:
-        raise source.unsupported("has no tensor token_embd.weight: no head can be made for it")
-    epsilon = _number(source.header, "attention.layer_norm_epsilon", 1e-6)
-    return ModelShape(
-        hidden=hidden,
-        n_layers=layers - (nextn if isinstance(nextn, int) else 0),
-        n_heads=heads,
-        n_kv_heads=kv_heads,
-        feed_forward=_largest(source, "feed_forward_length", 4 * hidden),
-        rope_theta=_number(source.header, "rope.freq_base", 10000.0),
-        norm_eps=_number(source.header, "attention.layer_norm_rms_epsilon", epsilon),
-        max_positions=source.count(f"{own}context_length"),
-        vocab_size=embedding.shape[1],
-    )
-
-
-def _largest(source: GGUFSource, key: str, default: int | None = None) -> int:
-    """Return a count of the architecture, the largest if each layer has its own."""
-    name = f"{source.header.architecture}.{key}"
-    value = source.header.metadata.get(name)
-    if isinstance(value, ArrayValue):
-        counts = [each for each in value.tolist() if isinstance(each, int) and each > 0]
-        if counts:
-            return max(counts)
-    if value is None and default is not None:
-        return default
-    return source.count(name)
-
-
-def _number(header: GGUFHeader, key: str, default: float) -> float:
-    value = header.metadata.get(f"{header.architecture}.{key}")
-    if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
-        return default
-    return float(str(np.float32(value)))  # stored as float32: 1e-05, not 9.999999747378752e-06

@@ -11,6 +11,7 @@ import math
 import os
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from specrun.convert.families.steps import interleave_halves
 from specrun.convert.gguf import GGUFSource
 from specrun.convert.tokenizer import CONTROL, USER_DEFINED
 from specrun.train.target.hf_model import HFModel, load_hf_model
-from specrun.train.target.shape import ModelShape
+from specrun.train.target.shape import file_shape
 from specrun.train.trainer.model_folder import write_json, write_weights
 
 _KEY = "tokenizer.ggml."
@@ -191,27 +192,16 @@ def llama_config(file: GGUFSource) -> dict[str, Any]:
             f"{file.path} has experts or scaled rotary positions, which cannot be read back; "
             "use the folder it was converted from"
         )
-    embeddings = file.tensors.get("token_embd.weight")
-    if embeddings is None:
-        raise MalformedFileError(f"{file.path} has no tensor token_embd.weight")
     width, heads = file.count("llama.embedding_length"), file.count("llama.attention.head_count")
-    kv_key = "llama.attention.head_count_kv"
     head_dim = metadata.get("llama.rope.dimension_count", width // heads)
     if metadata.get("llama.attention.key_length", head_dim) != head_dim:
         raise UnsupportedModelError(
             f"{file.path} turns a part of each head only, which cannot be read back"
         )
-    shape = ModelShape(
-        hidden=width,
-        n_layers=file.count("llama.block_count"),
-        n_heads=heads,
-        n_kv_heads=file.count(kv_key) if kv_key in metadata else heads,
-        feed_forward=file.count("llama.feed_forward_length"),
-        rope_theta=_number(file, "llama.rope.freq_base", 10000.0),
-        norm_eps=_number(file, "llama.attention.layer_norm_rms_epsilon"),
-        max_positions=file.count("llama.context_length"),
-        vocab_size=embeddings.shape[1],
-    )
+    kv_key = "llama.attention.head_count_kv"
+    kv_heads = file.count(kv_key) if kv_key in metadata else heads
+    # Heads as they are: those of `file_shape` divide the width.
+    shape = replace(file_shape(file), n_heads=heads, n_kv_heads=kv_heads)
     return shape.llama_config(
         architectures=["LlamaForCausalLM"],
         head_dim=head_dim,
@@ -221,14 +211,6 @@ def llama_config(file: GGUFSource) -> dict[str, Any]:
         attention_bias=False,
         mlp_bias=False,
     )
-
-
-def _number(file: GGUFSource, key: str, default: float | None = None) -> float:
-    value = file.header.metadata.get(key, default)
-    if not isinstance(value, float) or not math.isfinite(value):
-        raise MalformedFileError(f"{file.path} has no number as {key}")
-    # Written as float32: 1e-05, not 9.999999747378752e-06.
-    return float(str(np.float32(value)))
 
 
 def in_halves(matrix: npt.NDArray[np.float32], n_heads: int) -> npt.NDArray[np.float32]:

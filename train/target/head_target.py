@@ -17,6 +17,7 @@ from torch import Tensor
 
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
+from specrun.convert.gguf import GGUFSource
 from specrun.runtime.memory import resolve_gpu_layers
 from specrun.train.data.answers import Answerer, FileAnswerer, converted_answerer
 from specrun.train.data.tokens import FileTokens, TargetTokenizer, TargetTokens
@@ -27,13 +28,12 @@ from specrun.train.target.file_target import (
     check_taps,
     check_teacher,
     expert_count,
-    file_shape,
     teacher_matrices,
 )
 from specrun.train.target.from_gguf import llama_file_bytes, load_llama_file
 from specrun.train.target.hf_model import HFModel, TargetMatrices, load_hf_model
 from specrun.train.target.sampling import TorchAnswerer
-from specrun.train.target.shape import ModelShape, checkpoint_size, target_shape
+from specrun.train.target.shape import ModelShape, checkpoint_size, file_shape, target_shape
 from specrun.train.target.states import FeatureCache, FeatureSource, ModelFeatures
 from specrun.train.trainer.memory import free_memory
 from specrun.train.trainer.settings import dtype_name
@@ -97,7 +97,7 @@ class TorchTarget(HeadTarget):
     def __init__(self, path: Path, device: torch.device) -> None:
         self.path, self._device, self._is_file = path, device, path.is_file()
         if self._is_file:
-            self.shape, self.tokens = file_shape(path), FileTokens(path)
+            self.shape, self.tokens = file_shape(GGUFSource(path)), FileTokens(path)
         else:
             self.shape, self.tokens = target_shape(path), TargetTokenizer(path)
         self._answers = self._is_file or _torch_is_faster(device)
@@ -239,7 +239,9 @@ def open_head_target(
         check_file_target(target)
         if _torch_is_faster(device) and _fits_as_llama(target, device):
             return TorchTarget(target, device)
-        return FileTarget(target, file_shape(target), FileTokens(target), n_threads=n_threads)
+        return FileTarget(
+            target, file_shape(GGUFSource(target)), FileTokens(target), n_threads=n_threads
+        )
     if teacher is None:
         return TorchTarget(target, device)
     shape, tokens = target_shape(target), TargetTokenizer(target)

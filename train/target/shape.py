@@ -1,4 +1,4 @@
-"""A model's sizes, from and to config.json, and the identity of its weights.
+"""A model's sizes, from config.json or a GGUF header, and the identity of its weights.
 
 A head must fit its target's sizes; caches and checkpoints belong to the weights they were made of.
 """
@@ -12,9 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from specrun.bindings.errors import OptionError, UnsupportedModelError
-from specrun.bindings.gguf import read_header
+from specrun.bindings.gguf import ArrayValue, GGUFHeader, read_header
 from specrun.convert.checkpoint import open_checkpoint
+from specrun.convert.gguf import GGUFSource
 from specrun.train.target.hf_model import read_config
 
 
@@ -95,7 +98,7 @@ def target_shape(folder: Path) -> ModelShape:
 
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     kv_heads = size("num_key_value_heads", heads)
-    heads, kv_heads = dividing_heads(hidden, heads, kv_heads)
+    heads, kv_heads = _dividing_heads(hidden, heads, kv_heads)
     return ModelShape(
         hidden=hidden,
         n_layers=size("num_hidden_layers"),
@@ -109,7 +112,55 @@ def target_shape(folder: Path) -> ModelShape:
     )
 
 
-def dividing_heads(hidden: int, n_heads: int, n_kv_heads: int) -> tuple[int, int]:
+def file_shape(source: GGUFSource) -> ModelShape:
+    """Return the sizes of the model in a GGUF file; raises UnsupportedModelError for missing ones.
+
+    If layers differ, the largest number counts: heads are one layer of their own.
+    """
+    own, metadata = f"{source.header.architecture}.", source.header.metadata
+    hidden, heads = source.count(f"{own}embedding_length"), _largest(source, "attention.head_count")
+    heads, kv_heads = _dividing_heads(
+        hidden, heads, _largest(source, "attention.head_count_kv", heads)
+    )
+    layers, nextn = source.count(f"{own}block_count"), metadata.get(f"{own}nextn_predict_layers")
+    embedding = source.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise source.unsupported("has no tensor token_embd.weight: no head can be made for it")
+    epsilon = _number(source.header, "attention.layer_norm_epsilon", 1e-6)
+    return ModelShape(
+        hidden=hidden,
+        n_layers=layers - (nextn if isinstance(nextn, int) else 0),
+        n_heads=heads,
+        n_kv_heads=kv_heads,
+        feed_forward=_largest(source, "feed_forward_length", 4 * hidden),
+        rope_theta=_number(source.header, "rope.freq_base", 10000.0),
+        norm_eps=_number(source.header, "attention.layer_norm_rms_epsilon", epsilon),
+        max_positions=source.count(f"{own}context_length"),
+        vocab_size=embedding.shape[1],
+    )
+
+
+def _largest(source: GGUFSource, key: str, default: int | None = None) -> int:
+    """Return a count of the architecture, the largest if each layer has its own."""
+    name = f"{source.header.architecture}.{key}"
+    value = source.header.metadata.get(name)
+    if isinstance(value, ArrayValue):
+        counts = [each for each in value.tolist() if isinstance(each, int) and each > 0]
+        if counts:
+            return max(counts)
+    if value is None and default is not None:
+        return default
+    return source.count(name)
+
+
+def _number(header: GGUFHeader, key: str, default: float) -> float:
+    value = header.metadata.get(f"{header.architecture}.{key}")
+    if not isinstance(value, float) or not math.isfinite(value) or value <= 0:
+        return default
+    return float(str(np.float32(value)))  # stored as float32: 1e-05, not 9.999999747378752e-06
+
+
+def _dividing_heads(hidden: int, n_heads: int, n_kv_heads: int) -> tuple[int, int]:
     """Return the nearest numbers of heads below that divide: heads may have a width of their own.
 
     The width of a head is even, for rotary positions.

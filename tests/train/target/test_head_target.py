@@ -20,6 +20,7 @@ from support.tiny_targets import ANSWERS, write_untaught
 
 from specrun.bindings.errors import OptionError, SpecrunError, TemplateError, UnsupportedModelError
 from specrun.convert import convert_checkpoint
+from specrun.convert.gguf import GGUFSource
 from specrun.convert.heads.head_conversion import convert_head
 from specrun.convert.quantize import quantize_model
 from specrun.runtime import Runtime, SamplingParams
@@ -40,8 +41,8 @@ from specrun.train.heads import (
 from specrun.train.target import file_target as file_shape_module
 from specrun.train.target import open_head_target
 from specrun.train.target import states as states_module
-from specrun.train.target.file_target import check_matrices, file_shape, teacher_matrices
-from specrun.train.target.shape import target_shape
+from specrun.train.target.file_target import check_matrices, teacher_matrices
+from specrun.train.target.shape import file_shape, target_shape
 from specrun.train.trainer import train
 
 pytestmark = pytest.mark.long
@@ -126,7 +127,7 @@ def test_what_a_user_types_is_no_control_token(taught) -> None:
 
 
 def test_a_files_sizes_are_its_folders(taught) -> None:
-    assert file_shape(taught.gguf) == target_shape(taught.folder)
+    assert file_shape(GGUFSource(taught.gguf)) == target_shape(taught.folder)
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.kind)
