@@ -440,9 +440,10 @@ def _own(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> list[str]
     from specrun.train.trainer import usable_precision
 
     target, device = _head_target(order)
+    target.precision = usable_precision("auto", device)
     try:
         found = own_prompts(
-            target.answerer(order.folder, usable_precision("auto", device), listener.note),
+            target.answerer(order.folder, listener.note),
             target.tokens,
             plan.n_tries,
             order.folder / "own_prompts.jsonl",

@@ -34,6 +34,18 @@ class TokenBatch:
     learnt: Tensor
     valid: Tensor
 
+    @classmethod
+    def of(cls, numbers: Sequence[int], texts: Sequence[TokenSequence]) -> TokenBatch:
+        """Return texts, of which these are the numbers, on the CPU."""
+        shape = (len(texts), max(map(len, texts)))
+        ids = torch.zeros(shape, dtype=torch.long)
+        learnt, valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = torch.from_numpy(text.ids.astype(np.int64))
+            learnt[row, : len(text)] = torch.from_numpy(text.learnt)
+            valid[row, : len(text)] = True
+        return cls(tuple(numbers), ids, learnt, valid)
+
     @property
     def n_tokens(self) -> int:
         """Tokens without padding."""
@@ -96,15 +108,7 @@ class TokenCorpus:
 
     def batch(self, numbers: Sequence[int]) -> TokenBatch:
         """Return the sequences `numbers` as one batch on the CPU."""
-        chosen = [self.sequences[number] for number in numbers]
-        shape = (len(chosen), max(len(sequence) for sequence in chosen))
-        ids = torch.zeros(shape, dtype=torch.long)
-        learnt, valid = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
-        for row, sequence in enumerate(chosen):
-            ids[row, : len(sequence)] = torch.from_numpy(sequence.ids.astype(np.int64))
-            learnt[row, : len(sequence)] = torch.from_numpy(sequence.learnt)
-            valid[row, : len(sequence)] = True
-        return TokenBatch(tuple(numbers), ids, learnt, valid)
+        return TokenBatch.of(numbers, [self.sequences[number] for number in numbers])
 
     def training_batches(
         self, epoch: int, seed: int, tokens_per_batch: int

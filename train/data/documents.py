@@ -18,11 +18,7 @@ from specrun.bindings.errors import FileMissingError, MalformedFileError, ModelE
 _PIECE = 1 << 18  # characters
 _SPACE = re.compile(r"[ \t\r\n]*")
 _BEGINNING = re.compile(r'\s*\[\s*\{\s*["}]')
-
-
-def begins_array_of_objects(text: str) -> bool:
-    """Return whether a file begins as an array of objects; `[1] Introduction` begins a text."""
-    return _BEGINNING.match(text) is not None
+"""Of an array of objects; `[1] Introduction` begins a text."""
 
 
 def array_elements(start: str, rest: TextIO) -> Iterator[Any]:
@@ -166,7 +162,7 @@ def _documents(file: TextIO, name: str, *, need_answers: bool) -> Iterator[Docum
         start += file.read(_START)
     if start.lstrip().startswith("{"):
         records = _lines(start + file.readline(), file, name)
-    elif begins_array_of_objects(start):
+    elif _BEGINNING.match(start):
         records = _elements(start, file, name)
     else:
         text = start + file.read()

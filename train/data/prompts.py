@@ -65,14 +65,10 @@ def _all_prompts() -> tuple[str, ...]:
     """Return every prompt that there is, template by template."""
     text = resources.files(__package__).joinpath(_BUILT_IN).read_text(encoding="utf-8")
     return tuple(
-        template.format(*item.split("|"))
+        template.format(*" ".join(item.split()).split("|"))
         for kind in tomllib.loads(text).values()
-        for template, item in itertools.product(kind["templates"], _items(kind["items"]))
+        for template, item in itertools.product(kind["templates"], kind["items"].split(";"))
     )
-
-
-def _items(text: str) -> list[str]:
-    return [" ".join(item.split()) for item in text.split(";")]
 
 
 def most_prompts() -> int:

@@ -184,7 +184,8 @@ class TargetTokenizer(TargetTokens):
         self.path = require_folder(folder)
         self._tokenizer = _load_tokenizer(folder)
         source = _template_text(folder, self._tokenizer)
-        self._bos = self._tokenizer.bos_token_id if self._adds_bos() else None
+        bos, first = self._tokenizer.bos_token_id, list(self._tokenizer("a")["input_ids"])[:1]
+        self._bos = bos if first == [bos] else None  # if it adds one
         self.eos = self._tokenizer.eos_token_id
         names = {"bos": self._tokenizer.bos_token or "", "eos": self._tokenizer.eos_token or ""}
         self.template = ChatTemplate(source, **names) if source else None
@@ -206,10 +207,6 @@ class TargetTokenizer(TargetTokens):
         ids = self._with_bos(list(found["input_ids"]))
         starts = [start for start, _ in found["offset_mapping"]]
         return ids, [-1] * (len(ids) - len(starts)) + starts
-
-    def _adds_bos(self) -> bool:
-        bos = self._tokenizer.bos_token_id
-        return bos is not None and list(self._tokenizer("a")["input_ids"])[:1] == [bos]
 
 
 def _messages(document: Answered | Chat) -> Sequence[Message]:

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from specrun.bindings.files import DAMAGE
@@ -128,14 +127,6 @@ def texts_of(batch: TokenBatch) -> list[TokenSequence]:
         TokenSequence(ids[row, :length].astype(np.int32), learnt[row, :length])
         for row, length in enumerate(lengths)
     ]
-
-
-def collate(
-    numbers: Sequence[int], texts: Sequence[TokenSequence], device: torch.device
-) -> TokenBatch:
-    """Return texts as a batch that bears the numbers of those they were made of."""
-    padded = TokenCorpus(tuple(texts), (), (), False).batch(range(len(texts)))
-    return TokenBatch(tuple(numbers), padded.ids, padded.learnt, padded.valid).to(device)
 
 
 def answered_by_target(

@@ -26,7 +26,7 @@ from specrun.train.distillation.acceptance import (
     acceptance_at,
     mean_acceptance,
 )
-from specrun.train.distillation.answers import SampledAnswers, answer_anew, collate, texts_of
+from specrun.train.distillation.answers import SampledAnswers, answer_anew, texts_of
 from specrun.train.distillation.coverage import ExistingDrafters, covered_positions
 from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.learner import Learner, LossPart
@@ -199,7 +199,7 @@ class DistillationLearner(Learner):
         for row, text in zip(own, written, strict=True):
             texts[row] = text
         fresh = tuple(row in own for row in range(len(texts)))
-        return collate(batch.numbers, texts, self.device), fresh
+        return TokenBatch.of(batch.numbers, texts).to(self.device), fresh
 
     # -- coverage by other drafters ----------------------------------------------------------------
 

@@ -87,15 +87,6 @@ class HeadRun(TrainingRun):
         """The weights that states and distributions come from: the teacher's or the target's."""
         return self.teacher or self.target
 
-    def require_folder(self, why: str) -> None:
-        """Raise OptionError, beginning with `why`, unless torch computes the target."""
-        if self.teacher is not None:
-            raise OptionError(f"{why}: leave out --teacher")
-        if is_file_target(self.target):
-            raise OptionError(
-                f"{why}: give the Hugging Face folder of {self.target.name} as --target"
-            )
-
 
 @dataclass(frozen=True, slots=True)
 class HeadFiles:
@@ -231,6 +222,7 @@ class TargetTraining(Training[TrainingReport]):
         self.target = open_head_target(
             run.target, run.teacher, device=self.device, n_threads=run.n_threads
         )
+        self.target.precision = self.precision
         self.shape, self.tokenizer = self.target.shape, self.target.tokens
         if self.target.caution:
             self.listener.note(self.target.caution)
@@ -291,7 +283,7 @@ class TargetTraining(Training[TrainingReport]):
         identity = source_identity(run.source)
         if run.n_own_prompts:
             own = own_prompts(
-                self.target.answerer(folder, self.precision, listener.note),
+                self.target.answerer(folder, listener.note),
                 self.tokenizer,
                 run.n_own_prompts,
                 folder / "prompts.jsonl",
@@ -304,7 +296,7 @@ class TargetTraining(Training[TrainingReport]):
             listener.note(f"{len(own):,} prompts of the target's own")
             documents = [*documents, *own]
         answered = answer_prompts(
-            self.target.answerer(folder, self.precision, listener.note, kept),
+            self.target.answerer(folder, listener.note, kept),
             self.tokenizer,
             documents,
             folder / "answers.jsonl",
@@ -458,16 +450,16 @@ class HeadTraining(TargetTraining):
 
     def _opened_states(self, corpus: TokenCorpus) -> tuple[TargetMatrices, FeatureSource]:
         """Return the target's matrices and the source of its states, computed now if cached."""
-        target, device, precision = self.target, self.device, self.precision
-        opened = target.states(self.states.cache.taps, corpus.longest, device, precision)
+        target = self.target
+        opened = target.states(self.states.cache.taps, corpus.longest)
         if not self._cached:
             source = self.resources.enter_context(opened)
-            return target.matrices(device, precision), source
+            return target.matrices(), source
         with opened as source:
-            kept = self.states.filled(corpus, source, device)
+            kept = self.states.filled(corpus, source, self.device)
             del source
         # The model that computed the states is out of memory now.
-        return target.matrices(device, precision), kept
+        return target.matrices(), kept
 
     def finished(
         self, learner: HeadLearner, corpus: TokenCorpus, report: TrainingReport
@@ -484,7 +476,11 @@ class ModelTraining(TargetTraining):
     recipe: ModelRecipe
 
     def __init__(self, recipe: ModelRecipe, run: HeadRun, listener: RunListener | None) -> None:
-        run.require_folder(recipe.through_layers)
+        if run.teacher is not None:
+            raise OptionError(f"{recipe.through_layers}: leave out --teacher")
+        if is_file_target(run.target):
+            folder = f"give the Hugging Face folder of {run.target.name} as --target"
+            raise OptionError(f"{recipe.through_layers}: {folder}")
         super().__init__(recipe, run, listener)
         self.states = self._states_of((), torch.float32)  # as the untrained model computes
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import functools
 import glob
 import hashlib
+import itertools
 import json
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -77,7 +78,7 @@ class OnlineUpdate:
     measured_on_training: bool
 
 
-class OnlineDrafter:
+class OnlineDrafter(contextlib.ExitStack[None]):
     """The draft model of a `Runtime` or `Engine`, which was opened with `learn`, and learns here.
 
     New files are written into `folder` (None: one that is gone after `close()`), named
@@ -95,6 +96,7 @@ class OnlineDrafter:
         name: str = "drafter",
         device: str = "cpu",
     ) -> None:
+        super().__init__()
         if runtime.rejections is None:
             raise OptionError("this runtime keeps no rejected drafts: open it with learn=True")
         self.runtime, self.settings = runtime, settings or OnlineSettings()
@@ -103,27 +105,14 @@ class OnlineDrafter:
         check_drafter(self._source)
         with Model(self._source, vocab_only=True) as model:
             check_pair(runtime.model, model)  # drafters that pass texts have other token ids
-        self._temporary = None
-        if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(
+        if folder is None:  # gone after `close()`
+            temporary = tempfile.TemporaryDirectory(
                 prefix="specrun-learn-", ignore_cleanup_errors=True
             )
-        self._folder = folder or Path(self._temporary.name)  # type: ignore[union-attr]
-        self._name = name
-        self._draft: HFModel | None = None
+            folder = Path(self.enter_context(temporary))
+        self._folder, self._name = folder, name
         self._current = self._source if self._source.parent == folder else None
         self.updates: list[OnlineUpdate] = []
-
-    def __enter__(self) -> OnlineDrafter:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     @property
     def can_update(self) -> bool:
@@ -146,7 +135,7 @@ class OnlineDrafter:
                 f"{places} drafts were rejected so far: an update needs {settings.least_places}"
             )
         corpus, laws = online_corpus(list(store.buffer), max_length=settings.max_length)
-        draft = self._loaded()
+        draft = self._draft
         learner = OnlineLearner(draft, laws, settings.divergence)
         size, advice = settings.tokens_per_batch, "use a smaller drafter"
         require_memory(online_memory(learner, laws, size, advice), self.device)
@@ -179,18 +168,12 @@ class OnlineDrafter:
         self.updates.append(update)
         return update
 
-    def close(self) -> None:
-        """Delete the files that are not to be kept."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
-
-    def _loaded(self) -> HFModel:
-        if self._draft is None:
-            self._draft = load_drafter(self._source, self.device)
-        return self._draft
+    @functools.cached_property
+    def _draft(self) -> HFModel:
+        return load_drafter(self._source, self.device)
 
     def _trainer(self, steps: int) -> TrainerSettings:
-        rate = self.settings.learning_rate or usual_rate(self._loaded().config)
+        rate = self.settings.learning_rate or usual_rate(self._draft.config)
         return TrainerSettings(
             steps,
             rate,
@@ -202,11 +185,9 @@ class OnlineDrafter:
 
     def _swap_in(self, draft: HFModel) -> Path:
         """Write the drafter as a new file, let the runtime open it, and drop the file before."""
-        number = 1 + sum(update.swapped for update in self.updates)
-        path = self._folder / f"{self._name}-{number}.gguf"
-        while path == self._current or path.exists():
-            number += 1
-            path = self._folder / f"{self._name}-{number}.gguf"
+        numbers = itertools.count(1 + sum(update.swapped for update in self.updates))
+        paths = (self._folder / f"{self._name}-{number}.gguf" for number in numbers)
+        path = next(path for path in paths if path != self._current and not path.exists())
         write_drafter(draft, self._source, path)
         try:
             draft_with(self.runtime, path)

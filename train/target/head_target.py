@@ -45,7 +45,7 @@ class HeadTarget(ABC):
     `path` are its weights, `caution` is a warning before heads are trained for it, or "",
     `computed_by` the library that computes its states, and `leaves_states` is true if
     those of its answers are kept as they are given: a GPU computes them again in less time than
-    they take to a disk.
+    they take to a disk. What torch computes is in the `precision` that is set.
     """
 
     path: Path
@@ -54,6 +54,7 @@ class HeadTarget(ABC):
     caution: str = ""
     computed_by: str = "torch"
     leaves_states: bool = False
+    precision: torch.dtype = torch.float32
 
     @abstractmethod
     def check_taps(self, taps: tuple[int, ...]) -> None:
@@ -69,11 +70,7 @@ class HeadTarget(ABC):
 
     @abstractmethod
     def answerer(
-        self,
-        place: Path,
-        precision: torch.dtype,
-        note: Callable[[str], None],
-        kept: FeatureCache | None = None,
+        self, place: Path, note: Callable[[str], None], kept: FeatureCache | None = None
     ) -> AbstractContextManager[Answerer]:
         """Return a context that opens it for answers; `place` holds a temporary file for them.
 
@@ -81,13 +78,11 @@ class HeadTarget(ABC):
         """
 
     @abstractmethod
-    def states(
-        self, taps: tuple[int, ...], longest: int, device: torch.device, precision: torch.dtype
-    ) -> AbstractContextManager[FeatureSource]:
+    def states(self, taps: tuple[int, ...], longest: int) -> AbstractContextManager[FeatureSource]:
         """Return a context with the source of states of sequences of up to `longest` tokens."""
 
     @abstractmethod
-    def matrices(self, device: torch.device, precision: torch.dtype) -> TargetMatrices:
+    def matrices(self) -> TargetMatrices:
         """Return its embedding and output matrix; its states have been opened before."""
 
 
@@ -104,10 +99,10 @@ class TorchTarget(HeadTarget):
         self.leaves_states = self._answers and device.type == "cpu"
         self._matrices: TargetMatrices | None = None
 
-    def _load(self, device: torch.device, precision: torch.dtype) -> HFModel:
+    def _load(self) -> HFModel:
         """Return the whole model, frozen."""
         load = load_llama_file if self._is_file else load_hf_model
-        return load(self.path, device, precision)
+        return load(self.path, self._device, self.precision)
 
     def check_taps(self, taps: tuple[int, ...]) -> None:
         """Every architecture of transformers gives the inputs of its layers."""
@@ -123,34 +118,28 @@ class TorchTarget(HeadTarget):
         return number_size * checkpoint_size(self.path)
 
     def answerer(
-        self,
-        place: Path,
-        precision: torch.dtype,
-        note: Callable[[str], None],
-        kept: FeatureCache | None = None,
+        self, place: Path, note: Callable[[str], None], kept: FeatureCache | None = None
     ) -> AbstractContextManager[Answerer]:
         """Let torch answer, or llama.cpp a converted folder if that is faster."""
         if not self._answers:
             return converted_answerer(self.path, place, note)
-        return self._by_torch(precision, kept)
+        return self._by_torch(kept)
 
     @contextmanager
-    def _by_torch(self, precision: torch.dtype, kept: FeatureCache | None) -> Iterator[Answerer]:
-        yield TorchAnswerer(self._load(self._device, precision), self.shape, self.tokens, kept)
+    def _by_torch(self, kept: FeatureCache | None) -> Iterator[Answerer]:
+        yield TorchAnswerer(self._load(), self.shape, self.tokens, kept)
 
     @contextmanager
-    def states(
-        self, taps: tuple[int, ...], longest: int, device: torch.device, precision: torch.dtype
-    ) -> Iterator[FeatureSource]:
+    def states(self, taps: tuple[int, ...], longest: int) -> Iterator[FeatureSource]:
         """Load the model; of its weights the matrices stay afterwards."""
-        model = self._load(device, precision)
+        model = self._load()
         self._matrices = model.matrices
         yield ModelFeatures(model, taps)
 
-    def matrices(self, device: torch.device, precision: torch.dtype) -> TargetMatrices:
+    def matrices(self) -> TargetMatrices:
         """Return those of the model that was loaded for its states."""
         if self._matrices is None:
-            self._matrices = self._load(device, precision).matrices
+            self._matrices = self._load().matrices
         return self._matrices
 
 
@@ -163,9 +152,15 @@ class FileTarget(HeadTarget):
     computed_by = "llama.cpp"
 
     def __init__(
-        self, path: Path, shape: ModelShape, tokens: TargetTokens, *, n_threads: int = 0
+        self,
+        path: Path,
+        shape: ModelShape,
+        tokens: TargetTokens,
+        device: torch.device,
+        *,
+        n_threads: int = 0,
     ) -> None:
-        self.path, self.shape, self.tokens = path, shape, tokens
+        self.path, self.shape, self.tokens, self._device = path, shape, tokens, device
         experts = expert_count(path)
         if experts:
             self.caution = (
@@ -191,19 +186,13 @@ class FileTarget(HeadTarget):
         )
 
     def answerer(
-        self,
-        place: Path,
-        precision: torch.dtype,
-        note: Callable[[str], None],
-        kept: FeatureCache | None = None,
+        self, place: Path, note: Callable[[str], None], kept: FeatureCache | None = None
     ) -> AbstractContextManager[Answerer]:
         """Let our runtime run the file."""
         return nullcontext(FileAnswerer(self.path))
 
     @contextmanager
-    def states(
-        self, taps: tuple[int, ...], longest: int, device: torch.device, precision: torch.dtype
-    ) -> Iterator[FeatureSource]:
+    def states(self, taps: tuple[int, ...], longest: int) -> Iterator[FeatureSource]:
         """Load the model in llama.cpp; its memory is free again when this ends."""
         layers = resolve_gpu_layers("auto", self.path)
         with (
@@ -213,9 +202,9 @@ class FileTarget(HeadTarget):
             self._probe = source.probe()
             yield source
 
-    def matrices(self, device: torch.device, precision: torch.dtype) -> TargetMatrices:
+    def matrices(self) -> TargetMatrices:
         """Dequantize both; raises UnsupportedModelError unless they make llama.cpp's logits."""
-        found = teacher_matrices(self.path, device, precision)
+        found = teacher_matrices(self.path, self._device, self.precision)
         if self._probe is not None:
             check_matrices(found, *self._probe, self.path)
         return found
@@ -240,13 +229,13 @@ def open_head_target(
         if _torch_is_faster(device) and _fits_as_llama(target, device):
             return TorchTarget(target, device)
         return FileTarget(
-            target, file_shape(GGUFSource(target)), FileTokens(target), n_threads=n_threads
+            target, file_shape(GGUFSource(target)), FileTokens(target), device, n_threads=n_threads
         )
     if teacher is None:
         return TorchTarget(target, device)
     shape, tokens = target_shape(target), TargetTokenizer(target)
     check_teacher(teacher, tokens, shape)
-    return FileTarget(teacher, shape, tokens, n_threads=n_threads)
+    return FileTarget(teacher, shape, tokens, device, n_threads=n_threads)
 
 
 def _torch_is_faster(device: torch.device) -> bool:
