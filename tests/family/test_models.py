@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from dataclasses import replace
 
 import pytest
 
@@ -42,10 +43,12 @@ def test_every_stage_runs_once_and_the_files_are_published(entries, tmp_path, mo
     monkeypatch.setattr(demo_family, "build_corpus", lambda: entries)
     monkeypatch.setattr(demo_family, "TARGET_SHAPE", SMALL)
     monkeypatch.setattr(demo_family, "DRAFTER_SHAPE", SMALL)
+    few = replace(demo_family.SETTINGS, tokens_per_batch=1024, warmup_steps=4)
+    monkeypatch.setattr(demo_family, "SETTINGS", few)
     published = tmp_path / "published"
     published.mkdir()
     folders = ["--work", str(tmp_path / "work"), "--publish", str(published)]
-    steps = ["--target-steps", "40", "--drafter-steps", "30"]
+    steps = ["--target-steps", "16", "--drafter-steps", "12"]
     plan = parse_plan([*folders, *steps, "--device", "cpu", "--threads", "1"])
     scores = make_family(plan)
     assert scores.n_questions == len(entries)

@@ -66,7 +66,7 @@ def order(kind: str, taught: TaughtTarget, draft: Path, output: Path, **more: An
         "drafter": DrafterRecipe(
             draft=draft, loss=DistillationLoss(on_policy=0.5), answers="target", longest_answer=8
         ),
-        "consistency": ConsistencyRecipe(block=3, answer_length=12),
+        "consistency": ConsistencyRecipe(block=3, form="local", answer_length=12),
     }
     places = {"target": taught.folder, "data": (taught.data,), "output": output}
     return recipes[kind], run(**{**places, **settings, **more})
@@ -98,12 +98,15 @@ def test_a_resumed_run_writes_the_same_bytes(
 def test_nothing_is_written_before_the_run_is_known_to_fit(
     taught: TaughtTarget, draft: Path, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither into the folder of a model that is read, nor without memory."""
+    """Neither into the folder of a model that is read, nor without memory, and no weights are
+    loaded."""
     before = written(taught.folder)
     with pytest.raises(OptionError, match="is the folder of a model that is read"):
         train(*order(kind, taught, draft, taught.folder))
     assert written(taught.folder) == before
     monkeypatch.setattr("specrun.train.trainer.memory.free_memory", lambda device: 1000)
+    loading = "transformers.AutoModelForCausalLM.from_pretrained"
+    monkeypatch.setattr(loading, lambda *_, **__: pytest.fail("weights were loaded"))
     with pytest.raises(OutOfMemoryError, match="training needs about"):
         train(*order(kind, taught, draft, tmp_path / "out"))
     assert not (tmp_path / "out").exists()

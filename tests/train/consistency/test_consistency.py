@@ -15,11 +15,10 @@ import torch
 from support.tiny_models import F32
 from support.training import SMALL_RUN, Order, order_of
 
-from specrun.bindings.errors import MalformedFileError, ModelError, OptionError, OutOfMemoryError
+from specrun.bindings.errors import MalformedFileError, ModelError, OptionError
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime
 from specrun.train.consistency import ConsistencyRecipe
-from specrun.train.consistency import training as module
 from specrun.train.consistency.training import Block, ConsistencyLearner, pack, packed_states
 from specrun.train.consistency.trajectories import (
     GREEDY,
@@ -228,12 +227,11 @@ def test_no_gradient_flows_into_what_is_learnt_from(taught) -> None:
 # -- whole runs ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["global", "local"])
-def test_a_target_becomes_one_that_converges_sooner(taught, tmp_path: Path, form: str) -> None:
+def test_a_target_becomes_one_that_converges_sooner(taught, tmp_path: Path) -> None:
     """By .35 tokens an iteration, where the control gains less than .2; how far a short run comes
     hangs on how many threads add up its sums. The old target's folder stays."""
     before = (taught.folder / "model.safetensors").read_bytes()
-    report = run_of(taught, tmp_path / "out", recipe={"form": form}).train()
+    report = run_of(taught, tmp_path / "out").train()
     assert report.before < 1.2
     assert report.after > report.before + 0.35
     assert report.n_decoded == 6
@@ -272,17 +270,11 @@ def test_tokens_per_iteration_are_those_of_all_answers() -> None:
     assert tokens_per_iteration([each, each]) == pytest.approx(6 / 3)
 
 
-def test_data_that_ask_nothing_and_memory_that_is_not_there(
-    taught, tmp_path: Path, monkeypatch
-) -> None:
+def test_data_that_ask_nothing(taught, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("Nothing is asked here. " * 9)
     with pytest.raises(ModelError, match="the data has no prompts"):
         run_of(taught, tmp_path / "out").but(data=(text,)).train()
-    monkeypatch.setattr("specrun.train.trainer.memory.free_memory", lambda device: 1000)
-    monkeypatch.setattr(module, "load_hf_model", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(OutOfMemoryError, match="use a smaller target"):
-        run_of(taught, tmp_path / "out").train()
     assert not (tmp_path / "out").exists()
 
 

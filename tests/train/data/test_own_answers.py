@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.tiny_targets import ANSWERS
+from support.training import head_run
 
 from specrun.bindings.errors import MalformedFileError, ModelError
 from specrun.convert.heads.head_conversion import convert_head
@@ -20,7 +21,7 @@ from specrun.train.data import Answered, AnswerSettings, answers
 from specrun.train.data.answers import FileAnswerer, answer_prompts
 from specrun.train.data.documents import Document, PlainText, read_documents
 from specrun.train.data.tokens import TargetTokenizer
-from specrun.train.heads import HeadRun, MedusaRecipe
+from specrun.train.heads import MedusaRecipe
 from specrun.train.trainer import train
 
 pytestmark = pytest.mark.long
@@ -34,25 +35,13 @@ def tokenizer(taught) -> TargetTokenizer:
 
 
 def asked(
-    taught,
-    tokenizer: TargetTokenizer,
-    store: Path,
-    documents=PROMPTS,
-    *,
-    weights="first",
-    target=None,
-    progress=None,
+    taught, tokenizer, store, documents=PROMPTS, *, weights="first", target=None, progress=None,
     **settings,
-):
+):  # fmt: skip
     return answer_prompts(
         target or nullcontext(FileAnswerer(taught.gguf)),
-        tokenizer,
-        documents,
-        store,
-        AnswerSettings(**settings),
-        identity={"weights": weights},
-        max_length=256,
-        n_threads=1,
+        *(tokenizer, documents, store, AnswerSettings(**settings)),
+        **{"identity": {"weights": weights}, "max_length": 256, "n_threads": 1},
         progress=progress,
     )
 
@@ -179,23 +168,16 @@ def test_a_target_that_was_trained_on_in_its_place_answers_anew(
     folder, data = tmp_path / "target", tmp_path / "prompts.jsonl"
     shutil.copytree(taught.folder, folder)
     data.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in ANSWERS))
-    settings = AnswerSettings(longest=4)
-    run = HeadRun(
-        folder,
-        (data,),
-        tmp_path / "out",
-        own_answers=settings,
-        force=True,
-        max_length=64,
-        n_threads=1,
-    )
+    places = {"target": folder, "data": (data,), "own_answers": AnswerSettings(longest=4)}
+    run = head_run(taught, tmp_path / "out", force=True, **places)
     converted = []
     convert = answers.convert_checkpoint
-    monkeypatch.setattr(
-        answers,
-        "convert_checkpoint",
-        lambda *a, **options: (converted.append(a), convert(*a, **options)),
-    )
+
+    def counted(*given, **options):
+        converted.append(given)
+        convert(*given, **options)
+
+    monkeypatch.setattr(answers, "convert_checkpoint", counted)
     digests = []
     for number in range(3):
         if number == 2:
@@ -206,12 +188,8 @@ def test_a_target_that_was_trained_on_in_its_place_answers_anew(
 
 
 def test_what_asks_nothing_is_left_out(taught, tokenizer: TargetTokenizer, tmp_path: Path) -> None:
-    found = asked(
-        taught,
-        tokenizer,
-        tmp_path / "a.jsonl",
-        [PlainText("x y z"), PROMPTS[0], Answered("long " * 300, None)],
-    )
+    documents = [PlainText("x y z"), PROMPTS[0], Answered("long " * 300, None)]
+    found = asked(taught, tokenizer, tmp_path / "a.jsonl", documents)
     assert len(found) == 1
     with pytest.raises(ModelError, match=r"has no prompts for \S+:"):
         asked(taught, tokenizer, tmp_path / "b.jsonl", [PlainText("x y z")])
@@ -227,20 +205,9 @@ def test_heads_distilled_from_prompts_alone_draft(
     """Without one given answer: prompts, the target's own texts, and its law."""
     data = tmp_path / "prompts.jsonl"
     data.write_text("".join(json.dumps({"prompt": question}) + "\n" for question in ANSWERS))
-    run = HeadRun(
-        taught.folder,
-        (data,),
-        tmp_path / "heads",
-        steps=80,
-        tokens_per_batch=256,
-        max_length=256,
-        held_out=0.0,
-        learning_rate=1e-2,
-        own_answers=AnswerSettings(),
-        device="cpu",
-        precision="float32",
-        n_threads=1,
-    )
+    settings = {"steps": 80, "max_length": 256, "learning_rate": 1e-2}
+    own = {"data": (data,), "own_answers": AnswerSettings()}
+    run = head_run(taught, tmp_path / "heads", **settings, **own)
     report = train(MedusaRecipe(heads=2, from_law=True), run)
     assert report.result.curves.measures[-1][1]["head 2 top-1"] > 0.75
     assert sorted(path.name for path in (tmp_path / "heads" / "training").iterdir()) == [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.tiny_targets import ANSWERS
+from support.training import head_run
 
 from specrun.bindings.errors import ModelError, OptionError, TemplateError
 from specrun.runtime import Engine
@@ -118,18 +119,9 @@ def test_a_target_that_writes_nothing_of_use_is_told(
 
 
 def run_of(taught, output: Path, prompts: Path, **changes) -> HeadRun:
-    settings = {
-        "target": taught.gguf,
-        "data": (),
-        "output": output,
-        "prompts": prompts,
-        "own_answers": AnswerSettings(longest=16),
-        "steps": 1,
-        "max_length": 128,
-        "n_threads": 1,
-        "precision": "float32",
-    }
-    return HeadRun(**{**settings, **changes})
+    own = {"target": taught.gguf, "data": (), "own_answers": AnswerSettings(longest=16)}
+    settings = {"prompts": prompts, "steps": 1, "max_length": 128, "held_out": 0.05, **changes}
+    return head_run(taught, output, **own, **settings)
 
 
 def test_a_run_learns_from_answers_to_both_and_says_so(taught, tmp_path: Path) -> None:

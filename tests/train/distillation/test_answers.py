@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from specrun.train.data.corpus import TokenCorpus
+from specrun.train.data.corpus import TokenBatch, TokenCorpus
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.distillation import answers as target_answers
 from specrun.train.distillation.answers import (
     SampledAnswers,
     answer_anew,
     answered_by_target,
-    collate,
     first_to_answer,
     texts_of,
     with_room_for_answers,
@@ -98,7 +97,7 @@ def test_texts_stay_within_their_length(draft):
 
 
 def test_batches_come_back_as_they_were(batch):
-    again = collate(batch.numbers, texts_of(batch), torch.device("cpu"))
+    again = TokenBatch.of(batch.numbers, texts_of(batch))
     assert again.numbers == batch.numbers
     for name in ("ids", "learnt", "valid"):
         assert torch.equal(getattr(again, name), getattr(batch, name))

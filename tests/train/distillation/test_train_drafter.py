@@ -15,19 +15,15 @@ from transformers import AutoModelForCausalLM
 
 from specrun.bindings.errors import (
     FileMissingError,
-    MalformedFileError,
     ModelError,
     OptionError,
-    OutOfMemoryError,
     PairError,
-    SpecrunError,
 )
 from specrun.convert import convert_checkpoint
 from specrun.runtime import Runtime, SamplingParams
 from specrun.train.distillation import DistillationLoss, DrafterRecipe
-from specrun.train.distillation import drafter as module
 from specrun.train.distillation.drafter import drafter_memory
-from specrun.train.distillation.learner import DistillationLearner, forward_kl
+from specrun.train.distillation.learner import DistillationLearner
 from specrun.train.target.hf_model import load_hf_model
 
 pytestmark = pytest.mark.long
@@ -55,9 +51,8 @@ def run_for(family, output, **changes):
         (DistillationLoss(), "given", 0.2),
         (DistillationLoss("reverse-kl", on_policy=1.0), "given", 0.1),
         (DistillationLoss("jensen-shannon", on_policy=0.5), "target", 0.1),
-        (DistillationLoss("total-variation"), "target", 0.15),
     ],
-    ids=["fixed", "on-policy", "mixed", "target"],
+    ids=["fixed", "on-policy", "mixed"],
 )
 def test_alpha_rises_on_held_out_texts(family, tmp_path, loss, answers, least):
     found = run_for(family, tmp_path / "out", loss=loss, answers=answers).train()
@@ -212,18 +207,8 @@ def test_on_policy_runs_are_not_resumed_with_another_length(family, tmp_path):
 def test_a_run_is_not_resumed_as_another(family, tmp_path):
     run = run_for(family, tmp_path / "out", steps=2)
     run.train()
-    with pytest.raises(
-        OptionError, match=r"already holds model.safetensors; choose another folder, or .* --force"
-    ):
-        run.train()
-    (run.run.output / "model.safetensors").unlink()
-    with pytest.raises(OptionError, match="holds an earlier run: go on with --resume"):
-        run.train()
-    with pytest.raises(FileMissingError, match="to resume"):
-        run.but(output=tmp_path / "none", resume=True).train()
-    with pytest.raises(
-        OptionError, match="with loss divergence forward-kl, and --resume needs reverse-kl"
-    ):
+    other = "with loss divergence forward-kl, and --resume needs reverse-kl"
+    with pytest.raises(OptionError, match=other):
         run.but(resume=True, loss=DistillationLoss("reverse-kl")).train()
 
 
@@ -300,22 +285,6 @@ def test_other_vocabularies_are_refused_before_anything_is_written(family, tmp_p
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("content", "error", "message"),
-    [
-        ("", ModelError, "no usable text"),
-        ("{not json", MalformedFileError, "line 1 of data.jsonl is not JSON"),
-        ('{"question": "a", "answer": ""}\n', ModelError, "no usable text"),
-    ],
-)
-def test_data_without_usable_text(family, tmp_path, content, error, message):
-    data = tmp_path / "data.jsonl"
-    data.write_text(content)
-    with pytest.raises(error, match=message):
-        run_for(dataclasses.replace(family, data=data), tmp_path / "out").train()
-    assert not (tmp_path / "out").exists()
-
-
 def test_missing_folders_and_files(family, tmp_path):
     for name in ("target", "draft"):
         lost = dataclasses.replace(family, **{name: tmp_path / "nowhere"})
@@ -324,33 +293,7 @@ def test_missing_folders_and_files(family, tmp_path):
     with pytest.raises(FileMissingError, match=r"there is no file .*none.jsonl to train on"):
         run_for(dataclasses.replace(family, data=tmp_path / "none.jsonl"), tmp_path / "out").train()
     with pytest.raises(OptionError, match="the folder of a model that is read"):
-        run_for(family, family.draft).train()
-
-
-def test_a_device_too_small_is_known_before_models_are_loaded(family, tmp_path, monkeypatch):
-    monkeypatch.setattr("specrun.train.trainer.memory.free_memory", lambda device: 1000)
-    monkeypatch.setattr(module, "load_hf_model", lambda *_: pytest.fail("a model was loaded"))
-    with pytest.raises(OutOfMemoryError, match=r"drafter and optimizer"):
-        run_for(family, tmp_path / "out").train()
-
-
-def test_a_loss_that_is_no_number_stops_the_run(family, tmp_path, monkeypatch):
-    calls = []
-
-    def breaks(target_log_probs, draft_log_probs):
-        calls.append(0)
-        found = forward_kl(target_log_probs, draft_log_probs)
-        return found if len(calls) < 5 else found * float("nan")
-
-    monkeypatch.setattr("specrun.train.distillation.learner.DIVERGENCES", {"forward-kl": breaks})
-    run = run_for(family, tmp_path / "out", save_seconds=0.0, steps=8, measured_on="given")
-    with pytest.raises(
-        SpecrunError, match=r"the loss at step 5 is nan, not a number .* keeps step 4"
-    ):
-        run.train()
-    assert not (run.run.output / "model.safetensors").exists()
-    monkeypatch.undo()
-    assert run.but(resume=True).train().result.resumed_at == 4
+        run_for(family, family.draft).train()  # as the target's is, in test_one_run
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,16 @@ def randomized(learner):
     return learner
 
 
+def chain_learner(
+    kind: str, target: TargetMatrices, states: FixedStates, drafted: Tensor | None = None, **recipe
+) -> EagleLearner | Eagle3Learner:
+    """A head of EAGLE's or EAGLE-3's, which drafts every token or those `drafted`."""
+    if kind == "eagle":
+        return EagleLearner(EagleRecipe(**recipe), SHAPE, target, states)
+    tokens = torch.arange(VOCAB) if drafted is None else drafted
+    return Eagle3Learner(Eagle3Recipe(**recipe), SHAPE, target, states, tokens)
+
+
 # -- closed forms ----------------------------------------------------------------------------------
 
 
@@ -301,12 +311,8 @@ def test_laws_of_draft_tokens_are_theirs_and_measures_rank_no_others(
         assert row == sorted(drafted, key=lambda token: -logits[token])[:5]
     files = recipe.files(learner, SHAPE)
     assert files.tensors["draft_tokens"].tolist() == drafted
-    assert (
-        "draft_tokens"
-        not in EagleRecipe()
-        .files(EagleRecipe().learner(SHAPE, matrices, states, corpus), SHAPE)
-        .tensors
-    )
+    whole = EagleRecipe().learner(SHAPE, matrices, states, corpus)
+    assert "draft_tokens" not in EagleRecipe().files(whole, SHAPE).tensors
 
 
 class LinearStates:
@@ -362,7 +368,6 @@ def test_a_fit_to_states_beside_the_wrong_tokens_is_no_law(target: TargetMatrice
     corpus = texts_of(8, 40)
     states = LinearStates(corpus, target.embedding)
     learner = EagleLearner(EagleRecipe(), SHAPE, target, states)
-    learner.shift = 0
     learner.start(corpus)
     batch = corpus.batch([0])
     final = states.features(batch).final
@@ -415,14 +420,8 @@ def test_unrolled_chains_are_what_decoding_them_one_by_one_gives(
     length, depth = 8, 4
     states = FixedStates(1, length, taps=3)
     ids = torch.randint(0, VOCAB, (1, length), generator=torch.Generator().manual_seed(4))
-    if kind == "eagle":
-        learner = randomized(EagleLearner(EagleRecipe(), SHAPE, target, states))
-        read = states.final[:, :-1]
-    else:
-        learner = randomized(
-            Eagle3Learner(Eagle3Recipe(), SHAPE, target, states, torch.arange(VOCAB))
-        )
-        read = learner.head.fc(states.tapped[:, :-1])
+    learner = randomized(chain_learner(kind, target, states))
+    read = learner.first_states(Features(states.final, states.tapped))
     wanted = chains_by_hand(learner.head, target.embedding, ids[0], read[0], depth)
     compared = 0
     for step, found in enumerate(chain_states(learner.head, target.embedding, ids, read, depth)):
@@ -476,13 +475,8 @@ def test_chains_of_learnt_tokens_are_whole_where_they_count_and_only_there(
 @pytest.mark.parametrize("kind", ["eagle", "eagle3"])
 def test_recomputing_changes_no_number(target: TargetMatrices, kind: str) -> None:
     states, batch = FixedStates(2, 8, taps=3), batch_of(8)
-    recipes = {
-        "eagle": lambda: EagleLearner(EagleRecipe(steps=3), SHAPE, target, states),
-        "eagle3": lambda: Eagle3Learner(
-            Eagle3Recipe(steps=3), SHAPE, target, states, torch.arange(0, VOCAB, 2)
-        ),
-    }
-    learner = randomized(recipes[kind]())
+    drafted = torch.arange(0, VOCAB, 2)
+    learner = randomized(chain_learner(kind, target, states, drafted, steps=3))
     found = []
     for recompute in (True, False):
         learner.recompute = recompute
@@ -524,11 +518,7 @@ def test_chains_may_be_longer_late_in_the_training(target: TargetMatrices, kind:
     states, batch = FixedStates(2, 8, taps=3), batch_of(8)
 
     def losses(**steps: int) -> list[float]:
-        if kind == "eagle":
-            learner = EagleLearner(EagleRecipe(**steps), SHAPE, target, states)
-        else:
-            drafted = torch.arange(0, VOCAB, 2)
-            learner = Eagle3Learner(Eagle3Recipe(**steps), SHAPE, target, states, drafted)
+        learner = chain_learner(kind, target, states, torch.arange(0, VOCAB, 2), **steps)
         randomized(learner).n_updates = 10
         return [next(learner.losses(batch, noise(), step)).value.item() for step in (0, 5, 6, 9)]
 
@@ -767,13 +757,8 @@ def test_hydra_heads_read_the_tokens_in_between(target: TargetMatrices) -> None:
             for t in range(8 - 3):
                 if batch.learnt[row, t + 2 : t + 4].all():
                     ids = batch.ids[row]
-                    x = torch.cat(
-                        [
-                            states.final[row, t],
-                            target.embedding[ids[t + 1]],
-                            target.embedding[ids[t + 2]],
-                        ]
-                    )
+                    followers = target.embedding[ids[t + 1 : t + 3]]
+                    x = torch.cat([states.final[row, t], followers.flatten()])
                     x = block.res_connection(x) + F.silu(block.linear(x))
                     logits = learner.heads.hydra_lm_head[1].weight @ x
                     terms.append(float(-torch.log_softmax(logits, 0)[ids[t + 3]]))
@@ -799,16 +784,13 @@ def test_hydra_plus_plus_learns_the_law_behind_a_prefix_layer(target: TargetMatr
             expected += float(-(law * logits.log_softmax(-1)).sum(-1).mean())
     (part,) = learner.losses(batch, noise(), 0)
     assert part.value.item() == pytest.approx(expected, rel=1e-4)
-    names = set(learner.module.state_dict())
+    prefix = {"layers.0.self_attn.q_proj.weight", "norm.weight"}
+    blocks = {"0.1.res_connection.weight", "0.7.linear.bias"}
     assert {
-        "prefix_embeding_layer.layers.0.self_attn.q_proj.weight",
-        "prefix_embeding_layer.norm.weight",
-    } <= names
-    assert {
-        "hydra_mlp.0.1.res_connection.weight",
-        "hydra_mlp.0.7.linear.bias",
+        *(f"prefix_embeding_layer.{name}" for name in prefix),
+        *(f"hydra_mlp.{name}" for name in blocks),
         "hydra_lm_head.1.1.weight",
-    } <= names
+    } <= set(learner.module.state_dict())
 
 
 def test_dropout_draws_from_the_steps_noise(target: TargetMatrices) -> None:
@@ -848,17 +830,11 @@ def test_hydras_noise_shakes_what_heads_read_and_not_what_they_learn(
     read = loud.heads.prefixed(shaken(states.final, batch.valid, 3.0, source))
     embedded = shaken(target.embedding[batch.ids], batch.valid, 3.0, source)
     with torch.no_grad():
-        found = [
-            loud._loss(
-                loud._logits(head, read, batch.ids, marks, embedded),
-                batch,
-                states.final,
-                marks,
-                head,
-            ).item()
-            for head in range(2)
-            for marks in [draft_marks(batch.learnt, head)]
-        ]
+        found = []
+        for head in range(2):
+            marks = draft_marks(batch.learnt, head)
+            logits = loud._logits(head, read, batch.ids, marks, embedded)
+            found.append(loud._loss(logits, batch, states.final, marks, head).item())
     assert losses(loud, 1) == pytest.approx([sum(found)] if plus else found, rel=1e-5)
     assert losses(quiet, 1) == losses(quiet, 2)
     assert list(loud.drafts(batch, Features(states.final, None), draft_marks(batch.learnt, 1)))
@@ -882,22 +858,15 @@ def test_noise_has_one_length_whatever_the_text_and_the_width() -> None:
 
 def test_marks_ask_for_the_models_own_tokens_and_begin_before_its_first() -> None:
     learnt = batch_of(6, learnt_from=3).learnt  # the first row's answer is tokens 3 to 5
-    assert draft_marks(learnt, 0)[0].tolist() == [
-        False,
-        True,
-        True,
-        True,
-    ]  # token 3 follows state 1 and token 2
+    # Token 3 follows state 1 and token 2.
+    assert draft_marks(learnt, 0)[0].tolist() == [False, True, True, True]
     assert draft_marks(learnt, 1)[0].tolist() == [False, True, True]
     assert draft_marks(learnt, 3).shape == (2, 1)
     assert draft_marks(learnt, 9).shape == (2, 0)
     assert choosing(learnt)[0].tolist() == [False, False, True, True, True, False]
     gap = torch.tensor([[True, True, True, False, True, True]])
-    assert draft_marks(gap, 1)[0].tolist() == [
-        False,
-        False,
-        True,
-    ]  # no draft passes what a user says
+    # No draft passes what a user says.
+    assert draft_marks(gap, 1)[0].tolist() == [False, False, True]
 
 
 def test_chains_count_until_their_first_mistake() -> None:
@@ -969,8 +938,6 @@ def test_recipes_that_cannot_be(make, problem: str) -> None:
 
 
 def test_usual_taps() -> None:
-    import dataclasses
-
     assert Eagle3Recipe().taps(SHAPE) == (1, 3, 5)
     assert Eagle3Recipe(layers=(0, 2, 4)).taps(SHAPE) == (0, 2, 4)
     assert Eagle3Recipe().taps(dataclasses.replace(SHAPE, n_layers=32)) == (2, 16, 29)

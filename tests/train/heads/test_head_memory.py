@@ -3,17 +3,19 @@ it does not fit."""
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from support.tiny_targets import HIDDEN, LAYERS
 from torch.profiler import ProfilerActivity, profile
 
 from specrun.bindings.errors import OutOfMemoryError
 from specrun.train.data import AnswerSettings
-from specrun.train.data.corpus import TokenBatch, corpus_of
+from specrun.train.data.corpus import TokenBatch, TokenCorpus, corpus_of
 from specrun.train.data.tokens import TokenSequence
 from specrun.train.heads import (
     Eagle3Recipe,
@@ -27,7 +29,7 @@ from specrun.train.heads import (
 from specrun.train.heads import run as head_run
 from specrun.train.target import head_target, open_head_target
 from specrun.train.target.hf_model import TargetMatrices
-from specrun.train.target.shape import ModelShape
+from specrun.train.target.shape import ModelShape, target_shape
 from specrun.train.target.states import Features
 from specrun.train.trainer import memory, train
 from specrun.train.trainer.memory import MemoryNeed, require_memory
@@ -51,16 +53,8 @@ class SomeStates:
 def allocated(recipe: HeadRecipe, vocab_size: int, hidden: int) -> tuple[int, int]:
     """Return the most bytes that a step's losses and gradients hold at a time, weights aside, and
     the estimate."""
-    sizes = {
-        "hidden": hidden,
-        "n_layers": 4,
-        "n_heads": 4,
-        "n_kv_heads": 4,
-        "feed_forward": 2 * hidden,
-    }
-    shape = ModelShape(
-        **sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=512, vocab_size=vocab_size
-    )
+    sizes = {"hidden": hidden, "n_layers": 4, "n_heads": 4, "n_kv_heads": 4}
+    shape = ModelShape(**sizes, feed_forward=2 * hidden, vocab_size=vocab_size)
     torch.manual_seed(0)
     matrix = torch.randn(vocab_size, hidden) / hidden**0.5
     ids = np.random.default_rng(0).integers(0, vocab_size, LENGTH).astype(np.int32)
@@ -111,16 +105,19 @@ def test_an_estimate_is_at_least_what_a_step_allocates(
         assert estimated < 1.6 * held
 
 
+SHAPE_8B = ModelShape(
+    **{"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336},
+    max_positions=4096,
+    vocab_size=128_256,
+)
+
+
 def test_hydras_losses_are_estimated_together_with_plus() -> None:
     """4096 tokens and 128k tokens: laws and logarithms of four heads, and three more, of 2.1 GB
     each."""
-    sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336}
-    shape = ModelShape(
-        **sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096, vocab_size=128_256
-    )
     rows = 4 * 4096 * 128_256
     plus, plain = (
-        recipe.activation_bytes(shape, 4096, 2048, recompute=True) / rows
+        recipe.activation_bytes(SHAPE_8B, 4096, 2048, recompute=True) / rows
         for recipe in (PLUS, HydraRecipe())
     )
     assert 11 < plus < 16
@@ -148,21 +145,22 @@ def test_what_helps_is_named_by_what_is_largest() -> None:
         assert str(caught.value).endswith(f"GiB are free: {advice}")
 
 
-def test_heads_that_are_too_large_are_told_to_share_the_output(taught, tmp_path: Path) -> None:
+def needed(taught, recipe: HeadRecipe, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
+    """The memory of heads with a teacher, by shapes alone."""
+    run = HeadRun(taught.folder, (taught.data,), Path("heads"), teacher=taught.gguf)
+    target = open_head_target(taught.folder, taught.gguf, device=CPU)
+    settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
+    return head_run.head_memory(recipe, target, shape, corpus, settings, True, recompute=True)
+
+
+def texts_of(length: int) -> TokenCorpus:
+    return corpus_of([TokenSequence(np.zeros(length, np.int32), np.ones(length, np.bool_))] * 64)
+
+
+def test_heads_that_are_too_large_are_told_to_share_the_output(taught) -> None:
     """Five Medusa heads with matrices of their own for an 8B with a vocabulary of 128k tokens: 42
     GiB, on a GPU of 24."""
-    sizes = {"hidden": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "feed_forward": 14336}
-    shape = ModelShape(
-        **sizes, rope_theta=1e4, norm_eps=1e-5, max_positions=4096, vocab_size=128_256
-    )
-    corpus = corpus_of([TokenSequence(np.zeros(2048, np.int32), np.ones(2048, np.bool_))] * 64)
-    run = HeadRun(taught.folder, (taught.data,), tmp_path / "heads", teacher=taught.gguf)
-    target = open_head_target(taught.folder, taught.gguf, device=CPU)
-
-    def need(recipe: HeadRecipe) -> MemoryNeed:
-        settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
-        return head_run.head_memory(recipe, target, shape, corpus, settings, True, recompute=True)
-
+    need = functools.partial(needed, taught, shape=SHAPE_8B, corpus=texts_of(2048))
     free = 24 << 30
     assert need(MedusaRecipe()).parts["head"] > 40 << 30
     assert need(MedusaRecipe()).remedy(free) == "use --shared-output or fewer --heads"
@@ -173,6 +171,27 @@ def test_heads_that_are_too_large_are_told_to_share_the_output(taught, tmp_path:
         (Eagle3Recipe(), "--draft"),
     ]:
         assert option in need(recipe).remedy(1 << 30)
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [MedusaRecipe(), EagleRecipe(), Eagle3Recipe(), HydraRecipe()],
+    ids=lambda value: value.kind,
+)
+def test_a_head_for_7b_fits_24_gib_with_a_teacher(taught, recipe: HeadRecipe) -> None:
+    """By the estimate, for Llama-2-7B's sizes and the usual batch; nothing is allocated."""
+    shape = replace(SHAPE_8B, n_kv_heads=32, feed_forward=11008, vocab_size=32000)
+    assert 4 << 30 < needed(taught, recipe, shape, texts_of(2048)).total < 24 << 30
+
+
+def test_estimates_are_of_the_right_size(taught) -> None:
+    """The head and its optimizer to the byte; the target's weights as stored."""
+    recipe, shape, corpus = MedusaRecipe(heads=3), target_shape(taught.folder), texts_of(64)
+    need = needed(taught, recipe, shape, corpus)
+    assert need.parts["head"] == 4 * 4 * 3 * (HIDDEN * HIDDEN + HIDDEN + 400 * HIDDEN)
+    layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * HIDDEN // 2 + 3 * HIDDEN * 128 + 2 * HIDDEN
+    target = open_head_target(taught.folder, None, device=CPU)
+    assert target.weight_bytes(4) == 4 * (2 * 400 * HIDDEN + LAYERS * layer + HIDDEN)
 
 
 @pytest.mark.parametrize("joint", [False, True])

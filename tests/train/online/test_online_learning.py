@@ -239,12 +239,12 @@ def test_an_update_that_is_stopped_leaves_the_drafter_as_it_was(chatting: Runtim
     with OnlineDrafter(chatting, QUICK) as online:
         ask(chatting, 0, times=3)
         before = chatting.session.drafter
-        weights = copy.deepcopy(online._loaded().module.state_dict())
+        weights = copy.deepcopy(online._draft.module.state_dict())
         with pytest.raises(error):
             online.update(stops)
         assert chatting.session.drafter is before
         assert list(online._folder.iterdir()) == []
-        after = online._loaded().module.state_dict()
+        after = online._draft.module.state_dict()
         assert all(torch.equal(after[name], tensor) for name, tensor in weights.items())
         ask(chatting, 0)
         chatting.close()

@@ -212,7 +212,7 @@ def test_a_folder_answers_by_what_is_faster(
 ) -> None:
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     target = open_head_target(taught.folder, None, device=CPU)
-    with target.answerer(tmp_path, torch.float32, lambda _note: None) as found:
+    with target.answerer(tmp_path, lambda _note: None) as found:
         assert type(found).__name__ == f"{answerer}Answerer"
 
 
@@ -285,8 +285,9 @@ def computed(taught, texts: list[TokenSequence], root: Path) -> FeatureCache:
     return found
 
 
-@pytest.mark.parametrize("settings", [{}, {"longest": 3}, {"temperature": 2.0}], ids=str)
-@pytest.mark.parametrize("rows", [1, 2, 128])
+@pytest.mark.parametrize(
+    ("rows", "settings"), [(1, {}), (2, {"temperature": 2.0}), (128, {}), (128, {"longest": 3})]
+)
 def test_states_noted_while_answering_are_those_computed_afterwards(
     taught, tmp_path: Path, monkeypatch, rows: int, settings: dict
 ) -> None:
