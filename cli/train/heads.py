@@ -26,7 +26,7 @@ from specrun.cli.train.report import check_result, measures_text, print_report, 
 
 if TYPE_CHECKING:
     from specrun.train.data import AnswerSettings
-    from specrun.train.heads import HeadRecipe, TargetRecipe
+    from specrun.train.heads import TargetRecipe
 
 _HEADS, _HEAD, _JOINT = Section("Heads"), Section("Head"), Section("Medusa-2")
 _POSITIVE = click.FloatRange(0, min_open=True)
@@ -110,12 +110,10 @@ def medusa(
 
     of_both = {name: values.pop(name) for name in ("head_weight", "model_rate", "heads_alone")}
     recipe = MedusaRecipe(own_output=not shared_output, **values)
-    if not joint:
-        _train_recipe(recipe, job, states)
-        return
-    # Joint heads draft for the model that was trained with them.
-    both = Medusa2Recipe(recipe, **of_both)
-    _train_and_report("medusa", both, job.settings["output"], job, states)
+    if joint:
+        _train_and_report(Medusa2Recipe(recipe, **of_both), job, states, kind="medusa")
+    else:
+        _train_and_report(recipe, job, states)
 
 
 _HYDRA_EPILOG = """\b
@@ -158,7 +156,7 @@ def hydra(job: TrainJob, states: States, plus: bool, **values: OptionValue) -> N
     from specrun.train.heads import HydraRecipe
 
     recipe = HydraRecipe.plus_plus() if plus else HydraRecipe()
-    _train_recipe(dataclasses.replace(recipe, **named_fields(**values)), job, states)
+    _train_and_report(dataclasses.replace(recipe, **named_fields(**values)), job, states)
 
 
 _EAGLE_EPILOG = """\b
@@ -249,7 +247,7 @@ def eagle(job: TrainJob, states: States, earlier: Path | None, **values: OptionV
     """Train an EAGLE head for a target."""
     from specrun.train.heads import EagleRecipe
 
-    _train_recipe(EagleRecipe(**named_fields(**values)), job, states, earlier)
+    _train_and_report(EagleRecipe(**named_fields(**values)), job, states, earlier)
 
 
 _EAGLE3_EPILOG = """\b
@@ -286,7 +284,7 @@ def eagle3(job: TrainJob, states: States, earlier: Path | None, **values: Option
     """Train an EAGLE-3 head for a target."""
     from specrun.train.heads import Eagle3Recipe
 
-    _train_recipe(Eagle3Recipe(**named_fields(**values)), job, states, earlier)
+    _train_and_report(Eagle3Recipe(**named_fields(**values)), job, states, earlier)
 
 
 _DFLASH_EPILOG = """\b
@@ -375,7 +373,7 @@ def dflash(job: TrainJob, states: States, **values: OptionValue) -> None:
     """Train a block drafter for a target (DFlash, DSpark)."""
     from specrun.train.heads import DFlashRecipe
 
-    _train_recipe(DFlashRecipe(**named_fields(**values)), job, states)
+    _train_and_report(DFlashRecipe(**named_fields(**values)), job, states)
 
 
 # == Look-ahead positions =========================================================================
@@ -421,8 +419,7 @@ def pass_(job: TrainJob, states: States, **values: OptionValue) -> None:
     """Train look-ahead embeddings for a target (PaSS)."""
     from specrun.train.lookahead import PassRecipe
 
-    recipe = PassRecipe(**named_fields(**values))
-    _train_and_report("pass", recipe, job.settings["target"], job, states)
+    _train_and_report(PassRecipe(**named_fields(**values)), job, states)
 
 
 pass_.name = "pass"  # which Python does not allow as the name of a function
@@ -461,30 +458,21 @@ def space(job: TrainJob, states: States, **values: OptionValue) -> None:
     """Train a copy of a target to draft at mask tokens (SPACE)."""
     from specrun.train.lookahead import SpaceRecipe
 
-    # The mask drafts for the model that was trained with it.
-    recipe = SpaceRecipe(**named_fields(**values))
-    _train_and_report("space", recipe, job.settings["output"], job, states)
+    _train_and_report(SpaceRecipe(**named_fields(**values)), job, states)
 
 
 # == The run =======================================================================================
 
 
-def _train_recipe(
-    recipe: HeadRecipe, job: TrainJob, states: States, earlier: Path | None = None
-) -> None:
-    drafts_for = states.get("teacher") or job.settings["target"]
-    _train_and_report(recipe.kind, recipe, drafts_for, job, states, earlier)
-
-
 def _train_and_report(
-    kind: str,
     recipe: TargetRecipe,
-    drafts_for: Path,
     job: TrainJob,
     states: States,
     earlier: Path | None = None,
+    *,
+    kind: str | None = None,
 ) -> None:
-    """Train, draw curves, convert the head for `drafts_for`, and report on it."""
+    """Train, draw curves, convert the head, of a `kind` if not the recipe's, and report on it."""
     from specrun.train.heads import HeadRun
 
     plot = check_result(job.result)
@@ -496,6 +484,9 @@ def _train_and_report(
         target_facts(run.source)  # raises now, not when the head is converted
     from specrun.convert.heads.head_conversion import convert_head
 
+    kind = kind or recipe.kind
+    # A head drafts for the model that was trained with it, if there is one.
+    drafts_for = run.output if recipe.changes_model else run.source
     convert = functools.partial(convert_head, target=drafts_for, kind=kind)
     report, files = trained(job, recipe, run, plot, kind, convert, what="head")
     curves = report.result.curves
@@ -517,14 +508,8 @@ def _own_answers(states: States, job: TrainJob) -> AnswerSettings | None:
     Return its settings, None if the data's answers are learnt.
     """
     given, whose = bool(job.settings["data"]), states.pop("answers", None)
-    options = {
-        field: states.pop(name)
-        for name, field in (
-            ("answer_temp", "temperature"),
-            ("answer_length", "longest"),
-            ("parallel", "parallel"),
-        )
-    }
+    longest, temperature = states.pop("answer_length"), states.pop("answer_temp")
+    options = {"longest": longest, "temperature": temperature, "parallel": states.pop("parallel")}
     if given and "prompts" in states:
         raise click.UsageError("--data and --prompts are both given: leave one of them out")
     if not given and whose == "given":

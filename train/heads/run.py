@@ -106,6 +106,8 @@ class TargetRecipe(ABC):
     kind: ClassVar[str]
     files_name: ClassVar[str] = "model.safetensors"
     """The file of weights that a finished run leaves."""
+    changes_model: ClassVar[bool] = False
+    """Whether the model learns too: the folder of a run is then a whole model again."""
 
     @abstractmethod
     def defaults(self, shape: ModelShape) -> TrainingDefaults:
@@ -173,8 +175,7 @@ class HeadRecipe(TargetRecipe):
 class ModelRecipe(TargetRecipe):
     """A recipe that trains through the target's own layers, in torch."""
 
-    changes_model: ClassVar[bool] = True
-    """Whether the model learns too: the folder of a run is then a whole model again."""
+    changes_model = True
     through_layers: ClassVar[str]
     """The reason for errors if torch does not compute the target."""
 

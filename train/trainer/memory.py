@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 from torch import nn
 
 from specrun.bindings.errors import OutOfMemoryError, SpecrunError
+from specrun.bindings.machine.devices import available_memory
 
 # == Estimates of memory ===========================================================================
 
@@ -62,15 +61,7 @@ def free_memory(device: torch.device) -> int:
     """Return the bytes that can still be had on a device."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        available = next(line for line in lines if line.startswith("MemAvailable"))
-        return int(available.split()[1]) * 1024
-    except (OSError, StopIteration, ValueError):
-        try:
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        except (ValueError, OSError, AttributeError):  # Windows
-            return 1 << 62
+    return available_memory()
 
 
 def require_memory(need: MemoryNeed, device: torch.device, free: int | None = None) -> None:
