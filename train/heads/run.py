@@ -436,9 +436,18 @@ class HeadTraining(TargetTraining):
 
     def learner(self, corpus: TokenCorpus, settings: TrainerSettings) -> HeadLearner:
         """Return the head as it begins: new, fitted to its texts, or an earlier one."""
-        run = self.run
+        run, target = self.run, self.target
         torch.manual_seed(run.seed)
-        matrices, source = self._opened_states(corpus)
+        opened = target.states(self.states.cache.taps, corpus.longest)
+        source: FeatureSource
+        if self._cached:
+            with opened as computing:
+                source = self.states.filled(corpus, computing, self.device)
+                del computing
+            # The model that computed the states is out of memory now.
+        else:
+            source = self.resources.enter_context(opened)
+        matrices = target.matrices()
         torch.manual_seed(run.seed)  # heads start alike, whatever computing states has drawn
         learner = self.recipe.learner(self.shape, matrices, source, corpus)
         learner.recompute = self._recompute
@@ -448,19 +457,6 @@ class HeadTraining(TargetTraining):
             learner.start(corpus)
         self.shape = dataclasses.replace(self.shape, vocab_size=matrices.output.shape[0])
         return learner
-
-    def _opened_states(self, corpus: TokenCorpus) -> tuple[TargetMatrices, FeatureSource]:
-        """Return the target's matrices and the source of its states, computed now if cached."""
-        target = self.target
-        opened = target.states(self.states.cache.taps, corpus.longest)
-        if not self._cached:
-            source = self.resources.enter_context(opened)
-            return target.matrices(), source
-        with opened as source:
-            kept = self.states.filled(corpus, source, self.device)
-            del source
-        # The model that computed the states is out of memory now.
-        return target.matrices(), kept
 
     def finished(
         self, learner: HeadLearner, corpus: TokenCorpus, report: TrainingReport

@@ -81,18 +81,12 @@ class HFModel:
     """
 
     def __init__(self, model: Any, config: dict[str, Any]) -> None:  # noqa: ANN401 - transformers is untyped
-        self.model = model
-        self.config = config
+        self.model, self.config = model, config
+        self.module: nn.Module = model  # typed
         self.embedding: Tensor = model.get_input_embeddings().weight
         self.output: Tensor = model.get_output_embeddings().weight
         cap = config.get("final_logit_softcapping")
         self.softcap: float | None = float(cap) if cap else None
-
-    @property
-    def module(self) -> nn.Module:
-        """The module, typed."""
-        found: nn.Module = self.model
-        return found
 
     @property
     def device(self) -> torch.device:

@@ -81,54 +81,6 @@ class TrainingRun:
         """The checkpoint."""
         return self.output / "training" / "state.pt"
 
-    def trainer_settings(
-        self, usual: TrainingDefaults, corpus: TokenCorpus, precision: torch.dtype
-    ) -> TrainerSettings:
-        """Return the trainer's settings for this corpus; `usual` fills in the rest."""
-        per_epoch = len(corpus.training_batches(0, self.seed, self.tokens_per_batch))
-        steps = self.steps if self.steps is not None else self.epochs * per_epoch
-        return TrainerSettings(
-            steps=steps,
-            learning_rate=usual.learning_rate if self.learning_rate is None else self.learning_rate,
-            tokens_per_batch=self.tokens_per_batch,
-            warmup_steps=round(self.warmup * steps),
-            betas=usual.betas,
-            weight_decay=usual.weight_decay,
-            clip_norm=usual.clip_norm,
-            measure_every=max(1, math.ceil(steps / self.measures)) if self.measures else 0,
-            seed=self.seed,
-            save_seconds=self.save_seconds,
-            precision=precision,
-            matrix_optimizer=usual.matrix_optimizer,
-        )
-
-
-def check_output(run: TrainingRun, *, holds: str, reads: Iterable[Path] = ()) -> None:
-    """Raise OptionError if the folder has something that a run would overwrite.
-
-    `holds` names the file that a finished run leaves, `reads` the folders of the models that the
-    run reads: none of them is ever written into. Raises FileMissingError if there is
-    no checkpoint to resume.
-    """
-    folder = run.output
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"{folder} is a file; name a folder to write into")
-    if folder.exists() and any(read.exists() and folder.samefile(read) for read in reads):
-        raise OptionError(
-            f"{folder} is the folder of a model that is read; name another folder to write"
-        )
-    if run.resume or run.force:
-        if run.resume:
-            check_checkpoint(run.state_path, resume=True)
-        return
-    advice = "choose another folder, or overwrite it with --force"
-    if (folder / holds).exists():
-        raise OptionError(f"{folder} already holds {holds}; {advice}")
-    strange = [name for name in ("config.json", "README.md") if (folder / name).exists()]
-    if strange and not run.state_path.exists():
-        raise OptionError(f"{folder} holds {strange[0]} of something else; {advice}")
-    check_checkpoint(run.state_path, resume=False)
-
 
 @dataclass(frozen=True, slots=True)
 class TrainingReport:
@@ -172,17 +124,16 @@ class Training(ABC, Generic[Report_co]):
         reads: Iterable[Path],
         weights_name: str = "model.safetensors",
     ) -> None:
-        check_output(run, holds=weights_name, reads=reads)
+        self.run, self._weights_name = run, weights_name
+        self._check_output(reads)
         if run.n_threads:
             torch.set_num_threads(run.n_threads)
-        self.run = run
         self.listener = listener or SilentListener()
         self.device = usable_device(run.device)
         self.earlier = earlier_run(run.state_path, resume=run.resume)
         self.precision = usable_precision(run.precision, self.device, self.earlier.precision)
         self.resources = contextlib.ExitStack()
         """Closed at the end of the run: models that are read until then."""
-        self._weights_name = weights_name
 
     @abstractmethod
     def texts(self) -> TokenCorpus:
@@ -215,7 +166,23 @@ class Training(ABC, Generic[Report_co]):
 
     def settings(self, corpus: TokenCorpus) -> TrainerSettings:
         """Return the trainer's settings for a corpus."""
-        return self.run.trainer_settings(self.defaults(), corpus, self.precision)
+        run, usual = self.run, self.defaults()
+        per_epoch = len(corpus.training_batches(0, run.seed, run.tokens_per_batch))
+        steps = run.steps if run.steps is not None else run.epochs * per_epoch
+        return TrainerSettings(
+            steps=steps,
+            learning_rate=usual.learning_rate if run.learning_rate is None else run.learning_rate,
+            tokens_per_batch=run.tokens_per_batch,
+            warmup_steps=round(run.warmup * steps),
+            betas=usual.betas,
+            weight_decay=usual.weight_decay,
+            clip_norm=usual.clip_norm,
+            measure_every=max(1, math.ceil(steps / run.measures)) if run.measures else 0,
+            seed=run.seed,
+            save_seconds=run.save_seconds,
+            precision=self.precision,
+            matrix_optimizer=usual.matrix_optimizer,
+        )
 
     def note_texts(self, corpus: TokenCorpus) -> None:
         """Inform the listener of the number of texts."""
@@ -233,10 +200,10 @@ class Training(ABC, Generic[Report_co]):
     def open_output(self) -> None:
         """Make the folder, without an earlier run's checkpoint if that is overwritten.
 
-        Raises as `check_output`, and SpecrunError if the folder cannot be made.
+        Raises OptionError for a folder with other files, and SpecrunError if it cannot be made.
         """
         run = self.run
-        check_output(run, holds=self._weights_name)
+        self._check_output()
         try:
             run.output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -245,6 +212,31 @@ class Training(ABC, Generic[Report_co]):
             ) from error
         if run.force and not run.resume:
             run.state_path.unlink(missing_ok=True)
+
+    def _check_output(self, reads: Iterable[Path] = ()) -> None:
+        """Raise OptionError if the folder has something that the run would overwrite.
+
+        Models that are read are never written into. Raises FileMissingError if there is no
+        checkpoint to resume.
+        """
+        run, folder, holds = self.run, self.run.output, self._weights_name
+        if folder.exists() and not folder.is_dir():
+            raise OptionError(f"{folder} is a file; name a folder to write into")
+        if folder.exists() and any(read.exists() and folder.samefile(read) for read in reads):
+            raise OptionError(
+                f"{folder} is the folder of a model that is read; name another folder to write"
+            )
+        if run.resume:
+            check_checkpoint(run.state_path, resume=True)
+        if run.resume or run.force:
+            return
+        advice = "choose another folder, or overwrite it with --force"
+        if (folder / holds).exists():
+            raise OptionError(f"{folder} already holds {holds}; {advice}")
+        strange = [name for name in ("config.json", "README.md") if (folder / name).exists()]
+        if strange and not run.state_path.exists():
+            raise OptionError(f"{folder} holds {strange[0]} of something else; {advice}")
+        check_checkpoint(run.state_path, resume=False)
 
 
 class Recipe(Protocol[Run_contra, Report_co]):

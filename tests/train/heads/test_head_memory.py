@@ -33,7 +33,7 @@ from specrun.train.target.shape import ModelShape, target_shape
 from specrun.train.target.states import Features
 from specrun.train.trainer import memory, train
 from specrun.train.trainer.memory import MemoryNeed, require_memory
-from specrun.train.trainer.settings import device_name
+from specrun.train.trainer.settings import TrainerSettings, device_name
 
 CPU = torch.device("cpu")
 LENGTH, ROWS = 48, 4
@@ -147,9 +147,8 @@ def test_what_helps_is_named_by_what_is_largest() -> None:
 
 def needed(taught, recipe: HeadRecipe, shape: ModelShape, corpus: TokenCorpus) -> MemoryNeed:
     """The memory of heads with a teacher, by shapes alone."""
-    run = HeadRun(taught.folder, (taught.data,), Path("heads"), teacher=taught.gguf)
     target = open_head_target(taught.folder, taught.gguf, device=CPU)
-    settings = run.trainer_settings(recipe.defaults(shape), corpus, torch.float32)
+    settings = TrainerSettings(1, 1e-3, tokens_per_batch=4096)
     return head_run.head_memory(recipe, target, shape, corpus, settings, True, recompute=True)
 
 
