@@ -162,15 +162,23 @@ def drafter(job: TrainJob, draft: Path, online: Path | None, **values: OptionVal
 def _show(
     job: TrainJob, report: DrafterReport, files: dict[str, Path | None], *, with_others: bool
 ) -> None:
-    """Print the result, and warnings."""
+    """Print the result, if it drafts `with_others` theirs too, and warnings."""
     gain, before, after = report.acceptance, report.before, report.after
     gain_error = gain.error if gain.before.n_texts > 1 else None
+    facts = {
+        "alpha": f"{gain.before} before, {gain.after} after",
+        "gain of alpha": f"{gain.gain:+.4f} +- {gain.error:.4f}",
+        "same first token": f"{before.same_top:.4f} before, {after.same_top:.4f} after",
+    }
+    if with_others:
+        together = f"{after.covered:.4f} without it, {after.covered_together:.4f} with it"
+        facts["first tokens known together"] = together
     print_report(
         job,
         "drafter",
         report,
         files,
-        shown=_facts(report, with_others=with_others),
+        shown=facts,
         counts={"measured_on_training": report.measured_on_training},
         measures={
             "alpha_before": {**_record(gain.before), "texts": gain.before.n_texts},
@@ -187,20 +195,6 @@ def _show(
         )
     if gain.gain < 0:
         job.terminal.warn("alpha fell: use more data, a lower --learning-rate, or --answers target")
-
-
-def _facts(report: DrafterReport, *, with_others: bool) -> dict[str, str]:
-    """Return the facts to print; `with_others` adds those of drafters beside which it drafts."""
-    gain, before, after = report.acceptance, report.before, report.after
-    facts = {
-        "alpha": f"{gain.before} before, {gain.after} after",
-        "gain of alpha": f"{gain.gain:+.4f} +- {gain.error:.4f}",
-        "same first token": f"{before.same_top:.4f} before, {after.same_top:.4f} after",
-    }
-    if with_others:
-        together = f"{after.covered:.4f} without it, {after.covered_together:.4f} with it"
-        facts["first tokens known together"] = together
-    return facts
 
 
 def _record(found: MeasuredAcceptance) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def tiny(embedded, monkeypatch):
 
 def plan_for(work, *more):
     arguments = ["--work", str(work), "--device", "cpu", "--precision", "float32", "--threads", "1"]
-    return parse_plan([*arguments, "--epochs", "20", "--phrasings", "2", *more])
+    return parse_plan([*arguments, "--epochs", "10", "--phrasings", "2", *more])
 
 
 def test_every_stage_runs_once_and_the_files_are_published(tiny, tmp_path, caplog):

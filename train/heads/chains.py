@@ -82,11 +82,6 @@ class ChainRecipe(HeadRecipe):
         Raises OptionError for settings that the head contradicts.
         """
 
-    def steps_at(self, update: int, n_updates: int) -> int:
-        """Return how many steps chains have at an update of the weights, the first being 0."""
-        late = self.late_steps and update >= _LATE * n_updates
-        return self.late_steps if late else self.steps
-
     def chain_numbers(
         self, shape: ModelShape, n_laws: int, longest: int, *, recompute: bool
     ) -> int:
@@ -158,9 +153,10 @@ class ChainLearner(HeadLearner):
         of all depths would fill the memory.
         """
         recipe, learnt = self.recipe, batch.learnt
+        is_late = recipe.late_steps and update >= _LATE * self.n_updates
         chains = chain_states(
             *(self.head, self._target.embedding, batch.ids, states),
-            recipe.steps_at(update, self.n_updates),
+            recipe.late_steps if is_late else recipe.steps,
             learnt=learnt,
             recompute=self.recompute,
         )

@@ -221,22 +221,6 @@ def test_a_quantized_teacher_trains_a_head_without_the_targets_weights(
     assert "computed by llama.cpp" in (report.output / "README.md").read_text()
 
 
-def test_a_teacher_shows_the_layers_that_eagle3_reads(taught, tmp_path: Path) -> None:
-    recipe = Eagle3Recipe(steps=2, draft_tokens=150)
-    ours = train(recipe, head_run(taught, tmp_path / "a", steps=6))
-    theirs = train(recipe, head_run(taught, tmp_path / "b", steps=6, teacher=taught.gguf))
-    assert theirs.result.curves.losses == pytest.approx(ours.result.curves.losses, rel=0.02)
-
-
-def test_cached_states_train_the_same_head(taught, medusa: TrainingReport, tmp_path: Path) -> None:
-    report = train(
-        MEDUSA, head_run(taught, tmp_path / "heads", steps=60, learning_rate=1e-2, cache="no")
-    )
-    assert report.result.curves.losses == pytest.approx(
-        medusa.result.curves.losses, rel=0.05, abs=0.02
-    )
-
-
 def test_a_named_folder_of_states_stays_and_serves_the_next_head(
     taught, tmp_path: Path, monkeypatch
 ) -> None:

@@ -164,16 +164,11 @@ def test_another_file_is_another_run(taught, tmp_path: Path) -> None:
         train(EagleRecipe(), replace(run, resume=True, target=quantized))
 
 
-@pytest.mark.parametrize("quantized", [False, True], ids=["f32", "q8_0"])
-def test_a_head_from_a_file_and_prompts_alone_drafts(
-    taught, tmp_path: Path, quantized: bool
-) -> None:
+def test_a_head_from_a_quantized_file_and_prompts_alone_drafts(taught, tmp_path: Path) -> None:
     """No folder, no answers: the file answers, its states are learnt, and the head drafts for it
     what it says."""
-    target = taught.gguf
-    if quantized:
-        target = tmp_path / "q8.gguf"
-        quantize_model(taught.gguf, target, "Q8_0")
+    target = tmp_path / "q8.gguf"
+    quantize_model(taught.gguf, target, "Q8_0")
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("\n".join([*ANSWERS, ""]))
     run = run_of(

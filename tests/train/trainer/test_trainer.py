@@ -60,6 +60,10 @@ def corpus(count: int = 9) -> TokenCorpus:
     )
 
 
+def throw(error: Exception) -> None:
+    raise error
+
+
 class Bigrams(Learner):
     """A table of logits, trained with noise on it; `hook` is called at the start of every step."""
 
@@ -97,6 +101,12 @@ class Bigrams(Learner):
         return {"right": float(right)}
 
 
+@pytest.fixture(scope="module")
+def usual():
+    """The losses of a run that nothing stops."""
+    return pytest.approx(train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6)
+
+
 def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path) -> None:
     """Stopped by Ctrl-C within a step and between epochs; the loss of every step agrees to 1e-6,
     the weights too."""
@@ -113,13 +123,8 @@ def test_a_resumed_run_is_an_uninterrupted_one(tmp_path: Path) -> None:
 
     for number, stop in enumerate((7, 8, 19)):
         with pytest.raises(KeyboardInterrupt):
-            train_learner(
-                Bigrams(seed=number, hook=stop_at(stop)),
-                corpus(),
-                SETTINGS,
-                path,
-                resume=number > 0,
-            )
+            stopped = Bigrams(seed=number, hook=stop_at(stop))
+            train_learner(stopped, corpus(), SETTINGS, path, resume=number > 0)
     resumed = Bigrams(seed=9)
     rest = train_learner(resumed, corpus(), SETTINGS, path, resume=True)
     assert rest.resumed_at == 19
@@ -170,7 +175,7 @@ def test_steps_are_saved_before_the_last_measure(tmp_path: Path, monkeypatch) ->
     assert [step for step, _ in load_state(path)["curves"]["measures"]] == [5, 10, 15, 20, 24]
 
 
-def test_ctrl_c_within_an_update_is_heard_after_it(tmp_path: Path, monkeypatch) -> None:
+def test_ctrl_c_within_an_update_is_heard_after_it(tmp_path: Path, monkeypatch, usual) -> None:
     """Half of the parameters changed is no state to save: the step is finished, saved, and then the
     run ends."""
     path = tmp_path / "state.pt"
@@ -190,9 +195,7 @@ def test_ctrl_c_within_an_update_is_heard_after_it(tmp_path: Path, monkeypatch) 
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert (len(updates), load_state(path)["place"]["step"]) == (7, 7)
     rest = train_learner(Bigrams(seed=3), corpus(), SETTINGS, path, resume=True)
-    assert rest.curves.losses == pytest.approx(
-        train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6
-    )
+    assert rest.curves.losses == usual
 
 
 def test_training_needs_no_main_thread() -> None:
@@ -215,7 +218,7 @@ def test_training_needs_no_main_thread() -> None:
     ],
     ids=["torch", "numpy", "cuda", "cublas"],
 )
-def test_a_step_without_memory_saves_those_before_it(tmp_path: Path, shortage) -> None:
+def test_a_step_without_memory_saves_those_before_it(tmp_path: Path, shortage, usual) -> None:
     path = tmp_path / "state.pt"
     settings = replace(SETTINGS, save_seconds=1e9)
     short = Bigrams(hook=lambda step: shortage() if step == 10 else None)
@@ -226,9 +229,7 @@ def test_a_step_without_memory_saves_those_before_it(tmp_path: Path, shortage) -
     assert e.value.exit_code == 5
     rest = train_learner(Bigrams(seed=3), corpus(), settings, path, resume=True)
     assert rest.resumed_at == 10
-    assert rest.curves.losses == pytest.approx(
-        train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6
-    )
+    assert rest.curves.losses == usual
 
 
 def test_an_update_without_memory_saves_nothing_that_is_not_whole(
@@ -245,10 +246,6 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory(tmp_path: Path) -> None
     wrong = Bigrams(hook=lambda step: torch.zeros(2) @ torch.zeros(3))
     with pytest.raises(RuntimeError, match="size"):
         train_learner(wrong, corpus(), SETTINGS, tmp_path / "state.pt")
-
-
-def throw(error: Exception) -> None:
-    raise error
 
 
 def test_another_seed_is_another_run() -> None:
@@ -273,7 +270,7 @@ def test_parts_add_up_and_groups_begin_when_they_should() -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
-    tmp_path: Path, value: float
+    tmp_path: Path, value: float, usual
 ) -> None:
     path = tmp_path / "state.pt"
     spoilt = Bigrams(hook=lambda step: value if step == 10 else None)
@@ -284,9 +281,7 @@ def test_a_loss_that_is_no_number_stops_and_keeps_the_last_checkpoint(
     ):
         train_learner(spoilt, corpus(), SETTINGS, path, resume=True)
     rest = train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True)
-    assert rest.curves.losses == pytest.approx(
-        train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6
-    )
+    assert rest.curves.losses == usual
     with pytest.raises(SpecrunError, match="no checkpoint was made"):
         train_learner(spoilt, corpus(), SETTINGS)
 
@@ -308,14 +303,8 @@ def test_checkpoints_are_not_overwritten_or_mixed_up(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="holds an earlier run"):
         train_learner(Bigrams(), corpus(), SETTINGS, path, identity={"data": "a"})
     with pytest.raises(OptionError, match=r"learning rate 0\.02, and --resume needs 0\.03"):
-        train_learner(
-            Bigrams(),
-            corpus(),
-            replace(SETTINGS, learning_rate=0.03),
-            path,
-            resume=True,
-            identity={"data": "a"},
-        )
+        faster = replace(SETTINGS, learning_rate=0.03)
+        train_learner(Bigrams(), corpus(), faster, path, resume=True, identity={"data": "a"})
     with pytest.raises(OptionError, match="data a, and --resume needs b"):
         train_learner(Bigrams(), corpus(), SETTINGS, path, resume=True, identity={"data": "b"})
     data = path.read_bytes()
@@ -369,7 +358,7 @@ train_learner(Bigrams(hook=hook), corpus(), SETTINGS, pathlib.Path(sys.argv[1]))
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs a signal that cannot be caught")
-def test_a_killed_run_leaves_a_usable_checkpoint(tmp_path: Path) -> None:
+def test_a_killed_run_leaves_a_usable_checkpoint(tmp_path: Path, usual) -> None:
     path = tmp_path / "state.pt"
     here = Path(__file__).parent
     command = [sys.executable, "-c", KILLED, str(path), str(here), str(here.parents[1])]
@@ -379,9 +368,7 @@ def test_a_killed_run_leaves_a_usable_checkpoint(tmp_path: Path) -> None:
         child.send_signal(signal.SIGKILL)
     rest = train_learner(Bigrams(seed=3), corpus(), SETTINGS, path, resume=True)
     assert rest.resumed_at == 12
-    assert rest.curves.losses == pytest.approx(
-        train_learner(Bigrams(), corpus(), SETTINGS).curves.losses, abs=1e-6
-    )
+    assert rest.curves.losses == usual
     assert [file.name for file in tmp_path.iterdir()] == ["state.pt"]
 
 
