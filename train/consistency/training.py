@@ -158,14 +158,6 @@ class ConsistencyRecipe:
         return ConsistencyTraining(self, run, listener)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pairs:
-    """Rows that learn and rows that they learn from: (row of the batch, column) each, [P, 2]."""
-
-    learn: Tensor
-    teach: Tensor
-
-
 class ConsistencyLearner(Learner):
     """`model` learns from trajectories, known by the numbers of the corpus that batches are of."""
 
@@ -183,20 +175,24 @@ class ConsistencyLearner(Learner):
             _drawn(len(self._trajectories[number].starts), self.recipe.states, noise)
             for number in batch.numbers
         ]
-        states, pairs = self._evaluated(batch, chosen)
+        states, learning, teaching = self._evaluated(batch, chosen)
         own = self._text_loss(batch, states)
-        total = own
-        if len(pairs.learn):
-            drift = self._divergence(states, pairs)
-            total = own + self.recipe.weight * drift
-            yield LossPart("consistency", total, float(drift.detach()))
-        else:
-            yield LossPart("text", total, float(own.detach()))
+        if not len(learning):
+            yield LossPart("text", own, float(own.detach()))
+            return
+        with torch.no_grad():
+            wanted = torch.log_softmax(self.model.logits(teaching), -1)
+        found = torch.log_softmax(self.model.logits(learning), -1)
+        drift = DIVERGENCES[self.recipe.divergence](wanted, found).mean()
+        yield LossPart("consistency", own + self.recipe.weight * drift, float(drift.detach()))
 
     def _evaluated(
         self, batch: TokenBatch, chosen: Sequence[Sequence[int]]
-    ) -> tuple[Tensor, _Pairs]:
-        """Return the states of texts with the chosen iterates, and which rows learn from which."""
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the states of texts with the chosen iterates, [B, L, h].
+
+        Of these also the rows [P, h] that learn, and those that they learn from, without gradients.
+        """
         local = self.recipe.form == "local"
         found = [self._trajectories[number] for number in batch.numbers]
         blocks = [
@@ -223,17 +219,11 @@ class ConsistencyLearner(Learner):
                     if source is not None:
                         learn.append((row, place + guess))
                         teach.append((row, source))
-        pairs = _Pairs(*(torch.tensor(each).view(-1, 2) for each in (learn, teach)))
-        return packed_states(self.model, packed), pairs
-
-    def _divergence(self, states: Tensor, pairs: _Pairs) -> Tensor:
-        def log_law(places: Tensor) -> Tensor:
-            rows = states[places[:, 0].to(self.device), places[:, 1].to(self.device)]
-            return torch.log_softmax(self.model.logits(rows), -1)
-
-        with torch.no_grad():
-            wanted = log_law(pairs.teach)
-        return DIVERGENCES[self.recipe.divergence](wanted, log_law(pairs.learn)).mean()
+        states = packed_states(self.model, packed)
+        places = torch.tensor([learn, teach], dtype=torch.long, device=self.device)
+        places = places.view(2, len(learn), 2)
+        learning, teaching = (states[each[:, 0], each[:, 1]] for each in places)
+        return states, learning, teaching.detach()
 
     def _text_loss(self, batch: TokenBatch, states: Tensor) -> Tensor:
         marks = batch.learnt[:, 1:]
@@ -253,16 +243,14 @@ class ConsistencyLearner(Learner):
             chosen = [
                 list(range(len(self._trajectories[number].starts))) for number in batch.numbers
             ]
-            states, pairs = self._evaluated(
+            states, learning, teaching = self._evaluated(
                 batch, [every[:: max(1, len(every) // 8)] for every in chosen]
             )
             n = int(batch.learnt[:, 1:].sum())
             losses, count = losses + n * float(self._text_loss(batch, states)), count + n
-            if len(pairs.learn):
-                rows = states[pairs.learn[:, 0].to(self.device), pairs.learn[:, 1].to(self.device)]
-                said = states[pairs.teach[:, 0].to(self.device), pairs.teach[:, 1].to(self.device)]
-                same = self.model.logits(rows).argmax(-1) == self.model.logits(said).argmax(-1)
-                right, places = right + int(same.sum()), places + len(same)
+            if len(learning):
+                ours, theirs = (self.model.logits(rows).argmax(-1) for rows in (learning, teaching))
+                right, places = right + int((ours == theirs).sum()), places + len(ours)
         return {"consistent rows": right / max(1, places), "text loss": losses / max(1, count)}
 
 

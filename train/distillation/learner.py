@@ -13,7 +13,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, logaddexp
@@ -27,7 +26,7 @@ from specrun.train.distillation.acceptance import (
     mean_acceptance,
 )
 from specrun.train.distillation.answers import SampledAnswers, answer_anew, texts_of
-from specrun.train.distillation.coverage import ExistingDrafters, covered_positions
+from specrun.train.distillation.coverage import ExistingDrafters, TopTokens, covered_positions
 from specrun.train.target.hf_model import HFModel
 from specrun.train.trainer.learner import Learner, LossPart
 
@@ -151,7 +150,7 @@ class DistillationLearner(Learner):
         self._measured_at = measured_at
         self._drafters = drafters
         # Tokens of other drafters along texts that do not change, by the texts' numbers.
-        self._tops: dict[int, Any] = {}
+        self._tops: dict[int, TopTokens] = {}
 
     def losses(self, batch: TokenBatch, noise: torch.Generator, step: int) -> Iterator[LossPart]:
         """Yield the divergence of the drafter's distributions from the target's over answers."""
@@ -211,21 +210,16 @@ class DistillationLearner(Learner):
         found = torch.zeros_like(target_top, dtype=torch.bool)
         start = 0
         for row, number in enumerate(batch.numbers):
+            tops = None if fresh[row] else self._tops.get(number)
+            if tops is None:
+                assert self._drafters is not None
+                tops = self._drafters.top_tokens(batch.ids[row][batch.valid[row]].tolist())
+                if not fresh[row]:
+                    self._tops[number] = tops
             places = wanted[row].nonzero()[:, 0].cpu().numpy()
-            tops = self._top_tokens(batch, row, None if fresh[row] else number)[:, places]
             rows = slice(start, start + len(places))
-            found[rows] = covered_positions(target_top[rows], tops)
+            found[rows] = covered_positions(target_top[rows], tops[:, places])
             start += len(places)
-        return found
-
-    def _top_tokens(self, batch: TokenBatch, row: int, number: int | None) -> Any:  # noqa: ANN401 - an integer array
-        known = None if number is None else self._tops.get(number)
-        if known is not None:
-            return known
-        assert self._drafters is not None
-        found = self._drafters.top_tokens(batch.ids[row, : int(batch.valid[row].sum())].tolist())
-        if number is not None:
-            self._tops[number] = found
         return found
 
     # -- measuring ---------------------------------------------------------------------------------
