@@ -52,13 +52,6 @@ def test_at_temperature_zero_the_likeliest_tokens_must_be_equal():
     assert acceptance_at(target, draft, 0.0).tolist() == [1.0, 0.0]
 
 
-def test_the_limit_of_low_temperatures_is_temperature_zero():
-    target, draft = logits(40, 5), logits(40, 5, seed=1)
-    torch.testing.assert_close(
-        acceptance_at(target, draft, 1e-3), acceptance_at(target, draft, 0.0)
-    )
-
-
 @pytest.mark.parametrize(("ours", "theirs"), [(9, 7), (7, 9)])
 def test_tokens_that_one_model_lacks_are_lost(ours, theirs):
     target, draft = logits(4, ours), logits(4, theirs, seed=1)
@@ -72,12 +65,6 @@ def test_tokens_that_one_model_lacks_are_lost(ours, theirs):
         assert float(found[row]) == pytest.approx(
             acceptance_probability(padded[0][row], padded[1][row]), abs=1e-12
         )
-
-
-def test_the_mean_is_over_positions_not_over_texts():
-    found = mean_acceptance([TextAcceptance(9.0, 10), TextAcceptance(0.0, 90)])
-    assert found.rate == 0.09
-    assert (found.n_positions, found.n_texts) == (100, 2)
 
 
 def texts(source, count):

@@ -65,30 +65,6 @@ def test_a_token_that_is_never_said_counts_nothing():
     assert float(jensen_shannon(first, other)) < math.log(2.0)
 
 
-@pytest.mark.parametrize("name", DIVERGENCES)
-def test_each_is_zero_for_equal_laws_and_positive_otherwise(name):
-    target, draft = (random_logits(5, 7, seed=seed).log_softmax(-1) for seed in (1, 2))
-    assert DIVERGENCES[name](target, target).abs().max() < 1e-12
-    assert DIVERGENCES[name](target, draft).min() > 1e-3
-    assert DIVERGENCES[name](target, draft).shape == (5,)
-
-
-def test_the_two_directions_differ_and_the_others_are_symmetric():
-    target, draft = (random_logits(50, 7, seed=seed).log_softmax(-1) for seed in (1, 2))
-    torch.testing.assert_close(forward_kl(target, draft), reverse_kl(draft, target))
-    assert (forward_kl(target, draft) - reverse_kl(target, draft)).abs().max() > 0.1
-    for symmetric in (jensen_shannon, total_variation):
-        torch.testing.assert_close(symmetric(target, draft), symmetric(draft, target))
-
-
-def test_pinskers_inequality():
-    target, draft = (random_logits(500, 9, seed=seed).log_softmax(-1) for seed in (3, 4))
-    lost = total_variation(target, draft)
-    for kl in (forward_kl, reverse_kl):
-        assert (lost <= (kl(target, draft) / 2).sqrt() + 1e-12).all()
-    assert (lost <= (2 * jensen_shannon(target, draft)).sqrt() + 1e-12).all()
-
-
 def gradient(name, target, logits):
     logits = logits.clone().requires_grad_()
     DIVERGENCES[name](target, logits.log_softmax(-1)).sum().backward()
