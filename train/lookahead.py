@@ -132,11 +132,8 @@ class LookaheadRecipe(ModelRecipe):
     """Look-ahead positions, whose rows come through the target's layers.
 
     `count` positions a group, whose j-th weighs `decay` to the power of j - 1; `groups` of them
-    behind each text in a step.
+    behind each text in a step. If the model learns too, all have one embedding.
     """
-
-    shared: ClassVar[bool]
-    """Whether all positions have one embedding."""
 
     count: int = 3
     groups: int = 48
@@ -197,7 +194,6 @@ class PassRecipe(LookaheadRecipe):
 
     kind: ClassVar[str] = "pass"
     files_name: ClassVar[str] = EMBEDDINGS
-    shared: ClassVar[bool] = False
     changes_model: ClassVar[bool] = False
     through_layers: ClassVar[str] = f"pass {_THROUGH_LAYERS}"
 
@@ -222,7 +218,6 @@ class SpaceRecipe(LookaheadRecipe):
     """
 
     kind: ClassVar[str] = "space"
-    shared: ClassVar[bool] = True
     through_layers: ClassVar[str] = f"space {_THROUGH_LAYERS}"
 
     mask_weight: float = 1.0
@@ -252,7 +247,7 @@ class LookaheadLearner(HeadLearner):
     def __init__(self, recipe: LookaheadRecipe, model: HFModel) -> None:
         self.recipe, self._model = recipe, model
         self.embeddings = LookaheadEmbeddings(
-            model.embedding.detach(), recipe.count, shared=recipe.shared
+            model.embedding.detach(), recipe.count, shared=recipe.changes_model
         )
         module = self._trained()
         super().__init__(module, model.matrices, ModelFeatures(model), recipe.count)
