@@ -207,12 +207,3 @@ def runnable_target(folder: Path, place: Path, note: Callable[[str], None]) -> I
         yield path
     finally:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def converted_answerer(
-    folder: Path, place: Path, note: Callable[[str], None]
-) -> Iterator[FileAnswerer]:
-    """Yield an answerer for a folder: its model as GGUF, as of `runnable_target`."""
-    with runnable_target(folder, place, note) as path:
-        yield FileAnswerer(path)

@@ -19,7 +19,7 @@ from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.convert.gguf import GGUFSource
 from specrun.runtime.memory import resolve_gpu_layers
-from specrun.train.data.answers import Answerer, FileAnswerer, converted_answerer
+from specrun.train.data.answers import Answerer, FileAnswerer, runnable_target
 from specrun.train.data.tokens import FileTokens, TargetTokenizer, TargetTokens
 from specrun.train.target.file_target import (
     TeacherFeatures,
@@ -117,17 +117,16 @@ class TorchTarget(HeadTarget):
             return llama_file_bytes(self.path, number_size)
         return number_size * checkpoint_size(self.path)
 
+    @contextmanager
     def answerer(
         self, place: Path, note: Callable[[str], None], kept: FeatureCache | None = None
-    ) -> AbstractContextManager[Answerer]:
+    ) -> Iterator[Answerer]:
         """Let torch answer, or llama.cpp a converted folder if that is faster."""
-        if not self._answers:
-            return converted_answerer(self.path, place, note)
-        return self._by_torch(kept)
-
-    @contextmanager
-    def _by_torch(self, kept: FeatureCache | None) -> Iterator[Answerer]:
-        yield TorchAnswerer(self._load(), self.shape, self.tokens, kept)
+        if self._answers:
+            yield TorchAnswerer(self._load(), self.shape, self.tokens, kept)
+        else:
+            with runnable_target(self.path, place, note) as path:
+                yield FileAnswerer(path)
 
     @contextmanager
     def states(self, taps: tuple[int, ...], longest: int) -> Iterator[FeatureSource]:

@@ -201,7 +201,7 @@ def test_what_cannot_be_learnt_is_not_answered(
     before."""
     monkeypatch.setattr(memory, "free_memory", lambda device: 1 << 20)
     monkeypatch.setattr(
-        head_target, "converted_answerer", lambda *_: pytest.fail("the target was asked")
+        head_target, "runnable_target", lambda *_: pytest.fail("the target was asked")
     )
     monkeypatch.setattr(head_run, "load_hf_model", None)
     run = HeadRun(
