@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bindings.contexts import Context, ContextOptions
-from specrun.bindings.errors import ContextFullError, MissingPackageError, OptionError
+from specrun.bindings.errors import MissingPackageError, OptionError
 from specrun.bindings.models import Model
 from specrun.convert.cut import LayeredModel
 from specrun.runtime.acceptance import ExactRule
@@ -24,14 +24,21 @@ from specrun.runtime.memory import LoadOptions, layers_of
 from specrun.runtime.models import check_draftable
 from specrun.runtime.planning import (
     MEASURED_SIZES,
+    ChainInputs,
     CostCurve,
-    expected_tokens,
+    chain_row,
     measure_cost_curve,
-    predicted_tokens_per_second,
+    sized_to_measure,
 )
 from specrun.runtime.round import NoDrafter
 from specrun.runtime.trees import TreeSampling
-from specrun.runtime.tuning import CalibrationText, RankedPair, acceptance_by_rank, laws_along
+from specrun.runtime.tuning import (
+    CalibrationText,
+    RankedPair,
+    acceptance_by_rank,
+    checked_prompts,
+    laws_along,
+)
 
 # == Prediction of a self-draft's speed from acceptance and costs ==================================
 #
@@ -40,7 +47,7 @@ from specrun.runtime.tuning import CalibrationText, RankedPair, acceptance_by_ra
 # share of its tokens that would be accepted (the mean over the texts of sum min(p, q), or of p at
 # the cut's most likely token), and c, the seconds of one of its tokens. A draft of n tokens
 # produces (1 - alpha^(n + 1)) / (1 - alpha) tokens in n c + T(n + 1) seconds
-# (`planning.expected_tokens`).
+# (`planning.chain_row`).
 
 
 _FEWEST_TOKENS = 8
@@ -101,15 +108,13 @@ class CutJudge:
             acceptance, sampling = self._acceptance(path, kept)
         finally:
             path.unlink(missing_ok=True)
-        step = self._step_seconds(len(kept))
-
-        def speed(n_draft: int) -> float:
-            tokens = expected_tokens(acceptance, n_draft)
-            return predicted_tokens_per_second(tokens, n_draft, self._curve.seconds, n_draft * step)
-
-        best = max(range(1, self._options.max_draft + 1), key=speed)  # the shortest of equals
-        predicted = speed(best)
-        speed_up = predicted / self.plain_speed
+        ratio = self._step_seconds(len(kept)) / self._curve.seconds(1)
+        chains = ChainInputs(acceptance, ratio, 0.0, self._curve)
+        rows = [chain_row(chains, n) for n in range(1, self._options.max_draft + 1)]
+        gains = [row.measured or 0.0 for row in rows]
+        speed_up = max(gains)
+        best = 1 + gains.index(speed_up)  # the shortest of equals
+        predicted = speed_up * self.plain_speed
         return LayerTrial(kept, sampling, acceptance, best, predicted, speed_up)
 
     def _acceptance(self, path: Path, kept: tuple[int, ...]) -> tuple[float, TreeSampling]:
@@ -158,7 +163,9 @@ def _prepare_judge(
     with _open(options.target, options) as model:
         check_draftable(model)
         size = _wide(options.loading.context, model)
-        prompts = _checked(prompts_of(model), options.n_tokens, size.n_ctx)
+        prompts = checked_prompts(
+            prompts_of(model), options.n_tokens, size.n_ctx, needs="the search"
+        )
         progress("writing a text", 0.0)
         texts = _written(model, size, prompts, options)
         with Context(model, size) as context:
@@ -183,22 +190,7 @@ def _open(path: Path, options: LayerSearchOptions, *, drafts: bool = False) -> M
 
 def _wide(options: ContextOptions, model: Model) -> ContextOptions:
     """Return a context whose evaluations give many rows."""
-    rows = max(MEASURED_SIZES)
-    return dataclasses.replace(
-        options, n_ctx=options.size_for(model), n_batch=max(rows, options.n_batch), n_outputs=rows
-    )
-
-
-def _checked(prompts: Sequence[Sequence[int]], n_tokens: int, n_ctx: int) -> list[list[int]]:
-    if not prompts or not all(prompts):
-        raise OptionError("the prompt is empty: the search needs a text to continue")
-    longest = max(map(len, prompts))
-    if longest + n_tokens > n_ctx:
-        raise ContextFullError(
-            f"a prompt of {longest} tokens and {n_tokens} more do not fit a context of {n_ctx}: "
-            "shorten the prompt or raise the context size (-c)"
-        )
-    return [list(prompt) for prompt in prompts]
+    return dataclasses.replace(sized_to_measure(options, model), n_outputs=max(MEASURED_SIZES))
 
 
 def _written(

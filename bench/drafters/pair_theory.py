@@ -105,13 +105,13 @@ def _curve(measurement: TheoryMeasurement, runtime: Runtime) -> CostCurve:
 
 def _inputs(found: DrawnAlpha, curve: CostCurve, runtime: Runtime, cached: int) -> ChainInputs:
     target = memory_traffic(runtime.model, runtime.environment.context)
-    shares = drafting_shares(found, target, runtime.model)
+    operations, read = drafting_shares(found, target, runtime.model)
     return ChainInputs(
         found.alpha,
         found.step_seconds / curve.seconds(1),
-        shares.operation_ratio,
+        operations,
         curve,
-        (target, shares.traffic),
+        (target, read),
         float(cached),
     )
 

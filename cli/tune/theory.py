@@ -280,7 +280,7 @@ def _or_dash(value: float | None) -> str:
 
 
 def _verdicts(inputs: ChainInputs, best: BestLengths, bandwidth: float | None) -> Iterator[str]:
-    from specrun.runtime.planning import tokens_per_second_by_bandwidth
+    from specrun.runtime.planning import chain_row
 
     alpha, cost = inputs.acceptance, inputs.cost_ratio
     lengths = [f"{best.flat} if more tokens cost nothing (section 3.5)"]
@@ -295,14 +295,14 @@ def _verdicts(inputs: ChainInputs, best: BestLengths, bandwidth: float | None) -
     else:
         yield "alpha <= c: no chain pays (corollary 3.9)"
     if bandwidth is not None and inputs.traffic is not None:
-        plain, drafted = (
-            tokens_per_second_by_bandwidth(inputs, n, 1e9 * bandwidth)
-            for n in (0, best.by_bytes or 0)
-        )
+        # If memory alone decides, a token takes as long as its bytes (section 3.4).
         read = inputs.traffic[0].evaluation(1, inputs.n_context)
+        plain = 1e9 * bandwidth / read
+        row = chain_row(inputs, best.by_bytes or 0)
+        assert row.bytes is not None
         yield (
             f"at {bandwidth:g} GB/s: {plain:.1f} tokens/s plain ({read / 1e6:.1f} MB a token), "
-            f"{drafted:.1f} with n={best.by_bytes}"
+            f"{plain / row.bytes:.1f} with n={best.by_bytes}"
         )
 
 

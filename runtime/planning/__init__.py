@@ -64,7 +64,6 @@ from specrun.runtime.planning.theory import (
     ChainRow,
     ChainTheory,
     MemoryTraffic,
-    acceptance_probability,
     best_lengths,
     bytes_per_position,
     chain_row,
@@ -73,6 +72,4 @@ from specrun.runtime.planning.theory import (
     expected_tokens,
     memory_traffic,
     mixture,
-    predicted_tokens_per_second,
-    tokens_per_second_by_bandwidth,
 )

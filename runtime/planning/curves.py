@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.trees import Topology
 
 # == Cost curves ===================================================================================
 
@@ -189,13 +188,11 @@ class RoundCosts:
         # The root, the token that was decided last, is evaluated with the tree.
         return self.target.seconds(nodes + 1) + python
 
-    def round_seconds(self, topology: Topology) -> float:
-        """Return the time of a round with this tree."""
-        widths = topology.inner_widths
+    def round_seconds(self, nodes: int, widths: Sequence[int]) -> float:
+        """Return the time of a round with a tree whose depths are drafted in such evaluations."""
         # Each depth with the width before it, which decides whether the draft model's graph is
         # rebuilt.
-        drafting = sum(map(self.depth_seconds, widths, (None, *widths)))
-        return self.verify_seconds(len(topology)) + drafting
+        return self.verify_seconds(nodes) + sum(map(self.depth_seconds, widths, (None, *widths)))
 
 
 def levelled(row: Sequence[float]) -> list[float]:

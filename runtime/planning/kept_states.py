@@ -21,7 +21,7 @@ from specrun.runtime.memory.shape import ModelShape
 from specrun.runtime.planning.curves import CostCurve
 from specrun.runtime.planning.draft_plan import MOST_DRAFTED
 from specrun.runtime.planning.profile import known_curve
-from specrun.runtime.planning.theory import best_measured_draft_length
+from specrun.runtime.planning.theory import ChainInputs, best_lengths
 
 _GOOD_ACCEPTANCE = 0.9  # of a passage that is easy to draft for
 _LEAST_STEP = 0.02  # of a plain round: a drafted token of a small drafter
@@ -32,9 +32,8 @@ def kept_states(
     target: Path, curve: CostCurve, devices: Sequence[Device] = (), n_texts: int = 1
 ) -> int:
     """Return how many drafted tokens of each conversation may be taken back, at least 1."""
-    longest = best_measured_draft_length(
-        _GOOD_ACCEPTANCE, curve.seconds, _LEAST_STEP * curve.seconds(1), MOST_DRAFTED
-    )
+    chains = ChainInputs(_GOOD_ACCEPTANCE, _LEAST_STEP, 0.0, curve)
+    longest = best_lengths(chains, MOST_DRAFTED).measured or 0
     shape = ModelShape.read(target)
     if shape.architecture not in ROLLBACK_ARCHITECTURES:  # accepted tokens are evaluated again
         return max(1, longest)

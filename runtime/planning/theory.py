@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-import numpy as np
-
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import (
@@ -21,23 +19,14 @@ from specrun.bindings.gguf import (
 )
 from specrun.bindings.models.model import Model
 from specrun.bindings.models.nextn import nextn_tensors, split_headers
-from specrun.runtime.laws.law import FloatArray
 from specrun.runtime.planning.curves import CostCurve, RoundCosts
 
 # == Formulas ======================================================================================
 #
-# Notation of the formulas: P the target's distribution, Q the drafter's, a (alpha) the probability
-# that a drafted token is accepted, g (gamma) the drafted tokens of a round, c the cost of one
-# drafter step over one plain target step, T(n) the measured time of a target evaluation of n
-# tokens. "Leviathan" is Leviathan et al., "Fast Inference from Transformers via Speculative
-# Decoding" (2023). `chain_theory` applies them to chains of a tuned pair.
-
-
-SecondsOf = Callable[[int], float]
-"""A measured cost curve: the seconds of one evaluation of n tokens."""
-
-
-# -- chains ----------------------------------------------------------------------------------------
+# Notation: alpha (a) is the probability that a drafted token is accepted, g (gamma) the drafted
+# tokens of a round, c the cost of one drafter step over one plain target step, T(n) the measured
+# time of a target evaluation of n tokens. "Leviathan" is Leviathan et al., "Fast Inference from
+# Transformers via Speculative Decoding" (2023).
 
 
 def expected_tokens(acceptance: float, n_draft: int) -> float:
@@ -46,8 +35,10 @@ def expected_tokens(acceptance: float, n_draft: int) -> float:
     Leviathan, equation 1: a geometric distribution capped at g + 1. Computed as 1 + a + ... + a^g,
     so that a = 1 gives g + 1.
     """
-    _require_probability("acceptance", acceptance)
-    _require_count("n_draft", n_draft)
+    if not 0.0 <= acceptance <= 1.0:
+        raise OptionError(f"acceptance is {acceptance}: it must be between 0 and 1")
+    if n_draft < 0:
+        raise OptionError(f"n_draft is {n_draft}: it must be 0 or more")
     return math.fsum(acceptance**index for index in range(n_draft + 1))
 
 
@@ -55,6 +46,7 @@ def wall_clock_improvement(acceptance: float, n_draft: int, cost_ratio: float) -
     """Return tokens per second over plain decoding's: (1 - a^(g+1)) / ((1 - a) (g c + 1)).
 
     Leviathan, theorem 3.8, if a target evaluation takes as long for g + 1 tokens as for one.
+    Drafting pays exactly if a > c, and then gains at least (1 + a) / (1 + c) (corollary 3.9).
     """
     _require_cost("cost_ratio", cost_ratio)
     return expected_tokens(acceptance, n_draft) / (n_draft * cost_ratio + 1.0)
@@ -67,145 +59,6 @@ def operation_ratio(acceptance: float, n_draft: int, operation_cost_ratio: float
     """
     _require_cost("operation_cost_ratio", operation_cost_ratio)
     return (n_draft * operation_cost_ratio + n_draft + 1.0) / expected_tokens(acceptance, n_draft)
-
-
-def best_draft_length(acceptance: float, cost_ratio: float, max_draft: int = 64) -> int:
-    """Return the g of 0..max_draft with most `wall_clock_improvement`, the shortest of equals.
-
-    Leviathan, section 3.5. Drafting pays exactly if a > c, and then gains at least (1 + a) / (1 +
-    c) (corollary 3.9).
-    """
-    _require_count("max_draft", max_draft)
-    return _best(lambda n_draft: wall_clock_improvement(acceptance, n_draft, cost_ratio), max_draft)
-
-
-# -- measured costs --------------------------------------------------------------------------------
-
-
-def predicted_tokens_per_second(
-    tokens: float, n_drafted: int, target_seconds: SecondsOf, drafter_seconds: float
-) -> float:
-    """Return E / (T(n + 1) + d): E tokens a round, n drafted ones and the root, d to draft.
-
-    Leviathan's theorem 3.8 with the machine's own T, whose growth with n that theorem leaves out;
-    for trees it is Sequoia's objective (Chen et al. 2024, section 3.3: hardware-aware tree
-    optimisation).
-    """
-    _require_count("n_drafted", n_drafted)
-    _require_cost("drafter_seconds", drafter_seconds)
-    return tokens / (_seconds(target_seconds, n_drafted + 1) + drafter_seconds)
-
-
-def measured_improvement(
-    tokens: float, n_drafted: int, target_seconds: SecondsOf, drafter_seconds: float
-) -> float:
-    """Return E T(1) / (T(n + 1) + d): `predicted_tokens_per_second` over plain decoding's."""
-    plain = _seconds(target_seconds, 1)
-    return plain * predicted_tokens_per_second(tokens, n_drafted, target_seconds, drafter_seconds)
-
-
-def best_measured_draft_length(
-    acceptance: float, target_seconds: SecondsOf, drafter_step_seconds: float, max_draft: int = 64
-) -> int:
-    """Return the g of 0..max_draft with most tokens a second, by the measured T(g + 1).
-
-    T has steps where kernels change, so that the gain has several peaks: every length is tried.
-    """
-    _require_count("max_draft", max_draft)
-
-    def speed(n_draft: int) -> float:
-        tokens, drafting = expected_tokens(acceptance, n_draft), n_draft * drafter_step_seconds
-        return predicted_tokens_per_second(tokens, n_draft, target_seconds, drafting)
-
-    return _best(speed, max_draft)
-
-
-# -- acceptance ------------------------------------------------------------------------------------
-
-
-def acceptance_probability(target_probs: FloatArray, draft_probs: FloatArray) -> float:
-    """Return the probability that a draw from Q is accepted: sum min(P, Q) = 1 - TV(P, Q).
-
-    Leviathan, theorem 3.5; its mean over positions is alpha (corollary 3.6). No rule accepts one
-    draw more often.
-    """
-    return min(1.0, float(np.minimum(target_probs, draft_probs).sum()))  # rounding may exceed 1
-
-
-# -- a tuned pair ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ChainTheory:
-    """Leviathan et al. (2023) for one acceptance rate: `acceptance` is alpha, `cost_ratio` c.
-
-    `flat_length` and `flat_improvement` are for a machine on which verifying more tokens costs
-    nothing (theorem 3.8); `length` and `improvement` for this one, with the measured T(g + 1).
-    `expected_tokens` (equation 1) and `operations` (theorem 3.11) are those of `length`.
-    Improvements are over plain decoding; a length of 0 is plain decoding.
-    """
-
-    acceptance: float
-    cost_ratio: float
-    flat_length: int
-    flat_improvement: float
-    length: int
-    improvement: float
-    expected_tokens: float
-    operations: float
-
-
-def chain_theory(
-    acceptance: float, costs: RoundCosts, operation_cost_ratio: float, *, max_length: int = 16
-) -> ChainTheory:
-    """Return the results of the formulas; `operation_cost_ratio` is c-hat (`operation_ratio`)."""
-
-    def target_seconds(n: int) -> float:
-        # T(1) is plain decoding, which pays for no tree and no drafted node.
-        return costs.plain_seconds if n == 1 else costs.verify_seconds(n - 1)
-
-    # c counts Python's share on both sides: it is the ratio of measured times.
-    step = costs.depth_seconds(1, None)
-    ratio = step / costs.plain_seconds
-    flat = best_draft_length(acceptance, ratio, max_length)
-    length = best_measured_draft_length(acceptance, target_seconds, step, max_length)
-    tokens = expected_tokens(acceptance, length)
-    return ChainTheory(
-        acceptance=acceptance,
-        cost_ratio=ratio,
-        flat_length=flat,
-        flat_improvement=wall_clock_improvement(acceptance, flat, ratio),
-        length=length,
-        improvement=measured_improvement(tokens, length, target_seconds, length * step),
-        expected_tokens=tokens,
-        operations=operation_ratio(acceptance, length, operation_cost_ratio),
-    )
-
-
-# -- questions -------------------------------------------------------------------------------------
-
-
-def _best(gain: Callable[[int], float], highest: int) -> int:
-    # -count: of equal gains the shortest.
-    return max(range(highest + 1), key=lambda count: (gain(count), -count))
-
-
-def _seconds(target_seconds: SecondsOf, n_tokens: int) -> float:
-    seconds = target_seconds(n_tokens)
-    if not (math.isfinite(seconds) and seconds > 0.0):
-        problem = f"the cost curve gives {seconds} seconds for {n_tokens} tokens"
-        raise OptionError(f"{problem}: it must be above 0")
-    return seconds
-
-
-def _require_probability(name: str, value: float) -> None:
-    if not 0.0 <= value <= 1.0:
-        raise OptionError(f"{name} is {value}: it must be between 0 and 1")
-
-
-def _require_count(name: str, value: int) -> None:
-    if value < 0:
-        raise OptionError(f"{name} is {value}: it must be 0 or more")
 
 
 def _require_cost(name: str, value: float) -> None:
@@ -269,27 +122,6 @@ def expected_experts(n_experts: int, n_used: int, n_tokens: int) -> float:
     return n_experts * (1.0 - (1.0 - n_used / n_experts) ** n_tokens)
 
 
-def bytes_per_token(
-    target: MemoryTraffic,
-    draft: MemoryTraffic,
-    acceptance: float,
-    n_draft: int,
-    *,
-    n_context: float = 0.0,
-    n_draft_context: float | None = None,
-) -> float:
-    """Return the bytes that a round of g drafts reads for each of its tokens.
-
-    (T(g + 1) + g D(1)) / E: T and D the bytes of evaluations of target and drafter, E the expected
-    tokens of the round (Leviathan et al. 2023, equation 1). The drafter has `n_draft_context`
-    tokens cached, None: as many as the target.
-    """
-    cached = n_context if n_draft_context is None else n_draft_context
-    drafting = n_draft * draft.evaluation(1, cached)
-    tokens = expected_tokens(acceptance, n_draft)
-    return (target.evaluation(n_draft + 1, n_context) + drafting) / tokens
-
-
 def bytes_ratio(
     target: MemoryTraffic,
     draft: MemoryTraffic,
@@ -297,18 +129,15 @@ def bytes_ratio(
     n_draft: int,
     *,
     n_context: float = 0.0,
-    n_draft_context: float | None = None,
 ) -> float:
-    """Return `bytes_per_token` over plain decoding's: below 1 it is faster if memory decides."""
-    spent = bytes_per_token(
-        target,
-        draft,
-        acceptance,
-        n_draft,
-        n_context=n_context,
-        n_draft_context=n_draft_context,
-    )
-    return spent / target.evaluation(1, n_context)
+    """Return the bytes that a round of g drafts reads for a token, over plain decoding's.
+
+    (T(g + 1) + g D(1)) / E over T(1): T and D the bytes of evaluations of target and drafter,
+    after `n_context` cached tokens, E the expected tokens of the round (Leviathan, equation 1).
+    Below 1 drafting is faster if memory decides.
+    """
+    read = target.evaluation(n_draft + 1, n_context) + n_draft * draft.evaluation(1, n_context)
+    return read / expected_tokens(acceptance, n_draft) / target.evaluation(1, n_context)
 
 
 # -- facts of files --------------------------------------------------------------------------------
@@ -425,6 +254,8 @@ def _sum_over_layers(header: GGUFHeader, key: str, layers: int, default: int) ->
 LONGEST = 64
 """The longest chain that is looked at."""
 
+_LONGEST_TUNED = 16
+
 
 @dataclass(frozen=True, slots=True)
 class ChainInputs:
@@ -452,7 +283,8 @@ class ChainRow:
     """Chains of `n_draft`: tokens of a round, and over plain decoding the rest.
 
     `improvement` is of tokens a second if verifying more tokens costs nothing, `measured` with
-    the curve; `operations` and `bytes` are those of a token. None: not known.
+    the curve: E T(1) / (T(g + 1) + g c T(1)), E the tokens. `operations` and `bytes` are those of a
+    token. None: not known.
     """
 
     n_draft: int
@@ -468,8 +300,9 @@ def chain_row(inputs: ChainInputs, n_draft: int) -> ChainRow:
     alpha, curve, measured, read = inputs.acceptance, inputs.curve, None, None
     tokens = expected_tokens(alpha, n_draft)
     if curve is not None:
-        drafting = n_draft * inputs.cost_ratio * curve.seconds(1)
-        measured = measured_improvement(tokens, n_draft, curve.seconds, drafting)
+        plain = curve.seconds(1)
+        seconds = curve.seconds(n_draft + 1) + n_draft * inputs.cost_ratio * plain
+        measured = tokens * plain / seconds
     if inputs.traffic is not None:
         read = bytes_ratio(*inputs.traffic, alpha, n_draft, n_context=inputs.n_context)
     return ChainRow(
@@ -490,14 +323,12 @@ class BestLengths:
     measured: int | None
     by_bytes: int | None
 
-    @property
-    def longest(self) -> int:
-        """The longest of them."""
-        return max(self.flat, self.measured or 0, self.by_bytes or 0)
-
 
 def best_lengths(inputs: ChainInputs, most: int = LONGEST) -> BestLengths:
-    """Return the lengths of 0 to `most` that gain most, the shortest of equals."""
+    """Return the lengths of 0 to `most` that gain most, the shortest of equals.
+
+    T has steps where kernels change, so that the gain has several peaks: every length is tried.
+    """
     rows = [chain_row(inputs, n_draft) for n_draft in range(most + 1)]
 
     def best(gain: Callable[[ChainRow], float | None]) -> int | None:
@@ -513,18 +344,44 @@ def best_lengths(inputs: ChainInputs, most: int = LONGEST) -> BestLengths:
     )
 
 
-def tokens_per_second_by_bandwidth(
-    inputs: ChainInputs, n_draft: int, bytes_per_second: float
-) -> float:
-    """Return the tokens a second if memory alone decides: bandwidth over bytes of a token.
+@dataclass(frozen=True, slots=True)
+class ChainTheory:
+    """Leviathan et al. (2023) for one acceptance rate: `acceptance` is alpha, `cost_ratio` c.
 
-    Leviathan et al. (2023), section 3.4: an evaluation reads the weights once for all its tokens.
+    `flat_length` and `flat_improvement` are for a machine on which verifying more tokens costs
+    nothing (theorem 3.8); `length` and `improvement` for this one, with the measured T(g + 1).
+    `expected_tokens` (equation 1) and `operations` (theorem 3.11) are those of `length`.
+    Improvements are over plain decoding; a length of 0 is plain decoding.
     """
-    if inputs.traffic is None:
-        raise OptionError(
-            "the bytes that evaluations read are not known: give the files of both models"
-        )
-    if not 0.0 < bytes_per_second < float("inf"):
-        raise OptionError(f"a bandwidth of {bytes_per_second:g} bytes a second: give more than 0")
-    read = bytes_per_token(*inputs.traffic, inputs.acceptance, n_draft, n_context=inputs.n_context)
-    return bytes_per_second / read
+
+    acceptance: float
+    cost_ratio: float
+    flat_length: int
+    flat_improvement: float
+    length: int
+    improvement: float
+    expected_tokens: float
+    operations: float
+
+
+def chain_theory(acceptance: float, costs: RoundCosts, operation_cost_ratio: float) -> ChainTheory:
+    """Return the best chains of a tuned pair; `operation_cost_ratio` is c-hat."""
+    # T(1) is plain decoding, which pays for no tree and no drafted node.
+    verifying = map(costs.verify_seconds, range(1, _LONGEST_TUNED + 1))
+    curve = CostCurve.flat([costs.plain_seconds, *verifying])
+    # c counts Python's share on both sides: it is the ratio of measured times.
+    ratio = costs.depth_seconds(1, None) / costs.plain_seconds
+    inputs = ChainInputs(acceptance, ratio, operation_cost_ratio, curve)
+    best = best_lengths(inputs, _LONGEST_TUNED)
+    flat, row = chain_row(inputs, best.flat), chain_row(inputs, best.measured or 0)
+    assert row.measured is not None
+    return ChainTheory(
+        acceptance,
+        ratio,
+        flat.n_draft,
+        flat.improvement,
+        row.n_draft,
+        row.measured,
+        row.tokens,
+        row.operations,
+    )

@@ -6,6 +6,7 @@ from specrun.runtime.tuning.acceptance import (
     DynamicAcceptance,
     RankedPair,
     acceptance_by_rank,
+    checked_prompts,
     drafting_shares,
     kept_nodes,
     law_pairs,
@@ -38,7 +39,6 @@ from specrun.runtime.tuning.results import (
     weight_types,
 )
 from specrun.runtime.tuning.tree_plan import (
-    dynamic_round_seconds,
     plan_dynamic_tree,
     plan_tree,
     tokens_per_second,

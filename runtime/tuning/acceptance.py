@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +12,7 @@ import numpy as np
 
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.errors import OptionError
+from specrun.bindings.errors import ContextFullError, OptionError
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import Acceptance, PairRule
 from specrun.runtime.acceptance.law_pair import LawPair, PairAt
@@ -130,6 +129,21 @@ class CalibrationText:
 
     tokens: tuple[int, ...]
     n_prompt: int
+
+
+def checked_prompts(
+    prompts: Sequence[Sequence[int]], n_tokens: int, n_ctx: int, *, needs: str
+) -> list[list[int]]:
+    """Return the prompts, each of which must leave room for `n_tokens` in the context."""
+    if not prompts or not all(prompts):
+        raise OptionError(f"the prompt is empty: {needs} needs a text to continue")
+    longest = max(map(len, prompts))
+    if longest + n_tokens > n_ctx:
+        raise ContextFullError(
+            f"a prompt of {longest} tokens and {n_tokens} more do not fit a context of {n_ctx}: "
+            "shorten the prompt or raise the context size (-c)"
+        )
+    return [list(prompt) for prompt in prompts]
 
 
 def law_pairs(
@@ -250,39 +264,31 @@ class PairCosts:
     n_context: float
 
     def row(
-        self, drafter: str, alpha: float, costs: RoundCosts, operations: float, draft: MemoryTraffic
+        self,
+        drafter: str,
+        alpha: float,
+        operations: float,
+        draft: MemoryTraffic,
+        step: float | None = None,
     ) -> DrafterAlpha:
-        """Return the results of a drafter's alpha, costs, operations and reads."""
+        """Return the results of a drafter's alpha, operations and reads.
+
+        `step` are the seconds of a drafted token, None: those of the draft model.
+        """
+        costs = self.costs
+        if step is not None:
+            costs = replace(costs, draft=CostCurve.flat((max(step, 1e-9),)), per_law=0.0)
         theory = chain_theory(alpha, costs, operations)
         read = bytes_ratio(self.target, draft, alpha, theory.length, n_context=self.n_context)
         return DrafterAlpha(drafter, operations, read, theory)
 
-
-def alpha_rows(
-    name: str,
-    texts: Sequence[CalibrationText],
-    pairs: Sequence[RankedPair],
-    costs: RoundCosts,
-    params: SamplingParams,
-    *,
-    operation_ratio: float,
-    traffic: tuple[MemoryTraffic, MemoryTraffic],
-) -> tuple[DrafterAlpha, ...]:
-    """Return alpha and its consequences, for the draft model `name` and n-gram distributions.
-
-    `traffic` are the bytes that evaluations of target and draft model read.
-    """
-    n_context = sum(len(text.tokens) for text in texts) / max(1, len(texts))
-    measured = PairCosts(costs, traffic[0], n_context)
-    alpha = mean_alpha((pair.target, pair.draft) for pair in pairs)
-    rows = [measured.row(name, alpha, costs, operation_ratio, traffic[1])]
-    targets = [pair.target for pair in pairs]
-    nothing = MemoryTraffic(0.0, 0.0)
-    for order in NGRAM_ORDERS:
-        alpha, seconds = ngram_alpha(texts, targets, order, params)
-        own = replace(costs, draft=CostCurve.flat((max(seconds, 1e-9),)), per_law=0.0)
-        rows.append(measured.row(f"ngram(order={order})", alpha, own, 0.0, nothing))
-    return tuple(rows)
+    def ngram_rows(
+        self, texts: Sequence[CalibrationText], targets: Sequence[Law], params: SamplingParams
+    ) -> Iterator[DrafterAlpha]:
+        """Yield the results of n-gram distributions along texts; see `ngram_alpha`."""
+        for order in NGRAM_ORDERS:
+            alpha, seconds = ngram_alpha(texts, targets, order, params)
+            yield self.row(f"ngram(order={order})", alpha, 0.0, MemoryTraffic(0.0, 0.0), seconds)
 
 
 # == Acceptance of EAGLE-2's dynamic trees, measured along texts ===================================
@@ -425,14 +431,6 @@ class DrawnAlpha:
     n_params: float
 
 
-@dataclass(frozen=True, slots=True)
-class DraftingShares:
-    """c-hat, a drafter's operations for a token over the target's, and its bytes for one."""
-
-    operation_ratio: float
-    traffic: MemoryTraffic
-
-
 class AlphaRule(PairRule):
     """Emits the target's distribution whatever is drafted; adds up sum min(p, q) on its path."""
 
@@ -499,15 +497,17 @@ def measure_alpha(
     )
 
 
-def drafting_shares(found: DrawnAlpha, target: MemoryTraffic, model: Model) -> DraftingShares:
+def drafting_shares(
+    found: DrawnAlpha, target: MemoryTraffic, model: Model
+) -> tuple[float, MemoryTraffic]:
     """Return c-hat of a drafter, and its bytes for a token, by the parameters that it uses.
 
-    Each parameter is multiplied once, and has as many bytes as one that the target multiplies; keys
-    and values of its own are left out. A drafter that the target's own evaluation drafts for uses
-    none.
+    c-hat are its operations for a token over the target's. Each parameter is multiplied once, and
+    has as many bytes as one that the target multiplies; keys and values of its own are left out. A
+    drafter that the target's own evaluation drafts for uses none.
     """
     operations = found.n_params / multiplications(model)
-    return DraftingShares(operations, MemoryTraffic(operations * target.weights(1), 0.0))
+    return operations, MemoryTraffic(operations * target.weights(1), 0.0)
 
 
 def require_law(environment: DraftEnvironment, drafter: str) -> None:
@@ -519,7 +519,7 @@ def require_law(environment: DraftEnvironment, drafter: str) -> None:
 @contextmanager
 def _with_laws(environment: DraftEnvironment, drafter: str) -> Iterator[Drafter]:
     """Yield a drafter that keeps its distributions; its weights are closed afterwards."""
-    environment = dataclasses.replace(environment, keeps_rows=True)
+    environment = replace(environment, keeps_rows=True)
     with closing(build_drafter(drafter, environment)) as weights:
         own = weights.start()
         if not own.keeps_rows:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -44,7 +45,7 @@ from specrun.runtime.planning import (
     plan_medusa_tree,
 )
 from specrun.runtime.planning.measure import MEASURED_SIZES, sized_to_measure
-from specrun.runtime.round.drafter import NoDrafter
+from specrun.runtime.round.drafter import NoDrafter, Owned, close_all
 from specrun.runtime.round.target import CachedText, EvaluatedRows, TargetModel
 from specrun.runtime.trees.tree import ROOT
 from specrun.runtime.tuning.acceptance import CalibrationText
@@ -60,22 +61,39 @@ FloatRows = npt.NDArray[np.float32]
 Guesses = list[list[int]]
 """Tokens by depth, the most likely first."""
 
+_Head = TypeVar("_Head", bound=Owned)
+_Cells = TypeVar("_Cells")
+
 _OUTPUT = "output.weight"
 _EAGLE_DEPTHS = 5  # features that were predicted, as EAGLE counts its n-alpha
 _POSITIONS, _PREFIX_ROWS = 16, 64  # of one evaluation of Hydra's heads, of its prefix layer
 
 
-class HeadGuesses(Protocol):
+@dataclass(frozen=True, slots=True)
+class HeadSource:
+    """A file of heads for texts of up to `n_tokens`, each depth naming `ranks` tokens."""
+
+    path: Path
+    target: Model
+    ranks: int
+    n_tokens: int
+    n_threads: int
+
+
+class HeadGuesses(ABC):
     """A kind of heads as calibration sees them.
 
     `evaluated_params` are the weights that a depth of guesses reads; `taps` the layers of the
     target whose inputs the heads read, none if they read its final hidden state.
     """
 
-    n_depths: int
-    evaluated_params: float
-    taps: tuple[int, ...]
+    taps: tuple[int, ...] = ()
 
+    def __init__(self, n_depths: int, evaluated_params: float, *owned: Owned) -> None:
+        self.n_depths, self.evaluated_params = n_depths, evaluated_params
+        self._owned = owned
+
+    @abstractmethod
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield the guesses at positions `begin` to len(features) - 1, [depth][rank].
 
@@ -85,19 +103,26 @@ class HeadGuesses(Protocol):
 
     def close(self) -> None:
         """Free native memory."""
+        close_all(self._owned)
 
 
-class MedusaGuesses:
+def _cells(head: _Head, make: Callable[[_Head], _Cells]) -> _Cells:
+    """Return a head's cells; without them it is closed."""
+    try:
+        return make(head)
+    except BaseException:
+        head.close()
+        raise
+
+
+class MedusaGuesses(HeadGuesses):
     """Medusa's heads, which see the hidden state alone and not the tokens on the way."""
 
-    taps: tuple[int, ...] = ()
-
-    def __init__(self, head: MedusaHead, ranks: int) -> None:
-        self.n_depths = head.n_heads
+    def __init__(self, source: HeadSource) -> None:
+        self._head = head = MedusaHead(source.path, source.target, n_threads=source.n_threads)
+        self._ranks = min(source.ranks, source.target.vocabulary.size)
         # A depth is one head: its share of them all.
-        self.evaluated_params = head.evaluated_params / head.n_heads
-        self._head = head
-        self._ranks = ranks
+        super().__init__(head.n_heads, head.evaluated_params / head.n_heads, head)
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield all heads' tokens; see `HeadGuesses`."""
@@ -106,24 +131,26 @@ class MedusaGuesses:
             # right.
             yield named[: max(0, len(tokens) - (begin + offset) - 2)]
 
-    def close(self) -> None:
-        """Free the heads."""
-        self._head.close()
 
-
-class EagleGuesses:
+class EagleGuesses(HeadGuesses):
     """An EAGLE head that goes on from its own predicted states along the text's tokens."""
 
-    def __init__(self, head: PairHead, n_cells: int, evaluated_params: float) -> None:
-        self.n_depths = _EAGLE_DEPTHS
-        self.evaluated_params = evaluated_params
+    def __init__(self, source: HeadSource) -> None:
+        target, file = source.target, HeadFile(source.path, read_header(source.path).architecture)
+        if MASK_FEATURES in file:
+            problem = f"{source.path} drafts all tokens at once (P-EAGLE)"
+            raise UnsupportedModelError(f"{problem}: accuracies are of heads that draft one by one")
+        head_class = EagleHead if file.kind == "eagle" else Eagle3Head
+        head: PairHead = head_class(
+            source.path, target, ranks=source.ranks, n_threads=source.n_threads
+        )
+        # Beside the text's cells those of the predicted states below its last position.
+        self._cells = _cells(head, lambda own: own.cells(source.n_tokens + _EAGLE_DEPTHS))
         self.taps = tuple(head.taps)
-        self._head = head
-        try:
-            self._cells = head.cells(n_cells)
-        except BaseException:
-            head.close()
-            raise
+        # A depth reads the head's weights, and of the target's output matrix the tokens it may
+        # draft.
+        borrowed = 0 if _OUTPUT in file else target.n_embd * head.sizes.vocab_size
+        super().__init__(_EAGLE_DEPTHS, file.header.n_parameters + borrowed, self._cells, head)
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield the head's tokens after 0, 1, ... predicted states; see `HeadGuesses`."""
@@ -148,26 +175,15 @@ class EagleGuesses:
                 guesses.append(row.tokens[0].tolist())
             yield guesses
 
-    def close(self) -> None:
-        """Free the head."""
-        self._cells.close()
-        self._head.close()
 
-
-class HydraGuesses:
+class HydraGuesses(HeadGuesses):
     """Hydra's heads, each given the text's own tokens up to its own."""
 
-    taps: tuple[int, ...] = ()
-
-    def __init__(self, head: HydraHead, n_cells: int) -> None:
-        self.n_depths = head.n_heads
-        self.evaluated_params = head.evaluated_params / head.n_heads
-        self._head = head
-        try:
-            self._cells = head.cells(n_cells)
-        except BaseException:
-            head.close()
-            raise
+    def __init__(self, source: HeadSource) -> None:
+        self._head = head = HydraHead(source.path, source.target, n_threads=source.n_threads)
+        head.prepare([source.ranks] * head.n_heads)
+        self._cells = _cells(head, lambda own: own.cells(source.n_tokens))
+        super().__init__(head.n_heads, head.evaluated_params / head.n_heads, self._cells, head)
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield all heads' tokens, several positions an evaluation; see `HeadGuesses`."""
@@ -188,11 +204,6 @@ class HydraGuesses:
                     own.append(best)
             yield from guesses
 
-    def close(self) -> None:
-        """Free the heads."""
-        self._cells.close()
-        self._head.close()
-
     def _states(self, features: FloatRows) -> FloatRows:
         layer = self._cells.prefix
         if layer is None:
@@ -204,20 +215,17 @@ class HydraGuesses:
         return np.concatenate(pieces)
 
 
-class BlockGuesses:
+class BlockGuesses(HeadGuesses):
     """A block drafter, one block behind each of the text's tokens."""
 
-    def __init__(self, drafter: BlockDrafter, options: ContextOptions, ranks: int) -> None:
-        file = drafter.file
-        self.n_depths, self.taps = file.n_slots, tuple(file.taps)
+    def __init__(self, source: HeadSource) -> None:
+        drafter = BlockDrafter(source.path, source.target, n_threads=source.n_threads)
+        file, self._ranks = drafter.file, source.ranks
+        options = ContextOptions(n_ctx=source.n_tokens, n_threads=source.n_threads)
+        self._cells = _cells(drafter, lambda own: own.cells(options, file.n_slots))
+        self.taps = tuple(file.taps)
         # A depth is one slot: its share of a block.
-        self.evaluated_params = drafter.multiplied / file.n_slots
-        self._drafter, self._ranks = drafter, ranks
-        try:
-            self._cells = drafter.cells(options, file.n_slots)
-        except BaseException:
-            drafter.close()
-            raise
+        super().__init__(file.n_slots, drafter.multiplied / file.n_slots, self._cells, drafter)
 
     def along(self, tokens: Sequence[int], features: FloatRows, begin: int) -> Iterator[Guesses]:
         """Yield the best tokens of each slot below the text's own; see `HeadGuesses`."""
@@ -248,70 +256,32 @@ class BlockGuesses:
         order = np.argsort(-logits, kind="stable")[: self._ranks]
         return [int(token) for token in tokens[order]]
 
-    def close(self) -> None:
-        """Free the drafter."""
-        self._cells.close()
-        self._drafter.close()
+
+_KINDS: Mapping[str, type[HeadGuesses]] = {
+    "medusa": MedusaGuesses,
+    "hydra": HydraGuesses,
+    "eagle": EagleGuesses,
+    "eagle3": EagleGuesses,
+    "dflash": BlockGuesses,
+}
 
 
 def guess_kinds() -> list[str]:
     """Return the architectures of heads that can be measured."""
-    return list(_OPENERS)
+    return list(_KINDS)
 
 
-def open_guesses(
-    path: Path, target: Model, *, ranks: int, n_tokens: int, n_threads: int = 0
-) -> HeadGuesses:
-    """Open the heads of a file for texts of up to `n_tokens`, each depth naming `ranks` tokens.
+def open_guesses(source: HeadSource) -> HeadGuesses:
+    """Open the heads of a file.
 
     Raises UnsupportedModelError for a file that holds no such heads, PairError for heads of another
     target.
     """
-    kind = read_header(path).architecture
-    opener = _OPENERS.get(kind)
-    if opener is None:
-        known = ", ".join(guess_kinds())
-        problem = f"{path} is a file of architecture {kind}"
-        raise UnsupportedModelError(f"{problem}: accuracies are measured for {known}")
-    return opener(path, target, ranks, n_tokens, n_threads)
-
-
-def _open_medusa(path: Path, target: Model, ranks: int, _n: int, n_threads: int) -> HeadGuesses:
-    ranks = min(ranks, target.vocabulary.size)
-    return MedusaGuesses(MedusaHead(path, target, n_threads=n_threads), ranks)
-
-
-def _open_hydra(path: Path, target: Model, ranks: int, n: int, n_threads: int) -> HeadGuesses:
-    head = HydraHead(path, target, n_threads=n_threads)
-    head.prepare([ranks] * head.n_heads)
-    return HydraGuesses(head, n)
-
-
-def _open_eagle(path: Path, target: Model, ranks: int, n: int, n_threads: int) -> HeadGuesses:
-    file = HeadFile(path, read_header(path).architecture)
-    if MASK_FEATURES in file:
-        problem = f"{path} drafts all tokens at once (P-EAGLE)"
-        raise UnsupportedModelError(f"{problem}: accuracies are of heads that draft one by one")
-    head_class = EagleHead if file.kind == "eagle" else Eagle3Head
-    head: PairHead = head_class(path, target, ranks=ranks, n_threads=n_threads)
-    # Beside the text's cells those of the predicted states below its last position.
-    # A depth reads the head's weights, and of the target's output matrix the tokens it may draft.
-    borrowed = 0 if _OUTPUT in file else target.n_embd * head.sizes.vocab_size
-    return EagleGuesses(head, n + _EAGLE_DEPTHS, file.header.n_parameters + borrowed)
-
-
-def _open_dflash(path: Path, target: Model, ranks: int, n: int, n_threads: int) -> HeadGuesses:
-    options = ContextOptions(n_ctx=n, n_threads=n_threads)
-    return BlockGuesses(BlockDrafter(path, target, n_threads=n_threads), options, ranks)
-
-
-_OPENERS: Mapping[str, Callable[[Path, Model, int, int, int], HeadGuesses]] = {
-    "medusa": _open_medusa,
-    "hydra": _open_hydra,
-    "eagle": _open_eagle,
-    "eagle3": _open_eagle,
-    "dflash": _open_dflash,
-}
+    kind = read_header(source.path).architecture
+    if kind not in _KINDS:
+        problem = f"{source.path} is a file of architecture {kind}"
+        raise UnsupportedModelError(f"{problem}: accuracies are measured for {', '.join(_KINDS)}")
+    return _KINDS[kind](source)
 
 
 # == Calibration ===================================================================================
@@ -400,8 +370,9 @@ def calibrate_heads(
         check_draftable(target)
         context = sized_to_measure(options.context, target)
         # First, so that heads which do not fit are refused before time is spent.
-        sizes = {"n_tokens": context.n_ctx, "n_threads": context.n_threads}
-        guesses = open_guesses(options.heads, target, ranks=options.ranks, **sizes)
+        guesses = open_guesses(
+            HeadSource(options.heads, target, options.ranks, context.n_ctx, context.n_threads)
+        )
         try:
             texts = list(texts_of(target))
             curve = _curve(options, target, context, layers, progress)

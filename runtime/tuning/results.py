@@ -34,7 +34,7 @@ class TuneOptions:
     """The settings of a measurement, and of loading models.
 
     Each of `params` is planned for on its own; `n_tokens` are written for each, over all prompts
-    together. `seconds` are spent on cost curves, `max_depth` is the deepest tree that is planned.
+    together. `seconds` are spent on cost curves.
     Alpha is also measured of the drafters `others`, expressions with their files.
     """
 
@@ -43,7 +43,6 @@ class TuneOptions:
     params: tuple[SamplingParams, ...]
     n_tokens: int = 128
     seconds: float = 12.0
-    max_depth: int = 10
     loading: LoadOptions = field(default_factory=LoadOptions)
     others: tuple[str, ...] = ()
 
@@ -53,8 +52,6 @@ class TuneOptions:
         if self.n_tokens < 8:
             problem = f"{self.n_tokens} tokens are too few to measure acceptance"
             raise OptionError(f"{problem}: give 8 or more")
-        if not 1 <= self.max_depth <= 16:
-            raise OptionError(f"the deepest tree is {self.max_depth}: plans are made for 1 to 16")
         if not self.seconds > 0.0:
             raise OptionError(f"{self.seconds} seconds are no time to measure in: give more than 0")
 

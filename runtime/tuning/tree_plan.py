@@ -17,9 +17,8 @@ evaluates k nodes at each depth but the last.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,21 +34,23 @@ _BEAM = 100  # more than there are beginnings of trees of 8 nodes: those are sea
 _WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 
 
-class _Plan(Protocol):
+@dataclass(frozen=True, slots=True)
+class TreePlan:
+    """A fixed tree or a dynamic shape with its expected yield: tokens a round, and a second."""
+
+    shape: Topology | DynamicShape
+    expected_tokens: float
+    tokens_per_second: float
+
     @property
-    def tokens_per_second(self) -> float: ...
+    def size(self) -> tuple[int, int]:
+        """Nodes and depth."""
+        if isinstance(self.shape, DynamicShape):
+            return self.shape.nodes, self.shape.depth
+        return len(self.shape), self.shape.max_depth
 
 
-Plan = TypeVar("Plan", bound=_Plan)
-
-
-def fastest_plan(
-    plans: Iterable[Plan],
-    costs: RoundCosts,
-    *,
-    tolerance: float,
-    size: Callable[[Plan], tuple[int, ...]],
-) -> Plan | None:
+def fastest_plan(plans: Iterable[TreePlan], costs: RoundCosts, tolerance: float) -> TreePlan | None:
     """Return the smallest plan at most `tolerance` (a share) slower than the fastest plan.
 
     None if plain decoding is at least as fast as any. Fewer nodes are fewer guesses about the
@@ -60,23 +61,15 @@ def fastest_plan(
         return None
     fastest = max(plan.tokens_per_second for plan in worth)
     good = [plan for plan in worth if plan.tokens_per_second >= (1.0 - tolerance) * fastest]
-    return min(good, key=lambda plan: (size(plan), -plan.tokens_per_second))
-
-
-@dataclass(frozen=True, slots=True)
-class TreePlan:
-    """A tree with its expected yield: tokens a round, and tokens a second."""
-
-    topology: Topology
-    expected_tokens: float
-    tokens_per_second: float
+    return min(good, key=lambda plan: (plan.size, -plan.tokens_per_second))
 
 
 def tokens_per_second(topology: Topology, acceptance: Sequence[float], costs: RoundCosts) -> float:
     """Return the tokens a second that this tree yields; an empty tree is plain decoding."""
     if not len(topology):
-        return float(1.0 / costs.plain_seconds)
-    return float(expected_tokens(topology, acceptance) / costs.round_seconds(topology))
+        return 1.0 / costs.plain_seconds
+    seconds = costs.round_seconds(len(topology), topology.inner_widths)
+    return expected_tokens(topology, acceptance) / seconds
 
 
 def plan_tree(
@@ -106,7 +99,7 @@ def plan_tree(
         TreePlan(tree, expected_tokens(tree, shares), tokens_per_second(tree, shares, costs))
         for tree in search.best_trees()
     ]
-    return fastest_plan(plans, costs, tolerance=tolerance, size=lambda plan: (len(plan.topology),))
+    return fastest_plan(plans, costs, tolerance)
 
 
 @dataclass(slots=True)
@@ -279,56 +272,27 @@ def _layout(acceptance: FloatArray, widths: Sequence[int], size: int) -> Topolog
     return Topology(tuple(places[parents[node]] for node in kept))
 
 
-@dataclass(frozen=True, slots=True)
-class DynamicPlan:
-    """A dynamic shape with its expected yield: tokens a round, and tokens a second."""
-
-    shape: DynamicShape
-    expected_tokens: float
-    tokens_per_second: float
-
-
-def dynamic_round_seconds(shape: DynamicShape, costs: RoundCosts) -> float:
-    """Return the time of a round with a full tree of this shape."""
-    drafting = costs.depth_seconds(1, None)
-    before = 1
-    for _ in range(shape.depth - 1):
-        drafting += costs.depth_seconds(shape.topk, before)
-        before = shape.topk
-    return costs.verify_seconds(shape.nodes) + drafting
-
-
 def plan_dynamic_tree(
     measured: Sequence[DynamicAcceptance],
     costs: RoundCosts,
     *,
     sizes: Sequence[int],
     tolerance: float = 0.0,
-) -> DynamicPlan | None:
+) -> TreePlan | None:
     """Return the fastest shape, or None if plain decoding is at least as fast.
 
     `sizes` are the numbers of nodes it may keep. With a `tolerance` the smallest shape is taken
     that is at most this share slower than the best.
     """
-
-    def size(plan: DynamicPlan) -> tuple[int, int]:
-        return plan.shape.nodes, plan.shape.depth
-
-    plans = [plan for acceptance in measured for plan in _plans(acceptance, costs, sizes)]
-    return fastest_plan(plans, costs, tolerance=tolerance, size=size)
-
-
-def _plans(
-    measured: DynamicAcceptance, costs: RoundCosts, sizes: Sequence[int]
-) -> list[DynamicPlan]:
-    plans: list[DynamicPlan] = []
-    for depth in range(1, measured.max_depth + 1):
-        # The root has topk children; each further depth expands topk nodes into topk children each.
-        most = measured.topk + (depth - 1) * measured.topk**2
-        for nodes in sizes:
-            if not depth <= nodes <= min(most, measured.max_nodes):
-                continue
-            shape = DynamicShape(depth, measured.topk, nodes)
-            tokens = 1.0 + float(measured.accepted[depth, nodes])
-            plans.append(DynamicPlan(shape, tokens, tokens / dynamic_round_seconds(shape, costs)))
-    return plans
+    plans: list[TreePlan] = []
+    for acceptance in measured:
+        topk = acceptance.topk
+        for depth in range(1, acceptance.max_depth + 1):
+            # The root has topk children; each further depth expands topk nodes into topk each.
+            most = min(topk + (depth - 1) * topk**2, acceptance.max_nodes)
+            widths = [1, *[topk] * (depth - 1)]
+            for nodes in (size for size in sizes if depth <= size <= most):
+                tokens = 1.0 + float(acceptance.accepted[depth, nodes])
+                speed = tokens / costs.round_seconds(nodes, widths)
+                plans.append(TreePlan(DynamicShape(depth, topk, nodes), tokens, speed))
+    return fastest_plan(plans, costs, tolerance)

@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 
 from specrun.bindings.contexts.context import Context
-from specrun.bindings.errors import ContextFullError, OptionError, UnsupportedModelError
+from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models.model import Model
 from specrun.runtime.acceptance import ExactRule
 from specrun.runtime.drafters.build import build_drafter
@@ -37,9 +37,10 @@ from specrun.runtime.tuning.acceptance import (
     PairCosts,
     RankedPair,
     acceptance_by_rank,
-    alpha_rows,
+    checked_prompts,
     drafting_shares,
     law_pairs,
+    mean_alpha,
     measure_alpha,
     measure_dynamic_acceptance,
     require_law,
@@ -63,7 +64,7 @@ _PER_ROUND, _PER_TREE, _PER_LAW, _PER_NODE = 40e-6, 80e-6, 20e-6, 9e-6
 _CURVES = 0.2  # of the bar, for cost curves
 _TARGETS_SHARE = 0.75  # of the time for cost curves
 _DYNAMIC_TOPK = (2, 3, 4)
-_DEEPEST_DYNAMIC = 8
+_DEEPEST, _DEEPEST_DYNAMIC = 10, 8
 _GROWING_SHARE = 0.1  # of the time for cost curves, for each topk and setting
 _TURNS = 3  # of a plan with free and with fixed shapes
 _CHANCE = 0.85  # of the most promising plan's speed: predictions are not far off
@@ -166,15 +167,7 @@ class _Bench:
 
     def checked(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         """Return the prompts, each of which must leave room for its text."""
-        if not prompts or not all(prompts):
-            raise OptionError("the prompt is empty: tuning needs a text to continue")
-        longest = max(map(len, prompts))
-        if longest + self._options.n_tokens > self._context.n_ctx:
-            wanted = f"a prompt of {longest} tokens and {self._options.n_tokens} more"
-            problem = f"{wanted} do not fit a context of {self._context.n_ctx}"
-            advice = "shorten the prompt or raise the context size (-c)"
-            raise ContextFullError(f"{problem}: {advice}")
-        return [list(prompt) for prompt in prompts]
+        return checked_prompts(prompts, self._options.n_tokens, self._context.n_ctx, needs="tuning")
 
     def measure_costs(self, draft: Model) -> tuple[CostCurve, CostCurve]:
         """Return both models' curves; the target's takes most of the time."""
@@ -227,43 +220,33 @@ class _Bench:
         first = max(shares[0] for shares in acceptance.values())
         ratio = multiplications(draft) / multiplications(self._target)
         theory = chain_theory(first, costs, ratio)
-        alphas = alpha_rows(
-            f"draft({draft.path.name})",
-            texts,
-            pairs,
-            costs,
-            params,
-            operation_ratio=ratio,
-            traffic=(
-                memory_traffic(self._target, self._context),
-                memory_traffic(draft, self._context),
-            ),
+        n_context = sum(len(text.tokens) for text in texts) / max(1, len(texts))
+        pair = PairCosts(costs, memory_traffic(self._target, self._context), n_context)
+        alpha = mean_alpha((found.target, found.draft) for found in pairs)
+        read = memory_traffic(draft, self._context)
+        alphas = (
+            pair.row(f"draft({draft.path.name})", alpha, ratio, read),
+            *pair.ngram_rows(texts, [found.target for found in pairs], params),
+            *self._other_alphas(pair, texts, params, done + 1.0 + _PLANNING),
         )
-        alphas += self._other_alphas(texts, costs, params, done + 1.0 + _PLANNING)
         ordered = sorted(unique.values(), key=lambda candidate: -candidate.predicted)
         return TunedSetting(params, acceptance, theory, tuple(ordered), alphas=alphas)
 
     def _other_alphas(
         self,
+        pair: PairCosts,
         texts: Sequence[CalibrationText],
-        costs: RoundCosts,
         params: SamplingParams,
         done: float,
-    ) -> tuple[DrafterAlpha, ...]:
-        """Let the other drafters draft for the same prompts; return their alphas."""
+    ) -> Iterator[DrafterAlpha]:
+        """Let the other drafters draft for the same prompts; yield their alphas."""
         prompts = [text.tokens[: text.n_prompt] for text in texts]
         most = max(1, self._options.n_tokens // max(1, len(prompts)))
-        traffic = memory_traffic(self._target, self._context)
-        n_context = sum(len(text.tokens) for text in texts) / max(1, len(texts))
-        pair, rows = PairCosts(costs, traffic, n_context), []
         for number, drafter in enumerate(self._options.others):
             self._tell(f"measuring alpha of {drafter}", done + number)
             found = measure_alpha(self._environment, drafter, prompts, params, max_tokens=most)
-            shares = drafting_shares(found, traffic, self._target)
-            step = CostCurve.flat((max(found.step_seconds, 1e-9),))
-            own = replace(costs, draft=step, per_law=0.0)
-            rows.append(pair.row(drafter, found.alpha, own, shares.operation_ratio, shares.traffic))
-        return tuple(rows)
+            operations, read = drafting_shares(found, pair.target, self._target)
+            yield pair.row(drafter, found.alpha, operations, read, found.step_seconds)
 
     def _candidates(
         self, pairs: list[RankedPair], costs: RoundCosts, params: SamplingParams
@@ -281,7 +264,7 @@ class _Bench:
                     vector[:ranks],
                     costs,
                     sizes=_tree_sizes(costs),
-                    max_depth=self._environment.bounded(self._options.max_depth),
+                    max_depth=self._environment.bounded(_DEEPEST),
                     tolerance=_TOLERANCE,
                 )
                 if plan is not None:
@@ -299,10 +282,9 @@ class _Bench:
         if not self._target.can_branch:
             return []
         sizes = _tree_sizes(costs)
-        depth = min(self._options.max_depth, _DEEPEST_DYNAMIC)
         measured = []
         for topk in _DYNAMIC_TOPK:
-            n_sequences, n_outputs = draft_size(DynamicShape(depth, topk, max(sizes)))
+            n_sequences, n_outputs = draft_size(DynamicShape(_DEEPEST_DYNAMIC, topk, max(sizes)))
             options = draft_context_options(self._context, draft)
             size = replace(options, n_sequences=n_sequences, n_outputs=n_outputs)
             with Context(draft, size) as context:
@@ -312,18 +294,14 @@ class _Bench:
                         texts,
                         params,
                         topk=topk,
-                        max_depth=depth,
+                        max_depth=_DEEPEST_DYNAMIC,
                         max_nodes=max(sizes),
                         target_vocab_size=self._target.vocabulary.size,
                         seconds=self._options.seconds * _GROWING_SHARE,
                     )
                 )
         plan = plan_dynamic_tree(measured, costs, sizes=sizes, tolerance=_TOLERANCE)
-        if plan is None:
-            return []
-        shape, worth = plan.shape, (plan.expected_tokens, plan.tokens_per_second)
-        text = f"depth={shape.depth}, topk={shape.topk}, nodes={shape.nodes}"
-        return [Candidate(text, "dynamic", "argmax", shape.nodes, shape.depth, *worth)]
+        return [] if plan is None else [_candidate(plan, "argmax")]
 
     def try_out(self, planned: TunedSetting, prompts: list[list[int]], number: int) -> TunedSetting:
         """Run the most promising candidates, and put the fastest of them first."""
@@ -416,17 +394,17 @@ class _Bench:
 
 def _candidate(plan: TreePlan, sampling: TreeSampling) -> Candidate:
     """Return a plan as the options of a drafter expression: a chain if the tree is one."""
-    topology, depth = plan.topology, plan.topology.max_depth
+    shape, (n_nodes, depth) = plan.shape, plan.size
     kind: PlanKind
-    if topology.n_leaves == 1:
-        kind = "chain"
+    if isinstance(shape, DynamicShape):
+        kind, options = "dynamic", f"depth={depth}, topk={shape.topk}, nodes={n_nodes}"
+    elif shape.n_leaves == 1:
         chain = "argmax" if sampling == "argmax" else "with"
-        options = f"n={depth}, sampling={chain}"
+        kind, options = "chain", f"n={depth}, sampling={chain}"
     else:
-        kind = "tree"
-        options = f'tree="{topology}", sampling={sampling}'
+        kind, options = "tree", f'tree="{shape}", sampling={sampling}'
     worth = (plan.expected_tokens, plan.tokens_per_second)
-    return Candidate(options, kind, sampling, len(topology), depth, *worth)
+    return Candidate(options, kind, sampling, n_nodes, depth, *worth)
 
 
 def _tree_sizes(costs: RoundCosts) -> list[int]:

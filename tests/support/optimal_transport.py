@@ -13,9 +13,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linprog
 
-from specrun.runtime.planning import acceptance_probability
-
 Probs = npt.NDArray[np.float64]
+
+
+def acceptance_probability(target: Probs, draft: Probs) -> float:
+    """Return sum min(P, Q), with which a draw from Q is accepted (Leviathan et al., theorem 3.5).
+
+    No rule accepts one draw more often.
+    """
+    return min(1.0, float(np.minimum(target, draft).sum()))  # rounding may exceed 1
 
 
 def best_acceptance(target: Probs, draft: Probs, k: int) -> float:

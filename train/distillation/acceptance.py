@@ -1,10 +1,9 @@
 """The acceptance rate alpha of a pair of models on texts, measured. Distillation raises it.
 
 Leviathan et al. 2023: a token drawn from Q is accepted with probability sum min(P, Q) = 1 - TV(P,
-Q) (theorem 3.5; for one pair of distributions
-`specrun.runtime.planning.theory.acceptance_probability`), and alpha is its mean over the positions
-of the target's text (corollary 3.6). Tokens of one text are not independent, texts are: standard
-errors are those of a ratio over texts (number accepted over number of positions, linearised).
+Q) (theorem 3.5), and alpha is its mean over the positions of the target's text (corollary 3.6).
+Tokens of one text are not independent, texts are: standard errors are those of a ratio over texts
+(number accepted over number of positions, linearised).
 """
 
 from __future__ import annotations

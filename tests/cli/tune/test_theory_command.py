@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -51,8 +52,11 @@ def test_a_targets_file_says_what_is_read(models: Models) -> None:
     asked = (*NUMBERS, "-m", models.target, "--bandwidth", "1", "--cached", "0")
     result = theory(*asked)
     assert result.exit_code == 0, result.output
-    assert "at 1 GB/s" in result.stdout
+    line = next(line for line in result.stdout.splitlines() if line.startswith("at 1 GB/s"))
+    plain, megabytes, drafted, n = map(float, re.findall(r"[\d.]+", line)[1:])
     (found,) = json.loads(theory(*asked, "--json").stdout)
+    assert plain * megabytes == pytest.approx(1000, rel=0.2)
+    assert drafted / plain == pytest.approx(1 / found["rows"][int(n) - 1]["bytes"], rel=1e-3)
     assert found["alpha"] == 0.5
     two = found["rows"][1]
     assert two["bytes"] == pytest.approx((1 + 2 * 0.1) / 1.75, abs=1e-6)

@@ -10,11 +10,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from support.enumeration import FixedTable, accepted_lengths, branching_tree
-from support.optimal_transport import acceptance_by_draw, best_acceptance, coverage_bound
+from support.optimal_transport import (
+    acceptance_by_draw,
+    acceptance_probability,
+    best_acceptance,
+    coverage_bound,
+)
 
 from specrun.runtime.acceptance import AcceptanceRule, ExactRule, KSeq, KSeqRule
 from specrun.runtime.laws import Law
-from specrun.runtime.planning import acceptance_probability
 
 SOLVED = 1e-7  # what HiGHS is trusted to
 SIZES = [(3, 2), (4, 2), (5, 2), (3, 3), (4, 3), (3, 4)]

@@ -75,13 +75,13 @@ def test_c_hat_and_bytes_of_a_head_that_shares_the_output_matrix(target: Model) 
     """c-hat .304, where the head alone would be .161; bytes beside those of the tensors."""
     assert multiplications(target) == TARGET
     found = DrawnAlpha("eagle", 0.7, 100, 0, 0.001, depth_params(target, "eagle"))
-    shares = drafting_shares(found, memory_traffic(target), target)
-    assert shares.operation_ratio == pytest.approx((EAGLE + OUTPUT) / TARGET, abs=1e-6)
-    assert shares.operation_ratio == pytest.approx(0.304, abs=0.001)
+    operations, read = drafting_shares(found, memory_traffic(target), target)
+    assert operations == pytest.approx((EAGLE + OUTPUT) / TARGET, abs=1e-6)
+    assert operations == pytest.approx(0.304, abs=0.001)
     assert pytest.approx(0.161, abs=0.001) == EAGLE / TARGET
     own = sum(tensor.n_bytes for tensor in read_header(demo_drafters()["eagle"]).tensors)
     shared = next(t.n_bytes for t in target.header.tensors if t.name == "token_embd.weight")
-    assert shares.traffic.weights(1) == pytest.approx(own + shared, rel=0.002)
+    assert read.weights(1) == pytest.approx(own + shared, rel=0.002)
 
 
 def test_a_nextn_block_reads_the_output_matrix(tmp_path: Path) -> None:

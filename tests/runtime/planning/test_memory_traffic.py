@@ -21,15 +21,14 @@ from specrun.runtime.planning import (
     memory_traffic,
     mixture,
 )
-from specrun.runtime.planning.theory import bytes_per_token, bytes_ratio, multiplications
+from specrun.runtime.planning.theory import bytes_ratio, multiplications
 
 
 def test_bytes_of_a_round_by_hand() -> None:
     target, draft = MemoryTraffic(1000.0, 2.0), MemoryTraffic(100.0, 0.5)
     # Two drafts with a = 1/2: E = 1.75; T(3) = 1000 + 2 * 40, D(1) = 100 + 0.5 * 40.
-    assert bytes_per_token(target, draft, 0.5, 2, n_context=40) == pytest.approx(1320 / 1.75)
-    ratio = bytes_ratio(target, target, 1.0, 3, n_context=500, n_draft_context=0)
-    assert ratio == pytest.approx((2000 + 3 * 1000) / 4 / 2000)
+    ratio = bytes_ratio(target, draft, 0.5, 2, n_context=40)
+    assert ratio == pytest.approx(1320 / 1.75 / 1080)
     assert bytes_ratio(target, draft, 0.7, 0, n_context=9) == 1.0
 
 
@@ -43,10 +42,9 @@ def test_a_bounded_cache_pays_from_where_the_page_says(
     target = MemoryTraffic(weights, 512 * 1024)
 
     def best(n_context: int) -> float:
-        cached = min(388, n_context)
+        bounded = MemoryTraffic(target.evaluation(1, min(388, n_context)), 0.0)
         return min(
-            bytes_ratio(target, target, acceptance, n, n_context=n_context, n_draft_context=cached)
-            for n in range(1, 9)
+            bytes_ratio(target, bounded, acceptance, n, n_context=n_context) for n in range(1, 9)
         )
 
     assert best(pays_from) < 1.0 <= best(pays_from - 100)

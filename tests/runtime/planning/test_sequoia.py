@@ -187,9 +187,9 @@ def test_the_plan_equals_brute_force(
         assert best <= 1.0 / costs.plain_seconds * (1 + 1e-12)
     else:
         assert plan.tokens_per_second == pytest.approx(best, rel=1e-12)
-        assert plan.tokens_per_second == pytest.approx(speeds[plan.topology], rel=1e-12)
+        assert plan.tokens_per_second == pytest.approx(speeds[plan.shape], rel=1e-12)
         assert plan.tokens_per_second > 1.0 / costs.plain_seconds
-        assert plan.expected_tokens == pytest.approx(expected_tokens(plan.topology, acceptance))
+        assert plan.expected_tokens == pytest.approx(expected_tokens(plan.shape, acceptance))
 
 
 def test_of_nodes_alike_the_first_children_are_evaluated() -> None:
@@ -220,9 +220,9 @@ def test_wide_evaluations_that_are_free_make_large_trees_and_dear_ones_chains() 
     free, dear = plan_tree(acceptance, curves(0.001)), plan_tree(acceptance, curves(0.15))
     assert free is not None
     assert dear is not None
-    assert len(free.topology) > 40
-    assert free.topology.max_width > 2
-    assert dear.topology.n_leaves <= 2
+    assert len(free.shape) > 40
+    assert free.shape.max_width > 2
+    assert dear.shape.n_leaves <= 2
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_a_tolerance_takes_the_smaller_of_nearly_equal_trees() -> None:
     )
     assert best is not None
     assert near is not None
-    assert len(near.topology) < len(best.topology)
+    assert len(near.shape) < len(best.shape)
     assert near.tokens_per_second >= 0.97 * best.tokens_per_second
 
 
@@ -284,7 +284,7 @@ def test_a_round_costs_what_its_parts_cost() -> None:
     # The root's evaluation, two nodes (a new shape), two again (the same), and one (new).
     tree = parse_topology("0 1 00 10 000 100 0000")
     assert tree.inner_widths == (1, 2, 2, 1)
-    assert costs.round_seconds(tree) == pytest.approx(
+    assert costs.round_seconds(len(tree), tree.inner_widths) == pytest.approx(
         1.0 + 10.0 + 7000.0 + (0.1 + 1.2 + 0.2 + 1.1) + 600.0
     )
     assert costs.plain_seconds == 10.0

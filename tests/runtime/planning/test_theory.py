@@ -1,11 +1,10 @@
-"""The formulas of costs/theory.py against brute force, and against the rules, enumerated."""
+"""The formulas of theory against the rules, enumerated, and their tables of chains."""
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -13,18 +12,22 @@ from support.enumeration import FixedTable, accepted_lengths, chain
 
 from specrun.bindings.errors import OptionError
 from specrun.runtime.acceptance import ExactRule
-from specrun.runtime.planning import theory
+from specrun.runtime.planning import (
+    BestLengths,
+    ChainInputs,
+    CostCurve,
+    MemoryTraffic,
+    RoundCosts,
+    best_lengths,
+    chain_row,
+    theory,
+)
 from specrun.runtime.round import DraftRequest
 from specrun.runtime.trees import DraftTree
 
 TARGET, DRAFT = (0.6, 0.3, 0.1), (0.2, 0.3, 0.5)  # alpha = 0.2 + 0.3 + 0.1
 any_case = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 probability = st.floats(0.0, 1.0)
-laws = (
-    st.lists(st.integers(0, 6), min_size=4, max_size=4)
-    .filter(any)
-    .map(lambda weights: np.array(weights) / sum(weights))
-)
 
 
 def tokens_of_a_round(
@@ -78,49 +81,67 @@ def test_the_papers_numbers() -> None:
         )
 
 
+# -- tables of chains ------------------------------------------------------------------------------
+
+CURVE = CostCurve((1, 2, 4), (1.0, 1.5, 2.0), (1.0, 1.5, 2.0))
+TRAFFIC = (MemoryTraffic(1000.0, 2.0), MemoryTraffic(100.0, 0.0))
+INPUTS = ChainInputs(0.5, 0.1, 0.2, CURVE, TRAFFIC, 50.0)
+
+
+def test_a_row_says_what_the_formulas_say() -> None:
+    """Worked out by hand for alpha = 1/2, n = 2: 1 + 1/2 + 1/4 tokens a round."""
+    row = chain_row(INPUTS, 2)
+    assert row.tokens == pytest.approx(1.75)
+    assert row.improvement == pytest.approx(1.75 / 1.2)
+    assert row.operations == pytest.approx((2 * 0.2 + 3) / 1.75)
+    assert row.measured == pytest.approx(1.75 / (1.75 + 0.2))  # T(3) lies between T(2) and T(4)
+    assert row.bytes == pytest.approx((1100 + 200) / 1.75 / 1100)
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    row = chain_row(ChainInputs(0.5, 0.1, 0.2), 2)
+    assert row.measured is None
+    assert row.bytes is None
+    assert best_lengths(ChainInputs(0.5, 0.1, 0.2)) == BestLengths(2, None, None)
+
+
+def test_the_best_lengths_are_those_of_most_gain() -> None:
+    """A drafter for nothing is drafted with for ever, unless evaluations grow; one that costs more
+    than it is accepted never."""
+    free = dataclasses.replace(INPUTS, acceptance=0.9, cost_ratio=0.0)
+    best = best_lengths(free, 20)
+    assert best.flat == 20
+    assert best.measured is not None
+    assert best.measured < 20
+    assert best_lengths(dataclasses.replace(INPUTS, cost_ratio=0.6)).flat == 0
+    lengths = best_lengths(INPUTS)
+    for name, value in (("improvement", lengths.flat), ("measured", lengths.measured)):
+        assert value is not None
+        gains = [getattr(chain_row(INPUTS, n), name) for n in range(30)]
+        assert gains[value] == max(gains)
+
+
 @any_case
 @given(probability, st.floats(0.0, 2.0), st.integers(0, 30))
-def test_the_best_length_is_the_best_of_all(
-    acceptance: float, cost_ratio: float, max_draft: int
+def test_the_best_length_is_the_first_of_the_best(
+    acceptance: float, cost_ratio: float, most: int
 ) -> None:
-    best = theory.best_draft_length(acceptance, cost_ratio, max_draft)
-    gains = [
-        theory.wall_clock_improvement(acceptance, count, cost_ratio)
-        for count in range(max_draft + 1)
-    ]
-    assert gains[best] == max(gains)
-    assert best == gains.index(max(gains))
+    """On a machine on which width is free, by the measured curve, too."""
+    inputs = ChainInputs(acceptance, cost_ratio, 0.0, CostCurve((1, 2), (1.0, 1.0), (1.0, 1.0)))
+    best = best_lengths(inputs, most)
+    gains = [theory.wall_clock_improvement(acceptance, n, cost_ratio) for n in range(most + 1)]
+    assert best.flat == best.measured == gains.index(max(gains))
+    measured = theory.chain_row(inputs, best.flat).measured
+    assert measured == pytest.approx(gains[best.flat])
 
 
-# -- measured costs --------------------------------------------------------------------------------
-
-
-@any_case
-@given(probability, st.floats(0.0, 2.0))
-def test_a_flat_curve_is_the_papers_case(acceptance: float, cost_ratio: float) -> None:
-    flat = theory.best_measured_draft_length(acceptance, lambda n: 1.0, cost_ratio, 20)
-    tokens = theory.expected_tokens(acceptance, flat)
-    gain = theory.measured_improvement(tokens, flat, lambda n: 1.0, flat * cost_ratio)
-    best = theory.best_draft_length(acceptance, cost_ratio, 20)
-    assert gain == pytest.approx(theory.wall_clock_improvement(acceptance, best, cost_ratio))
-
-
-# -- acceptance ------------------------------------------------------------------------------------
-
-
-@any_case
-@given(laws, laws)
-def test_acceptance_is_one_minus_the_total_variation(target: np.ndarray, draft: np.ndarray) -> None:
-    events = itertools.product((False, True), repeat=4)
-    widest = max(abs(target[list(event)].sum() - draft[list(event)].sum()) for event in events)
-    assert theory.acceptance_probability(target, draft) == pytest.approx(1.0 - widest, abs=1e-12)
-
-
-def test_acceptance_is_the_loops() -> None:
-    by_draw = accepted_lengths(ExactRule(), chain(FixedTable(*DRAFT), 1), FixedTable(*TARGET), 2)[1]
-    assert theory.acceptance_probability(np.array(TARGET), np.array(DRAFT)) == pytest.approx(
-        by_draw, abs=1e-12
+def test_width_that_costs_shortens_the_draft() -> None:
+    rising = RoundCosts(
+        CostCurve.flat([1.0 + 0.3 * n for n in range(20)]), CostCurve.flat([0.1] * 20)
     )
+    found = theory.chain_theory(0.8, rising, 0.05)
+    assert 0 < found.length < found.flat_length
+    assert 1.0 < found.improvement < found.flat_improvement
 
 
 # -- bad input -------------------------------------------------------------------------------------
@@ -134,11 +155,9 @@ def test_acceptance_is_the_loops() -> None:
         (lambda: theory.expected_tokens(0.5, -1), "n_draft is -1"),
         (lambda: theory.wall_clock_improvement(0.5, 3, -0.1), "cost_ratio is -0.1"),
         (lambda: theory.operation_ratio(0.5, 3, float("inf")), "operation_cost_ratio is inf"),
-        (lambda: theory.best_draft_length(0.5, 0.1, -1), "max_draft is -1"),
-        (
-            lambda: theory.best_measured_draft_length(0.5, lambda n: 0.0, 0.1),
-            "0.0 seconds for 1 tokens",
-        ),
+        (lambda: ChainInputs(1.5, 0.1, 0.1), "acceptance is 1.5"),
+        (lambda: ChainInputs(0.5, -0.1, 0.1), "cost_ratio is -0.1"),
+        (lambda: ChainInputs(0.5, 0.1, float("nan")), "operation_cost_ratio is nan"),
     ],
 )
 def test_bad_input_is_named(call: Callable[[], float], message: str) -> None:

@@ -28,7 +28,6 @@ from specrun.runtime.trees import (
 from specrun.runtime.tuning import (
     CalibrationText,
     DynamicAcceptance,
-    dynamic_round_seconds,
     kept_nodes,
     measure_dynamic_acceptance,
     plan_dynamic_tree,
@@ -115,7 +114,7 @@ def curve(*times: float) -> CostCurve:
 
 COSTS = RoundCosts(
     curve(*(1.0 + 0.15 * size for size in range(16))),
-    curve(*(0.05 + 0.01 * size for size in range(16))),
+    CostCurve(tuple(range(1, 17)), *(tuple(a + 0.01 * n for n in range(16)) for a in (0.05, 0.08))),
     per_round=0.01,
     per_node=0.002,
 )
@@ -136,34 +135,22 @@ def test_the_plan_is_the_best_of_all_shapes() -> None:
     assert plan is not None
     speeds = {}
     for acceptance in measured:
+        before = [1, *[acceptance.topk] * 4]
         for depth in range(1, 6):
             for nodes in range(
                 depth, 1 + min(12, acceptance.topk + (depth - 1) * acceptance.topk**2)
             ):
                 shape = DynamicShape(depth, acceptance.topk, nodes)
-                speeds[shape] = (1 + acceptance.accepted[depth, nodes]) / dynamic_round_seconds(
-                    shape, COSTS
+                # One wide evaluation a depth: the first of them rebuilds the graph.
+                drafting = COSTS.depth_seconds(1, None)
+                drafting += sum(
+                    COSTS.depth_seconds(acceptance.topk, n) for n in before[: depth - 1]
                 )
+                seconds = COSTS.verify_seconds(nodes) + drafting
+                speeds[shape] = (1 + acceptance.accepted[depth, nodes]) / seconds
     assert plan.tokens_per_second == pytest.approx(max(speeds.values()))
     assert plan.tokens_per_second == pytest.approx(speeds[plan.shape])
     smaller = plan_dynamic_tree(measured, COSTS, sizes=range(1, 13), tolerance=0.1)
     assert smaller is not None
     assert smaller.shape.nodes < plan.shape.nodes
     assert smaller.tokens_per_second >= 0.9 * plan.tokens_per_second
-
-
-def test_a_round_costs_one_wide_draft_evaluation_a_depth() -> None:
-    costs = RoundCosts(
-        curve(*range(10, 30)),
-        CostCurve((1, 2, 3), (1.0, 2.0, 3.0), (1.5, 2.5, 3.5)),
-        100.0,
-        200.0,
-        0.25,
-        0.5,
-    )
-    # The root's, a first depth of 3 that rebuilds the graph, a second that does not; then 7 nodes
-    # and the root.
-    drafting = (1.0 + 0.25) + (3.5 + 3 * 0.25) + (3.0 + 3 * 0.25)
-    assert dynamic_round_seconds(DynamicShape(3, 3, 7), costs) == pytest.approx(
-        17.0 + 300.0 + 3.5 + drafting
-    )

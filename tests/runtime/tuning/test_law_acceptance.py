@@ -12,7 +12,7 @@ from specrun.runtime.drafters.ngram import GrowingCounts, NgramLaw
 from specrun.runtime.laws import Law, SamplingParams
 from specrun.runtime.planning import CostCurve, MemoryTraffic, RoundCosts
 from specrun.runtime.tuning import CalibrationText, RankedPair, acceptance_by_rank
-from specrun.runtime.tuning.acceptance import alpha_rows, mean_alpha, ngram_alpha, shared_mass
+from specrun.runtime.tuning.acceptance import PairCosts, mean_alpha, ngram_alpha, shared_mass
 
 WHOLE = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 TEXTS = [CalibrationText((0, 1, 2, 0, 1, 1, 2, 0), 3), CalibrationText((2, 2, 1, 2, 2), 2)]
@@ -79,17 +79,17 @@ def test_an_ngram_laws_alpha_is_that_of_the_text_so_far(order: int, params: Samp
 
 def test_rows_say_what_follows_of_alpha() -> None:
     table = LawTable(5, 7)
-    pairs = []
-    for text in TEXTS:
-        for end in range(text.n_prompt, len(text.tokens)):
-            law = law_of(table(text.tokens[:end]))
-            pairs.append(RankedPair(law, law, law))
+    laws = [
+        law_of(table(text.tokens[:end]))
+        for text in TEXTS
+        for end in range(text.n_prompt, len(text.tokens))
+    ]
     costs = RoundCosts(CostCurve.flat([1.0] * 20), CostCurve.flat([0.1]))
-    traffic = MemoryTraffic(1000.0, 2.0), MemoryTraffic(100.0, 1.0)
-    rows = alpha_rows("draft(a)", TEXTS, pairs, costs, WHOLE, operation_ratio=0.1, traffic=traffic)
-    assert [row.drafter for row in rows] == ["draft(a)", "ngram(order=2)", "ngram(order=3)"]
-    draft, ngram, _ = rows
-    assert draft.alpha == pytest.approx(1.0)
+    pair = PairCosts(costs, MemoryTraffic(1000.0, 2.0), 6.5)
+    draft = pair.row("draft(a)", 1.0, 0.1, MemoryTraffic(100.0, 1.0))
+    ngram, other = pair.ngram_rows(TEXTS, laws, WHOLE)
+    assert [ngram.drafter, other.drafter] == ["ngram(order=2)", "ngram(order=3)"]
+    assert draft.alpha == 1.0
     assert draft.theory.cost_ratio == pytest.approx(0.1)
     assert draft.operation_ratio == 0.1
     assert draft.theory.length == 16

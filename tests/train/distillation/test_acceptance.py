@@ -6,9 +6,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.optimal_transport import acceptance_probability
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.planning import acceptance_probability
 from specrun.train.distillation.acceptance import (
     TextAcceptance,
     acceptance_at,

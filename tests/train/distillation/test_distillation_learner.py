@@ -5,9 +5,9 @@ import math
 import numpy as np
 import pytest
 import torch
+from support.optimal_transport import acceptance_probability
 
 from specrun.bindings.errors import OptionError
-from specrun.runtime.planning import acceptance_probability
 from specrun.train.distillation import DistillationLoss
 from specrun.train.distillation.answers import SampledAnswers
 from specrun.train.distillation.learner import DIVERGENCES, DistillationLearner

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.enumeration import TOLERANCE, chain, drafter_bias
+from support.optimal_transport import acceptance_probability
 from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableDraftModel
 from support.tiny_models import F32
 
@@ -29,7 +30,6 @@ from specrun.runtime.drafters.ngram import (
 )
 from specrun.runtime.language import quoted
 from specrun.runtime.laws import Law, SeededNoise
-from specrun.runtime.planning import acceptance_probability
 from specrun.runtime.round import Drafter, DraftRequest
 from specrun.runtime.trees import DraftTree, Topology
 
