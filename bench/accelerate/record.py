@@ -9,9 +9,9 @@ from typing import Any
 
 from specrun.bench.diagnosis.diagnosis import PAYS, Work
 from specrun.bench.timing import Ratio, ratio_of
-from specrun.bindings.files import DAMAGE, Warn, count_in, number_in, text_in
+from specrun.bindings.files import DAMAGE, Warn
 from specrun.runtime.language import parse_expression
-from specrun.runtime.planning import ANY, Choice
+from specrun.runtime.planning import ANY, Choice, Count, Number, decoded
 
 # == The record: a second call goes on from it =====================================================
 
@@ -39,10 +39,19 @@ class LeftOut:
 class Sweep:
     """One repetition of a comparison: each drafter's time for the prompts of a workload."""
 
-    temperature: float
+    temperature: Number
     workload: str
-    repetition: int
+    repetition: Count
     works: Mapping[str, Work]
+
+    def check(self) -> None:
+        """Raise if these works cannot be compared."""
+        for name, work in self.works.items():
+            parse_expression(name)
+            if not (work.tokens and work.rounds and work.seconds):
+                raise ValueError("work without tokens cannot be compared")
+        if PLAIN not in self.works:
+            raise ValueError("a sweep without plain decoding compares nothing")
 
 
 @dataclass(slots=True)
@@ -58,7 +67,7 @@ class Record:
     left_out: list[LeftOut] = field(default_factory=list)
     sweeps: list[Sweep] = field(default_factory=list)
     done: list[str] = field(default_factory=list)
-    discount: float = 1.0
+    discount: Number = 1.0
     """How many times as long as the cheapest width an evaluation of a single token takes."""
 
     def add(self, contenders: Iterable[Contender]) -> None:
@@ -101,45 +110,15 @@ class Record:
 
         `warn` receives a sentence on damage.
         """
-        try:
-            if content.get("basis") == basis:
-                return Record(
-                    basis,
-                    [
-                        Contender(*_texts(value, "drafter", "source"))
-                        for value in content["contenders"]
-                    ],
-                    [LeftOut(*_texts(value, "what", "why")) for value in content["left_out"]],
-                    [_sweep(value) for value in content["sweeps"]],
-                    list(map(text_in, content["done"])),
-                    number_in(content.get("discount", 1.0)),
-                )
-        except DAMAGE:
-            warn("the record of an earlier search is damaged: everything is measured anew")
+        if content.get("basis") == basis:
+            try:
+                record = decoded(content, Record)
+                for sweep in record.sweeps:
+                    sweep.check()
+                return record
+            except DAMAGE:
+                warn("the record of an earlier search is damaged: everything is measured anew")
         return Record(basis)
-
-
-def _texts(value: Mapping[str, Any], *names: str) -> list[str]:
-    return [text_in(value[name]) for name in names]
-
-
-def _sweep(value: Mapping[str, Any]) -> Sweep:
-    works = {name: _work(work) for name, work in value["works"].items()}
-    for name in works:
-        parse_expression(name)
-    if PLAIN not in works:
-        raise ValueError("a sweep without plain decoding compares nothing")
-    temperature, repetition = number_in(value["temperature"]), count_in(value["repetition"])
-    return Sweep(temperature, text_in(value["workload"]), repetition, works)
-
-
-def _work(value: Mapping[str, Any]) -> Work:
-    work = Work(**value)
-    for number in asdict(work).values():
-        number_in(number)
-    if not (work.tokens and work.rounds and work.seconds):
-        raise ValueError("work without tokens cannot be compared")
-    return work
 
 
 # == The choice among drafters that were measured ==================================================

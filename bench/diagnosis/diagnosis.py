@@ -15,10 +15,10 @@ from dataclasses import astuple, dataclass
 from typing import Any, Literal
 
 from specrun.bench.diagnosis.experts import ExpertReads
+from specrun.bench.drafters.answers import timed_speed
 from specrun.bench.timing import Ratio
-from specrun.bindings.errors import SpecrunError
 from specrun.runtime.language import parse_expression
-from specrun.runtime.planning import CostCurve, expected_tokens
+from specrun.runtime.planning import CostCurve, Count, Number, expected_tokens
 from specrun.runtime.round import GenerationResult
 
 # == Work: tokens, rounds and seconds of answers ===================================================
@@ -34,17 +34,17 @@ class Work:
     graph was built anew.
     """
 
-    tokens: int
-    rounds: int
-    drafting_rounds: int
-    nodes: int
-    tests: int
-    accepted: int
-    seconds: float
-    target_s: float
-    drafter_s: float
-    python_s: float
-    rebuilt: int = 0
+    tokens: Count
+    rounds: Count
+    drafting_rounds: Count
+    nodes: Count
+    tests: Count
+    accepted: Count
+    seconds: Number
+    target_s: Number
+    drafter_s: Number
+    python_s: Number
+    rebuilt: Count = 0
 
     @staticmethod
     def together(parts: Iterable[Work]) -> Work:
@@ -80,10 +80,7 @@ def work_of(results: Iterable[GenerationResult]) -> Work:
 
 def _of_answer(result: GenerationResult) -> Work:
     stats, n = result.stats, len(result.token_ids)
-    if not n or not stats.tokens_per_second:
-        problem = "an answer without tokens cannot be timed"
-        raise SpecrunError(f"{problem}: is the context (-c) long enough?")
-    seconds = n / stats.tokens_per_second
+    seconds = n / timed_speed(result)
     prompt = result.usage.prompt_tokens - 1
     rate = stats.prompt_tokens_per_second
     # The target's time for the prompt is no part of decoding; the rest, but for Python, drafts.

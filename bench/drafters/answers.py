@@ -201,12 +201,14 @@ def _mean_by_depth(
     return tuple(kept / weight for kept, weight in zip(sums, weights, strict=True)), weights
 
 
-def require_timed(result: GenerationResult) -> None:
-    """Raise SpecrunError if an answer has no tokens that were timed."""
-    if not result.token_ids or not result.stats.tokens_per_second:
+def timed_speed(result: GenerationResult) -> float:
+    """Return the tokens a second of an answer; raises SpecrunError if it has no timed tokens."""
+    speed = result.stats.tokens_per_second
+    if not result.token_ids or not speed:
         raise SpecrunError(
             "an answer without tokens cannot be timed: is the context (-c) long enough?"
         )
+    return speed
 
 
 def prompt_ids(runtime: Runtime | Engine, prompt: Prompt, as_chat: bool | None) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from specrun.bench.diagnosis.diagnosis import diagnose, work_of
-from specrun.bench.drafters.answers import Answers, Arm, require_timed
+from specrun.bench.drafters.answers import Answers, Arm, timed_speed
 from specrun.bench.drafters.prompts import Prompt, Question
 from specrun.bench.drafters.scores import Scorer
 from specrun.bench.timing import Ratio, Spread, interleaved, ratio_of, require_given, spread_of
@@ -318,7 +318,7 @@ def _measure(
         seed = (params.seed or 0) + repetition
         said = arm.answer_turns(number, params, bench.max_tokens, seed=seed)
         if not isinstance(bench.prompts[number], Question):
-            require_timed(said[0])
+            timed_speed(said[0])
         measured[index][repetition][number] = said
     return measured
 

@@ -41,8 +41,11 @@ from specrun.runtime.planning.optimal_trees import (
 from specrun.runtime.planning.profile import (
     ANY,
     Choice,
+    Count,
+    Number,
     Profile,
     StoredPlan,
+    decoded,
     describe_file,
     describe_settings,
     known_curve,

@@ -17,10 +17,13 @@ import dataclasses
 import functools
 import hashlib
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+
+import msgspec
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import FileMissingError
@@ -29,13 +32,10 @@ from specrun.bindings.files import (
     NotForThisError,
     atomic_path,
     cache_folder,
-    count_in,
     json_object,
     list_in,
-    number_in,
     read_kept,
     read_regular,
-    text_in,
 )
 from specrun.bindings.machine.devices import describe_machine
 from specrun.bindings.machine.placement import Placement, current_placement
@@ -51,13 +51,18 @@ _MOST_PARTS = 32  # curves, and plans: of other settings and draft models
 _LONGEST_NAME = 40
 _HASHED = 1 << 20  # bytes at the beginning and at the end: header, first and last tensors
 _ROUNDING = 1e-6
-_SHORTEST, _LONGEST = 1e-9, 1e6  # seconds of an evaluation that can be true
+# Tokens and seconds of an evaluation that can be true.
+_WIDEST, _SHORTEST, _LONGEST = 1 << 30, 1e-9, 1e6
 _ANOTHER_VERSION = "written by another version of specrun"
 _TUNE, _ACCELERATE = "run specrun tune again", "run specrun accelerate again"
 _PAIR = "the stored plan for this pair"
 
 Warn = Callable[[str], None]
 _Part = TypeVar("_Part")
+
+Number = Annotated[float, msgspec.Meta(ge=0.0, le=sys.float_info.max)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""Finite numbers of kept files, 0 or more, and whole ones."""
 
 
 # == The file ======================================================================================
@@ -206,6 +211,14 @@ def _as_json(value: Mapping[str, object]) -> Any:  # noqa: ANN401 - whatever JSO
     return json.loads(json.dumps(value))
 
 
+def decoded(value: object, kind: type[_Part]) -> _Part:
+    """Return a value of a kept file as a dataclass; raises ValueError if it is none."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+
+
 def write_json(path: Path, content: Mapping[str, Any]) -> Path:
     """Write a file of the cache, over an earlier one; return its path."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -272,13 +285,11 @@ def _target_settings(context: ContextOptions, n_gpu_layers: int) -> Any:  # noqa
 
 
 def _curve(part: Mapping[str, Any]) -> CostCurve:
-    sizes = tuple(count_in(size, 1) for size in list_in(part["sizes"]))
-    reused, rebuilt = (
-        tuple(number_in(seconds, _SHORTEST, _LONGEST) for seconds in list_in(part[name]))
-        for name in ("reused", "rebuilt")
-    )
-    spread = tuple(map(number_in, list_in(part["spread"])))
-    return CostCurve(sizes, reused, rebuilt, spread, is_first=part.get("is_first") is True)
+    curve = decoded(part, CostCurve)
+    times = (*curve.reused, *curve.rebuilt)
+    if curve.sizes[-1] > _WIDEST or not all(_SHORTEST <= s <= _LONGEST for s in times):
+        raise ValueError("no evaluation is so wide, or takes so long")
+    return curve
 
 
 # == Plans of `specrun tune` =======================================================================
@@ -293,14 +304,20 @@ class StoredPlan:
     none. `acceptance` has the shares of ranks by proposal scheme.
     """
 
-    temperature: float
+    temperature: Number
     options: str
     alternatives: tuple[str, ...]
-    predicted: float
-    measured: float | None
-    plain: float | None
-    width: int | None = None
-    acceptance: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    predicted: Number
+    measured: Number | None
+    plain: Number | None
+    width: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    acceptance: Mapping[str, tuple[Number, ...]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for options in (self.options, *self.alternatives):
+            options_of(parse_expression(_expression(Path("draft.gguf"), options)))
+        if any(sum(shares) > 1.0 + _ROUNDING for shares in self.acceptance.values()):
+            raise ValueError("the shares of ranks have a sum of at most 1")
 
     def expression(self, draft: Path) -> str:
         """Return the drafter expression for a draft model file."""
@@ -348,7 +365,7 @@ def load_plans(
         reasons = [_mismatch(content, target, part["settings"], settings) for part in own]
         if all(reasons):
             raise NotForThisError(reasons[0])
-        return [_plan(plan) for plan in list_in(own[reasons.index("")]["plans"])]
+        return decoded(own[reasons.index("")]["plans"], list[StoredPlan])
 
     told: list[str] = []
     found = _read(target, parse, what=_PAIR, advice=_TUNE, warn=told.append)
@@ -398,48 +415,19 @@ def measured_acceptance(target: Path, draft: Path, sampling: str) -> tuple[float
     def parse(content: Mapping[str, Any]) -> tuple[float, ...] | None:
         described = describe_file(draft)
         known = [
-            (number_in(plan["temperature"]), _shares(plan["acceptance"][sampling]))
+            plan
             for part in list_in(content.get("plans", []))
             if part["draft"] == described and content["target"] == describe_file(target)
-            for plan in list_in(part["plans"])
-            if plan["acceptance"].get(sampling)
+            for plan in decoded(part["plans"], list[StoredPlan])
+            if plan.acceptance.get(sampling)
         ]
         nearest = min if sampling == "argmax" else max
-        return nearest(known, key=lambda each: each[0])[1] if known else None
+        found = nearest(known, key=lambda plan: plan.temperature, default=None)
+        return None if found is None else found.acceptance[sampling]
 
     if not draft.is_file():  # left to the caller that opens it
         return None
     return _read(target, parse, what=_PAIR, advice=_TUNE)
-
-
-def _shares(values: object) -> tuple[float, ...]:
-    shares = tuple(number_in(share, 0.0, 1.0) for share in list_in(values))
-    if not shares or sum(shares) > 1.0 + _ROUNDING:
-        raise ValueError("the shares of ranks have a sum of at most 1")
-    return shares
-
-
-def _plan(value: Mapping[str, Any]) -> StoredPlan:
-    speeds = (value["measured"], value["plain"])
-    measured, plain = (None if speed is None else number_in(speed) for speed in speeds)
-    # Plans from before there were fixed shapes have none.
-    width = value.get("width")
-    return StoredPlan(
-        number_in(value["temperature"]),
-        _options(value["options"]),
-        tuple(map(_options, list_in(value["alternatives"]))),
-        number_in(value["predicted"]),
-        measured,
-        plain,
-        width=None if width is None else count_in(width, 1),
-    )
-
-
-def _options(value: object) -> str:
-    """Return the options of a draft model's expression; raises if there are none."""
-    options = text_in(value)
-    options_of(parse_expression(_expression(Path("draft.gguf"), options)))
-    return options
 
 
 # == Choices of `specrun accelerate` ===============================================================
@@ -457,13 +445,16 @@ class Choice:
     between `low` and `high` in all repetitions; 0 each if that is not known.
     """
 
-    temperature: float
+    temperature: Number
     workload: str
     drafter: str
-    speed_up: float
+    speed_up: Number
     reason: str = ""
-    low: float = 0.0
-    high: float = 0.0
+    low: Number = 0.0
+    high: Number = 0.0
+
+    def __post_init__(self) -> None:
+        options_of(parse_expression(self.drafter))  # raises if it is none
 
     @property
     def extent(self) -> str:
@@ -521,7 +512,7 @@ def load_profile(
             reason = _changed(files) if isinstance(files, dict) else "its files are missing"
         if reason:
             raise NotForThisError(reason)
-        return _profile(content)
+        return decoded(content, Profile)
 
     return _read(target, parse, what=f"the profile of {target.name}", advice=_ACCELERATE, warn=warn)
 
@@ -535,29 +526,3 @@ def _changed(files: Mapping[str, object]) -> str:
         if describe_file(path) != described:
             return f"{name} is another file than the one it was measured with"
     return ""
-
-
-def _profile(content: Mapping[str, Any]) -> Profile:
-    choices = tuple(map(_choice, list_in(content["choices"])))
-    if not isinstance(content["record"], dict) or not isinstance(content["finished"], bool):
-        raise TypeError("a record is a mapping, and a profile is finished or not")
-    names = ("settings", "files", "record", "finished")
-    return Profile(
-        choices=choices,
-        measured=text_in(content["measured"]),
-        **{name: content[name] for name in names},
-    )
-
-
-def _choice(value: Mapping[str, Any]) -> Choice:
-    drafter = text_in(value["drafter"])
-    options_of(parse_expression(drafter))  # raises if it is none
-    return Choice(
-        number_in(value["temperature"]),
-        text_in(value["workload"]),
-        drafter,
-        number_in(value["speed_up"]),
-        text_in(value["reason"]),
-        number_in(value.get("low", 0.0)),
-        number_in(value.get("high", 0.0)),
-    )

@@ -88,7 +88,7 @@ def an_acceptance(target: Path, draft: Path) -> Kept:
 
 
 def a_profile(target: Path, draft: Path) -> Kept:
-    work = Work(*[1.0] * len(Work.__dataclass_fields__))
+    work = Work(*[1] * 6, *[1.0] * 4, 1)
     record = Record(
         "basis",
         [Contender("lookahead", "built in")],
