@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,14 +20,8 @@ from typing import Any
 from specrun.bench.accelerate.candidates import cut_file, files_in, is_drafted_by
 from specrun.bench.accelerate.prompts import SearchPrompts, search_prompts
 from specrun.bench.accelerate.record import LeftOut, Measured, Record, choices, measured
-from specrun.bench.accelerate.search import (
-    LEAST_SWEEPS,
-    AccelerateOptions,
-    Machine,
-    Search,
-    SearchOptions,
-    Tell,
-)
+from specrun.bench.accelerate.search import LEAST_SWEEPS, Search, Tell
+from specrun.bench.accelerate.target import AccelerateOptions
 from specrun.bench.accelerate.this_machine import ThisMachine
 from specrun.bench.diagnosis.diagnosis import IN_SHORT, Diagnosis, diagnose
 from specrun.bindings.files import require_writable
@@ -102,7 +98,7 @@ def accelerate(
     tell: Tell = lambda _: None,
     *,
     warn: Callable[[str], None] = lambda _: None,
-    machine: Machine | None = None,
+    machine: ThisMachine | None = None,
 ) -> AccelerateResult:
     """Search, keep the profile and return the results.
 
@@ -112,162 +108,132 @@ def accelerate(
     written.
     """
     started = time.perf_counter()
-    prompts = search_prompts(options.prompts)
-    search_options = options.search(prompts)  # raises before anything takes time
+    prompts = search_prompts(options.prompts)  # raises before anything takes time
     for path in options.drafts:
         read_header(path)  # so does this
-    finder = _Finder(options, prompts, search_options)
-    record = finder.earlier(warn)
-    finder.require_place()
-    curve, interrupted = None, False
+    found = _Findings(options, prompts, warn)
+    record, interrupted = found.record, False
     try:
-        if machine is not None:
-            curve = Search(machine, search_options, record, tell, finder.keep).run()
-        else:
-            with finder.this_machine() as own:
-                curve = Search(own, search_options, record, tell, finder.keep).run()
+        with ThisMachine(options, prompts) if machine is None else nullcontext(machine) as own:
+            search = Search(own, options, found.workloads, record, tell, found.save)
+            found.curve = search.run()
     except KeyboardInterrupt:
         interrupted = True
-    finder.know(curve)
-    if not interrupted:
-        finder.drop_unused_cut(record)
-    path = finder.save(record, finished=not interrupted)
-    least = min(LEAST_SWEEPS, search_options.repetitions)
+    else:
+        found.drop_unused_cut()
+    path = found.save(finished=not interrupted)
+    least = min(LEAST_SWEEPS, options.repetitions)
     return AccelerateResult(
         target=options.target,
         profile=path,
-        choices=tuple(finder.choices(record)),
-        rows=tuple(finder.rows(record)),
-        sources={found.drafter: found.source for found in record.contenders},
+        choices=tuple(found.choices()),
+        rows=tuple(found.rows()),
+        sources={each.drafter: each.source for each in record.contenders},
         left_out=tuple(record.left_out),
-        diagnoses=tuple(finder.diagnoses(record)),
-        curve=curve,
+        diagnoses=tuple(found.diagnoses()),
+        curve=found.curve,
         interrupted=interrupted,
         seconds=time.perf_counter() - started,
-        complete=record.is_compared(search_options.temperatures, search_options.workloads, least),
+        complete=all(len(record.of(*setting)) >= least for setting in found.settings),
     )
 
 
-class _Finder:
-    """The result of a record: choices, diagnoses and the stored profile."""
+class _Findings:
+    """The results of a record: choices, diagnoses and the stored profile.
+
+    Diagnoses read `curve`, the cost of evaluations, once it is known.
+    """
 
     def __init__(
-        self, options: AccelerateOptions, prompts: SearchPrompts, search: SearchOptions
+        self, options: AccelerateOptions, prompts: SearchPrompts, warn: Callable[[str], None]
     ) -> None:
-        self._options, self._prompts, self._search = options, prompts, search
-        self._settings = describe_settings(options.runtime)
+        self._options = options
+        self._stored = describe_settings(options.runtime)
         self._mixture = mixture(read_header(options.target))
-        self._curve: CostCurve | None = None
-        self._before: Profile | None = None
-
-    def know(self, curve: CostCurve | None) -> None:
-        """Take the curve that diagnoses read."""
-        self._curve = curve
-
-    @property
-    def _basis(self) -> str:
-        """A record's conditions, in addition to target, machine and settings."""
+        self.curve: CostCurve | None = None
+        self.workloads = tuple(prompts.held_out)
+        self.settings = list(itertools.product(options.temperatures, self.workloads))
         samplers = sorted(
-            {repr(params.replace(temperature=0.0, seed=None)) for params in self._options.params}
+            {repr(params.replace(temperature=0.0, seed=None)) for params in options.params}
         )
-        return f"{self._prompts.digest}; {self._options.n_tokens} tokens; {'; '.join(samplers)}"
-
-    def earlier(self, warn: Callable[[str], None]) -> Record:
-        """Return the record of an earlier call, or an empty one."""
-        self._before = load_profile(self._options.target, self._settings, warn=warn)
-        if self._before is None or self._options.again:
-            return Record(self._basis)
-        path = known_profile_file(self._options.target)
-        return Record.read(self._before.record, self._basis, lambda why: warn(f"{path}: {why}"))
-
-    def require_place(self) -> None:
-        """Raise unless the profile can be written: checked before long work."""
-        path = profile_file(self._options.target)
+        # A record's conditions, in addition to target, machine and settings.
+        basis = f"{prompts.digest}; {options.n_tokens} tokens; {'; '.join(samplers)}"
+        self._before = load_profile(options.target, self._stored, warn=warn)
+        self.record = Record(basis)
+        if self._before is not None and not options.again:
+            path = known_profile_file(options.target)
+            kept = self._before.record
+            self.record = Record.read(kept, basis, lambda why: warn(f"{path}: {why}"))
+        path = profile_file(options.target)
         path.parent.mkdir(parents=True, exist_ok=True)
-        require_writable(path)
+        require_writable(path)  # before long work
 
-    def this_machine(self) -> ThisMachine:
-        """Return this machine, as the options open its target."""
-        return ThisMachine(self._options, self._prompts)
-
-    def keep(self, record: Record) -> None:
-        """Store the results so far."""
-        self.save(record, finished=False)
-
-    def save(self, record: Record, *, finished: bool) -> Path:
+    def save(self, *, finished: bool = False) -> Path:
         """Store the profile; return its file.
 
         Until something was compared, the choices of an earlier one stay.
         """
-        found = self.choices(record)
+        found = self.choices()
         if not found and self._before is not None:
             found = list(self._before.choices)
         names = {name for choice in found for name in files_in(choice.drafter)}
         profile = Profile(
-            settings=self._settings,
+            settings=self._stored,
             choices=tuple(found),
             files={name: describe_file(Path(name)) for name in sorted(names)},
             measured=datetime.date.today().isoformat(),
             finished=finished,
-            record=record.to_dict(),
+            record=self.record.to_dict(),
         )
         return save_profile(profile, self._options.target)
 
-    def choices(self, record: Record) -> list[Choice]:
+    def choices(self) -> list[Choice]:
         """Return the choices as far as anything was compared."""
-        search = self._search
         reasons = {
             (found.temperature, found.workload): IN_SHORT[found.reasons[0].kind]
-            for found in self.diagnoses(record)
+            for found in self.diagnoses()
             if found.reasons and not found.pays
         }
-        return choices(record, search.temperatures, search.workloads, reasons)
+        return choices(self.record, self._options.temperatures, self.workloads, reasons)
 
-    def rows(self, record: Record) -> list[Measured]:
+    def rows(self) -> list[Measured]:
         """Return everything that was compared."""
-        return [
-            row
-            for temperature in self._search.temperatures
-            for workload in self._search.workloads
-            for row in measured(record, temperature, workload)
-        ]
+        return [row for setting in self.settings for row in measured(self.record, *setting)]
 
-    def diagnoses(self, record: Record) -> list[Diagnosis]:
-        """Return why the fastest drafter of each temperature and workload is as fast as it is."""
-        if self._curve is None:
-            return []
-        return [
-            diagnose(
-                best.drafter,
-                best.temperature,
-                best.plain,
-                best.work,
-                self._curve,
-                speed_up=best.speed_up,
-                mixture=self._mixture,
-                workload=best.workload,
-            )
-            for best in self._fastest(record)
-        ]
+    def diagnoses(self) -> list[Diagnosis]:
+        """Return why the fastest drafter of each temperature and workload is as fast as it is.
 
-    def _fastest(self, record: Record) -> Sequence[Measured]:
-        """Return the fastest drafter of each setting, of those that drafted anything."""
-        found = []
-        for temperature in self._search.temperatures:
-            for workload in self._search.workloads:
-                rows = measured(record, temperature, workload)
-                rows = [row for row in rows if row.work.drafting_rounds] or rows
-                if rows:
-                    found.append(max(rows, key=lambda row: row.speed_up.value))
+        The fastest is one of those that drafted anything, if there are any.
+        """
+        found: list[Diagnosis] = []
+        if self.curve is None:
+            return found
+        for setting in self.settings:
+            rows = measured(self.record, *setting)
+            drafting = [row for row in rows if row.work.drafting_rounds] or rows
+            best = max(drafting, key=lambda row: row.speed_up.value, default=None)
+            if best is not None:
+                found.append(
+                    diagnose(
+                        best.drafter,
+                        best.temperature,
+                        best.plain,
+                        best.work,
+                        self.curve,
+                        speed_up=best.speed_up,
+                        mixture=self._mixture,
+                        workload=best.workload,
+                    )
+                )
         return found
 
-    def drop_unused_cut(self, record: Record) -> None:
+    def drop_unused_cut(self) -> None:
         """Remove a cut that was tried and not chosen: it is as large as a part of the target."""
         path = cut_file(self._options.target)
-        if any(is_drafted_by(choice.drafter, path) for choice in self.choices(record)):
+        if any(is_drafted_by(choice.drafter, path) for choice in self.choices()):
             return
-        for row in self.rows(record):
+        for row in self.rows():
             if is_drafted_by(row.drafter, path):
                 speed = f"it gave {row.speed_up.value:.2f} times the speed of plain decoding"
-                record.leave_out(row.drafter, f"{speed} ({row.workload})")
+                self.record.leave_out(row.drafter, f"{speed} ({row.workload})")
         path.unlink(missing_ok=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bench.accelerate.search import CutFound, FoundDrafter
 from specrun.bench.accelerate.target import FITTED_TOKENS, SearchTarget
 from specrun.bench.accelerate.training import TrainingOrder, train_head
 from specrun.bindings.errors import OptionError
@@ -42,6 +42,29 @@ _WRITTEN = 4e8  # bytes of a cut that are written in a second, about
 _EAGLE = ("eagle", "eagle3")
 _MOST_BESIDE = 200  # files of a folder that are looked into
 _USUAL_RATIO = 20.0  # times smaller than its target: the usually best ones
+
+
+@dataclass(frozen=True, slots=True)
+class FoundDrafter:
+    """A file, or the target's own blocks (None), that could draft; `method` is how."""
+
+    path: Path | None
+    method: str
+    where: str
+
+    @property
+    def name(self) -> str:
+        """Its name for users."""
+        return self.method if self.path is None else self.path.name
+
+
+@dataclass(frozen=True, slots=True)
+class CutFound:
+    """A cut of the target's layers: its drafter expression, and its predicted speed-up."""
+
+    drafter: str
+    speed_up: float
+    layers: str
 
 
 def found_drafters(target: Path, named: Sequence[Path] = ()) -> list[FoundDrafter]:

@@ -85,16 +85,6 @@ class Record:
         """Forget why something was left out, for it is tried now."""
         self.left_out = [known for known in self.left_out if known.what != what]
 
-    def is_compared(
-        self, temperatures: Iterable[float], workloads: Sequence[str], sweeps: int
-    ) -> bool:
-        """Whether every workload was swept so often at every temperature."""
-        return all(
-            len(self.of(temperature, workload)) >= sweeps
-            for temperature in temperatures
-            for workload in workloads
-        )
-
     def of(self, temperature: float, workload: str) -> list[Sweep]:
         """Return the sweeps of a setting, in order."""
         setting = temperature, workload

@@ -6,170 +6,41 @@ with plain decoding on prompts that nothing was fitted to: in sweeps, which answ
 workload with every drafter once. Drafters that fall behind are dropped from later sweeps.
 
 All steps share one time, of which comparing takes the rest. No sweep begins that
-would end too late. A `Machine` measures, so that the search itself depends on no clock of its own:
-the same measurements give the same choice.
+would end too late. `ThisMachine` measures, so that the search itself depends on no clock of its
+own: the same measurements give the same choice.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass
 
-from specrun.bench.accelerate.prompts import SearchPrompts
+from specrun.bench.accelerate.candidates import FoundDrafter
 from specrun.bench.accelerate.record import (
     PLAIN,
     Contender,
-    Measured,
     Record,
     Sweep,
     hopeful,
     measured,
 )
+from specrun.bench.accelerate.target import AccelerateOptions
+from specrun.bench.accelerate.this_machine import ThisMachine
 from specrun.bench.diagnosis.diagnosis import Work
 from specrun.bench.timing import Budget
-from specrun.bindings.errors import MissingPackageError, OptionError, SpecrunError
+from specrun.bindings.errors import MissingPackageError, SpecrunError
 from specrun.runtime.drafters.combinators import auto_expression
-from specrun.runtime.engine import RuntimeOptions
 from specrun.runtime.language import parse_expression, short_label
-from specrun.runtime.laws import SamplingParams
 from specrun.runtime.planning import CostCurve
 
 WITHOUT_FILE = ("prompt-lookup", "lookahead", "auto")
-USUAL_SECONDS, MOST_SWEEPS = 150.0, 50
 LEAST_SWEEPS = 2
 _NEEDS_NOTHING = "needs no file"
-_FEWEST_TOKENS = 8
 _GAIN_OF_CUT = 1.05  # predicted, from which a cut is worth comparing
 _LOOK, _CUT = "drafters found", "cut"
 # Shares of the time: of a curve, of a model's plan, of all plans, of cuts.
 _CURVE, _PLAN, _PLANS, _CUTS = 0.1, 0.12, 0.3, 0.15
-
-
-@dataclass(frozen=True, slots=True)
-class FoundDrafter:
-    """A file, or the target's own blocks (None), that could draft; `method` is how."""
-
-    path: Path | None
-    method: str
-    where: str
-
-    @property
-    def name(self) -> str:
-        """Its name for users."""
-        return self.method if self.path is None else self.path.name
-
-
-@dataclass(frozen=True, slots=True)
-class CutFound:
-    """A cut of the target's layers: its drafter expression, and its predicted speed-up."""
-
-    drafter: str
-    speed_up: float
-    layers: str
-
-
-class Machine(Protocol):
-    """The tools of a search: every call takes time, and may raise SpecrunError.
-
-    `seconds` is about the most that a call may take.
-    """
-
-    def curve(self, seconds: float) -> CostCurve:
-        """Measure the cost of the target's evaluations, once."""
-
-    def curve_beside(self) -> CostCurve | None:
-        """Return the cost of evaluations between the answers, None if that was not measured."""
-
-    def look(self) -> Sequence[FoundDrafter]:
-        """Return the possible drafters for the target: in its file, beside it and in the caches."""
-
-    def plans(self, found: FoundDrafter, seconds: float) -> Sequence[str]:
-        """Return drafter expressions with a file, planned for this machine."""
-
-    def cut(self, seconds: float) -> CutFound:
-        """Search for the best cut of the target's layers."""
-
-    def train(self, hours: float) -> Sequence[str]:
-        """Train a head for the target; return drafter expressions with it."""
-
-    def sweep(
-        self, temperature: float, workload: str, drafters: Sequence[str], seed: int, seconds: float
-    ) -> dict[str, Work | str]:
-        """Answer the prompts of a workload with each drafter; a text is the reason of a failure.
-
-        The first call has the seconds of all sweeps, which choose the length of the answers.
-        """
-
-    def now(self) -> float:
-        """Return seconds from any fixed moment on."""
-
-
-@dataclass(frozen=True, slots=True)
-class SearchOptions:
-    """The aim of a search.
-
-    All takes about `seconds`, in at most `repetitions` sweeps of each workload at each temperature.
-    With `hours` a head is trained, in addition.
-    """
-
-    temperatures: tuple[float, ...]
-    workloads: tuple[str, ...]
-    repetitions: int = MOST_SWEEPS
-    seconds: float = USUAL_SECONDS
-    hours: float | None = None
-
-    def __post_init__(self) -> None:
-        if not self.temperatures or not self.workloads:
-            raise OptionError("there is nothing to compare: give temperatures and prompts")
-        if self.repetitions < 1:
-            raise OptionError(f"{self.repetitions} repetitions measure nothing: give at least 1")
-        if not self.seconds > 0.0:
-            raise OptionError(f"{self.seconds} seconds are no time to search in")
-        if self.hours is not None and not 0.0 < self.hours <= 24 * 365:
-            raise OptionError(f"{self.hours:g} hours are no time to train in: give more than 0")
-
-
-@dataclass(frozen=True, slots=True)
-class AccelerateOptions:
-    """The file to make faster, and the time for it.
-
-    The profile has choices for each of `params`, one a temperature. `prompts` is a file, one a
-    line or JSON lines; without one there are built-in ones. Answers have at most `n_tokens`; all
-    takes about `seconds`, in up to `repetitions`. `hours` trains a head, in addition. `memory` is
-    how many bytes a target and its drafter may take. `drafts` are files to try beside those
-    that are found. `again` discards earlier results. `anyway` measures whatever other programs
-    do; without it a comparison that they disturb is made again.
-    """
-
-    target: Path
-    params: tuple[SamplingParams, ...]
-    prompts: Path | None = None
-    hours: float | None = None
-    memory: int | None = None
-    drafts: tuple[Path, ...] = ()
-    n_tokens: int = 64
-    repetitions: int = MOST_SWEEPS
-    seconds: float = USUAL_SECONDS
-    again: bool = False
-    anyway: bool = False
-    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
-
-    def __post_init__(self) -> None:
-        if self.n_tokens < _FEWEST_TOKENS:
-            problem = f"answers of {self.n_tokens} tokens are too short to measure"
-            raise OptionError(f"{problem}: give {_FEWEST_TOKENS} or more")
-        if self.memory is not None and self.memory < 1:
-            raise OptionError(f"{self.memory} bytes of memory hold nothing")
-
-    def search(self, prompts: SearchPrompts) -> SearchOptions:
-        """Return the options of the search; raises OptionError for invalid ones."""
-        temperatures = tuple(params.temperature for params in self.params)
-        workloads = tuple(prompts.held_out)
-        return SearchOptions(
-            temperatures, workloads, self.repetitions, self.seconds, hours=self.hours
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,17 +54,24 @@ class Status:
 
 
 Tell = Callable[[Status], None]
-Keep = Callable[[Record], None]
+Keep = Callable[[], object]
 
 
 class Search:
     """A search over a record, which is kept after every step."""
 
     def __init__(
-        self, machine: Machine, options: SearchOptions, record: Record, tell: Tell, keep: Keep
+        self,
+        machine: ThisMachine,
+        options: AccelerateOptions,
+        workloads: Sequence[str],
+        record: Record,
+        tell: Tell,
+        keep: Keep,
     ) -> None:
-        self._machine, self._options = machine, options
+        self._machine, self._options, self._workloads = machine, options, workloads
         self._record, self._tell, self._keep = record, tell, keep
+        self._settings = list(itertools.product(options.temperatures, workloads))
         hours = options.hours or 0.0
         ahead = 0.0 if _trained(hours) in record.done else 3600.0 * hours
         self._budget = Budget(options.seconds, machine.now, ahead)
@@ -205,7 +83,7 @@ class Search:
         curve = self._machine.curve(_CURVE * self._options.seconds)
         self._record.discount = max(1.0, curve.seconds(1) / min(curve.reused))
         self._record.add(Contender(name, _NEEDS_NOTHING) for name in WITHOUT_FILE)
-        self._keep(self._record)
+        self._keep()
         self._say("looking for drafters")
         found = self._machine.look()
         began = self._budget.left
@@ -249,7 +127,7 @@ class Search:
         except SpecrunError as error:
             self._record.leave_out("a cut of the target's layers", str(error))
             if isinstance(error, MissingPackageError):
-                self._keep(self._record)
+                self._keep()
                 return  # not done: missing packages may be installed
         else:
             if cut.speed_up >= _GAIN_OF_CUT:
@@ -270,7 +148,7 @@ class Search:
             drafters = self._machine.train(hours)
         except SpecrunError as error:
             self._record.leave_out("a trained head", str(error))
-            self._keep(self._record)
+            self._keep()
             return  # not done: missing packages may be installed, or room made
         finally:
             self._budget.take_ahead(self._machine.now() - began)
@@ -282,7 +160,8 @@ class Search:
     def _compare(self) -> None:
         """Sweep every setting as often as there is time for; once a single one in any case."""
         for repetition in range(self._options.repetitions):
-            for temperature, workload in self._sweeps_left(repetition):
+            missing = [each for each in self._settings if self._missing(*each, repetition)]
+            for temperature, workload in missing:
                 expected = self._expected(temperature, workload)
                 if expected is not None and not self._budget.has(expected):
                     return
@@ -301,30 +180,20 @@ class Search:
 
     def _work_left(self) -> float | None:
         """Return about how long all sweeps take that are left, None if no sweep was made yet."""
-        options, total = self._options, 0.0
-        for temperature in options.temperatures:
-            for workload in options.workloads:
-                expected = self._expected(temperature, workload)
-                if expected is None:
-                    return None
-                made = len(self._record.of(temperature, workload))
-                total += expected * max(0, options.repetitions - made)
+        total = 0.0
+        for setting in self._settings:
+            expected = self._expected(*setting)
+            if expected is None:
+                return None
+            made = len(self._record.of(*setting))
+            total += expected * max(0, self._options.repetitions - made)
         return total
 
     def _hopeful(self, temperature: float) -> list[str]:
-        return hopeful(self._record, temperature, self._options.workloads)
-
-    def _sweeps_left(self, repetition: int) -> list[tuple[float, str]]:
-        """Return the settings whose sweep of a repetition is missing or lacks a contender."""
-        options = self._options
-        return [
-            (temperature, workload)
-            for temperature in options.temperatures
-            for workload in options.workloads
-            if self._missing(temperature, workload, repetition)
-        ]
+        return hopeful(self._record, temperature, self._workloads)
 
     def _missing(self, temperature: float, workload: str, repetition: int) -> bool:
+        """Return whether the sweep of a repetition is missing or lacks a contender."""
         sweeps = {sweep.repetition: sweep for sweep in self._record.of(temperature, workload)}
         wanted = self._hopeful(temperature)
         return repetition not in sweeps or not set(wanted) <= set(sweeps[repetition].works)
@@ -351,23 +220,20 @@ class Search:
             if (sweep.temperature, sweep.workload, sweep.repetition) != before
         ]
         record.sweeps.append(Sweep(*before, works))
-        self._keep(record)
+        self._keep()
 
     # -- progress ----------------------------------------------------------------------------------
 
     def _finish(self, step: str) -> None:
         self._record.done.append(step)
-        self._keep(self._record)
+        self._keep()
 
     def _say(self, what: str, work_left: float | None = None) -> None:
         self._tell(Status(what, *self._budget.progress(work_left), self._best()))
 
     def _best(self) -> str:
         """Return the fastest drafter so far, over all settings, in words."""
-        rows: list[Measured] = []
-        for temperature in self._options.temperatures:
-            for workload in self._options.workloads:
-                rows += measured(self._record, temperature, workload)
+        rows = [row for setting in self._settings for row in measured(self._record, *setting)]
         if not rows:
             return ""
         paying = (row for row in rows if row.pays)

@@ -1,18 +1,20 @@
-"""The target of a search: its cost curve, and a context that fits the prompts."""
+"""The target of a search: options, its cost curve, and a context that fits the prompts."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from specrun.bench.accelerate.prompts import SearchPrompts
 from specrun.bench.accelerate.record import PLAIN
-from specrun.bench.accelerate.search import AccelerateOptions
 from specrun.bindings.contexts.context_options import ContextOptions
-from specrun.bindings.errors import OutOfMemoryError
+from specrun.bindings.errors import OptionError, OutOfMemoryError
 from specrun.bindings.models.model import Model
 from specrun.runtime.chat import prompt_tokens
+from specrun.runtime.engine import RuntimeOptions
+from specrun.runtime.laws import SamplingParams
 from specrun.runtime.memory import (
     MemoryCounts,
     PlanRequest,
@@ -23,12 +25,61 @@ from specrun.runtime.memory import (
 )
 from specrun.runtime.planning import CostCurve, target_curve
 
+USUAL_SECONDS, MOST_SWEEPS = 150.0, 50
 CURVE_SECONDS = 10.0  # the most for a curve
 FITTED_TOKENS = 64
 """Tokens written at each temperature, to plan and to judge cuts by."""
 
 _STEP = 256  # contexts are as long as texts need, in such steps
 _UNKNOWN = 0.1  # seconds of a token, until the curve is known
+_FEWEST_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AccelerateOptions:
+    """The file to make faster, and the time for it.
+
+    The profile has choices for each of `params`, one a temperature. `prompts` is a file, one a
+    line or JSON lines; without one there are built-in ones. Answers have at most `n_tokens`; all
+    takes about `seconds`, in at most `repetitions` sweeps of each workload at each temperature.
+    `hours` trains a head, in addition. `memory` is how many bytes a target and its drafter may
+    take. `drafts` are files to try beside those that are found. `again` discards earlier results.
+    `anyway` measures whatever other programs do; without it a comparison that they disturb is
+    made again.
+    """
+
+    target: Path
+    params: tuple[SamplingParams, ...]
+    prompts: Path | None = None
+    hours: float | None = None
+    memory: int | None = None
+    drafts: tuple[Path, ...] = ()
+    n_tokens: int = 64
+    repetitions: int = MOST_SWEEPS
+    seconds: float = USUAL_SECONDS
+    again: bool = False
+    anyway: bool = False
+    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
+
+    def __post_init__(self) -> None:
+        if not self.params:
+            raise OptionError("there is nothing to compare: give temperatures")
+        if self.n_tokens < _FEWEST_TOKENS:
+            problem = f"answers of {self.n_tokens} tokens are too short to measure"
+            raise OptionError(f"{problem}: give {_FEWEST_TOKENS} or more")
+        if self.memory is not None and self.memory < 1:
+            raise OptionError(f"{self.memory} bytes of memory hold nothing")
+        if self.repetitions < 1:
+            raise OptionError(f"{self.repetitions} repetitions measure nothing: give at least 1")
+        if not self.seconds > 0.0:
+            raise OptionError(f"{self.seconds} seconds are no time to search in")
+        if self.hours is not None and not 0.0 < self.hours <= 24 * 365:
+            raise OptionError(f"{self.hours:g} hours are no time to train in: give more than 0")
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Those that there are to be choices for."""
+        return tuple(params.temperature for params in self.params)
 
 
 class SearchTarget:

@@ -13,8 +13,7 @@ from typing import Any
 from specrun.bench.accelerate.candidates import Candidates, files_in
 from specrun.bench.accelerate.prompts import SearchPrompts
 from specrun.bench.accelerate.record import PLAIN
-from specrun.bench.accelerate.search import AccelerateOptions
-from specrun.bench.accelerate.target import SearchTarget
+from specrun.bench.accelerate.target import AccelerateOptions, SearchTarget
 from specrun.bench.diagnosis.diagnosis import Work, work_of
 from specrun.bench.diagnosis.pair import ENOUGH, CurveBeside
 from specrun.bench.drafters.answers import Arm
@@ -35,7 +34,10 @@ _USUAL_PROMPT = 100  # tokens
 
 
 class ThisMachine(Candidates):
-    """The `Machine` of a search, for one target; a context manager that closes its models."""
+    """The tools of a search, for one target; a context manager that closes its models.
+
+    Every call takes time, about `seconds` at most, and may raise SpecrunError.
+    """
 
     def __init__(
         self,

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
-from specrun.bench.accelerate.accelerate import _Finder
 from specrun.bindings import files
 from specrun.runtime.planning import CostCurve
 
@@ -36,11 +35,8 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
         known = {LOOKUP: drafter}
         simulated = SimulatedMachine(curve, {"questions": known, "edited": known})
 
-        @contextmanager
-        def own(_finder: object) -> Iterator[SimulatedMachine]:
-            yield simulated
-
-        monkeypatch.setattr(_Finder, "this_machine", own)
+        api = importlib.import_module("specrun.bench.accelerate.accelerate")
+        monkeypatch.setattr(api, "ThisMachine", lambda *_: nullcontext(simulated))
         return simulated
 
     return simulate

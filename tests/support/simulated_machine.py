@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from specrun.bench.accelerate.candidates import CutFound, FoundDrafter
 from specrun.bench.accelerate.record import PLAIN
-from specrun.bench.accelerate.search import CutFound, FoundDrafter
 from specrun.bench.diagnosis.diagnosis import Work
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.runtime.planning import CostCurve, DraftPlan, expected_tokens
@@ -58,7 +58,7 @@ class Simulated:
 
 @dataclass
 class SimulatedMachine:
-    """A `Machine` that computes.
+    """A machine that computes, in the place of `ThisMachine`.
 
     `drafters` are by workload, then by expression, those that are missing draft nothing; `found`
     maps what is found to its plans, `cut_found` is the best cut, None: the model cannot be cut. The

@@ -13,10 +13,14 @@ import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
 from specrun.bench.accelerate import AccelerateOptions, AccelerateResult, accelerate, candidates
-from specrun.bench.accelerate import accelerate as api
-from specrun.bench.accelerate.candidates import cut_file, files_in, found_drafters
+from specrun.bench.accelerate.candidates import (
+    CutFound,
+    FoundDrafter,
+    cut_file,
+    files_in,
+    found_drafters,
+)
 from specrun.bench.accelerate.prompts import PROMPTS, search_prompts
-from specrun.bench.accelerate.search import FoundDrafter
 from specrun.bench.accelerate.target import needed_bytes
 from specrun.bench.diagnosis.pair import CurveBeside
 from specrun.bindings import files
@@ -342,8 +346,6 @@ def test_a_cut_that_was_not_chosen_is_removed(target: Path) -> None:
     path.parent.mkdir(parents=True)
     shutil.copy2(target, path)
     cut = f'draft("{path}", n=3)'
-    from specrun.bench.accelerate.search import CutFound
-
     machine = simulated(prompt_lookup=GOOD)
     machine.cut_found = CutFound(cut, 1.4, "2-3")
     result: AccelerateResult = accelerate(options(target), machine=machine)
@@ -362,4 +364,3 @@ def test_several_temperatures_have_choices_of_their_own(target: Path) -> None:
     both = dataclasses.replace(options(target), params=(GREEDY, WARM))
     result = accelerate(both, machine=simulated(prompt_lookup=GOOD))
     assert {choice.temperature for choice in result.choices} == {0.0, 0.8}
-    assert api.__name__ == "accelerate"

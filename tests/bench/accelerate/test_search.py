@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from support.simulated_machine import FLAT, STEEP, Simulated, SimulatedMachine
 
+from specrun.bench.accelerate.candidates import CutFound, FoundDrafter
 from specrun.bench.accelerate.record import (
     PLAIN,
     Contender,
@@ -17,14 +18,17 @@ from specrun.bench.accelerate.record import (
     hopeful,
     measured,
 )
-from specrun.bench.accelerate.search import CutFound, FoundDrafter, Search, SearchOptions, Status
+from specrun.bench.accelerate.search import Search, Status
+from specrun.bench.accelerate.target import AccelerateOptions
 from specrun.bindings.errors import MissingPackageError, OptionError
+from specrun.runtime.laws import SamplingParams
 from specrun.runtime.planning import ANY, Choice, CostCurve
 
 QUESTIONS, EDITED = "questions", "edited"
 LOOKUP, SMALL, HEAD = "prompt-lookup", 'draft("small.gguf", n=4)', 'eagle("head.gguf")'
 CUT = 'draft("cut.gguf", n=3)'
-OPTIONS = SearchOptions((0.0,), (QUESTIONS, EDITED), repetitions=3, seconds=1e9)
+GREEDY, WORKLOADS = SamplingParams(temperature=0.0), (QUESTIONS, EDITED)
+OPTIONS = AccelerateOptions(Path("target.gguf"), (GREEDY,), repetitions=3, seconds=1e9)
 SMALL_FILE = FoundDrafter(Path("small.gguf"), "draft", "beside it")
 # Nothing repeats in answers to questions, much does in edits.
 SILENT = Simulated(0.1, 3, coverage=0.02)
@@ -43,15 +47,15 @@ def machine(
 
 
 def search(
-    simulated: SimulatedMachine, options: SearchOptions = OPTIONS, record: Record | None = None
+    simulated: SimulatedMachine, options: AccelerateOptions = OPTIONS, record: Record | None = None
 ) -> Record:
     record = Record("basis") if record is None else record
-    Search(simulated, options, record, lambda _: None, lambda _: None).run()
+    Search(simulated, options, WORKLOADS, record, lambda _: None, lambda: None).run()
     return record
 
 
-def chosen(record: Record, options: SearchOptions = OPTIONS) -> dict[str, Choice]:
-    found = choices(record, options.temperatures, options.workloads, {})
+def chosen(record: Record, options: AccelerateOptions = OPTIONS) -> dict[str, Choice]:
+    found = choices(record, options.temperatures, WORKLOADS, {})
     return {choice.workload: choice for choice in found}
 
 
@@ -305,9 +309,10 @@ def test_a_search_takes_the_time_that_it_is_given(seconds: float, drafter: Simul
     Search(
         simulated,
         options,
+        WORKLOADS,
         Record("basis"),
         lambda status: told.append((simulated.clock, status)),
-        lambda _: None,
+        lambda: None,
     ).run()
     end = simulated.clock
     assert end == pytest.approx(seconds, rel=0.2)
@@ -326,9 +331,10 @@ def test_a_search_with_few_repetitions_tells_when_it_ends() -> None:
     Search(
         simulated,
         options,
+        WORKLOADS,
         Record("basis"),
         lambda status: told.append((simulated.clock, status)),
-        lambda _: None,
+        lambda: None,
     ).run()
     comparing = [each for each in told if each[1].what.startswith("comparing")]
     # Every other repetition is slowed by half, so that a rate of two is needed.
@@ -340,7 +346,7 @@ def test_training_comes_in_addition_to_the_time() -> None:
     simulated = machine(FLAT, {HEAD: GOOD}, trained=[HEAD], takes_all=True)
     options = dataclasses.replace(OPTIONS, hours=1.0, seconds=60.0, repetitions=1000)
     told: list[Status] = []
-    Search(simulated, options, Record("basis"), told.append, lambda _: None).run()
+    Search(simulated, options, WORKLOADS, Record("basis"), told.append, lambda: None).run()
     assert told[0].seconds_left == 3660.0
     assert simulated.clock == pytest.approx(3660.0, abs=12.0)
 
@@ -360,16 +366,15 @@ def test_a_slow_machine_makes_one_sweep_and_says_that_it_is_not_all() -> None:
     simulated = machine(FLAT, {})
     record = search(simulated, dataclasses.replace(OPTIONS, repetitions=9, seconds=0.001))
     assert len(record.sweeps) == 1
-    assert not record.is_compared(OPTIONS.temperatures, OPTIONS.workloads, 2)
     every = search(machine(FLAT, {}), dataclasses.replace(OPTIONS, repetitions=9))
     assert {sweep.repetition for sweep in every.sweeps} == set(range(9))
-    assert every.is_compared(OPTIONS.temperatures, OPTIONS.workloads, 9)
+    assert len(every.sweeps) == 2 * 9
 
 
 def test_progress_names_the_step_and_the_best_so_far() -> None:
     told: list[Status] = []
     simulated = machine(FLAT, {SMALL: GOOD}, found={SMALL_FILE: [SMALL]})
-    Search(simulated, OPTIONS, Record("basis"), told.append, lambda _: None).run()
+    Search(simulated, OPTIONS, WORKLOADS, Record("basis"), told.append, lambda: None).run()
     last = [status for status in told if status.what.startswith("comparing")][-1]
     assert last.seconds_left > 0.0
     assert "times plain" in last.best
@@ -379,7 +384,7 @@ def test_progress_names_the_step_and_the_best_so_far() -> None:
     "damage",
     [
         lambda content: content.update(basis="another"),
-        lambda content: content.pop("sweeps"),
+        lambda content: content.update(sweeps={}),
         lambda content: content["sweeps"][0]["works"].pop("none"),
         lambda content: content["sweeps"][0]["works"]["none"].update(tokens=0),
         lambda content: content["sweeps"][0]["works"]["none"].update(seconds="fast"),
