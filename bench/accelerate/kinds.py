@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from specrun.bindings.gguf import GGUFHeader
 from specrun.runtime.planning import CostCurve
@@ -20,7 +20,12 @@ from specrun.runtime.planning.theory import multiplied
 if TYPE_CHECKING:
     from specrun.train.target.shape import ModelShape
 
-_RIGHT = {"eagle3": (0.39, 0.57, 0.62, 0.64, 0.43), "dflash": (0.33, 0.54, 0.43, 0.56, 0.20)}
+Kind = Literal["eagle3", "dflash"]
+
+_RIGHT: dict[Kind, tuple[float, ...]] = {
+    "eagle3": (0.39, 0.57, 0.62, 0.64, 0.43),
+    "dflash": (0.33, 0.54, 0.43, 0.56, 0.20),
+}
 """How often a token is right if those before were (docs/measurements.md, A block drafter)."""
 
 _FIRST = 1  # the token of a block that is the text's last one
@@ -39,7 +44,7 @@ class HeadAccount:
     drafted: int
     n_layers: int
 
-    def speed_up(self, kind: str) -> float:
+    def speed_up(self, kind: Kind) -> float:
         """Return the speed-up by chains of the best length."""
         kept: list[float] = [*accumulate(_RIGHT[kind], mul)]
         return max(
@@ -48,7 +53,7 @@ class HeadAccount:
         )
 
     @property
-    def faster(self) -> str:
+    def faster(self) -> Kind:
         """The kind that should be faster; of equals EAGLE-3."""
         return max(_RIGHT, key=self.speed_up)
 
@@ -56,7 +61,7 @@ class HeadAccount:
         """Return the time of n tokens in one evaluation of the target, in plain rounds."""
         return self.curve.seconds(n) / self.curve.seconds(1)
 
-    def _drafting(self, kind: str, n: int) -> float:
+    def _drafting(self, kind: Kind, n: int) -> float:
         """Return the time of a draft of n tokens, in plain rounds of the target."""
         hidden = self.shape.hidden
         output = self.drafted * hidden

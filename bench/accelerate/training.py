@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from specrun.bench.accelerate.kinds import HeadAccount
 from specrun.bindings.errors import (
@@ -24,17 +24,16 @@ from specrun.bindings.errors import (
     TemplateError,
     UnsupportedModelError,
 )
-from specrun.bindings.files import (
-    atomic_path,
-    cache_folder,
-    count_in,
-    json_object,
-    number_in,
-    read_kept,
-    text_in,
-)
+from specrun.bindings.files import atomic_path, cache_folder, json_object, read_kept
 from specrun.bindings.gguf import read_header
-from specrun.runtime.planning import CostCurve, profile_file, write_json
+from specrun.runtime.planning import (
+    CostCurve,
+    Count,
+    Number,
+    decoded,
+    profile_file,
+    write_json,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -61,6 +60,7 @@ _TIMED_STEPS, _TIMED_SECONDS, _TIMED_SHARE = 12, 30.0, 0.01
 _FEWEST_STEPS = 20
 _TRAINING = 0.9  # of the time that is left: measures and writing take the rest
 
+HeadKind = Literal["eagle", "eagle3", "dflash"]
 Stage = Callable[[str, float], None]
 """Receives the present step and the share of the hours that is over."""
 
@@ -74,37 +74,21 @@ class TrainingPlan:
     any.
     """
 
-    kind: str
-    hours: float
-    n_tries: int
-    n_prompts: int = 0
-    steps: int = 0
-    spent: float = 0.0
+    kind: HeadKind
+    hours: Number
+    n_tries: Count
+    n_prompts: Count = 0
+    steps: Count = 0
+    spent: Number = 0.0
     earlier: str = ""
 
 
-class EnoughTries(Exception):
-    """So many prompts of the target's own were tried, and the time for them is over."""
+class PlanKnown(Exception):
+    """The time showed a number of the plan, such as `steps`: it goes on with that."""
 
-    def __init__(self, count: int) -> None:
-        super().__init__(f"{count} prompts were tried")
-        self.count = count
-
-
-class EnoughAnswers(Exception):
-    """So many prompts are answered, and the time for answers is over."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(f"{count} prompts are answered")
-        self.count = count
-
-
-class StepsKnown(Exception):
-    """So many steps fit into the time that is left."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__(f"{count} steps fit")
-        self.count = count
+    def __init__(self, **counts: int) -> None:
+        super().__init__(f"the plan has {counts}")
+        self.counts: dict[str, Any] = {**counts}
 
 
 class Hours:
@@ -138,19 +122,16 @@ class Hours:
         """Receive a fact, of which nothing is shown."""
 
     def stage(self, what: str, done: int, total: int) -> None:
-        """Receive the progress of work before the training; raises when its time is over.
-
-        That is EnoughTries or EnoughAnswers.
-        """
+        """Receive the progress of work before the training; raises PlanKnown at its time's end."""
         self._say(f"{what}, {done:,} done")
         if what == ASKS and self.spent > _ASKING * self._seconds and done < total:
-            raise EnoughTries(done)
+            raise PlanKnown(n_tries=done)
         late = self.spent > self._answering * self._seconds
         if what == _ANSWERS and late and FEWEST_PROMPTS <= done < total:
-            raise EnoughAnswers(done)
+            raise PlanKnown(n_prompts=done)
 
     def status(self, status: TrainingStatus) -> None:
-        """Receive the progress of steps; raises StepsKnown once the first ones were timed."""
+        """Receive the progress of steps; raises PlanKnown once the first ones were timed."""
         self._say(f"step {status.step:,}, loss {status.loss:.3f}")
         if self.plan.steps:
             return
@@ -163,7 +144,7 @@ class Hours:
             each = self._dearer * (counted[-1] - counted[0]) / n_steps
             left = _TRAINING * (self._seconds - self.spent)
             self._timed.clear()
-            raise StepsKnown(max(_FEWEST_STEPS, int(left / max(each, 1e-6))))
+            raise PlanKnown(steps=max(_FEWEST_STEPS, int(left / max(each, 1e-6))))
 
     def _say(self, what: str) -> None:
         self._tell(what, min(1.0, self.spent / self._seconds))
@@ -237,6 +218,8 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
         return order.head
     order.folder.mkdir(parents=True, exist_ok=True)
     with_states = _head_target(order)[0].leaves_states
+    from specrun.train.trainer import train
+
     listener = Hours(
         order.hours * 3600.0,
         plan,
@@ -250,26 +233,14 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
             try:
                 plan = _asked(order, plan, listener)
                 _keep(order, plan, listener)
-                _train(order, plan, listener)
+                train(_recipe(order, plan), _run(order, plan), listener)
                 break
-            except EnoughTries as enough:
-                plan = replace(plan, n_tries=enough.count)
-            except EnoughAnswers as enough:
-                plan = replace(plan, n_prompts=enough.count)
-            except StepsKnown as known:
-                plan = replace(plan, steps=known.count)
+            except PlanKnown as known:
+                plan = replace(plan, **known.counts)
             listener.plan = plan
     finally:
         _keep(order, plan, listener)
     return _converted(order, plan)
-
-
-def _train(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> None:
-    """Answer, compute states and train, or go on if that was interrupted."""
-    from specrun.train.trainer import train
-
-    run = _run(order, plan)
-    train(_recipe(order, plan), run, listener)
 
 
 def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
@@ -347,7 +318,7 @@ def _width(order: TrainingOrder) -> int:
     return width if isinstance(width, int) and width > 0 else _NARROW
 
 
-def _beginning(order: TrainingOrder) -> tuple[str, str]:
+def _beginning(order: TrainingOrder) -> tuple[HeadKind, str]:
     """Return the name of the training, and the head that it continues from, or "".
 
     If the target's layers can be tapped and EAGLE-3 learns in the time, a new head is EAGLE-3's or
@@ -364,7 +335,7 @@ def _beginning(order: TrainingOrder) -> tuple[str, str]:
             target.check_taps(head.taps)
         except (ModelError, PairError):
             continue  # another kind, or of another target: it may draft, but is no start
-        return kind, str(path)
+        return cast("HeadKind", kind), str(path)
     if device.type == "cpu" and _width(order) >= _NARROW and order.hours < _WORTH_EAGLE3:
         return "eagle", ""
     try:
@@ -419,7 +390,7 @@ def _asked(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> Trainin
     """Write the prompts' file; return the plan with their number, of all if there was none.
 
     The user's come first, then by turns prompts of the target's own and built-in ones: however many
-    there is time for, there are some of each. Raises EnoughTries.
+    there is time for, there are some of each. Raises PlanKnown.
     """
     prompts = list(order.prompts)
     if plan.n_tries:
@@ -473,23 +444,12 @@ def _begun(order: TrainingOrder) -> TrainingPlan | None:
 
     def parse(data: bytes) -> TrainingPlan | None:
         content = json_object(data)
-        plan = _plan(content["plan"])
+        plan = decoded(content["plan"], TrainingPlan)
         same = content["prompts"] == list(order.prompts) and plan.hours == order.hours
         return plan if same else None
 
     what, advice = "the plan of an earlier training", "it begins anew"
     return read_kept(order.folder / "plan.json", parse, what=what, advice=advice)
-
-
-def _plan(value: Mapping[str, Any]) -> TrainingPlan:
-    plan = TrainingPlan(**value)
-    for count in (plan.n_tries, plan.n_prompts, plan.steps):
-        count_in(count)
-    number_in(plan.spent)
-    text_in(plan.earlier)
-    if plan.kind not in ("eagle", "eagle3", "dflash"):
-        raise ValueError(f"no head of the kind {plan.kind!r} is trained")
-    return replace(plan, hours=number_in(plan.hours))
 
 
 def _keep(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> None:

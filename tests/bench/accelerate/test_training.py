@@ -21,10 +21,8 @@ from specrun.bench.accelerate.target import SearchTarget
 from specrun.bench.accelerate.training import (
     ANSWERING,
     ANSWERING_WITH_STATES,
-    EnoughAnswers,
-    EnoughTries,
     Hours,
-    StepsKnown,
+    PlanKnown,
     TrainingOrder,
     TrainingPlan,
     _asked,
@@ -83,9 +81,9 @@ def test_answers_end_after_a_third_of_the_time_or_half(answering: float, end: fl
     clock.now = end + 1.0
     hours.stage("states", 2, 2)
     hours.stage("the target answers", 8, 2000)  # too few to learn from
-    with pytest.raises(EnoughAnswers) as enough:
+    with pytest.raises(PlanKnown) as enough:
         hours.stage("the target answers", 700, 2000)
-    assert enough.value.count == 700
+    assert enough.value.counts == {"n_prompts": 700}
     hours.stage("the target answers", 2000, 2000)  # all of them
 
 
@@ -96,9 +94,9 @@ def test_tries_at_prompts_end_after_a_tenth_of_the_time() -> None:
     hours.stage("the target asks", 300, 2000)
     clock.now = 361.0
     hours.stage("the target asks", 2000, 2000)  # all of them
-    with pytest.raises(EnoughTries) as enough:
+    with pytest.raises(PlanKnown) as enough:
         hours.stage("the target asks", 301, 2000)
-    assert enough.value.count == 301
+    assert enough.value.counts == {"n_tries": 301}
 
 
 def test_prompts_are_the_users_then_by_turns_the_targets_own_and_built_in_ones(
@@ -123,7 +121,7 @@ def test_the_steps_are_those_that_fit_into_what_is_left(dearer: float) -> None:
     clock, shares = Clock(), []
     hours = Hours(3600.0, PLAN, lambda _what, share: shares.append(share), clock, dearer)
     clock.now = 1590.0
-    with pytest.raises(StepsKnown) as known:
+    with pytest.raises(PlanKnown) as known:
         for step in range(1, 200):
             clock.now += (
                 5.0 if step < 3 else 0.4 if step < 20 else 0.6
@@ -132,7 +130,7 @@ def test_the_steps_are_those_that_fit_into_what_is_left(dearer: float) -> None:
     # Half a minute of steps tells; of what is left then all but a tenth is for steps of that time.
     assert 10.0 + 30.0 < clock.now - 1590.0 < 10.0 + 35.0
     left = 3600.0 - clock.now
-    assert 0.9 * left / (0.57 * dearer) < known.value.count < 0.9 * left / (0.5 * dearer)
+    assert 0.9 * left / (0.57 * dearer) < known.value.counts["steps"] < 0.9 * left / (0.5 * dearer)
     assert shares == sorted(shares)
 
 
