@@ -272,6 +272,7 @@ def tune(
 
 
 def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> TuneOptions:
+    from specrun.cli.options.drafting import measured_drafters
     from specrun.runtime.tuning import TuneOptions
 
     target, draft = _files(load, text)
@@ -282,22 +283,8 @@ def _options(load: LoadSettings, text: TuneText, sampling: SamplingGrid) -> Tune
         n_tokens=text.predict,
         seconds=text.seconds,
         loading=load.options,
-        others=_others(text, demo=load.demo),
+        others=measured_drafters(text.drafter, demo=load.demo),
     )
-
-
-def _others(text: TuneText, *, demo: bool) -> tuple[str, ...]:
-    """Return the other drafters whose alpha is to be measured, each with its file."""
-    from specrun.bench.drafters.comparison import with_files
-    from specrun.cli.options.drafting import require_draft_files
-    from specrun.runtime.demo import demo_drafters
-    from specrun.runtime.language import parse_expression
-
-    files = demo_drafters() if demo else {}
-    expressions = tuple(with_files(each, files) for each in text.drafter)
-    for expression in expressions:
-        require_draft_files(parse_expression(expression))
-    return expressions
 
 
 def _files(load: LoadSettings, text: TuneText) -> tuple[Path, Path]:

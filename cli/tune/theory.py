@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from specrun.cli.options.drafting import draft_kind, require_draft_files
+from specrun.cli.options.drafting import draft_kind, measured_drafters
 from specrun.cli.options.group import MODEL, Section, SectionedCommand, option_group
 from specrun.cli.options.model import MODEL_DRAFT, LoadSettings, load_options
 from specrun.cli.options.output import json_option, terminal_options
-from specrun.cli.options.prompt import named_target, prompts_option
+from specrun.cli.options.prompt import measured_prompts, named_target, prompts_option
 from specrun.cli.options.sampling import SamplingGrid, grid_options
 from specrun.cli.options.types import MAX_COUNT
 from specrun.cli.terminal.screen import print_table, progress_bar
@@ -195,17 +195,15 @@ def _measured(
 ) -> list[_Chains]:
     """Return the measurements of each drafter at each temperature."""
     from specrun.bench.drafters.pair_theory import TheoryMeasurement, measure_theory
-    from specrun.bench.drafters.prompts import GENERAL_PROMPTS, demo_prompts
 
     for name in ("alpha", "cost_ratio", "operation_ratio"):
         if getattr(numbers, name) is not None:
             option = f"--{name.replace('_', '-')}"
             raise click.UsageError(f"{option} is measured of a drafter: give one of the two")
-    prompts = pair.prompt or (demo_prompts(_QUESTIONS) if load.demo else GENERAL_PROMPTS)
     measurement = TheoryMeasurement(
         target=named_target(load),
         drafters=_expressions(pair, demo=load.demo),
-        prompts=tuple(prompts),
+        prompts=measured_prompts(pair.prompt, n_demo=_QUESTIONS if load.demo else 0),
         params=sampling,
         options=load.runtime_options(),
         max_tokens=pair.predict,
@@ -227,18 +225,12 @@ def _measured(
 
 def _expressions(pair: TheoryPair, *, demo: bool) -> tuple[str, ...]:
     """Return the drafters to measure, each with its file."""
-    from specrun.bench.drafters.comparison import with_files
-    from specrun.runtime.demo import demo_drafters
-    from specrun.runtime.language import parse_expression, quoted
+    from specrun.runtime.language import quoted
 
     names = list(pair.drafter)
     if pair.model_draft is not None:
         names.insert(0, f"{draft_kind(pair.model_draft)}({quoted(str(pair.model_draft))})")
-    files = demo_drafters() if demo else {}
-    expressions = tuple(with_files(name, files) for name in names or ["draft"])
-    for expression in expressions:
-        require_draft_files(parse_expression(expression))
-    return expressions
+    return measured_drafters(names or ["draft"], demo=demo)
 
 
 # -- output ----------------------------------------------------------------------------------------
