@@ -33,7 +33,7 @@ class _Times(dict[int, float]):
         return seconds
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class CostCurve:
     """Seconds of one evaluation of n tokens, measured at ascending `sizes`.
 
@@ -239,34 +239,23 @@ class LiveCurve(CostCurve):
     """A curve that goes on learning: `seconds` is the estimate now, the fields hold the first one.
 
     Whatever plans with a `CostCurve` plans with this one. If nothing is learnt it stays as it
-    began.
+    began. `_table[n]` is the estimate for n tokens.
     """
 
     def __init__(self, start: CostCurve) -> None:
         super().__init__(start.sizes, start.reused, start.rebuilt, start.spread, "learnt")
-        # The fields of a frozen dataclass cannot be assigned to, and this is none of them.
-        object.__setattr__(self, "_learnt", _Learnt(start))
-
-    _learnt: _Learnt
-
-    __hash__ = object.__hash__
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def learn(self, width: int, seconds: float) -> None:
-        """Count a round in which so many tokens were evaluated."""
-        self._learnt.learn(width, seconds)
-
-    def pass_over(self, rounds: int) -> None:
-        """Count rounds of one token that were not timed."""
-        self._learnt.pass_over(rounds)
+        self._start, self._single = start, start.seconds(1)
+        self._padded = start.as_padded()
+        self._times: dict[int, deque[float]] = {}
+        self._seen: dict[int, int] = {}  # the round in which a width was last seen
+        self._round = self._fitted = self._n_single = 0
+        self._estimates: dict[int, float] = {}
+        self._table: list[float] = []
 
     @property
     def widest(self) -> int:
         """The largest width that was seen; 0 until two rounds of a single token were."""
-        times = self._learnt.times
-        return max(times) if len(times.get(1, ())) > 1 else 0
+        return max(self._times) if len(self._times.get(1, ())) > 1 else 0
 
     @property
     def is_told(self) -> bool:
@@ -279,39 +268,19 @@ class LiveCurve(CostCurve):
 
         They are not if an ensemble draws tokens: no clock may change the drafts of its members.
         """
-        return self.is_told and bool(self._learnt.times)
-
-    def seconds(self, n: int, *, rebuilt: bool = False) -> float:
-        """Return the time of n tokens, as estimated now."""
-        seconds = self._learnt.seconds(n)
-        if not rebuilt:
-            return seconds
-        return seconds * super().seconds(n, rebuilt=True) / super().seconds(n)
-
-
-class _Learnt:
-    """The observations of each width, and the curve fitted to them: `_table[n]` for n tokens."""
-
-    def __init__(self, start: CostCurve) -> None:
-        self._start, self._single = start, start.seconds(1)
-        self._padded = start.as_padded()
-        self.times: dict[int, deque[float]] = {}
-        self._seen: dict[int, int] = {}  # the round in which a width was last seen
-        self._round = self._fitted = self._n_single = 0
-        self._estimates: dict[int, float] = {}
-        self._table: list[float] = []
+        return self.is_told and bool(self._times)
 
     def learn(self, width: int, seconds: float) -> None:
-        """Count a round."""
+        """Count a round in which so many tokens were evaluated."""
         self._round += 1
         self._seen[width] = self._round
-        times = self.times.get(width)
+        times = self._times.get(width)
         if width == 1:
             self._n_single += 1
             if times is not None and len(times) == _KEPT and self._n_single % _OFTEN != 1:
                 return
         if times is None:
-            times = self.times[width] = deque(maxlen=_KEPT)
+            times = self._times[width] = deque(maxlen=_KEPT)
             self._estimates[width] = seconds
         times.append(max(_TICK, min(seconds, STALL * self._estimates[width])))
         # A fit takes some tens of microseconds: it waits, unless little was known.
@@ -319,26 +288,28 @@ class _Learnt:
             self._fit()
 
     def pass_over(self, rounds: int) -> None:
-        """Count rounds that were not timed: earlier observations are as much older."""
+        """Count rounds of one token that were not timed: earlier ones are as much older."""
         self._round += rounds
 
-    def seconds(self, n: int) -> float:
-        """Return the time of n tokens."""
-        table = self._table
+    def seconds(self, n: int, *, rebuilt: bool = False) -> float:
+        """Return the time of n tokens, as estimated now."""
+        start, table = self._start, self._table
         if n < len(table):
-            return table[n]
-        if not table:
-            return self._start.seconds(n)
-        # Beyond the largest width that was seen it goes on as it began.
-        last = len(table) - 1
-        return table[last] * self._start.seconds(n) / self._start.seconds(last)
+            seconds = table[n]
+        elif not table:
+            seconds = start.seconds(n)
+        else:
+            # Beyond the largest width that was seen it goes on as it began.
+            last = len(table) - 1
+            seconds = table[last] * start.seconds(n) / start.seconds(last)
+        return seconds * start.seconds(n, rebuilt=True) / start.seconds(n) if rebuilt else seconds
 
     def _fit(self) -> None:
         self._fitted = self._round
-        self._estimates = {width: lower_median(times) for width, times in self.times.items()}
+        self._estimates = {width: lower_median(times) for width, times in self._times.items()}
         single = self._single_seconds()
         factors = [(1, 0.0)]
-        for width in sorted(self.times):
+        for width in sorted(self._times):
             if width > 1:
                 factors.append((width, self._factor(width, single)))
         most = factors[-1][0]
@@ -349,15 +320,15 @@ class _Learnt:
 
     def _single_seconds(self) -> float:
         """Return the time of one token."""
-        alone = self.times.get(1, ())
+        alone = self._times.get(1, ())
         if alone:
             # The first round of an answer is often slow: of few the least counts.
             return self._estimates[1] if len(alone) >= _ENOUGH else min(alone)
-        return min(min(times) / self._expected(width) for width, times in self.times.items())
+        return min(min(times) / self._expected(width) for width, times in self._times.items())
 
     def _factor(self, width: int, single: float) -> float:
         """Return the logarithm of a width's time over the expected one, as estimated."""
-        count, age = len(self.times[width]), self._round - self._seen[width]
+        count, age = len(self._times[width]), self._round - self._seen[width]
         weight = count / (count + _DOUBT) * math.exp2(-age / _FADING)
         return weight * math.log(self._estimates[width] / single / self._expected(width))
 

@@ -177,13 +177,8 @@ class _Thresholds:
         return self._least(n, level, asks=False)
 
     def _least(self, n: int, level: int | None, *, asks: bool) -> float:
-        key = n, level, asks
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._worked_out(*key)
-        return known
-
-    def _worked_out(self, n: int, level: int | None, asks: bool) -> float:
+        if (known := self._known.get((n, level, asks))) is not None:
+            return known
         ahead = 0.0 if level is None else 1.0 / (1.0 + math.exp(-level)) - self.usual
         least, yielded, share = math.inf, 0.0, 1.0
         here, spent = self._costs[n], 0.0
@@ -196,6 +191,7 @@ class _Thresholds:
             ahead *= _ALIKE
             share *= self.usual + ahead
             spent += self._further
+        self._known[n, level, asks] = least
         return least
 
 
