@@ -296,9 +296,7 @@ def _options(load: LoadSettings, source: CalibrationSource) -> HeadCalibrationOp
         ranks=source.ranks,
         seconds=source.seconds,
         params=SamplingParams(temperature=source.temp),
-        context=load.context,
-        n_gpu_layers=load.options.n_gpu_layers,
-        use_mmap=load.options.use_mmap,
+        loading=load.options,
     )
 
 
@@ -328,7 +326,7 @@ def _texts(
 
     if text is not None:
         tokens = model.vocabulary.tokenize(text)
-        size = options.context.size_for(model)
+        size = options.loading.context.size_for(model)
         return [
             CalibrationText(tuple(tokens[i : i + size]), 0) for i in range(0, len(tokens), size)
         ]
@@ -350,7 +348,7 @@ def _keep(
 
     if options.seconds > 0.0:  # whatever the heads are worth
         layers = calibrated_layers(options)
-        save_curve(result.curve, options.target, options.context, layers)
+        save_curve(result.curve, options.target, options.loading.context, layers)
     if result.plan is None:
         terminal.note("nothing is kept")
         return

@@ -69,6 +69,13 @@ class _KnownGGUFWriter(gguf.GGUFWriter):
 gguf.GGUFWriter = _KnownGGUFWriter  # type: ignore[misc]
 
 
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of a test's own: nothing that others measured or planned is in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
 _TIMED = build._timed
 
 _LONG = 50

@@ -95,17 +95,11 @@ class SearchTarget:
 
     def measure(self, seconds: float) -> CostCurve:
         """Return the curve that was measured with these settings, or a new one."""
-        runtime = self.options.runtime
-        self.curve = target_curve(
-            self.path,
-            self.context,
-            n_gpu_layers=runtime.n_gpu_layers,
-            seconds=min(CURVE_SECONDS, seconds),
-            use_mmap=runtime.use_mmap,
-            again=self.options.again,
-        )
+        options, seconds = self.options, min(CURVE_SECONDS, seconds)
+        curve = target_curve(self.path, options.runtime, seconds=seconds, again=options.again)
+        self.curve = curve
         self._fit()
-        return self.curve
+        return curve
 
     def _fit(self) -> None:
         """Choose a context that holds the longest prompt and its answer."""

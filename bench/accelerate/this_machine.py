@@ -22,7 +22,7 @@ from specrun.bindings.machine.other_load import OtherLoad
 from specrun.bindings.machine.placement import placing
 from specrun.runtime.engine import Runtime, RuntimeOptions
 from specrun.runtime.planning import CostCurve
-from specrun.runtime.round import Drafter, GenerationResult, close_all
+from specrun.runtime.round import GenerationResult
 
 _log = logging.getLogger(__name__)
 _WARM_UP_TOKENS = 8
@@ -58,19 +58,19 @@ class ThisMachine(Candidates):
         # Tokens of an answer, and the share of the prompts: known with the compared drafters.
         self._length: tuple[int, float] | None = None
         self._beside: CurveBeside | None = None
-        self._opened = ExitStack()
+        self._placing = ExitStack()
         self._arms: dict[str, dict[tuple[float, str], Arm]] = {}
-        self._started: dict[str, list[Drafter]] = {}  # the runtime's first one, and others
+        self._opened: dict[str, ExitStack] = {}  # the runtime of a drafter, and what it started
 
     def __enter__(self) -> ThisMachine:
-        self._opened.enter_context(placing(self._target.options.runtime.placement))
+        self._placing.enter_context(placing(self._target.options.runtime.placement))
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._beside is not None:
             self._beside.close()
         self._close_others(())
-        self._opened.close()
+        self._placing.close()
 
     def now(self) -> float:
         """Return the clock's seconds."""
@@ -157,11 +157,12 @@ class ThisMachine(Candidates):
     def _arm(self, drafter: str, temperature: float, workload: str) -> Arm:
         known, setting = self._arms.setdefault(drafter, {}), (temperature, workload)
         if setting not in known:
+            opened = self._opened.setdefault(drafter, ExitStack())
             runtime = next((arm.runtime for arm in known.values()), None)
             prompts = self._target.prompts.held_out[workload]
             if runtime is None:
-                runtime = self._open(drafter)
-                self._started[drafter] = [runtime.session.drafter]
+                runtime = opened.enter_context(self._runtime(drafter))
+                opened.callback(runtime.session.drafter.close)
                 warm_up = Arm(runtime, prompts, None)
                 warm_up.answer(0, self._params[temperature], _WARM_UP_TOKENS, seed=0)
             own = None
@@ -169,27 +170,23 @@ class ThisMachine(Candidates):
                 # It learns the lengths that pay on its texts, not on others: if
                 # nothing repeats prompt lookup stops, and would hardly begin again for an edit.
                 own = runtime.start_drafter()
-                self._started[drafter].append(own)
+                opened.callback(own.close)
             known[setting] = Arm(runtime, prompts, None, own)
         return known[setting]
 
-    def _open(self, drafter: str) -> Runtime:
+    def _runtime(self, drafter: str) -> Runtime:
         target = self._target
         target.check_memory(drafter)
         names = [field.name for field in dataclasses.fields(RuntimeOptions)]
         options: dict[str, Any] = {name: getattr(target.options.runtime, name) for name in names}
         options["context"] = target.context
-        return self._opened.enter_context(Runtime(target.path, drafter, **options))
+        return Runtime(target.path, drafter, **options)
 
     def _close_others(self, drafters: Sequence[str]) -> None:
         """Close drafters that are no longer compared: their memory is for the others."""
-        for drafter in [name for name in self._arms if name not in drafters]:
-            arms, started = self._arms.pop(drafter), self._started.pop(drafter, [])
-            runtime = next((arm.runtime for arm in arms.values()), None)
-            if runtime is not None:
-                used = runtime.session.drafter
-                close_all([other for other in started if other is not used])
-                runtime.close()
+        for drafter in [name for name in self._opened if name not in drafters]:
+            self._arms.pop(drafter)
+            self._opened.pop(drafter).close()
 
     def _time_beside(self, plain: Arm, answers: Sequence[GenerationResult]) -> None:
         """Time evaluations behind a prompt's answers, if it is one of those that are enough.

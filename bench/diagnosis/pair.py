@@ -161,23 +161,18 @@ def diagnose_pair(
     budget = Budget(options.seconds)
     progress("measuring the cost of evaluations", *budget.progress())
     with placing(opening.placement):
-        curve = target_curve(
-            options.target,
-            opening.context,
-            n_gpu_layers=opening.n_gpu_layers,
-            seconds=min(_CURVE_SECONDS, _CURVE * options.seconds),
-            use_mmap=opening.use_mmap,
-        )
+        seconds = min(_CURVE_SECONDS, _CURVE * options.seconds)
+        curve = target_curve(options.target, opening, seconds=seconds)
     plain = {name: value for name, value in options.options.items() if name != "accept"}
     with ExitStack() as stack:
         arms = []
         for drafter, given in ((PLAIN, plain), (options.drafter, options.options)):
             runtime = stack.enter_context(Runtime(options.target, drafter, **given))
             arms.append(Arm(runtime, options.prompts, options.as_chat))
-        turns = _Turns(options, arms, budget, curve.seconds(1))
-        middle = int(arms[0].prompt_tokens) + turns.n_tokens // 2
-        beside = stack.enter_context(CurveBeside(arms[0].runtime, curve, turns.n_answers, middle))
-        results = turns.answers(beside, progress)
+        n_tokens, n_answers = _lengths(options, budget.left, curve.seconds(1))
+        middle = int(arms[0].prompt_tokens) + n_tokens // 2
+        beside = stack.enter_context(CurveBeside(arms[0].runtime, curve, n_answers, middle))
+        results = _answers(options, arms, n_tokens, budget, beside, progress)
         label, curve = arms[1].label, beside.curve()
         works = (work_of(results[0]), work_of(results[1]))
         experts = _experts(arms[0], results[0], works[1])
@@ -202,51 +197,49 @@ def _experts(arm: Arm, answers: Sequence[GenerationResult], drafted: Work) -> Ex
     return expert_reads(runtime.model, runtime.options.context, texts, width)
 
 
-class _Turns:
-    """Answers of two arms to all prompts, by turns, for as long as there is time."""
+def _answers(
+    options: PairOptions,
+    arms: Sequence[Arm],
+    n_tokens: int,
+    budget: Budget,
+    beside: CurveBeside,
+    progress: Progress,
+) -> tuple[list[GenerationResult], list[GenerationResult]]:
+    """Return both arms' answers; every turn answers one prompt by each, while there is time.
 
-    def __init__(
-        self, options: PairOptions, arms: Sequence[Arm], budget: Budget, token_seconds: float
-    ) -> None:
-        self._options, self._arms, self._budget = options, arms, budget
-        once, tokens = 2 * len(options.prompts), budget.left / token_seconds
-        affordable = int(tokens / once) - _VISIT
-        self.n_tokens = min(options.max_tokens, max(_SHORTEST, affordable))
-        repetitions = int(tokens / once / (self.n_tokens + _VISIT))
-        n_answers = once * max(1, min(options.repetitions, repetitions))
-        # Evaluations behind the answers take at most a quarter of the time.
-        visits = max(1, min(ENOUGH, int(tokens / 4 / _VISIT)))
-        self.n_answers = math.ceil(n_answers * ENOUGH / visits)
+    Evaluations are timed behind each answer: machines that others use change their speed within
+    seconds. One turn is taken in any case.
+    """
+    results: tuple[list[GenerationResult], list[GenerationResult]] = ([], [])
+    for arm in arms:
+        arm.answer(0, options.params, _WARM_UP_TOKENS, seed=0)
+    n_prompts = len(options.prompts)
+    n_turns, before = options.repetitions * n_prompts, budget.left
+    names = " and ".join(arm.label for arm in arms)
+    for turn in range(n_turns):
+        each = (before - budget.left) / turn if turn else None
+        if each is not None and not budget.has(each):
+            break
+        ahead = None if each is None else each * (n_turns - turn)
+        progress(f"answering by turns: {names}", *budget.progress(ahead))
+        repetition, number = divmod(turn, n_prompts)
+        seed = (options.params.seed or 0) + repetition
+        for index in (0, 1) if turn % 2 == 0 else (1, 0):
+            answer = arms[index].answer(number, options.params, n_tokens, seed=seed)
+            beside.visit(answer)
+            results[index].append(answer)
+    return results
 
-    def answers(
-        self, beside: CurveBeside, progress: Progress
-    ) -> tuple[list[GenerationResult], list[GenerationResult]]:
-        """Return both arms' answers; every turn answers one prompt by each.
 
-        Evaluations are timed behind each answer: machines that others use change their speed
-        within seconds. One turn is taken in any case.
-        """
-        options, budget = self._options, self._budget
-        results: tuple[list[GenerationResult], list[GenerationResult]] = ([], [])
-        for arm in self._arms:
-            arm.answer(0, options.params, _WARM_UP_TOKENS, seed=0)
-        n_prompts = len(options.prompts)
-        n_turns, before = options.repetitions * n_prompts, budget.left
-        for turn in range(n_turns):
-            each = (before - budget.left) / turn if turn else None
-            if each is not None and not budget.has(each):
-                break
-            ahead = None if each is None else each * (n_turns - turn)
-            names = " and ".join(arm.label for arm in self._arms)
-            progress(f"answering by turns: {names}", *budget.progress(ahead))
-            repetition, number = divmod(turn, n_prompts)
-            seed = (options.params.seed or 0) + repetition
-            order = (0, 1) if turn % 2 == 0 else (1, 0)
-            for index in order:
-                answer = self._arms[index].answer(number, options.params, self.n_tokens, seed=seed)
-                beside.visit(answer)
-                results[index].append(answer)
-        return results
+def _lengths(options: PairOptions, seconds: float, token_seconds: float) -> tuple[int, int]:
+    """Return the tokens of an answer, and about how many answers whose curve is timed fit."""
+    once, tokens = 2 * len(options.prompts), seconds / token_seconds
+    n_tokens = min(options.max_tokens, max(_SHORTEST, int(tokens / once) - _VISIT))
+    repetitions = int(tokens / once / (n_tokens + _VISIT))
+    n_answers = once * max(1, min(options.repetitions, repetitions))
+    # Evaluations behind the answers take at most a quarter of the time.
+    visits = max(1, min(ENOUGH, int(tokens / 4 / _VISIT)))
+    return n_tokens, math.ceil(n_answers * ENOUGH / visits)
 
 
 def _speed_up(

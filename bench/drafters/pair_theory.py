@@ -18,6 +18,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.engine import Runtime
 from specrun.runtime.language import parse_expression, short_label
 from specrun.runtime.laws import SamplingParams
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.planning import (
     TYPICAL_CPU,
     TYPICAL_GPU,
@@ -95,12 +96,9 @@ def measure_theory(
 
 
 def _curve(measurement: TheoryMeasurement, runtime: Runtime) -> CostCurve:
-    return measure_target_costs(
-        measurement.target,
-        runtime.environment.context,
-        n_gpu_layers=measurement.options.get("n_gpu_layers", "auto"),
-        seconds=measurement.seconds,
-    )
+    layers = measurement.options.get("n_gpu_layers", "auto")
+    loading = LoadOptions(runtime.environment.context, n_gpu_layers=layers)
+    return measure_target_costs(measurement.target, loading, seconds=measurement.seconds)
 
 
 def _inputs(found: DrawnAlpha, curve: CostCurve, runtime: Runtime, cached: int) -> ChainInputs:

@@ -71,10 +71,8 @@ def run_target_costs(
     with progress_bar(terminal, "loading the model") as progress:
         curve = measure_target_costs(
             target,
-            context,
-            n_gpu_layers=load.options.n_gpu_layers,
+            load.options,
             seconds=text.seconds,
-            use_mmap=load.options.use_mmap,
             progress=lambda share: progress("measuring the target", share),
         )
     layers = layers_here(target, load.options)

@@ -32,7 +32,7 @@ from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError, SpecrunError
 from specrun.bindings.models.model import Model
 from specrun.runtime.memory import layers_here
-from specrun.runtime.memory.fit import LayerCount, LoadOptions
+from specrun.runtime.memory.fit import LoadOptions
 from specrun.runtime.planning.curves import CostCurve
 from specrun.runtime.planning.profile import load_curve, save_curve
 
@@ -229,31 +229,17 @@ def _tokens(context: Context, start: int, n: int) -> list[int]:
 
 
 def target_curve(
-    target: Path,
-    context: ContextOptions,
-    *,
-    n_gpu_layers: LayerCount,
-    seconds: float,
-    use_mmap: bool = True,
-    again: bool = False,
-    progress: Callable[[float], None] = lambda _: None,
+    target: Path, loading: LoadOptions, *, seconds: float, again: bool = False
 ) -> CostCurve:
     """Return the curve of a model file with these settings: the stored one, or a new one, stored.
 
     With `again` it is measured in any case, and if only a first contact measured it.
     """
-    layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
-    curve = None if again else load_curve(target, context, layers)
+    layers = layers_here(target, loading)
+    curve = None if again else load_curve(target, loading.context, layers)
     if curve is None or curve.is_first:
-        curve = measure_target_costs(
-            target,
-            context,
-            n_gpu_layers=n_gpu_layers,
-            seconds=seconds,
-            use_mmap=use_mmap,
-            progress=progress,
-        )
-        save_curve(curve, target, context, layers)
+        curve = measure_target_costs(target, loading, seconds=seconds)
+        save_curve(curve, target, loading.context, layers)
     return curve
 
 
@@ -341,20 +327,18 @@ def _contact_line(curve: CostCurve, seconds: float) -> str:
 
 def measure_target_costs(
     target: Path,
-    context: ContextOptions,
+    loading: LoadOptions,
     *,
-    n_gpu_layers: LayerCount = "auto",
     seconds: float = 12.0,
-    use_mmap: bool = True,
     progress: Callable[[float], None] = lambda _: None,
 ) -> CostCurve:
     """Return the target's cost curve with these settings, measured in about so many seconds.
 
     `progress` receives the share that is done. Raises as `Model` and `Context` do.
     """
-    layers = layers_here(target, LoadOptions(context, n_gpu_layers=n_gpu_layers))
-    with Model(target, n_gpu_layers=layers, use_mmap=use_mmap) as model:
-        options = dataclasses.replace(sized_to_measure(context, model), n_outputs=_LARGEST)
+    layers = layers_here(target, loading)
+    with Model(target, n_gpu_layers=layers, use_mmap=loading.use_mmap) as model:
+        options = dataclasses.replace(sized_to_measure(loading.context, model), n_outputs=_LARGEST)
         with Context(model, options) as opened:
             return measure_cost_curve(opened, seconds=seconds, progress=progress)
 

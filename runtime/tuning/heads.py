@@ -35,7 +35,7 @@ from specrun.runtime.heads import Accuracy, HeadFile, RankCounts
 from specrun.runtime.language import quoted
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.memory import layers_here
-from specrun.runtime.memory.fit import LayerCount, LoadOptions
+from specrun.runtime.memory.fit import LoadOptions
 from specrun.runtime.models.pairing import check_draftable
 from specrun.runtime.planning import (
     CostCurve,
@@ -314,9 +314,7 @@ class HeadCalibrationOptions:
     ranks: int = 10
     seconds: float = 12.0
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
-    context: ContextOptions = field(default_factory=ContextOptions)
-    n_gpu_layers: LayerCount = "auto"
-    use_mmap: bool = True
+    loading: LoadOptions = field(default_factory=LoadOptions)
 
     def __post_init__(self) -> None:
         if self.n_tokens < _FEWEST:
@@ -349,8 +347,7 @@ def calibrated_layers(options: HeadCalibrationOptions) -> int:
     """Return n_gpu_layers (-1: all) of the target, as in a chat with these heads."""
     # Whatever the method is called: a plan sees the kind of file.
     drafter = f"draft({quoted(str(options.heads))})"
-    loading = LoadOptions(options.context, n_gpu_layers=options.n_gpu_layers)
-    return layers_here(options.target, loading, drafter)
+    return layers_here(options.target, options.loading, drafter)
 
 
 def calibrate_heads(
@@ -366,9 +363,9 @@ def calibrate_heads(
     target's and the heads' files.
     """
     layers = calibrated_layers(options)
-    with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
+    with Model(options.target, n_gpu_layers=layers, use_mmap=options.loading.use_mmap) as target:
         check_draftable(target)
-        context = sized_to_measure(options.context, target)
+        context = sized_to_measure(options.loading.context, target)
         # First, so that heads which do not fit are refused before time is spent.
         guesses = open_guesses(
             HeadSource(options.heads, target, options.ranks, context.n_ctx, context.n_threads)
@@ -400,8 +397,8 @@ def written_texts(
 ) -> list[CalibrationText]:
     """Return the texts along which heads guess, prompts continued by the target."""
     layers = calibrated_layers(options)
-    with Model(options.target, n_gpu_layers=layers, use_mmap=options.use_mmap) as target:
-        context = sized_to_measure(options.context, target)
+    with Model(options.target, n_gpu_layers=layers, use_mmap=options.loading.use_mmap) as target:
+        context = sized_to_measure(options.loading.context, target)
         return _written(options, target, context, list(texts_of(target)), progress)
 
 
@@ -437,7 +434,7 @@ def _curve(
 ) -> CostCurve:
     """Return the target's cost curve, measured now if there is time for it."""
     if options.seconds <= 0.0:
-        return known_curve(options.target, options.context, layers)
+        return known_curve(options.target, options.loading.context, layers)
 
     def report(done: float) -> None:
         progress("measuring the target", 0.3 * done)

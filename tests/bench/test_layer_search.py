@@ -87,23 +87,19 @@ def test_the_layers_that_do_nothing_are_found(sparse: Path, steady: None) -> Non
     assert all(0 < len(kept) < LAYERS for kept in sets)
     assert shares == sorted(shares)
     assert shares[-1] <= 1.0
-
-
-def test_acceptance_is_what_drafting_would_accept(sparse: Path, steady: None) -> None:
-    """If every needed layer is kept, all is accepted; the share is below 1 if one is not."""
-    trials = search_layers(options(sparse, evaluations=30), prompts).trials
-    for trial in trials:
+    # If every needed layer is kept, all is accepted; the share is below 1 if one is not.
+    for trial in result.trials:
         assert trial.acceptance == pytest.approx(1.0) or not set(trial.kept) >= NEEDED
-    assert min(trial.acceptance for trial in trials) < 0.5
+    assert min(trial.acceptance for trial in result.trials) < 0.5
     # Among sets that accept alike, fewer layers are faster.
-    whole = [trial for trial in trials if set(trial.kept) >= NEEDED]
+    whole = [trial for trial in result.trials if set(trial.kept) >= NEEDED]
     for first, other in itertools.permutations(whole, 2):
         assert (len(first.kept) < len(other.kept)) <= (first.predicted > other.predicted)
 
 
 def test_the_bound_holds_and_the_search_is_the_same_again(sparse: Path, steady: None) -> None:
-    first, again = (search_layers(options(sparse, evaluations=8), prompts) for _ in range(2))
-    assert len(first.trials) == 8
+    first, again = (search_layers(options(sparse, evaluations=4), prompts) for _ in range(2))
+    assert len(first.trials) == 4
     assert first.trials == again.trials
 
 

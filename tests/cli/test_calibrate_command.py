@@ -15,13 +15,10 @@ from specrun.runtime.heads import HeadFile, read_accuracy_csv, stored_accuracy
 
 from .conftest import Models
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 FAST = ("-t", "1", "-c", "256", "-n", "40", "--ranks", "30", "--seconds", "0")
 HIDDEN, VOCAB = 32, 320
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -20,13 +20,10 @@ from specrun.runtime.planning import (
 
 from .conftest import Models, Run
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 LOOKUP = "prompt-lookup(min_ngram=1)"
 CONTEXT = ContextOptions(n_threads=1)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ from specrun.convert import convert_checkpoint
 from specrun.convert.heads.head_conversion import convert_head, store_accuracy
 from specrun.runtime.chat import prompt_tokens
 from specrun.runtime.demo import demo_drafters, demo_questions, demo_target
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.tuning import CalibrationText, HeadCalibrationOptions, calibrate_heads
 from specrun.train.distillation import DistillationLoss, DrafterRecipe
 from specrun.train.heads import (
@@ -224,9 +225,9 @@ def calibrate(heads: Path, threads: int) -> None:
         asked = prompt_tokens(model, spared)
         return [CalibrationText(tuple(tokens), len(tokens)) for tokens in asked]
 
-    context = ContextOptions(n_threads=threads, n_threads_batch=threads)
+    loading = LoadOptions(ContextOptions(n_threads=threads, n_threads_batch=threads))
     options = HeadCalibrationOptions(
-        demo_target(), heads, n_tokens=2048, seconds=0.0, context=context
+        demo_target(), heads, n_tokens=2048, seconds=0.0, loading=loading
     )
     found = calibrate_heads(options, texts)
     store_accuracy(heads, found.accuracy, n_positions=found.n_positions)

@@ -42,14 +42,9 @@ from specrun.train.heads import Eagle3Recipe
 from specrun.train.target.shape import ModelShape
 from specrun.train.trainer import TrainingStatus
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("own_cache")]
 
 PLAN = TrainingPlan("eagle", 1.0, 2000)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture
@@ -148,7 +143,7 @@ def order(target: Path, hours: float = 0.0005, **changes: object) -> TrainingOrd
     return TrainingOrder(target, hours, n_threads=1, **changes)  # type: ignore[arg-type]
 
 
-def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts(
+def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts_and_is_learnt_on_from(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (("LONGEST_ANSWER", 24), ("TOKENS_PER_BATCH", 64)):
@@ -183,22 +178,14 @@ def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts(
     said.clear()
     assert train_head(wanted, lambda what, _share: said.append(what)) == head
     assert said == []
-
-
-def test_a_head_that_fits_is_learnt_on_from(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first that was made for this target's sizes: not one that drafts for others."""
-    for name, value in (("LONGEST_ANSWER", 24), ("TOKENS_PER_BATCH", 64)):
-        monkeypatch.setattr(training, f"_{name}", value)
-    monkeypatch.setattr(training, "_FEWEST_STEPS", 4)
-    first = train_head(order(target, prompts=("abc", "hello")))
-    earlier = Path(shutil.copy2(first, target.with_name("earlier.gguf")))
+    # The first head that was made for this target's sizes is learnt on from: not one for others.
+    earlier = Path(shutil.copy2(head, target.with_name("earlier.gguf")))
     (shipped,) = shipped_heads()
     second = order(target, 0.0006, prompts=("abc", "hello"), earlier=(shipped, earlier))
     assert method_of_file(train_head(second)) == "eagle3"
     plan = json.loads((second.folder / "plan.json").read_text())["plan"]
     assert plan["earlier"] == str(earlier)
-    card = (second.folder / "training" / "README.md").read_text()
-    assert "earlier.gguf" in card
+    assert "earlier.gguf" in (second.folder / "training" / "README.md").read_text()
 
 
 def test_what_is_learnt_goes_by_the_hours_where_steps_are_dear(

@@ -14,13 +14,10 @@ from specrun.cli.tune import theory as theory_command
 
 from ..conftest import Models
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 NUMBERS = ("--alpha", "0.5", "--cost-ratio", "0.1")
 FAST = ("-t", "1", "-c", "256", "-n", "8", "--seconds", "0.05", "-p", "Once upon")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def theory(*arguments: str | Path) -> Result:

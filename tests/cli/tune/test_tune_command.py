@@ -21,14 +21,9 @@ from specrun.runtime.tuning import WeightType
 
 from ..conftest import Models
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.usefixtures("own_cache")]
 
 FAST = ("-t", "1", "-c", "256", "-n", "16", "--seconds", "0.05")
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def tune(*arguments: str | Path) -> Result:
@@ -57,6 +52,11 @@ def test_what_was_measured_is_printed_and_the_plan_is_kept(models: Models) -> No
         assert title in result.stdout
     assert "no drafting" in result.stdout
     assert result.stdout.count("Drafting with ") == 2
+    title = "Drawn drafts, alpha = mean sum min(p, q) (Leviathan et al. 2023), temperature 0.8:"
+    table = result.stdout.split(title, 1)[1].split("\nPlans", 1)[0]
+    for name in (f"draft({models.plain.name})", "ngram(order=2)", "ngram(order=3)"):
+        assert name in table
+    assert "alpha" not in result.stdout.split("Theory of chains", 1)[1]
     path = profile_file(models.target)
     assert str(path) in result.stderr
     (kept,) = json.loads(path.read_text())["plans"]
@@ -77,10 +77,16 @@ def test_alpha_of_other_drafters_stands_beside_the_draft_models(models: Models) 
     assert result.exit_code == 0, result.output
     (setting,) = json.loads(result.stdout)["settings"]
     rows = {row["drafter"]: row for row in setting["alpha"]}
-    assert len(rows) == 5  # the draft model, two orders of n-grams, and these
+    own = f"draft({models.plain.name})"
+    assert list(rows)[:3] == [own, "ngram(order=2)", "ngram(order=3)"]
+    assert len(rows) == 5
+    # Drawn drafts have an alpha, ranks have shares.
+    drawn = setting["acceptance_by_rank"]["with"][0]
+    assert rows[own]["alpha"] == pytest.approx(drawn, abs=1e-9)
     assert rows[f"draft({models.target}, n=2)"]["alpha"] == pytest.approx(1.0, abs=1e-3)
     assert 0.0 < rows["early-exit(layers=1, n=2)"]["alpha"] < 1.0
     for row in rows.values():
+        assert row["alpha"] == row["theory"]["acceptance"]
         assert row["theory"]["cost_ratio"] > 0.0
         assert row["bytes"] > 0.0
     refused = tune(*pair(models), *FAST, "--drafter", "prompt-lookup")
@@ -186,65 +192,37 @@ def test_what_cannot_be_tuned_is_refused_before_anything_is_measured(
     assert not profile_file(models.target).exists()
 
 
-@pytest.mark.parametrize(
-    ("plan", "width"), [("none", None), ("n=2, sampling=argmax", None), ("n=2, sampling=argmax", 4)]
-)
-def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(
-    models: Models, plan: str, width: int | None
-) -> None:
+def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(models: Models) -> None:
     assert tune(*pair(models), *FAST, "--temp", "0").exit_code == 0
     path = profile_file(models.target)
-    content = json.loads(path.read_text())
-    content["plans"][0]["plans"][0] |= {"options": "" if plan == "none" else plan, "width": width}
-    path.write_text(json.dumps(content))
 
-    def generated(*arguments: str) -> Result:
+    def keep(plan: str, width: int | None) -> None:
+        content = json.loads(path.read_text())
+        content["plans"][0]["plans"][0] |= {"options": plan, "width": width}
+        path.write_text(json.dumps(content))
+
+    def generated(*arguments: str) -> tuple[str, int | None, str]:
         options = ["-t", "1", "-c", "256", "-p", "abc", "-n", "4", "--temp", "0", "--json"]
         command = ["generate", *map(str, pair(models)), *options]
         result = CliRunner().invoke(cli, [*command, *arguments])
         assert result.exit_code == 0, result.output
-        return result
+        stats = json.loads(result.stdout)["stats"]
+        return str(stats["drafter"]), stats["width"], result.stderr
 
-    def stats_of(*arguments: str) -> tuple[str, int | None]:
-        stats = json.loads(generated(*arguments).stdout)["stats"]
-        return str(stats["drafter"]), stats["width"]
-
-    drafter, used = stats_of()
-    assert (drafter == "none") == (plan == "none")
-    assert plan == "none" or plan in drafter
-    assert used == width
-    assert (f"every evaluation has {width} tokens" in generated().stderr) == (width is not None)
+    keep("", None)
+    assert generated()[:2] == ("none", None)
+    for width in (None, 4):
+        keep("n=2, sampling=argmax", width)
+        drafter, used, said = generated()
+        assert "n=2, sampling=argmax" in drafter
+        assert used == width
+        assert (f"every evaluation has {width} tokens" in said) == (width is not None)
     # What is typed comes before the plan.
-    assert stats_of("--shape", "free")[1] is None
-    assert stats_of("--shape", "8")[1] == 8
-    drafter, used = stats_of("--spec-draft-n-max", "3")
+    assert generated("--shape", "free")[1] is None
+    assert generated("--shape", "8")[1] == 8
+    drafter, used, _ = generated("--spec-draft-n-max", "3")
     assert "n=3" in drafter
     assert used is None
-
-
-def test_alpha_is_said_of_every_law_and_not_of_ranks(models: Models) -> None:
-    """Drawn drafts have an alpha, ranks have shares; operations and bytes stand beside them."""
-    shown = tune(*pair(models), *FAST, "--temp", "1", "--no-save", "-v")
-    assert shown.exit_code == 0, shown.output
-    title = "Drawn drafts, alpha = mean sum min(p, q) (Leviathan et al. 2023), temperature 1:"
-    table = shown.stdout.split(title, 1)[1].split("\nPlans", 1)[0]
-    for name in (f"draft({models.plain.name})", "ngram(order=2)", "ngram(order=3)"):
-        assert name in table
-    assert "alpha" not in shown.stdout.split("Theory of chains", 1)[1]
-    found = json.loads(tune(*pair(models), *FAST, "--temp", "1", "--json", "--no-save").stdout)
-    (setting,) = found["settings"]
-    rows = setting["alpha"]
-    assert [row["drafter"] for row in rows] == [
-        f"draft({models.plain.name})",
-        "ngram(order=2)",
-        "ngram(order=3)",
-    ]
-    for row in rows:
-        assert row["alpha"] == row["theory"]["acceptance"]
-        assert 0.0 <= row["alpha"] <= 1.0
-        assert row["bytes"] > 0.0
-    drawn = setting["acceptance_by_rank"]["with"][0]
-    assert rows[0]["alpha"] == pytest.approx(drawn, abs=1e-9)
 
 
 def test_mixtures_of_experts_are_warned_of_with_figures(

@@ -28,6 +28,7 @@ from specrun.runtime.drafters.environment import DraftEnvironment
 from specrun.runtime.drafters.lookahead_positions import Below, LookaheadFile, ParallelDrafter
 from specrun.runtime.drafters.retrieval import PromptLookupDrafter
 from specrun.runtime.engine import Session
+from specrun.runtime.language import parse_expression
 from specrun.runtime.laws import SeededNoise
 from specrun.runtime.planning import TYPICAL_CPU, TYPICAL_GPU, CostCurve, LiveCurve
 from specrun.runtime.round import Drafter, DraftRequest
@@ -380,14 +381,14 @@ def test_what_draws_nothing_is_timed_unless_it_is_not_to_be(
             with pytest.raises(OptionError, match="chooses by measured time"):
                 build_drafter(expression, environment)
             continue
-        with closing(build_drafter(expression, environment)) as weights:
-            with closing(weights.start()) as drafter:
-                assert drafter.name == expression
-                assert pace_of(drafter) == (pace if by_clock else None)
+        assert pace_of(expression, environment) == (pace if by_clock else None)
 
 
-def pace_of(drafter: Drafter) -> Pace | None:
-    return drafter.pace if isinstance(drafter, TimedDrafter) else None
+def pace_of(expression: str, environment: DraftEnvironment) -> Pace | None:
+    with closing(build_drafter(expression, environment)) as weights:
+        with closing(weights.start()) as drafter:
+            assert drafter.name == str(parse_expression(expression))
+            return drafter.pace if isinstance(drafter, TimedDrafter) else None
 
 
 @pytest.mark.parametrize(
@@ -410,11 +411,8 @@ def test_a_model_that_chooses_how_much_it_drafts_is_timed(
 ) -> None:
     environment = DraftEnvironment(model, ContextOptions(n_ctx=64, n_threads=1), n_gpu_layers=0)
     draft = ", ".join(filter(None, (f'draft("{tiny_drafter}"', options))) + ")"
-    found = []
-    for expression in (draft, f"auto({draft}, prompt-lookup)", f"ensemble({draft}, prompt-lookup)"):
-        with closing(build_drafter(expression, environment)) as weights:
-            with closing(weights.start()) as drafter:
-                found.append(pace_of(drafter))
+    combined = [draft, f"auto({draft}, prompt-lookup)", f"ensemble({draft}, prompt-lookup)"]
+    found = [pace_of(expression, environment) for expression in combined]
     assert found == [pace, in_auto, in_ensemble]
 
 
@@ -429,9 +427,7 @@ def test_what_the_demo_shows_is_not_stopped(model: Model, tiny_drafter: Path) ->
         (f"draft({draft}", None),
         (f'draft("{tiny_drafter}", {draft}', "compared"),
     ):
-        with closing(build_drafter(expression, environment)) as weights:
-            with closing(weights.start()) as drafter:
-                assert pace_of(drafter) == pace
+        assert pace_of(expression, environment) == pace
 
 
 def test_several_conversations_stop_what_does_not_pay_together(
@@ -458,10 +454,7 @@ def test_several_conversations_stop_what_does_not_pay_together(
     allowed = 8.0 + 2.0 + 0.0125 * (200 + 400) + 1.95 / 1.15 - 1.0
     assert taken[0] <= 1.0 + allowed / 400
     assert taken[1] > 1.5  # the control
-    draft = f'draft("{tiny_drafter}", sampling=argmax)'
-    with closing(build_drafter(draft, environment)) as weights:
-        with closing(weights.start()) as drafter:
-            assert pace_of(drafter) == "compared"
+    assert pace_of(f'draft("{tiny_drafter}", sampling=argmax)', environment) == "compared"
 
 
 @pytest.mark.parametrize("kind", ["pass", "space"])
@@ -479,9 +472,7 @@ def test_look_ahead_positions_are_stopped_unless_their_number_is_given(
         ", always=yes": None,
     }
     for options, pace in paces.items():
-        with closing(build_drafter(f'{kind}("{file}"{options})', environment)) as weights:
-            with closing(weights.start()) as drafter:
-                assert pace_of(drafter) == pace
+        assert pace_of(f'{kind}("{file}"{options})', environment) == pace
 
 
 @pytest.mark.parametrize("below", ["every", "last"])

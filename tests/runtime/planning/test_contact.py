@@ -18,6 +18,7 @@ from specrun.bindings.contexts.rows import Rows
 from specrun.bindings.errors import OutOfMemoryError
 from specrun.convert.random_model import RandomLlama, write_random_llama
 from specrun.runtime import Runtime, SamplingParams
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.planning import CONTACT_SIZES, CostCurve, load_curve, measure, save_curve
 from specrun.runtime.round import TargetModel
 from specrun.runtime.round.padding import PaddedTarget
@@ -148,15 +149,15 @@ def test_where_it_cannot_be_measured_the_model_is_loaded_all_the_same(
 def test_a_longer_measurement_replaces_it(
     target: Path, device: type[Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context = ContextOptions(**F32)
+    loading = LoadOptions(ContextOptions(**F32), n_gpu_layers=0)
     with Runtime(target, "prompt-lookup", **F32):
         pass
     full = CostCurve((1, 2, 64), (1.0, 1.0, 2.0), (1.0, 1.0, 2.0))
     monkeypatch.setattr(measure, "measure_target_costs", lambda *_, **__: full)
-    found = measure.target_curve(target, context, n_gpu_layers=0, seconds=0.1)
+    found = measure.target_curve(target, loading, seconds=0.1)
     assert found == full == stored(target)
     monkeypatch.setattr(measure, "measure_target_costs", None)
-    assert measure.target_curve(target, context, n_gpu_layers=0, seconds=0.1) == full
+    assert measure.target_curve(target, loading, seconds=0.1) == full
 
 
 def test_a_recurrent_model_is_measured_as_its_text_goes_on(

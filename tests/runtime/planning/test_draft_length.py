@@ -78,8 +78,9 @@ def test_a_stop_that_looks_at_the_draw_is_biased(rule: str) -> None:
     def make(seed: int) -> Callable[[], Drafter]:
         return lambda: StoppedChain(LawTable(3, seed + 500), looks_at_the_draw=True)
 
-    biases = [drafter_bias(build_rule(rule), make(seed), LawTable(3, seed), 4) for seed in range(5)]
-    assert max(biases) > 1e-2
+    assert any(
+        drafter_bias(build_rule(rule), make(seed), LawTable(3, seed), 4) > 1e-2 for seed in range(5)
+    )
 
 
 def test_the_lengths_of_these_chains_differ() -> None:

@@ -26,15 +26,11 @@ from specrun.runtime.tuning import (
     tune,
 )
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 GREEDY, WARM = SamplingParams(temperature=0.0), SamplingParams(temperature=0.8)
 Outcome = tuple[TuneOptions, TuneResult, list[tuple[str, float]]]
 CONTEXT = ContextOptions(n_ctx=256, n_threads=1)
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return tmp_path / "cache"
 
 
 @pytest.fixture(scope="module")

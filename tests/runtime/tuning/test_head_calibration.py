@@ -23,6 +23,7 @@ from specrun.convert.heads.head_conversion import store_accuracy, write_accuracy
 from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.heads import Accuracy, RankCounts, read_accuracy_csv
 from specrun.runtime.language import quoted
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.tuning import (
     CalibrationText,
     HeadCalibration,
@@ -31,15 +32,12 @@ from specrun.runtime.tuning import (
     features_along,
 )
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 HIDDEN, VOCAB, RANKS = 32, 320, 20
 CONTEXT = ContextOptions(**F32)
 GREEDY = SamplingParams(temperature=0.0)
 PROMPTS = [[5 + seed, 6, 7 + seed] for seed in range(8)]
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 def options_for(target: Path, heads: Path, **changes: object) -> HeadCalibrationOptions:
@@ -47,8 +45,7 @@ def options_for(target: Path, heads: Path, **changes: object) -> HeadCalibration
         "n_tokens": 64,
         "ranks": RANKS,
         "seconds": 0.0,
-        "context": CONTEXT,
-        "n_gpu_layers": 0,
+        "loading": LoadOptions(CONTEXT, n_gpu_layers=0),
         **changes,
     }
     return HeadCalibrationOptions(target, heads, **values)  # type: ignore[arg-type]

@@ -28,6 +28,8 @@ from specrun.runtime.planning import (
 )
 from specrun.runtime.planning.default_drafter import ChosenDrafter
 
+pytestmark = pytest.mark.usefixtures("own_cache")
+
 CONTEXT = ContextOptions(n_ctx=256, n_threads=1)
 SETTINGS = describe_settings(LoadOptions(CONTEXT))
 CHOICES = (
@@ -36,11 +38,6 @@ CHOICES = (
     Choice(0.0, ANY, "prompt-lookup", 1.2),
     Choice(0.8, ANY, "lookahead", 1.1),
 )
-
-
-@pytest.fixture(autouse=True)
-def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from specrun.bindings.errors import OptionError
 from specrun.runtime.engine import Engine
 from specrun.runtime.language import parse_expression, short_label
 from specrun.runtime.laws import SamplingParams
+from specrun.runtime.memory import LoadOptions
 from specrun.runtime.planning import CostCurve, measure_target_costs
 from specrun.runtime.round import GenerationResult
 
@@ -129,12 +130,9 @@ def measure_load(
     """Measure all drafters at all loads; raises as opening an engine does."""
     progress("measuring the cost of evaluations")
     options = bench.options
-    curve = measure_target_costs(
-        bench.target,
-        options.get("context", ContextOptions(n_ctx=4096)),
-        n_gpu_layers=options.get("n_gpu_layers", "auto"),
-        seconds=bench.curve_s,
-    )
+    context = options.get("context", ContextOptions(n_ctx=4096))
+    loading = LoadOptions(context, n_gpu_layers=options.get("n_gpu_layers", "auto"))
+    curve = measure_target_costs(bench.target, loading, seconds=bench.curve_s)
     first_tokens = _first_tokens(bench, progress)
     loads, names = bench.loads, bench.expressions
     arms = [(name, n) for name in names for n in loads]
