@@ -50,7 +50,7 @@ from specrun.runtime.tuning import (
 # (`planning.chain_row`).
 
 
-_FEWEST_TOKENS = 8
+_FEWEST_TOKENS, _LONGEST_DRAFT = 8, 12
 _TARGETS_SHARE = 0.75  # of the time for measuring costs
 
 
@@ -90,7 +90,7 @@ class CutJudge:
         self._folder = folder
         self._texts = texts
         # More tokens never cost less: a lower time was disturbed by another process.
-        costs = map(curve.seconds, range(1, options.max_draft + 2))
+        costs = map(curve.seconds, range(1, _LONGEST_DRAFT + 2))
         self._curve = CostCurve.flat(list(accumulate(costs, max)))
         # Layers of the one cut that was timed, and its seconds a token.
         self._measured: tuple[int, float] | None = None
@@ -110,7 +110,7 @@ class CutJudge:
             path.unlink(missing_ok=True)
         ratio = self._step_seconds(len(kept)) / self._curve.seconds(1)
         chains = ChainInputs(acceptance, ratio, 0.0, self._curve)
-        rows = [chain_row(chains, n) for n in range(1, self._options.max_draft + 1)]
+        rows = [chain_row(chains, n) for n in range(1, _LONGEST_DRAFT + 1)]
         gains = [row.measured or 0.0 for row in rows]
         speed_up = max(gains)
         best = 1 + gains.index(speed_up)  # the shortest of equals
@@ -176,7 +176,7 @@ def _prepare_judge(
             curve = measure_cost_curve(
                 context,
                 seconds=_TARGETS_SHARE * options.seconds,
-                sizes=tuple(size for size in MEASURED_SIZES if size <= options.max_draft + 1),
+                sizes=tuple(size for size in MEASURED_SIZES if size <= _LONGEST_DRAFT + 1),
                 progress=lambda done: progress("measuring the target", 0.1 + 0.2 * done),
             )
     return CutJudge(options, layered, folder, judged, curve)
@@ -201,7 +201,7 @@ def _written(
     texts = []
     with Session.open(model, NoDrafter(), size, ExactRule()) as session:
         for prompt in prompts:
-            stream = session.stream(prompt, options.params, seed=options.seed, max_tokens=most)
+            stream = session.stream(prompt, options.params, seed=0, max_tokens=most)
             answer = stream.drain().token_ids
             if answer:
                 texts.append(CalibrationText((*prompt, *answer), len(prompt)))
@@ -234,8 +234,7 @@ Progress = Callable[[str, float], None]
 class LayerSearchOptions:
     """At most `evaluations` sets of layers are judged, on `n_tokens` that the target writes.
 
-    `seconds` are spent on cost curves, `max_draft` is the longest draft considered; `seed` fixes
-    the proposals. After `most_seconds` in all no further set is judged.
+    `seconds` are spent on cost curves. After `most_seconds` in all no further set is judged.
     """
 
     target: Path
@@ -244,8 +243,6 @@ class LayerSearchOptions:
     n_tokens: int = 128
     seconds: float = 6.0
     most_seconds: float = float("inf")
-    max_draft: int = 12
-    seed: int = 0
     loading: LoadOptions = field(default_factory=LoadOptions)
 
     def __post_init__(self) -> None:
@@ -331,9 +328,7 @@ def _trials(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         startup = min(10, max(4, options.evaluations // 3))
-        sampler = optuna.samplers.TPESampler(
-            seed=options.seed, multivariate=True, n_startup_trials=startup
-        )
+        sampler = optuna.samplers.TPESampler(seed=0, multivariate=True, n_startup_trials=startup)
     study = optuna.create_study(direction="maximize", sampler=sampler)
     for first in _first_sets(layered.n_layers):
         study.enqueue_trial({name: layer in first for layer, name in enumerate(names)})

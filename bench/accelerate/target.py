@@ -31,7 +31,6 @@ FITTED_TOKENS = 64
 """Tokens written at each temperature, to plan and to judge cuts by."""
 
 _STEP = 256  # contexts are as long as texts need, in such steps
-_UNKNOWN = 0.1  # seconds of a token, until the curve is known
 _FEWEST_TOKENS = 8
 
 
@@ -85,21 +84,21 @@ class AccelerateOptions:
 class SearchTarget:
     """A target file, with the options of a search for it and its prompts.
 
-    `context` is as given until `measure` fits it to the prompts.
+    `context` is as given until `measure` fits it to the prompts, and finds `curve`.
     """
+
+    curve: CostCurve
 
     def __init__(self, options: AccelerateOptions, prompts: SearchPrompts) -> None:
         self.path, self.options, self.prompts = options.target, options, prompts
         self.context: ContextOptions = options.runtime.context
-        self.curve: CostCurve | None = None
 
     def measure(self, seconds: float) -> CostCurve:
         """Return the curve that was measured with these settings, or a new one."""
         options, seconds = self.options, min(CURVE_SECONDS, seconds)
-        curve = target_curve(self.path, options.runtime, seconds=seconds, again=options.again)
-        self.curve = curve
+        self.curve = target_curve(self.path, options.runtime, seconds=seconds, again=options.again)
         self._fit()
-        return curve
+        return self.curve
 
     def _fit(self) -> None:
         """Choose a context that holds the longest prompt and its answer."""
@@ -115,12 +114,10 @@ class SearchTarget:
     @property
     def token_seconds(self) -> float:
         """Seconds of one token."""
-        return self.curve.seconds(1) if self.curve else _UNKNOWN
+        return self.curve.seconds(1)
 
     def answer_seconds(self, prompt_tokens: float, n_tokens: int) -> float:
         """Return about how long plain decoding takes for a prompt and so many tokens."""
-        if self.curve is None:
-            return n_tokens * _UNKNOWN
         widest = self.curve.sizes[-1]
         return n_tokens * self.token_seconds + prompt_tokens * self.curve.seconds(widest) / widest
 

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -39,18 +39,10 @@ class ThisMachine(Candidates):
     Every call takes time, about `seconds` at most, and may raise SpecrunError.
     """
 
-    def __init__(
-        self,
-        options: AccelerateOptions,
-        prompts: SearchPrompts,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
-        others: OtherLoad | None = None,
-    ) -> None:
+    def __init__(self, options: AccelerateOptions, prompts: SearchPrompts) -> None:
         super().__init__(SearchTarget(options, prompts))
         threads = options.runtime.context.n_threads or os.cpu_count() or 1
-        self._others = OtherLoad(threads) if others is None else others
-        self._clock = clock
+        self._others = OtherLoad(threads)
         self._params = {params.temperature: params for params in options.params}
         # Of two sweeps at all temperatures, by all drafters each.
         self._n_prompts = 2 * len(self._params) * sum(map(len, prompts.held_out.values()))
@@ -74,7 +66,7 @@ class ThisMachine(Candidates):
 
     def now(self) -> float:
         """Return the clock's seconds."""
-        return self._clock()
+        return time.perf_counter()
 
     def curve(self, seconds: float) -> CostCurve:
         """Return the curve that was measured with these settings, or a new one."""
@@ -93,15 +85,15 @@ class ThisMachine(Candidates):
         """
         if self._length is None:
             self._length = self._affordable(len(drafters), seconds)
-        began = self._clock()
+        began = self.now()
         for left in reversed(range(1 if self._target.options.anyway else _MOST_TRIES)):
             self._others.since_last()
-            tried = self._clock()
+            tried = self.now()
             found = self._sweep(temperature, workload, drafters, seed, began + seconds)
             disturbed = self._others.disturbance()
             if not disturbed:
                 return found
-            now = self._clock()
+            now = self.now()
             again = left > 0 and 2.0 * now - tried <= began + seconds
             _log.warning("%s while drafters were compared: %s", disturbed, _AGAIN[again])
             if not again:
@@ -116,13 +108,13 @@ class ThisMachine(Candidates):
         Drafters that cannot be opened within half of the time are missing; another call goes on
         with them. One prompt is answered in any case.
         """
-        began = self._clock()
+        began = self.now()
         self._close_others(drafters)
         n_tokens, share = self._length or (_SHORTEST, 1.0)
         found: dict[str, Work | str] = {}
         arms: dict[str, Arm] = {}
         for drafter in drafters:
-            if len(arms) > 1 and self._clock() > began + 0.5 * (ends - began):
+            if len(arms) > 1 and self.now() > began + 0.5 * (ends - began):
                 break
             try:
                 arms[drafter] = self._arm(drafter, temperature, workload)
@@ -133,10 +125,10 @@ class ThisMachine(Candidates):
         results: dict[str, list[GenerationResult]] = {drafter: [] for drafter in arms}
         target, params = self._target, self._params[temperature]
         count = max(1, round(share * len(target.prompts.held_out[workload])))
-        first = self._clock()
+        first = self.now()
         for number in range(count):
-            each = (self._clock() - first) / number if number else 0.0
-            if each and self._clock() + 0.5 * each > ends:
+            each = (self.now() - first) / number if number else 0.0
+            if each and self.now() + 0.5 * each > ends:
                 break
             # In turn forwards and backwards: a machine that grows busier slows all of them alike.
             order = list(arms) if (number + seed) % 2 == 0 else list(reversed(arms))
@@ -197,7 +189,7 @@ class ThisMachine(Candidates):
         number, self._n_answered = self._n_answered, self._n_answered + 1
         if number % max(1, n_prompts // ENOUGH):
             return
-        if number == 0 and target.curve is not None:
+        if number == 0:
             depth = int(plain.prompt_tokens) + (self._length[0] if self._length else 0) // 2
             # Without memory for one more context the curve of before has to do.
             with suppress(OutOfMemoryError):

@@ -61,8 +61,6 @@ _FEWEST_STEPS = 20
 _TRAINING = 0.9  # of the time that is left: measures and writing take the rest
 
 HeadKind = Literal["eagle", "eagle3", "dflash"]
-Stage = Callable[[str, float], None]
-"""Receives the present step and the share of the hours that is over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,23 +90,23 @@ class PlanKnown(Exception):
 
 
 class Hours:
-    """Receives the progress of a training, and decides on enough answers and the number of steps.
+    """Times a training, and decides on enough answers and the number of steps.
 
-    A `RunListener`. `clock` returns seconds. An average step takes `dearer` times as long as one of
-    the first, which are timed. Answers are enough when the share `answering` of the time is over.
+    A `RunListener`, which shows nothing. `clock` returns seconds. An average step takes `dearer`
+    times as long as one of the first, which are timed. Answers are enough when the share
+    `answering` of the time is over.
     """
 
     def __init__(
         self,
         seconds: float,
         plan: TrainingPlan,
-        tell: Stage,
         clock: Callable[[], float] = time.monotonic,
         dearer: float = 1.0,
         answering: float = ANSWERING,
     ) -> None:
         self.plan = plan
-        self._seconds, self._tell, self._clock = seconds, tell, clock
+        self._seconds, self._clock = seconds, clock
         self._dearer, self._answering = dearer, answering
         self._started = clock() - plan.spent
         self._timed: list[float] = []
@@ -119,11 +117,10 @@ class Hours:
         return self._clock() - self._started
 
     def note(self, text: str) -> None:
-        """Receive a fact, of which nothing is shown."""
+        """Receive a fact."""
 
     def stage(self, what: str, done: int, total: int) -> None:
         """Receive the progress of work before the training; raises PlanKnown at its time's end."""
-        self._say(f"{what}, {done:,} done")
         if what == ASKS and self.spent > _ASKING * self._seconds and done < total:
             raise PlanKnown(n_tries=done)
         late = self.spent > self._answering * self._seconds
@@ -132,7 +129,6 @@ class Hours:
 
     def status(self, status: TrainingStatus) -> None:
         """Receive the progress of steps; raises PlanKnown once the first ones were timed."""
-        self._say(f"step {status.step:,}, loss {status.loss:.3f}")
         if self.plan.steps:
             return
         self._timed.append(self._clock())
@@ -145,9 +141,6 @@ class Hours:
             left = _TRAINING * (self._seconds - self.spent)
             self._timed.clear()
             raise PlanKnown(steps=max(_FEWEST_STEPS, int(left / max(each, 1e-6))))
-
-    def _say(self, what: str) -> None:
-        self._tell(what, min(1.0, self.spent / self._seconds))
 
 
 # == Training ======================================================================================
@@ -203,7 +196,7 @@ class TrainingOrder:
         return self.folder / "head.gguf"
 
 
-def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -> Path:
+def train_head(order: TrainingOrder) -> Path:
     """Return the GGUF file of a head; earlier heads are not trained again.
 
     Ctrl-C keeps the results so far. Raises MissingPackageError without torch, TemplateError for a
@@ -223,7 +216,6 @@ def train_head(order: TrainingOrder, tell: Stage = lambda _what, _share: None) -
     listener = Hours(
         order.hours * 3600.0,
         plan,
-        tell,
         dearer=_dearer(order, plan),
         answering=ANSWERING_WITH_STATES if with_states else ANSWERING,
     )

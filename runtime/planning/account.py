@@ -72,12 +72,8 @@ class Account:
             self._spare += self._saved
             self._saved = 0.0
 
-    def lose_to_asking(self, seconds: float, plain: float) -> None:
-        """Count the drafters' own time in a round, when a plain one takes `plain`."""
-        self.lose(self.asking(seconds, plain))
-
     def asking(self, seconds: float, plain: float) -> float:
-        """Return how many rounds are lost to drafters that take so much of a round themselves."""
+        """Return the rounds lost to the drafters' own time in one; a plain one takes `plain`."""
         # The very first time everything is cold, which does not come again. Pauses of the machine
         # are cut. The median would not do: if every second round takes longer, each is usual.
         if self._own and plain > 0.0:

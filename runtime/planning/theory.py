@@ -114,11 +114,6 @@ def expected_experts(n_experts: int, n_used: int, n_tokens: int) -> float:
     Each token uses k of E experts; taken as if each chose independently and all alike. Tokens of
     one text choose more alike than that, so this is the most to expect.
     """
-    if n_experts < 1 or not 0 <= n_used <= n_experts or n_tokens < 0:
-        given = f"{n_used} of {n_experts} experts for each of {n_tokens} tokens"
-        raise OptionError(
-            f"{given} make no mixture: give 0 <= used <= experts and 0 or more tokens"
-        )
     return n_experts * (1.0 - (1.0 - n_used / n_experts) ** n_tokens)
 
 
@@ -274,8 +269,6 @@ class ChainInputs:
     def __post_init__(self) -> None:
         wall_clock_improvement(self.acceptance, 1, self.cost_ratio)
         operation_ratio(self.acceptance, 1, self.operation_cost_ratio)
-        if not self.n_context >= 0.0:
-            raise OptionError(f"n_context is {self.n_context}: give 0 or more tokens")
 
 
 @dataclass(frozen=True, slots=True)

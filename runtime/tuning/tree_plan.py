@@ -78,12 +78,11 @@ def plan_tree(
     *,
     sizes: Sequence[int] = tuple(range(1, 64)),
     max_depth: int = 8,
-    widths: Sequence[int] = _WIDTHS,
     tolerance: float = 0.0,
 ) -> TreePlan | None:
     """Return the fastest tree, or None if plain decoding is at least as fast.
 
-    `sizes` are the numbers of nodes it may have, `widths` how many of them a depth may evaluate.
+    `sizes` are the numbers of nodes it may have.
     With a `tolerance` the smallest tree is taken that is at most this share slower than the best.
     An `acceptance` that rises with rank is taken for noise and levelled.
     """
@@ -92,7 +91,7 @@ def plan_tree(
     levelled = levelled[levelled > 0.0]
     if not len(levelled):
         return None
-    search = _Search(levelled, costs, sorted(set(sizes)), max_depth, sorted(set(widths)), tolerance)
+    search = _Search(levelled, costs, sorted(set(sizes)), max_depth, tolerance)
     search.run()
     shares = levelled.tolist()
     plans = [
@@ -159,7 +158,6 @@ class _Search:
     costs: RoundCosts
     sizes: list[int]
     max_depth: int
-    widths: list[int]
     tolerance: float
     best_speed: float = 0.0
     # By the number of nodes: speed, and widths by depth.
@@ -181,7 +179,7 @@ class _Search:
         # 1).
         self._cheapest = min(
             self.costs.depth_seconds(width, before)
-            for width in self.widths
+            for width in _WIDTHS
             for before in (None, width, width + 1)
         )
 
@@ -204,7 +202,7 @@ class _Search:
 
     def _longer(self, beginning: _Beginning) -> Iterator[_Beginning]:
         most = self.sizes[-1]
-        for width in self.widths:
+        for width in _WIDTHS:
             # Widths ascend: the wider ones do not fit either.
             if width > len(beginning.children):
                 return

@@ -132,11 +132,16 @@ class ArmChooser(ArmLedger):
     # -- deciding ----------------------------------------------------------------------------------
 
     def _decide(self) -> None:
-        if self._probing:
-            self._judge_probe()
+        if self._probing:  # a probe in vain lets its arm wait longer
+            arm = self._arms[self._current]
+            better = arm.rate > self._best_rate
+            arm.patience = 1.0 if better else min(_MAX_PATIENCE, 2.0 * arm.patience)
         if self._arms[self._plain].rounds:
             self._best = self._simplest_of_the_best()
-            self._shorten_what_fails()
+            # Arms that are slower than plain decoding begin again with short drafts.
+            for arm, first in zip(self._arms, self._first_depths, strict=True):
+                if self._is_slow(arm):
+                    arm.limit(first)
         probed = self._worth_probing()
         self._probing = probed is not None
         chosen = self._best if probed is None else probed
@@ -154,16 +159,15 @@ class ArmChooser(ArmLedger):
         elif not self._arms[self._plain].rounds:
             self._left = _FIRST_ROUNDS
 
-    def _shorten_what_fails(self) -> None:
-        """Let arms that are slower than plain decoding begin again with short drafts."""
-        for arm, depth in zip(self._arms, self._first_depths, strict=True):
-            if self._is_slow(arm):
-                arm.limit(depth)
-
     def _simplest_of_the_best(self) -> int:
         """Return the arm of the best shown rate, or a simpler one that is as good as that."""
+
+        def shown(index: int) -> float:
+            # The best need not show anything more; others must be better by some caution.
+            return self._shown(index, 0.0 if index == self._best else CAUTION)
+
         arms = range(len(self._arms))
-        best = max(arms, key=self._shown_rate)
+        best = max(arms, key=shown)
         enough = (1.0 - _TIE) * self._arms[best].rate
         seen = [index for index in arms if self._arms[index].rounds or index == best]
         alike = [index for index in seen if index == best or self._arms[index].rate >= enough]
@@ -173,15 +177,6 @@ class ArmChooser(ArmLedger):
             return parts, index != best, -rate, index
 
         return min(alike, key=order)
-
-    def _judge_probe(self) -> None:
-        arm = self._arms[self._current]
-        better = arm.rate > self._best_rate
-        arm.patience = 1.0 if better else min(_MAX_PATIENCE, 2.0 * arm.patience)
-
-    def _shown_rate(self, index: int) -> float:
-        """Return the rate that an arm is ranked by; the best need not show anything more."""
-        return self._shown(index, 0.0 if index == self._best else CAUTION)
 
     def _is_slow(self, arm: Arm) -> bool:
         """Return whether an arm was shown to be slower than plain decoding."""
@@ -232,10 +227,11 @@ class ArmChooser(ArmLedger):
         others = [index for index in range(len(arms)) if index != self._best]
         # Of equal forecasts the longest unseen comes first, of all the unknown the one
         # that would lose least: its gain may pay for the others.
-        hopes = sorted(
-            (-self._hope(index), self._first_loss(index), -arms[index].behind, index)
-            for index in others
-        )
+        hopes = []
+        for index in others:
+            loss = 0.0 if arms[index].rounds else self._loss_of(index)
+            hopes.append((-self._hope(index), loss, -arms[index].behind, index))
+        hopes.sort()
         room = spare = min(START + _PROBING * self._elapsed - self._lost, self._account.room)
         for hope, _, _, index in hopes:
             if -hope <= best.rate:
@@ -250,10 +246,6 @@ class ArmChooser(ArmLedger):
         return None
 
     # -- its costs ---------------------------------------------------------------------------------
-
-    def _first_loss(self, index: int) -> float:
-        """Return how many plain rounds the first probe of an unknown arm would lose, else 0."""
-        return 0.0 if self._arms[index].rounds else self._loss_of(index)
 
     def _probe_rounds(self, index: int) -> int:
         return _SHORT_PROBE if self._arms[index].depth else _PROBE_ROUNDS

@@ -274,7 +274,7 @@ class ArmLedger:
         """
         vain = choosing if index == self._plain or not drafted else 0.0
         if vain:
-            self._account.lose_to_asking(vain, seconds - vain)
+            self._account.lose(self._account.asking(vain, seconds - vain))
         if index == self._plain == self._current and len(self._run) > 1 and not self._probing:
             self._waiting.append((tokens, seconds))
             if len(self._waiting) == SEGMENT:

@@ -68,7 +68,7 @@ def status(step: int) -> TrainingStatus:
 @pytest.mark.parametrize(("answering", "end"), [(ANSWERING, 1188.0), (ANSWERING_WITH_STATES, 1800)])
 def test_answers_end_after_a_third_of_the_time_or_half(answering: float, end: float) -> None:
     clock = Clock()
-    hours = Hours(3600.0, PLAN, lambda _what, _share: None, clock, answering=answering)
+    hours = Hours(3600.0, PLAN, clock, answering=answering)
     hours.stage("the target answers", 100, 2000)
     hours.stage("states", 1, 2)
     clock.now = end - 1.0
@@ -84,7 +84,7 @@ def test_answers_end_after_a_third_of_the_time_or_half(answering: float, end: fl
 
 def test_tries_at_prompts_end_after_a_tenth_of_the_time() -> None:
     clock = Clock()
-    hours = Hours(3600.0, PLAN, lambda _what, _share: None, clock)
+    hours = Hours(3600.0, PLAN, clock)
     clock.now = 359.0
     hours.stage("the target asks", 300, 2000)
     clock.now = 361.0
@@ -101,7 +101,7 @@ def test_prompts_are_the_users_then_by_turns_the_targets_own_and_built_in_ones(
     monkeypatch.setattr(training, "_built_in", lambda _count: ["built 1", "built 2", "built 3"])
     wanted = order(target, prompts=("mine",))
     wanted.folder.mkdir(parents=True)
-    hours = Hours(3600.0, PLAN, lambda _what, _share: None, Clock())
+    hours = Hours(3600.0, PLAN, Clock())
     every = ["mine", "own 1", "built 1", "own 2", "built 2", "built 3"]
     for given, count in ((PLAN, 6), (TrainingPlan("eagle", 1.0, 2, n_prompts=4), 4)):
         plan = _asked(wanted, given, hours)
@@ -113,8 +113,8 @@ def test_prompts_are_the_users_then_by_turns_the_targets_own_and_built_in_ones(
 
 @pytest.mark.parametrize("dearer", [1.0, 1.25])
 def test_the_steps_are_those_that_fit_into_what_is_left(dearer: float) -> None:
-    clock, shares = Clock(), []
-    hours = Hours(3600.0, PLAN, lambda _what, share: shares.append(share), clock, dearer)
+    clock = Clock()
+    hours = Hours(3600.0, PLAN, clock, dearer)
     clock.now = 1590.0
     with pytest.raises(PlanKnown) as known:
         for step in range(1, 200):
@@ -126,13 +126,12 @@ def test_the_steps_are_those_that_fit_into_what_is_left(dearer: float) -> None:
     assert 10.0 + 30.0 < clock.now - 1590.0 < 10.0 + 35.0
     left = 3600.0 - clock.now
     assert 0.9 * left / (0.57 * dearer) < known.value.counts["steps"] < 0.9 * left / (0.5 * dearer)
-    assert shares == sorted(shares)
 
 
 def test_an_earlier_calls_time_counts() -> None:
     clock = Clock()
     plan = TrainingPlan("eagle", 1.0, 0, 2000, steps=500, spent=1800.0)
-    hours = Hours(3600.0, plan, lambda _what, _share: None, clock)
+    hours = Hours(3600.0, plan, clock)
     clock.now = 100.0
     assert hours.spent == 1900.0
     for step in range(30):
@@ -150,20 +149,29 @@ def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts_and_is_learnt_on_fr
         monkeypatch.setattr(training, f"_{name}", value)
     monkeypatch.setattr(training, "_FEWEST_STEPS", 4)
 
-    def interrupt(what: str, _share: float) -> None:
-        if what == "the target answers, 16 done":
-            raise KeyboardInterrupt
-
+    stage, said = Hours.stage, list[tuple[str, int]]()
     wanted = order(target, prompts=("abc", "hello"))
-    with pytest.raises(KeyboardInterrupt):
-        train_head(wanted, interrupt)
+    with pytest.raises(KeyboardInterrupt), monkeypatch.context() as patched:
+
+        def interrupt(hours: Hours, what: str, done: int, total: int) -> None:
+            if (what, done) == ("the target answers", 16):
+                raise KeyboardInterrupt
+            stage(hours, what, done, total)
+
+        patched.setattr(Hours, "stage", interrupt)
+        train_head(wanted)
+
+    def noted(hours: Hours, what: str, done: int, total: int) -> None:
+        said.append((what, done))
+        stage(hours, what, done, total)
+
+    monkeypatch.setattr(Hours, "stage", noted)
     answers = wanted.folder / "training" / "training" / "answers.jsonl"
     kept = answers.read_text().splitlines()
     assert len(kept) == 16
-    said: list[str] = []
-    head = train_head(wanted, lambda what, _share: said.append(what))
+    head = train_head(wanted)
     assert answers.read_text().splitlines()[:16] == kept
-    assert "the target answers, 16 done" not in said
+    assert ("the target answers", 16) not in said
     assert method_of_file(head) == "eagle3"
     lines = (head.parent / "prompts.jsonl").read_text().splitlines()
     assert [json.loads(line)["prompt"] for line in lines][:2] == ["abc", "hello"]
@@ -176,7 +184,7 @@ def test_a_training_goes_on_after_ctrl_c_and_its_head_drafts_and_is_learnt_on_fr
     assert drafted.token_ids == plain.token_ids
     assert drafted.stats.drafted > 0
     said.clear()
-    assert train_head(wanted, lambda what, _share: said.append(what)) == head
+    assert train_head(wanted) == head
     assert said == []
     # The first head that was made for this target's sizes is learnt on from: not one for others.
     earlier = Path(shutil.copy2(head, target.with_name("earlier.gguf")))

@@ -185,7 +185,7 @@ def tries(tokens: int, lost: float, own: float = 0.0) -> tuple[list[int], float]
         else:
             tried.append(token)
             account.lose(lost)
-            account.lose_to_asking(own, 1.0)
+            account.lose(account.asking(own, 1.0))
             asked += 1
         account.allow(1)
     # The first asking of all is not booked, and the account believes that it takes twice as much.
@@ -204,7 +204,7 @@ def test_what_is_lost_is_asked_again_as_often_as_tokens_allow(lost: float, own: 
 def test_a_single_pause_of_the_machine_does_not_silence_it_for_long() -> None:
     account = Account()
     for seconds in (0.001, 0.001, 1_000.0):
-        account.lose_to_asking(seconds, 1.0)
+        account.lose(account.asking(seconds, 1.0))
     assert account.room > 0.0
 
 

@@ -134,7 +134,7 @@ def test_probes_that_find_nothing_take_no_more_than_choosing_may(own: float) -> 
 
 def test_without_booking_it_short_texts_lose_a_tenth(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: an `auto` that does not count what choosing takes breaks that bound."""
-    monkeypatch.setattr(Account, "lose_to_asking", lambda _self, _seconds, _plain: None)
+    monkeypatch.setattr(Account, "asking", lambda _self, _seconds, _plain: 0.0)
     auto, machine = pondering(0.2)
     for _ in range(100):
         ponder(auto, machine, 12)
