@@ -18,13 +18,14 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from specrun.bench.model_comparison import Chunk, log_laws, scored_logits
+from specrun.bench.model_comparison import Chunk, log_laws
 from specrun.bindings.contexts import Context, ContextOptions
 from specrun.bindings.errors import OptionError, UnsupportedModelError
 from specrun.bindings.models import Model
 from specrun.runtime.memory import LayerCount, resolve_gpu_layers
 from specrun.runtime.round import CachedText, FixedShapeTarget, fixed_shape_options
 from specrun.runtime.trees import DraftTree
+from specrun.runtime.tuning import scored_logits
 
 WIDTHS = (2, 3, 4, 5, 8, 16)
 """Tokens at a time that are compared with one at a time: roots with drafts of 1 to 15 tokens."""
@@ -122,11 +123,12 @@ def measure_batch_noise(
             n_outputs=max(WIDTHS),
         )
         with Context(model, settings) as context:
-            alone = np.concatenate([*scored_logits(context, chunk, 1)])
+            alone = np.concatenate([*scored_logits(context, chunk.tokens, chunk.first, 1)])
             report(1, n_steps)
             found = []
             for width in WIDTHS:
-                found.append(compare_rows(width, alone, scored_logits(context, chunk, width)))
+                pieces = scored_logits(context, chunk.tokens, chunk.first, width)
+                found.append(compare_rows(width, alone, pieces))
                 report(1 + len(found), n_steps)
         del alone
         try:

@@ -14,13 +14,14 @@ import numpy.typing as npt
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from specrun.bindings.contexts import Batch, Context, ContextOptions
+from specrun.bindings.contexts import Context, ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.gguf import TensorInfo, read_header
 from specrun.bindings.models import Model
 from specrun.convert.checkpoint import read_array
 from specrun.runtime.memory import LayerCount, resolve_gpu_layers
 from specrun.runtime.models import check_same_vocabulary
+from specrun.runtime.tuning import ROWS_AT_ONCE, scored_logits
 
 # == Perplexity and KL divergence of one model's distributions from another's ======================
 #
@@ -135,10 +136,6 @@ def _standard_error(values: Floats) -> float:
 # scored with the token that follows, so that each scored token has at least n_ctx/2 before it.
 
 
-ROWS_AT_ONCE = 64
-"""The most rows of logits that are looked at together: 32 MB with a vocabulary of 128k tokens."""
-
-
 @dataclass(frozen=True, slots=True)
 class ComparisonOptions:
     """Chunks of `n_ctx` tokens, or of the training context if that is less, at most `n_chunks`.
@@ -209,7 +206,7 @@ def compare_models(
 
 def _compare_chunk(contexts: list[Context], chunk: Chunk) -> list[RowDivergence]:
     parts, place = [], chunk.first + 1
-    blocks = (scored_logits(context, chunk) for context in contexts)
+    blocks = (scored_logits(context, chunk.tokens, chunk.first) for context in contexts)
     for first, other in zip(*blocks, strict=True):
         parts.append(row_divergence(first, other, chunk.tokens[place : place + len(first)]))
         place += len(first)
@@ -245,28 +242,6 @@ def cut_into_chunks(tokens: Sequence[int], n_ctx: int, bos: int | None) -> list[
         for piece in pieces
         if len(piece) == length
     ]
-
-
-def scored_logits(
-    context: Context, chunk: Chunk, width: int = ROWS_AT_ONCE
-) -> Iterator[npt.NDArray[np.float32]]:
-    """Yield the scored logits of a chunk, shape [rows, vocab], `width` rows an evaluation at most.
-
-    The context must have been made for chunks of this length and `width` outputs.
-    """
-    context.memory.clear()
-    batch = Batch(max(context.n_batch, ROWS_AT_ONCE), 1)
-    for start in range(0, chunk.first, context.n_batch):
-        part = chunk.tokens[start : min(start + context.n_batch, chunk.first)]
-        batch.fill_chain(part, start, [0], 0)
-        context.decode(batch)
-    last = len(chunk.tokens) - 1
-    step = min(width, context.n_batch)
-    for start in range(chunk.first, last, step):
-        part = chunk.tokens[start : min(start + step, last)]
-        batch.fill_chain(part, start, [0], len(part))
-        rows = context.decode(batch)
-        yield np.stack([rows.logits(row) for row in range(len(part))])
 
 
 # == Relative root-mean-square errors of the tensors of two GGUF files =============================

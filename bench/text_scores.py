@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specrun.bench.model_comparison import ROWS_AT_ONCE, Chunk, scored_logits
 from specrun.bindings.contexts.context import Context
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models import Model
 from specrun.runtime.laws.transform import highest_tokens, log_probabilities
+from specrun.runtime.tuning import ROWS_AT_ONCE, scored_logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def score_text(
         n_rollback=0,
     )
     with Context(model, own) as context:
-        for rows in scored_logits(context, Chunk(tuple(tokens), 0)):
+        for rows in scored_logits(context, tokens, 0):
             for row in rows:
                 token = tokens[len(scores)]
                 best = highest_tokens(row, n_top)

@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from specrun.bench.model_comparison import ROWS_AT_ONCE, Chunk, scored_logits
 from specrun.bench.timing import Spread, spread_of
 from specrun.bindings.contexts import Context, ContextOptions
 from specrun.bindings.errors import OptionError
@@ -29,6 +28,7 @@ from specrun.runtime.acceptance import (
     total_variation,
 )
 from specrun.runtime.laws import Law, Logits, SamplingParams, transformed_law
+from specrun.runtime.tuning import ROWS_AT_ONCE, scored_logits
 
 _SAME = 1e-9  # distributions that are no further apart agree: neither model's token
 
@@ -151,8 +151,8 @@ class Teacher:
 
 def _read(contexts: Sequence[Context], tokens: list[int], n_prompt: int) -> Iterator[_Place]:
     """Yield the places of a text after its prompt."""
-    chunk, place = Chunk(tuple(tokens), n_prompt - 1), n_prompt
-    blocks = (scored_logits(context, chunk) for context in contexts)
+    place = n_prompt
+    blocks = (scored_logits(context, tokens, n_prompt - 1) for context in contexts)
     for targets, drafts in zip(*blocks, strict=True):
         for target, draft in zip(targets, drafts, strict=True):
             yield _Place(draft, target, RawLaw(draft), RawLaw(target), tokens[place])

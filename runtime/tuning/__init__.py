@@ -1,6 +1,7 @@
 """Tuning: acceptance measured on texts, and the trees that are fastest on this machine."""
 
 from specrun.runtime.tuning.acceptance import (
+    ROWS_AT_ONCE,
     CalibrationText,
     DrawnAlpha,
     DynamicAcceptance,
@@ -14,6 +15,7 @@ from specrun.runtime.tuning.acceptance import (
     measure_alpha,
     measure_dynamic_acceptance,
     require_law,
+    scored_logits,
 )
 from specrun.runtime.tuning.heads import (
     HeadCalibration,

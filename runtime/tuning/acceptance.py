@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from specrun.bindings.contexts.batch import Batch
 from specrun.bindings.contexts.context import Context
@@ -55,6 +56,8 @@ from specrun.runtime.tuning.results import DrafterAlpha
 
 _REPEATS = 4  # of a proposal that is drawn
 _RANKED = 40  # tokens that the draft model ranks
+ROWS_AT_ONCE = 64
+"""The most rows of logits that are looked at together: 32 MB with a vocabulary of 128k tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +159,9 @@ def law_pairs(
     """
     ranking = ranking_params(params, _RANKED)
     shared = min(target.model.vocabulary.size, draft.model.vocabulary.size)
-    # The distribution after the prompt's last token decided the first written one; after the last
-    # token none did.
-    begin, tokens = text.n_prompt - 1, text.tokens[:-1]
     pairs: list[RankedPair] = []
     spent = 0.0
-    for ours, theirs in zip(_rows(target, tokens, begin), _rows(draft, tokens, begin), strict=True):
+    for ours, theirs in zip(_rows(target, text), _rows(draft, text), strict=True):
         before = time.perf_counter()
         law = transformed_law(ours, params)
         spent += time.perf_counter() - before
@@ -175,30 +175,39 @@ def laws_along(
     context: Context, text: CalibrationText, settings: Sequence[SamplingParams]
 ) -> list[tuple[Law, ...]]:
     """Return a model's distributions of each token that the target wrote, one for each setting."""
-    rows = _rows(context, text.tokens[:-1], text.n_prompt - 1)
+    rows = _rows(context, text)
     return [tuple(transformed_law(row, params) for params in settings) for row in rows]
 
 
-def _rows(context: Context, tokens: Sequence[int], begin: int) -> Iterator[Logits]:
-    """Yield the logits after each token from index `begin` on, valid until the next."""
-    batch = Batch(context.n_batch, 1)
+def scored_logits(
+    context: Context, tokens: Sequence[int], first: int, width: int = ROWS_AT_ONCE
+) -> Iterator[npt.NDArray[np.float32]]:
+    """Yield the logits after tokens `first` to the last but one, shape [rows, vocab].
+
+    An evaluation has `width` rows at most, or as many as the context has outputs. Tokens before
+    `first` are read in whole batches. The context is left empty.
+    """
     size = context.model.vocabulary.size
     # A token that this model lacks still takes its position; any id will do for it.
     known = [token if token < size else 0 for token in tokens]
+    batch, last = Batch(context.n_batch, 1), len(tokens) - 1
     context.memory.clear()
-    start = 0
-    while start < len(known):
-        # The prompt goes in whole batches with one row, the answer in pieces of as many rows as
-        # there are.
-        wanted = start >= begin
-        most, end = (context.n_outputs, len(known)) if wanted else (context.n_batch, begin)
-        n = min(most, end - start)
-        batch.fill_chain(known[start : start + n], start, [0], n if wanted else 1)
+    for start in range(0, first, context.n_batch):
+        batch.fill_chain(known[start : min(start + context.n_batch, first)], start, [0], 0)
+        context.decode(batch)
+    step = min(width, context.n_batch, context.n_outputs)
+    for start in range(first, last, step):
+        part = known[start : min(start + step, last)]
+        batch.fill_chain(part, start, [0], len(part))
         rows = context.decode(batch)
-        for row in range(n if wanted else 0):
-            yield rows.logits(row)
-        start += n
+        yield np.stack([rows.logits(row) for row in range(len(part))])
     context.memory.clear()
+
+
+def _rows(context: Context, text: CalibrationText) -> Iterator[Logits]:
+    """Yield the logits that each token was chosen by that the target wrote."""
+    for block in scored_logits(context, text.tokens, text.n_prompt - 1):
+        yield from block
 
 
 # == Leviathan's alpha of drafters that have a distribution: the mean of sum min(p, q) =============

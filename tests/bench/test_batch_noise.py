@@ -21,13 +21,13 @@ from specrun.bench.batch_noise import (
     compare_rows,
     measure_batch_noise,
 )
-from specrun.bench.model_comparison import Chunk, scored_logits
 from specrun.bindings.contexts import Context, ContextOptions
 from specrun.bindings.errors import OptionError
 from specrun.bindings.models import Model
 from specrun.convert.conversion import FIXED_TEXT
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.tuning import scored_logits
 
 SHAPE = {"vocab_size": 320, "width": 256, "ffn": 256, "scale": 3.0}
 PLAIN = ContextOptions(n_threads=1)
@@ -89,7 +89,7 @@ def test_another_text_is_no_noise(quantized: Path, found: BatchNoise) -> None:
         settings = ContextOptions(n_ctx=128, n_batch=32, n_outputs=16, n_threads=1)
         with Context(model, settings) as context:
             alone, shifted = (
-                np.concatenate([*scored_logits(context, Chunk(tokens[start : start + 96], 32), 1)])
+                np.concatenate([*scored_logits(context, tokens[start : start + 96], 32, 1)])
                 for start in (0, 1)
             )
     far = compare_rows(63, alone, [shifted])

@@ -13,7 +13,6 @@ from specrun.bench.model_comparison import (
     compare_models,
     cut_into_chunks,
     row_divergence,
-    scored_logits,
     summarise_rows,
     tensor_errors,
 )
@@ -23,6 +22,7 @@ from specrun.bindings.models import Model
 from specrun.convert.gguf import Metadata, PlannedTensor, write_gguf
 from specrun.convert.quantize import quantize_model
 from specrun.convert.random_model import RandomLlama, write_random_llama
+from specrun.runtime.tuning import scored_logits
 
 
 def test_divergence_of_known_laws() -> None:
@@ -67,7 +67,6 @@ def test_chunks_as_llama_cpp_cuts_them() -> None:
 @pytest.mark.parametrize("length", [16, 150])
 def test_scored_logits_are_those_of_one_evaluation(tiny_model: Path, length: int) -> None:
     tokens = [(7 * i) % 250 for i in range(length)]
-    chunk = cut_into_chunks(tokens, length, bos=None)[0]
     with Model(tiny_model) as model:
         with Context(model, ContextOptions(**F32, n_outputs=length)) as context:
             batch = Batch(length, 1)
@@ -77,7 +76,7 @@ def test_scored_logits_are_those_of_one_evaluation(tiny_model: Path, length: int
         settings = ContextOptions(**{**F32, "n_ctx": length}, n_batch=64, n_outputs=min(64, length))
         with Context(model, settings) as context:
             for _ in range(2):  # a second chunk sees nothing of the first
-                blocks = np.concatenate(list(scored_logits(context, chunk)))
+                blocks = np.concatenate(list(scored_logits(context, tokens, length // 2)))
     np.testing.assert_allclose(blocks, whole[length // 2 : length - 1], atol=1e-4)
 
 
