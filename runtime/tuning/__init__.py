@@ -29,8 +29,6 @@ from specrun.runtime.tuning.heads import (
 from specrun.runtime.tuning.results import (
     ACCEPTED,
     Candidate,
-    DrafterAlpha,
-    PlanKind,
     ShapeTrial,
     TunedSetting,
     TuneOptions,

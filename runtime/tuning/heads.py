@@ -257,7 +257,7 @@ class BlockGuesses(HeadGuesses):
         return [int(token) for token in tokens[order]]
 
 
-_KINDS: Mapping[str, type[HeadGuesses]] = {
+_KINDS: Mapping[str, Callable[[HeadSource], HeadGuesses]] = {
     "medusa": MedusaGuesses,
     "hydra": HydraGuesses,
     "eagle": EagleGuesses,

@@ -250,7 +250,6 @@ def test_a_full_disk_is_a_sentence_and_nothing_is_half_written(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"hours": 0.0}, "0 hours are no time to train in"),
         ({"hours": -2.0}, "-2 hours are no time"),
         ({"memory": 0}, "0 bytes of memory hold nothing"),
         ({"n_tokens": 1}, "answers of 1 tokens are too short"),

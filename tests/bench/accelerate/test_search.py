@@ -81,16 +81,6 @@ def test_the_same_drafter_is_not_chosen_on_a_steep_curve() -> None:
     assert found[ANY].drafter == LOOKUP
 
 
-def test_a_drafter_that_loses_somewhere_is_not_for_any_text() -> None:
-    drafters = {
-        QUESTIONS: {LOOKUP: Simulated(0.1, 3, coverage=0.5)},
-        EDITED: {LOOKUP: QUOTING},
-    }
-    found = chosen(search(SimulatedMachine(STEEP, drafters)))
-    assert found[EDITED].drafter == LOOKUP
-    assert found[ANY].drafter == found[QUESTIONS].drafter == "none"
-
-
 def swept(ratios: dict[str, dict[str, tuple[float, ...]]]) -> Record:
     """Return a record of drafters with these speed-ups, by workload and drafter, sweep by sweep."""
     names = [*next(iter(ratios.values()))]
@@ -183,26 +173,12 @@ def test_a_cut_is_searched_for_again_where_a_package_was_missing() -> None:
     assert chosen(search(with_it, record=record))[QUESTIONS].drafter == CUT
 
 
-def test_a_cut_that_pays_is_chosen() -> None:
-    good = Simulated(0.9, 3, seconds=0.004)
-    record = search(machine(FLAT, {CUT: good}, cut_found=CutFound(CUT, 1.5, "3-5")))
-    assert chosen(record)[QUESTIONS].drafter == CUT
-
-
 def test_a_drafter_that_drafted_nothing_is_not_chosen_for_its_luck() -> None:
     record = search(machine(STEEP, {"lookahead": Simulated(luck=1.1)}))
     rows = {row.drafter: row.speed_up.value for row in measured(record, 0.0, QUESTIONS)}
     assert rows["lookahead"] == pytest.approx(1.1)
     assert chosen(record)[QUESTIONS].drafter == "none"
     assert "lookahead" not in {choice.drafter for choice in chosen(record).values()}
-
-
-def test_of_equally_fast_drafters_the_one_that_needs_less_is_chosen() -> None:
-    same = Simulated(0.8, 4)
-    simulated = machine(
-        FLAT, {LOOKUP: same, SMALL: same, HEAD: same}, found={SMALL_FILE: [SMALL, HEAD]}
-    )
-    assert chosen(search(simulated))[QUESTIONS].drafter == LOOKUP
 
 
 def test_a_choice_is_within_a_twentieth_of_the_best_of_a_grid() -> None:

@@ -215,16 +215,6 @@ def curves(slope: float, draft: float = 0.01) -> RoundCosts:
     return RoundCosts(target, CostCurve.flat([draft * (1 + 0.05 * n) for n in range(64)]))
 
 
-def test_wide_evaluations_that_are_free_make_large_trees_and_dear_ones_chains() -> None:
-    acceptance = typical_acceptance("without")
-    free, dear = plan_tree(acceptance, curves(0.001)), plan_tree(acceptance, curves(0.15))
-    assert free is not None
-    assert dear is not None
-    assert len(free.shape) > 40
-    assert free.shape.max_width > 2
-    assert dear.shape.n_leaves <= 2
-
-
 @pytest.mark.parametrize(
     ("acceptance", "costs"),
     [

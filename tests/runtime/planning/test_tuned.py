@@ -340,32 +340,6 @@ def test_a_plan_with_other_settings_is_ignored_with_a_warning(
     assert problem in warnings[0]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda text: text[: len(text) // 2],
-        lambda text: "[]",
-        lambda text: "",
-        lambda text: "\x00\xff",
-        lambda text: text.replace('"options": "n=3, sampling=argmax"', '"options": 3'),
-        lambda text: text.replace('"predicted"', '"perdicted"'),
-        lambda text: text.replace('"width": null', '"width": true'),
-        lambda text: text.replace('"plans": [\n        {', '"plants": [\n        {'),
-        lambda text: "[" * 100_000,
-        lambda text: " " * (17 << 20) + text,
-    ],
-)
-def test_a_damaged_plan_is_ignored_with_a_warning(
-    stored: tuple[Path, Path, Path], damage: object
-) -> None:
-    target, draft, path = stored
-    path.write_text(damage(path.read_text()), encoding="latin-1")  # type: ignore[operator]
-    expression, warnings = ask(target, draft)
-    assert expression is None
-    assert "damaged" in warnings[0]
-    assert len(warnings) == 1
-
-
 def test_a_plan_of_another_format_is_ignored_with_a_warning(
     stored: tuple[Path, Path, Path],
 ) -> None:

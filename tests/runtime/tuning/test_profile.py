@@ -156,15 +156,6 @@ def test_a_profile_that_does_not_apply_is_ignored_with_one_sentence(
     assert warned[0].startswith("the profile of target.gguf was ignored")
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b"[" * 9000])
-def test_a_damaged_profile_is_ignored(target: Path, content: bytes) -> None:
-    keep(target).write_bytes(content)
-    warned: list[str] = []
-    assert load_profile(target, SETTINGS, warn=warned.append) is None
-    assert len(warned) == 1
-    assert "damaged" in warned[0]
-
-
 def test_a_profile_that_cannot_be_read_is_no_error(
     target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -278,12 +278,6 @@ def test_what_an_arm_lost_adds_up_until_it_is_won_back() -> None:
     assert arm.rate == pytest.approx(1 / 3)
 
 
-def test_a_text_that_begins_to_quote_is_noticed() -> None:
-    quoting = SimulatedArm(0.0, lambda position: 0.9 if position > 500 else 0.05, 5, 0.9)
-    setting = Setting([SimulatedArm(0.05, 0.6, 5), quoting, PLAIN])
-    assert setting.against(700, 1000, 1, None) > 0.85
-
-
 @pytest.mark.parametrize("curve", [TYPICAL_CPU, TYPICAL_GPU], ids=["cpu", "gpu"])
 def test_the_account_holds_whatever_drafters_do(curve: CostCurve) -> None:
     """Arms as mean as can be: good as long as they are probed, bad once they are in use. Costs are
