@@ -13,9 +13,7 @@ from itertools import accumulate
 from operator import mul
 from typing import TYPE_CHECKING, Literal
 
-from specrun.bindings.gguf import GGUFHeader
 from specrun.runtime.planning import CostCurve
-from specrun.runtime.planning.theory import multiplied
 
 if TYPE_CHECKING:
     from specrun.train.target.shape import ModelShape
@@ -33,13 +31,14 @@ _FIRST = 1  # the token of a block that is the text's last one
 
 @dataclass(frozen=True, slots=True)
 class HeadAccount:
-    """Speed-ups that heads of a target should give, by its `shape`, `header` and cost `curve`.
+    """Speed-ups that heads of a target should give, by its `shape` and cost `curve`.
 
-    Heads predict `drafted` tokens; a block drafter has `n_layers` layers.
+    A token takes `multiplications` in the target. Heads predict `drafted` tokens; a block drafter
+    has `n_layers` layers.
     """
 
     shape: ModelShape
-    header: GGUFHeader
+    multiplications: float
     curve: CostCurve
     drafted: int
     n_layers: int
@@ -66,9 +65,9 @@ class HeadAccount:
         hidden = self.shape.hidden
         output = self.drafted * hidden
         if kind == "eagle3":  # it reads an embedding beside each state
-            return n * (self._layer(2 * hidden) + output) / self._target
+            return n * (self._layer(2 * hidden) + output) / self.multiplications
         block = self.n_layers * self._layer(hidden) + output
-        return self._rounds(_FIRST + n) * block / self._target
+        return self._rounds(_FIRST + n) * block / self.multiplications
 
     def _layer(self, width: int) -> float:
         """Return the multiplications of a token in a layer whose attention reads such a width."""
@@ -79,11 +78,3 @@ class HeadAccount:
             + shape.hidden**2
             + 3 * shape.hidden * shape.feed_forward
         )
-
-    @property
-    def _target(self) -> float:
-        """The multiplications of a token in the target."""
-        tensors = self.header.tensors
-        tied = all(tensor.name != "output.weight" for tensor in tensors)
-        own = multiplied(self.header, tensors)
-        return own + (self.shape.vocab_size * self.shape.hidden if tied else 0)

@@ -34,6 +34,7 @@ from specrun.runtime.planning import (
     profile_file,
     write_json,
 )
+from specrun.runtime.planning.theory import multiplications_of
 
 if TYPE_CHECKING:
     import torch
@@ -342,7 +343,8 @@ def _account(order: TrainingOrder, curve: CostCurve) -> HeadAccount:
     shape, narrow = _head_target(order)[0].shape, _width(order) < _NARROW
     drafted = min(shape.vocab_size, _DRAFT_TOKENS if narrow else _WIDE_DRAFT_TOKENS)
     layers = _BLOCK_LAYERS if narrow else _WIDE_BLOCK_LAYERS
-    return HeadAccount(shape, read_header(order.target), curve, drafted, layers)
+    target = multiplications_of(order.target, read_header(order.target))
+    return HeadAccount(shape, target, curve, drafted, layers)
 
 
 def _head_target(order: TrainingOrder) -> tuple[HeadTarget, torch.device]:

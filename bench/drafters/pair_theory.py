@@ -24,7 +24,6 @@ from specrun.runtime.planning import (
     TYPICAL_GPU,
     ChainInputs,
     CostCurve,
-    MemoryTraffic,
     known_curve,
     measure_target_costs,
     memory_traffic,
@@ -73,64 +72,28 @@ def measure_theory(
     curve, steps = measurement.curve, len(measurement.drafters) * len(measurement.params)
     for drafter in measurement.drafters:
         with Runtime(measurement.target, drafter, **measurement.options) as runtime:
+            environment, most = runtime.environment, measurement.max_tokens
+            target = memory_traffic(runtime.model, environment.context)
             prompts = [prompt_ids(runtime, prompt, None) for prompt in measurement.prompts]
             label = short_label(parse_expression(drafter))
             for params in measurement.params:
                 share = len(chains) / steps
                 progress(f"measuring alpha of {label}", share)
-                found = measure_alpha(
-                    runtime.environment,
-                    drafter,
-                    prompts,
-                    params,
-                    max_tokens=measurement.max_tokens,
-                )
+                found = measure_alpha(environment, drafter, prompts, params, max_tokens=most)
                 if not found.n_places:
                     raise OptionError(f"{label} drafted nothing in these answers: give a larger -n")
                 if curve is None:
                     progress("measuring T(n)", share)
-                    curve = _curve(measurement, runtime)
-                inputs = _inputs(found, curve, runtime, measurement.cached)
+                    layers = measurement.options.get("n_gpu_layers", "auto")
+                    loading = LoadOptions(environment.context, n_gpu_layers=layers)
+                    seconds = measurement.seconds
+                    curve = measure_target_costs(measurement.target, loading, seconds=seconds)
+                operations, read = drafting_shares(found, target, runtime.model)
+                step, cached = found.step_seconds / curve.seconds(1), float(measurement.cached)
+                traffic = (target, read)
+                inputs = ChainInputs(found.alpha, step, operations, curve, traffic, cached)
                 chains.append(MeasuredChain(label, params.temperature, found, inputs))
     return chains
-
-
-def _curve(measurement: TheoryMeasurement, runtime: Runtime) -> CostCurve:
-    layers = measurement.options.get("n_gpu_layers", "auto")
-    loading = LoadOptions(runtime.environment.context, n_gpu_layers=layers)
-    return measure_target_costs(measurement.target, loading, seconds=measurement.seconds)
-
-
-def _inputs(found: DrawnAlpha, curve: CostCurve, runtime: Runtime, cached: int) -> ChainInputs:
-    target = memory_traffic(runtime.model, runtime.environment.context)
-    operations, read = drafting_shares(found, target, runtime.model)
-    return ChainInputs(
-        found.alpha,
-        found.step_seconds / curve.seconds(1),
-        operations,
-        curve,
-        (target, read),
-        float(cached),
-    )
-
-
-def given_inputs(
-    alpha: float,
-    cost_ratio: float,
-    operation_ratio: float,
-    *,
-    curve: CostCurve | None = None,
-    target: MemoryTraffic | None = None,
-    cached: int = 0,
-) -> ChainInputs:
-    """Return the inputs for given numbers; with a target's file, its bytes too.
-
-    The drafter then reads that part of the target which its operations are.
-    """
-    if target is None:
-        return ChainInputs(alpha, cost_ratio, operation_ratio, curve)
-    draft = MemoryTraffic(operation_ratio * target.dense, 0.0)
-    return ChainInputs(alpha, cost_ratio, operation_ratio, curve, (target, draft), float(cached))
 
 
 def curve_of(text: str, target: Path, context: ContextOptions, n_gpu_layers: int) -> CostCurve:

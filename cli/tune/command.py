@@ -313,13 +313,8 @@ def _refuse_heads(draft: Path) -> None:
 
 def _show(options: TuneOptions, result: TuneResult, terminal: Terminal) -> None:
     if terminal.as_json:
-        content = {"target": str(options.target), "draft": str(options.draft), **_measured(result)}
+        content = {"target": str(options.target), "draft": str(options.draft), **result.to_dict()}
         terminal.answer_json(content, indent=2)
         return
     print_tuning(options.draft, result, terminal)
     warn_of_experts(options.target, result.target, terminal)
-
-
-def _measured(result: TuneResult) -> dict[str, object]:
-    values = result.to_dict()
-    return {"target_costs": values.pop("target"), "draft_costs": values.pop("draft"), **values}

@@ -146,9 +146,8 @@ class _Chains:
 
 def _given(numbers: TheoryNumbers, load: LoadSettings) -> _Chains:
     """Return the given numbers, with the facts of the target's file, if there is one."""
-    from specrun.bench.drafters.pair_theory import given_inputs
     from specrun.bindings.models.model import Model
-    from specrun.runtime.planning import memory_traffic
+    from specrun.runtime.planning import ChainInputs, MemoryTraffic, memory_traffic
 
     wanted = (("--alpha", numbers.alpha), ("--cost-ratio", numbers.cost_ratio))
     missing = [name for name, value in wanted if value is None]
@@ -160,18 +159,13 @@ def _given(numbers: TheoryNumbers, load: LoadSettings) -> _Chains:
     curve = _given_curve(numbers, load)
     operations = numbers.operation_ratio
     operations = numbers.cost_ratio if operations is None else operations
-    traffic = None
+    inputs = ChainInputs(numbers.alpha, numbers.cost_ratio, operations, curve)
     if load.model is not None or load.demo:
         with Model(named_target(load), n_gpu_layers=0) as model:
-            traffic = memory_traffic(model, load.context)
-    inputs = given_inputs(
-        numbers.alpha,
-        numbers.cost_ratio,
-        operations,
-        curve=curve,
-        target=traffic,
-        cached=numbers.cached,
-    )
+            target = memory_traffic(model, load.context)
+        # The drafter reads that part of the target which its operations are.
+        read = target, MemoryTraffic(operations * target.dense, 0.0)
+        inputs = dataclasses.replace(inputs, traffic=read, n_context=float(numbers.cached))
     return _Chains("Chains, by the numbers that were given", inputs)
 
 

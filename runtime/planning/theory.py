@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.errors import OptionError
@@ -161,16 +162,24 @@ def memory_traffic(model: Model, options: ContextOptions | None = None) -> Memor
 def multiplications(model: Model) -> float:
     """Return how many multiplications with weights a token takes: c-hat is the ratio of two models.
 
+    Those of `multiplications_of`, or one for each parameter if no matrix is known.
+    """
+    return multiplications_of(model.path, model.header) or float(model.n_params)
+
+
+def multiplications_of(path: Path, header: GGUFHeader) -> float:
+    """Return how many multiplications with weights a token takes by a model's files.
+
     Embeddings are looked up, and are the output matrix if there is no other. Attention over the
     text is left out, and so are NextN blocks, which only draft.
     """
-    headers = split_headers(model.path, model.header)
+    headers = split_headers(path, header)
     sizes = {tensor.name: tensor.n_elements for part in headers for tensor in part.tensors}
-    total = sum(multiplied(model.header, part.tensors) for part in headers)
-    total -= multiplied(model.header, nextn_tensors(model.path, model.header))
+    total = sum(multiplied(header, part.tensors) for part in headers)
+    total -= multiplied(header, nextn_tensors(path, header))
     if "output.weight" not in sizes:
         total += sizes.get("token_embd.weight", 0)
-    return total or float(model.n_params)
+    return total
 
 
 def multiplied(header: GGUFHeader, tensors: Iterable[TensorInfo]) -> float:

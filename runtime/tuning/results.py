@@ -185,8 +185,8 @@ class TuneResult:
     def to_dict(self) -> dict[str, Any]:
         """Return everything as a mapping, ready for JSON."""
         return {
-            "target": self.target.to_dict(),
-            "draft": self.draft.to_dict(),
+            "target_costs": self.target.to_dict(),
+            "draft_costs": self.draft.to_dict(),
             "settings": [setting.to_dict() for setting in self.settings],
             "seconds": self.seconds,
         }

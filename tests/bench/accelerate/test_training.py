@@ -38,6 +38,7 @@ from specrun.runtime import Runtime, SamplingParams
 from specrun.runtime.demo import demo_target
 from specrun.runtime.models import shipped_heads
 from specrun.runtime.planning import CostCurve
+from specrun.runtime.planning.theory import multiplications_of
 from specrun.train.heads import Eagle3Recipe
 from specrun.train.target.shape import ModelShape
 from specrun.train.trainer import TrainingStatus
@@ -243,19 +244,12 @@ SHAPE = ModelShape(hidden=8, n_layers=4, n_heads=2, n_kv_heads=1, feed_forward=1
 
 
 def account(curve: CostCurve, drafted: int, target: Path) -> HeadAccount:
-    return HeadAccount(SHAPE, read_header(target), curve, drafted, 1)
+    return HeadAccount(SHAPE, multiplications_of(target, read_header(target)), curve, drafted, 1)
 
 
-def test_the_account_of_a_head_is_that_of_its_sizes(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_account_of_a_head_is_that_of_its_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     """By hand, of chains of one token: a target of 10,000 multiplications, heads of 50 tokens."""
-    monkeypatch.setattr(kinds, "multiplied", lambda *_: 9200.0)
-    header = read_header(target)
-    untied = replace(
-        header, tensors=tuple(each for each in header.tensors if each.name != "output.weight")
-    )
-    found = HeadAccount(SHAPE, untied, STEEP, 50, 2)  # the output matrix: 800 more
+    found = HeadAccount(SHAPE, 10_000.0, STEEP, 50, 2)
     monkeypatch.setattr(kinds, "_RIGHT", {"eagle3": (0.5,), "dflash": (0.4,)})
     layer = 8 * (8 + 8) + 8 * 8 + 3 * 8 * 16
     eagle = (layer + 8 * (8 + 8) + 50 * 8) / 10_000
@@ -272,7 +266,7 @@ def test_the_faster_kind_goes_by_what_drafts_cost(target: Path) -> None:
         "dflash"
     )
     large = replace(SHAPE, hidden=4, feed_forward=1)
-    cheap = HeadAccount(large, read_header(target), FLAT, 1, 1)
+    cheap = replace(account(FLAT, 1, target), shape=large)
     assert cheap.faster == "eagle3"
 
 

@@ -7,10 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
-
-from specrun.cli.options.group import LazyCommand, LazyGroup
-from specrun.cli.tune import theory as theory_command
+from click.testing import Result
+from support.commands import run
 
 from ..conftest import Models
 
@@ -21,10 +19,7 @@ FAST = ("-t", "1", "-c", "256", "-n", "8", "--seconds", "0.05", "-p", "Once upon
 
 
 def theory(*arguments: str | Path) -> Result:
-    group = LazyGroup(
-        "specrun", lazy=[LazyCommand(theory_command.__name__, "theory", "Show theory.")]
-    )
-    return CliRunner().invoke(group, ["theory", *map(str, arguments)])
+    return run("theory", *arguments)
 
 
 def test_numbers_give_a_table_with_the_papers_equations() -> None:

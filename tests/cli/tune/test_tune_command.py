@@ -7,13 +7,11 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from support.commands import run
 
 from specrun.bindings.contexts.context_options import ContextOptions
 from specrun.bindings.models.model import Model
-from specrun.cli.main import cli
-from specrun.cli.options.group import LazyCommand, LazyGroup
-from specrun.cli.tune import command as tune_command
 from specrun.runtime.laws import SamplingParams
 from specrun.runtime.memory import LoadOptions
 from specrun.runtime.planning import CostCurve, load_curve, profile_file, tuned_plan
@@ -27,11 +25,7 @@ FAST = ("-t", "1", "-c", "256", "-n", "16", "--seconds", "0.05")
 
 
 def tune(*arguments: str | Path) -> Result:
-    """Run `specrun tune` in a group of its own."""
-    group = LazyGroup(
-        "specrun", lazy=[LazyCommand(tune_command.__name__, "tune", "Plan what to draft.")]
-    )
-    return CliRunner().invoke(group, ["tune", *map(str, arguments)])
+    return run("tune", *arguments)
 
 
 def pair(models: Models) -> tuple[str | Path, ...]:
@@ -203,8 +197,8 @@ def test_generate_drafts_as_the_kept_plan_says_where_md_says_nothing_else(models
 
     def generated(*arguments: str) -> tuple[str, int | None, str]:
         options = ["-t", "1", "-c", "256", "-p", "abc", "-n", "4", "--temp", "0", "--json"]
-        command = ["generate", *map(str, pair(models)), *options]
-        result = CliRunner().invoke(cli, [*command, *arguments])
+        command = [*pair(models), *options]
+        result = run("generate", *command, *arguments)
         assert result.exit_code == 0, result.output
         stats = json.loads(result.stdout)["stats"]
         return str(stats["drafter"]), stats["width"], result.stderr
