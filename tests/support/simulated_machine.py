@@ -12,7 +12,7 @@ from specrun.bench.accelerate.candidates import CutFound, FoundDrafter
 from specrun.bench.accelerate.record import PLAIN
 from specrun.bench.diagnosis.diagnosis import Work
 from specrun.bindings.errors import OptionError, SpecrunError
-from specrun.runtime.planning import CostCurve, DraftPlan, expected_tokens
+from specrun.runtime.planning import Account, CostCurve, DraftPlan, expected_tokens
 from specrun.runtime.planning.curves import DraftCost
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import DraftTree
@@ -135,6 +135,12 @@ class SimulatedMachine:
             self.clock += 0.0 if drafter.fault else drafter.work(self.costs, slow).seconds
         assert PLAIN in found
         return found
+
+
+class Endless(Account):
+    """May lose anything."""
+
+    room = 1.0  # type: ignore[assignment]
 
 
 def draft_cost(step: float, *, of_any_depth: bool = False) -> DraftCost:

@@ -54,6 +54,19 @@ def search(
     return record
 
 
+def told_by(
+    simulated: SimulatedMachine, options: AccelerateOptions = OPTIONS
+) -> list[tuple[float, Status]]:
+    """Return what a search told, each with the time of the clock."""
+    told: list[tuple[float, Status]] = []
+
+    def tell(status: Status) -> None:
+        told.append((simulated.clock, status))
+
+    Search(simulated, options, WORKLOADS, Record("basis"), tell, lambda: None).run()
+    return told
+
+
 def chosen(record: Record, options: AccelerateOptions = OPTIONS) -> dict[str, Choice]:
     found = choices(record, options.temperatures, WORKLOADS, {})
     return {choice.workload: choice for choice in found}
@@ -279,17 +292,9 @@ def test_no_hours_are_refused(hours: float) -> None:
 @pytest.mark.parametrize("drafter", [GOOD, SILENT], ids=["good", "silent"])
 def test_a_search_takes_the_time_that_it_is_given(seconds: float, drafter: Simulated) -> None:
     """Within a fifth, whatever its steps take; estimates and the bar run as the clock does."""
-    told: list[tuple[float, Status]] = []
     simulated = machine(FLAT, {SMALL: drafter}, found={SMALL_FILE: [SMALL]}, takes_all=True)
     options = dataclasses.replace(OPTIONS, repetitions=1000, seconds=seconds)
-    Search(
-        simulated,
-        options,
-        WORKLOADS,
-        Record("basis"),
-        lambda status: told.append((simulated.clock, status)),
-        lambda: None,
-    ).run()
+    told = told_by(simulated, options)
     end = simulated.clock
     assert end == pytest.approx(seconds, rel=0.2)
     for clock, status in told:
@@ -301,17 +306,9 @@ def test_a_search_takes_the_time_that_it_is_given(seconds: float, drafter: Simul
 
 def test_a_search_with_few_repetitions_tells_when_it_ends() -> None:
     """From the first sweep on, whose rate is measured."""
-    told: list[tuple[float, Status]] = []
     simulated = machine(FLAT, {SMALL: GOOD}, found={SMALL_FILE: [SMALL]})
     options = dataclasses.replace(OPTIONS, repetitions=9)
-    Search(
-        simulated,
-        options,
-        WORKLOADS,
-        Record("basis"),
-        lambda status: told.append((simulated.clock, status)),
-        lambda: None,
-    ).run()
+    told = told_by(simulated, options)
     comparing = [each for each in told if each[1].what.startswith("comparing")]
     # Every other repetition is slowed by half, so that a rate of two is needed.
     for clock, status in comparing[4:]:
@@ -321,9 +318,7 @@ def test_a_search_with_few_repetitions_tells_when_it_ends() -> None:
 def test_training_comes_in_addition_to_the_time() -> None:
     simulated = machine(FLAT, {HEAD: GOOD}, trained=[HEAD], takes_all=True)
     options = dataclasses.replace(OPTIONS, hours=1.0, seconds=60.0, repetitions=1000)
-    told: list[Status] = []
-    Search(simulated, options, WORKLOADS, Record("basis"), told.append, lambda: None).run()
-    assert told[0].seconds_left == 3660.0
+    assert told_by(simulated, options)[0][1].seconds_left == 3660.0
     assert simulated.clock == pytest.approx(3660.0, abs=12.0)
 
 
@@ -348,10 +343,8 @@ def test_a_slow_machine_makes_one_sweep_and_says_that_it_is_not_all() -> None:
 
 
 def test_progress_names_the_step_and_the_best_so_far() -> None:
-    told: list[Status] = []
-    simulated = machine(FLAT, {SMALL: GOOD}, found={SMALL_FILE: [SMALL]})
-    Search(simulated, OPTIONS, WORKLOADS, Record("basis"), told.append, lambda: None).run()
-    last = [status for status in told if status.what.startswith("comparing")][-1]
+    told = told_by(machine(FLAT, {SMALL: GOOD}, found={SMALL_FILE: [SMALL]}))
+    last = [status for _, status in told if status.what.startswith("comparing")][-1]
     assert last.seconds_left > 0.0
     assert "times plain" in last.best
 

@@ -16,9 +16,9 @@ import random
 from collections.abc import Callable
 
 import pytest
-from support.simulated_machine import draft_cost, end_chain
+from support.simulated_machine import Endless, draft_cost, end_chain
 
-from specrun.runtime.planning import Account, CostCurve, DraftPlan, draft_plan
+from specrun.runtime.planning import CostCurve, DraftPlan, draft_plan
 from specrun.runtime.trees import ROOT
 
 F16 = CostCurve(
@@ -110,12 +110,6 @@ def _drafted(certainties: list[float], length: DraftPlan | int) -> tuple[int, in
             break
         drafted += 1
     return drafted, asked
-
-
-class Endless(Account):
-    """May lose anything."""
-
-    room = 1.0  # type: ignore[assignment]
 
 
 def speed_of_head(step: float) -> float:

@@ -11,9 +11,9 @@ from operator import mul
 import numpy as np
 import pytest
 from support.scripted import TableRows
-from support.simulated_machine import draft_cost
+from support.simulated_machine import Endless, draft_cost
 
-from specrun.runtime.planning import Account, CostCurve, DraftPlan, LiveCurve, draft_plan
+from specrun.runtime.planning import CostCurve, DraftPlan, LiveCurve, draft_plan
 from specrun.runtime.planning.curves import DraftCost
 from specrun.runtime.round.drafter import RoundOutcome
 from specrun.runtime.trees import ROOT, DraftTree
@@ -180,12 +180,6 @@ def test_a_drafter_that_is_never_right_is_asked_ever_more_rarely() -> None:
         asked.append(bool(rounds.kept))
     assert sum(asked[:30]) > 0
     assert sum(asked[300:]) < 12
-
-
-class Endless(Account):
-    """May lose anything."""
-
-    room = 1.0  # type: ignore[assignment]
 
 
 def lost(draft: float, share: float) -> float:
