@@ -113,22 +113,22 @@ def print_calibration(
     if terminal.as_json:
         terminal.answer_json(_facts(options, result), indent=2)
         return
-    ranks = max(map(len, result.alone), default=0)
+    counts = result.counts
+    ranks = max(map(len, counts.alone), default=0)
     head = ("depth", "positions", *(f"{rank + 1}." for rank in range(ranks)))
-    for title, rows in (
-        ("Right, if the guesses before were right", result.accuracy),
-        ("Right, at all positions", result.alone),
+    for title, rows, counted in (
+        ("Right, if the guesses before were right", counts.accuracy, counts.n_reached),
+        ("Right, at all positions", counts.alone, counts.n_asked),
     ):
-        counted = result.n_reached if rows is result.accuracy else result.n_asked
         cells = [
             (str(depth + 1), str(count), *(f"{share:.3f}" for share in row))
             for depth, (count, row) in enumerate(zip(counted, rows, strict=False))
         ]
         print_table(terminal, title, head, cells)
     terminal.answer(_verdict(result) + "\n")
-    if result.n_positions < _FEW:
+    if counts.n_positions < _FEW:
         terminal.note(
-            f"{result.n_positions} places are few: more prompts, or a longer text (-f), give "
+            f"{counts.n_positions} places are few: more prompts, or a longer text (-f), give "
             "steadier shares"
         )
 
@@ -148,14 +148,14 @@ def _verdict(result: HeadCalibration) -> str:
 
 
 def _facts(options: HeadCalibrationOptions, result: HeadCalibration) -> dict[str, Any]:
-    plan = result.plan
+    plan, counts = result.plan, result.counts
     return {
         "target": str(options.target),
         "heads": str(options.heads),
-        "positions": result.n_positions,
-        "positions_by_depth": result.n_reached,
-        "accuracy": result.accuracy,
-        "accuracy_alone": result.alone,
+        "positions": counts.n_positions,
+        "positions_by_depth": counts.n_reached,
+        "accuracy": counts.accuracy,
+        "accuracy_alone": counts.alone,
         "costs": result.curve.source,
         "plan": None
         if plan is None
@@ -265,20 +265,20 @@ def _limit(
         terminal.answer_json({**facts, "before": before, "after": after}, indent=2)
         return
     cells = [
-        (title, *(f"{row[0]:.3f}" for row in each.accuracy), f"{_chain(each):.2f}")
+        (title, *(f"{row[0]:.3f}" for row in each.counts.accuracy), f"{_chain(each):.2f}")
         for title, each in zip(("all tokens", f"{n_tokens:,} tokens"), found, strict=True)
     ]
-    depths = (f"depth {depth + 1}" for depth in range(len(found[0].accuracy)))
+    depths = (f"depth {depth + 1}" for depth in range(len(found[0].counts.accuracy)))
     head = ("drafts", *depths, "a chain's tokens a round")
     print_table(terminal, "Right, if the guesses before were right", head, cells)
-    places = f"{found[0].n_positions:,} places"
+    places = f"{found[0].counts.n_positions:,} places"
     terminal.answer(f"{100 * covered:.1f} % of the tokens at {places} can be drafted\n")
     terminal.note(f"written to {output.output}")
 
 
 def _chain(result: HeadCalibration) -> float:
     """Return the tokens of a round by a chain of all depths, the target's own too."""
-    chances: Iterator[float] = accumulate((row[0] for row in result.accuracy), operator.mul)
+    chances: Iterator[float] = accumulate((row[0] for row in result.counts.accuracy), operator.mul)
     return 1.0 + sum(chances)
 
 
@@ -349,12 +349,13 @@ def _keep(
     if options.seconds > 0.0:  # whatever the heads are worth
         layers = calibrated_layers(options)
         save_curve(result.curve, options.target, options.loading.context, layers)
+    counts = result.counts
     if result.plan is None:
         terminal.note("nothing is kept")
         return
     if output.output is not None:
-        write_accuracy_csv(output.output, result.accuracy, result.alone, force=output.force)
+        write_accuracy_csv(output.output, counts.accuracy, counts.alone, force=output.force)
         terminal.note(f"kept in {output.output}")
         return
-    store_accuracy(options.heads, result.accuracy, n_positions=result.n_positions)
+    store_accuracy(options.heads, counts.accuracy, n_positions=counts.n_positions)
     terminal.note(f"kept in {options.heads}")

@@ -31,7 +31,7 @@ from specrun.runtime.drafters.eagle import (
 from specrun.runtime.drafters.hydra import HydraHead
 from specrun.runtime.drafters.medusa import MedusaHead
 from specrun.runtime.engine.session import Session
-from specrun.runtime.heads import Accuracy, HeadFile, RankCounts
+from specrun.runtime.heads import HeadFile, RankCounts
 from specrun.runtime.language import quoted
 from specrun.runtime.laws.sampling import SamplingParams
 from specrun.runtime.memory import layers_here
@@ -328,17 +328,12 @@ class HeadCalibrationOptions:
 
 @dataclass(frozen=True, slots=True)
 class HeadCalibration:
-    """The results at `n_positions`: `accuracy` along paths, `alone` for each depth by itself.
+    """The `counts` of right guesses, and the tree that follows on this machine by the `curve`.
 
-    `n_reached[k]` and `n_asked[k]` are the numbers of positions behind their rows k. `plan` is the
-    tree that follows on this machine, `curve` the target's costs, this machine's or typical ones.
+    That has the target's costs, this machine's or typical ones.
     """
 
-    accuracy: Accuracy
-    alone: Accuracy
-    n_reached: tuple[int, ...]
-    n_asked: tuple[int, ...]
-    n_positions: int
+    counts: RankCounts
     plan: HeadPlan | None
     curve: CostCurve
 
@@ -386,8 +381,7 @@ def calibrate_heads(
     # Heads whose first guess is never right have no tree, but their counts are still worth showing.
     plan = plan_medusa_tree(accuracy, curve, depth_seconds) if any(accuracy[0]) else None
     progress("done", 1.0)
-    behind = (counts.n_reached, counts.n_asked, counts.n_positions)
-    return HeadCalibration(accuracy, counts.alone, *behind, plan, curve)
+    return HeadCalibration(counts, plan, curve)
 
 
 def written_texts(

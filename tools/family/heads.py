@@ -230,7 +230,7 @@ def calibrate(heads: Path, threads: int) -> None:
         demo_target(), heads, n_tokens=2048, seconds=0.0, loading=loading
     )
     found = calibrate_heads(options, texts)
-    store_accuracy(heads, found.accuracy, n_positions=found.n_positions)
+    store_accuracy(heads, found.counts.accuracy, n_positions=found.counts.n_positions)
 
 
 def score_stage(plan: Plan, kind: str, questions: list[Question]) -> float:

@@ -180,11 +180,11 @@ def test_medusa_is_counted_as_by_the_reference(
         ]
         for t in range(len(text) - 2)
     ]
-    assert result.n_positions == len(text) - 2
-    np.testing.assert_allclose(np.array(result.accuracy), np.array(accuracy_from(ranks, 3)))
-    assert sum(map(sum, result.alone)) > 0.0
+    assert result.counts.n_positions == len(text) - 2
+    np.testing.assert_allclose(np.array(result.counts.accuracy), np.array(accuracy_from(ranks, 3)))
+    assert sum(map(sum, result.counts.alone)) > 0.0
     shifted = [rank[1:] for rank in ranks]  # the control: heads taken for the ones after them
-    assert not np.allclose(np.array(result.accuracy), np.array(accuracy_from(shifted, 3)))
+    assert not np.allclose(np.array(result.counts.accuracy), np.array(accuracy_from(shifted, 3)))
 
 
 @pytest.mark.parametrize("sizes", [{}, {"prefix": True}, {"grounded": False}])
@@ -215,9 +215,9 @@ def test_hydra_is_counted_as_by_the_reference(
         return rank_in(laws[0], text[t + 2 + k])
 
     ranks = [[rank(t, k) for k in range(3) if t + 2 + k < len(text)] for t in range(len(text) - 2)]
-    assert result.n_positions == len(text) - 2
-    np.testing.assert_allclose(np.array(result.accuracy), np.array(accuracy_from(ranks, 3)))
-    assert sum(map(sum, result.alone)) > 0.0
+    assert result.counts.n_positions == len(text) - 2
+    np.testing.assert_allclose(np.array(result.counts.accuracy), np.array(accuracy_from(ranks, 3)))
+    assert sum(map(sum, result.counts.alone)) > 0.0
 
 
 def test_eagle_is_counted_as_by_the_reference(
@@ -248,8 +248,9 @@ def test_eagle_is_counted_as_by_the_reference(
             )
             own.append(rank_in(output @ features[-1], text[t + 2 + depth]))
         ranks.append(own)
-    np.testing.assert_allclose(np.array(result.accuracy), np.array(accuracy_from(ranks, depths)))
-    assert result.n_reached[0] == len(text) - 2
+    wanted = accuracy_from(ranks, depths)
+    np.testing.assert_allclose(np.array(result.counts.accuracy), np.array(wanted))
+    assert result.counts.n_reached[0] == len(text) - 2
 
 
 def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: Path) -> None:
@@ -282,8 +283,8 @@ def test_eagle3_is_counted_as_by_the_reference(tiny_deep_model: Path, tmp_path: 
             own.append(rank_in(logits, text[t + 2 + depth]))
             states = torch.cat([states, fed_back[-1:]])
         ranks.append(own)
-    np.testing.assert_allclose(np.array(result.accuracy), np.array(accuracy_from(ranks, 5)))
-    assert sum(map(sum, result.alone)) > 0.0
+    np.testing.assert_allclose(np.array(result.counts.accuracy), np.array(accuracy_from(ranks, 5)))
+    assert sum(map(sum, result.counts.alone)) > 0.0
 
 
 @pytest.mark.parametrize("generation", ["dflash", "dflash2", "dspark"])
@@ -320,8 +321,8 @@ def test_a_block_drafter_is_counted_as_by_the_reference(
             own.append(rank_in(row, text[t + 2 + slot]) if known else size)
         ranks.append(own)
     wanted = accuracy_from(ranks, tiny.n_slots)
-    np.testing.assert_allclose(np.array(result.accuracy), np.array(wanted))
-    assert result.n_positions == len(text) - 2
+    np.testing.assert_allclose(np.array(result.counts.accuracy), np.array(wanted))
+    assert result.counts.n_positions == len(text) - 2
 
 
 def test_prompts_are_continued_and_not_counted(
@@ -334,9 +335,9 @@ def test_prompts_are_continued_and_not_counted(
         options, lambda _: [CalibrationText(tuple(text[: 3 + 32]), 3) for text in texts[:2]]
     )
     assert (
-        written.n_positions == read.n_positions == 60
+        written.counts.n_positions == read.counts.n_positions == 60
     )  # the first guessed token is the prompt's successor
-    assert written.accuracy == read.accuracy
+    assert written.counts.accuracy == read.counts.accuracy
 
 
 # -- what follows from it --------------------------------------------------------------------------
@@ -348,10 +349,10 @@ def test_the_tree_yields_about_what_was_predicted(
     options = options_for(tiny_model, fitted, n_tokens=10_000, ranks=4)
     result = calibrate_heads(options, lambda _: [CalibrationText(tuple(text), 3) for text in texts])
     assert result.plan is not None
-    assert result.accuracy[0][0] > 0.3  # by chance a token is right once in 320 times
+    assert result.counts.accuracy[0][0] > 0.3  # by chance a token is right once in 320 times
     path = fitted.with_name("kept.gguf")
     path.write_bytes(fitted.read_bytes())
-    store_accuracy(path, result.accuracy, n_positions=result.n_positions)
+    store_accuracy(path, result.counts.accuracy, n_positions=result.counts.n_positions)
     planned = f"medusa({quoted(str(path))}, tree={quoted(str(result.plan.topology))})"
     with Runtime(tiny_model, drafter=planned, **F32) as runtime:
         assert str(runtime.session.drafter._shape) == str(result.plan.topology)  # type: ignore[attr-defined]
