@@ -233,7 +233,11 @@ def train_head(order: TrainingOrder) -> Path:
             listener.plan = plan
     finally:
         _keep(order, plan, listener)
-    return _converted(order, plan)
+    from specrun.convert.heads.head_conversion import convert_head
+
+    trained = order.folder / "training"
+    convert_head(trained, order.head, target=order.target, kind=plan.kind, force=True)
+    return order.head
 
 
 def _run(order: TrainingOrder, plan: TrainingPlan) -> HeadRun:
@@ -349,19 +353,15 @@ def _account(order: TrainingOrder, curve: CostCurve) -> HeadAccount:
 
 def _head_target(order: TrainingOrder) -> tuple[HeadTarget, torch.device]:
     """Return the target as training reads it, and the device that it learns on."""
-    _require_training()
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise MissingPackageError("training a head", "torch", "train") from error
     from specrun.train.target import open_head_target
     from specrun.train.trainer import usable_device
 
     device = usable_device("auto")
     return open_head_target(order.target, None, device=device, n_threads=order.n_threads), device
-
-
-def _require_training() -> None:
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingPackageError("training a head", "torch", "train") from error
 
 
 # -- prompts ---------------------------------------------------------------------------------------
@@ -449,13 +449,3 @@ def _begun(order: TrainingOrder) -> TrainingPlan | None:
 def _keep(order: TrainingOrder, plan: TrainingPlan, listener: Hours) -> None:
     content = {"plan": asdict(replace(plan, spent=listener.spent)), "prompts": list(order.prompts)}
     write_json(order.folder / "plan.json", content)
-
-
-def _converted(order: TrainingOrder, plan: TrainingPlan) -> Path:
-    """Convert the head."""
-    from specrun.convert.heads.head_conversion import convert_head
-
-    convert_head(
-        order.folder / "training", order.head, target=order.target, kind=plan.kind, force=True
-    )
-    return order.head

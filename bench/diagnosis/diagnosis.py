@@ -326,17 +326,21 @@ def _seconds(curve: CostCurve, n: float, *, rebuilt: bool) -> float:
 
 
 def _achievable(found: _Round, acceptance: float | None) -> Achievable:
-    perfect = max(
-        range(1, _LONGEST + 1), key=lambda n: _chain(found, 1.0, n, free=True, coverage=1.0)
-    )
+    lengths = range(1, _LONGEST + 1)
+    perfect = max(lengths, key=lambda n: _chain(found, 1.0, n, free=True, coverage=1.0))
     known = acceptance or 0.0
     same = max(range(_LONGEST + 1), key=lambda n: (_chain(found, known, n, free=True), -n))
+    paying = (
+        hundredths / 100
+        for hundredths in range(101)
+        if max(_chain(found, hundredths / 100, n) for n in lengths) >= PAYS
+    )
     return Achievable(
         same=_chain(found, known, same, free=True),
         same_length=same,
         perfect=_chain(found, 1.0, perfect, free=True, coverage=1.0),
         perfect_length=perfect,
-        needed=_needed(found),
+        needed=next(paying, None),
     )
 
 
@@ -354,15 +358,6 @@ def _chain(
         return dataclasses.replace(changed, drafter_s=0.0, python_s=found.plain_python_s).speed_up
     drafts = n / found.nodes if found.nodes else 1.0
     return dataclasses.replace(changed, drafter_s=found.drafter_s * drafts).speed_up
-
-
-def _needed(found: _Round) -> float | None:
-    """Return the least acceptance, to a hundredth, with which a chain would pay."""
-    for hundredths in range(101):
-        acceptance = hundredths / 100
-        if max(_chain(found, acceptance, n) for n in range(1, _LONGEST + 1)) >= PAYS:
-            return acceptance
-    return None
 
 
 # -- causes ----------------------------------------------------------------------------------------

@@ -22,17 +22,6 @@ Source = Literal["typical", "measured", "learnt"]
 """Where a curve comes from: machines of a kind, this one, or the rounds that are being decoded."""
 
 
-class _Times(dict[int, float]):
-    """Times by number of tokens: drafters that plan need the same few in every round."""
-
-    def __init__(self, sizes: tuple[int, ...], times: tuple[float, ...]) -> None:
-        self._measured = sizes, times
-
-    def __missing__(self, n: int) -> float:
-        self[n] = seconds = _seconds(*self._measured, n)
-        return seconds
-
-
 @dataclass(unsafe_hash=True)
 class CostCurve:
     """Seconds of one evaluation of n tokens, measured at ascending `sizes`.
@@ -74,15 +63,16 @@ class CostCurve:
 
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
         """Return the time of n tokens, on straight lines between the measured sizes and beyond."""
-        return (self._rebuilt_at if rebuilt else self._reused_at)[n]
+        seconds = self._known.get((n, rebuilt))
+        if seconds is None:
+            seconds = _seconds(self.sizes, self.rebuilt if rebuilt else self.reused, n)
+            self._known[n, rebuilt] = seconds
+        return seconds
 
     @functools.cached_property
-    def _reused_at(self) -> _Times:
-        return _Times(self.sizes, self.reused)
-
-    @functools.cached_property
-    def _rebuilt_at(self) -> _Times:
-        return _Times(self.sizes, self.rebuilt)
+    def _known(self) -> dict[tuple[int, bool], float]:
+        """Times that were asked for: drafters that plan need the same few in every round."""
+        return {}
 
     def spread_at(self, n: int) -> float:
         """Return the spread of the nearest sizes, the larger of two; 0 if it is not known."""
@@ -313,10 +303,16 @@ class LiveCurve(CostCurve):
             if width > 1:
                 factors.append((width, self._factor(width, single)))
         most = factors[-1][0]
-        ratios = [self._ascending(n) * math.exp(_between(factors, n)) for n in range(most, 1, -1)]
+        # The least that so many tokens or more took over one, as the curve began, corrected; then
+        # how many times that the width itself took.
+        padded, start = self._padded.seconds, self._start.seconds
+        ratios = [
+            padded(n) / self._single * math.exp(_between(factors, n)) for n in range(most, 1, -1)
+        ]
         # One token stands apart: two cost less if a kernel likes them better.
         ascending = enumerate(reversed(levelled(ratios)), 2)
-        self._table = [single, single, *(single * ratio * self._step(n) for n, ratio in ascending)]
+        wider = (single * ratio * (start(n) / padded(n)) for n, ratio in ascending)
+        self._table = [single, single, *wider]
 
     def _single_seconds(self) -> float:
         """Return the time of one token."""
@@ -335,14 +331,6 @@ class LiveCurve(CostCurve):
     def _expected(self, width: int) -> float:
         """Return the time of a width over that of one token, at first."""
         return self._start.seconds(width) / self._single
-
-    def _ascending(self, width: int) -> float:
-        """Return the least that this many tokens or more took over one, as it began."""
-        return self._padded.seconds(width) / self._single
-
-    def _step(self, width: int) -> float:
-        """Return how many times that the width itself took."""
-        return self._start.seconds(width) / self._padded.seconds(width)
 
 
 class DraftCost:

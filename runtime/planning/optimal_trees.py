@@ -182,7 +182,9 @@ def medusa_tree(accuracy: Sequence[Sequence[float]], nodes: int) -> Topology:
     paths = [path for path, _ in itertools.islice(_by_value(accuracy), nodes)]
     if not paths:
         raise OptionError(_NEVER_RIGHT)
-    return _topology(paths)
+    ordered = sorted(paths, key=lambda path: (len(path), path))
+    places = {(): ROOT} | {path: place for place, path in enumerate(ordered)}
+    return Topology(tuple(places[path[:-1]] for path in ordered))
 
 
 def plan_medusa_tree(
@@ -237,9 +239,3 @@ def _by_value(accuracy: Sequence[Sequence[float]]) -> Iterator[tuple[Path, float
         yield path, -negative
         push(path, 0)
         push(path[:-1], path[-1] + 1)
-
-
-def _topology(paths: list[Path]) -> Topology:
-    ordered = sorted(paths, key=lambda path: (len(path), path))
-    places = {(): ROOT} | {path: place for place, path in enumerate(ordered)}
-    return Topology(tuple(places[path[:-1]] for path in ordered))

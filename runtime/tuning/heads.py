@@ -367,7 +367,16 @@ def calibrate_heads(
         )
         try:
             texts = list(texts_of(target))
-            curve = _curve(options, target, context, layers, progress)
+            if options.seconds > 0.0:
+                sized = dataclasses.replace(context, n_outputs=max(MEASURED_SIZES))
+                with Context(target, sized) as wide:
+                    curve = measure_cost_curve(
+                        wide,
+                        seconds=options.seconds,
+                        progress=lambda done: progress("measuring the target", 0.3 * done),
+                    )
+            else:
+                curve = known_curve(options.target, options.loading.context, layers)
             texts = _written(options, target, context, texts, progress)
             counts = _count(target, context, guesses, texts, options, progress)
             # An evaluation of few tokens is bound by reading weights: a depth costs its share of
@@ -417,24 +426,6 @@ def features_along(
     TargetModel(context).prefill(CachedText(tokens), len(tokens), learn)
     context.memory.clear()
     return np.concatenate(pieces)
-
-
-def _curve(
-    options: HeadCalibrationOptions,
-    target: Model,
-    context: ContextOptions,
-    layers: int,
-    progress: Progress,
-) -> CostCurve:
-    """Return the target's cost curve, measured now if there is time for it."""
-    if options.seconds <= 0.0:
-        return known_curve(options.target, options.loading.context, layers)
-
-    def report(done: float) -> None:
-        progress("measuring the target", 0.3 * done)
-
-    with Context(target, dataclasses.replace(context, n_outputs=max(MEASURED_SIZES))) as wide:
-        return measure_cost_curve(wide, seconds=options.seconds, progress=report)
 
 
 def _written(
