@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import logging
-import math
 import os
 import shutil
 import stat
@@ -337,15 +336,6 @@ def json_object(data: bytes) -> dict[str, Any]:
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is no JSON")
-
-
-def number_in(value: object, least: float = 0.0, most: float = math.inf) -> float:
-    """Return a finite number of a kept file as a float; raises TypeError or ValueError."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r:.40} is no number")
-    if not (math.isfinite(value) and least <= value <= most):
-        raise ValueError(f"{value} is not between {least} and {most}")
-    return float(value)
 
 
 def count_in(value: object, least: int = 0, most: int = 2**31 - 1) -> int:
