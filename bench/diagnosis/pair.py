@@ -68,12 +68,6 @@ class CurveBeside:
             raise
         self._is_backwards = False
 
-    def __enter__(self) -> CurveBeside:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """Free the context; measured sizes stay."""
         self._context.close()
@@ -171,7 +165,8 @@ def diagnose_pair(
             arms.append(Arm(runtime, options.prompts, options.as_chat))
         n_tokens, n_answers = _lengths(options, budget.left, curve.seconds(1))
         middle = int(arms[0].prompt_tokens) + n_tokens // 2
-        beside = stack.enter_context(CurveBeside(arms[0].runtime, curve, n_answers, middle))
+        beside = CurveBeside(arms[0].runtime, curve, n_answers, middle)
+        stack.callback(beside.close)
         results = _answers(options, arms, n_tokens, budget, beside, progress)
         label, curve = arms[1].label, beside.curve()
         works = (work_of(results[0]), work_of(results[1]))

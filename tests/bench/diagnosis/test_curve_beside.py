@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -62,7 +63,7 @@ def test_medians_behind_as_many_tokens_count_and_larger_sizes_follow(
     tiny_model: Path, clockwork: type[Clockwork]
 ) -> None:
     runtime, answer = answer_of(tiny_model, f'draft("{tiny_model}", n={WIDTH - 1})')
-    with runtime, CurveBeside(runtime, KNOWN, 4, 40) as beside:
+    with runtime, closing(CurveBeside(runtime, KNOWN, 4, 40)) as beside:
         for _ in range(4):
             beside.visit(answer)
         curve = beside.curve()
@@ -84,7 +85,7 @@ def test_medians_behind_as_many_tokens_count_and_larger_sizes_follow(
 
 def test_a_context_that_is_short_is_enough(tiny_model: Path, clockwork: type[Clockwork]) -> None:
     runtime, answer = answer_of(tiny_model, "none")
-    with runtime, CurveBeside(runtime, KNOWN, 40, 100_000) as beside:
+    with runtime, closing(CurveBeside(runtime, KNOWN, 40, 100_000)) as beside:
         beside.visit(answer)  # which drafted nothing
         curve = beside.curve()
     assert set(clockwork.sizes) == {1, 2, 3, 4, 5, 6, 7, 8}
