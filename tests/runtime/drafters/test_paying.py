@@ -168,16 +168,6 @@ def test_noise_does_not_matter() -> None:
     assert float(np.mean(ratios)) < 1.03
 
 
-def test_what_fails_is_stopped_within_some_tokens() -> None:
-    """At 0.68 of plain decoding's speed: no draft is made after 12 tokens but for single tries."""
-    drafter, _, clock = paying(2, STEEP)
-    played = play(drafter, clock, CostCurve.flat([1.0, 1.4, 1.47]), lambda _: 0.0)
-    early = [d for n, d in zip(played.tokens, played.drafted, strict=True) if n <= 12]
-    late = [d for n, d in zip(played.tokens, played.drafted, strict=True) if n > 12]
-    assert sum(map(bool, early)) >= 2
-    assert sum(late) <= 0.1 * len(late)
-
-
 @pytest.mark.parametrize("true", ["cpu", "gpu"])
 def test_what_pays_goes_on(true: str) -> None:
     """A drafter that is nearly always right loses a few rounds at first, and nothing later."""
@@ -213,6 +203,8 @@ def test_a_drafter_that_is_slow_itself_sleeps(heeds: bool) -> None:
     assert 60 < chains.proposed < 120
     assert chains.observed == chains.proposed
     assert drafter.report()["stopped"] == len(played.drafted) - chains.proposed
+    drafter.begin([1])
+    assert drafter.report() == {}
 
 
 @pytest.mark.parametrize("true", ["cpu", "steep"])
@@ -279,14 +271,6 @@ def test_the_round_after_a_draft_whose_graph_is_built_anew_is_a_loss_of_the_draf
         drafted.append(sum(1 for n in played.drafted if n))
         assert played.seconds[-1] <= 1.0125 * played.tokens[-1] + 2.0
     assert drafted[1] < 0.7 * drafted[0]
-
-
-def test_how_often_it_was_stopped_is_reported() -> None:
-    drafter, _, clock = paying(4)
-    played = play(drafter, clock, STEEPEST, lambda _: 0.0)
-    assert 0.5 * len(played.drafted) < drafter.report()["stopped"] < len(played.drafted)
-    drafter.begin([1])
-    assert drafter.report() == {}
 
 
 def test_the_law_is_the_targets_whenever_it_is_stopped() -> None:
