@@ -78,23 +78,6 @@ _STALE = 0.02  # change of s or m from which thresholds are worked out again
 
 
 @dataclass(slots=True)
-class _Worth:
-    """The gain of each depth of a tree, in plain rounds: the mean of the last drafts."""
-
-    hoped: list[float]
-    added: list[float] = field(default_factory=list)
-    drafts: float = _PRIOR_DRAFTS  # how many it is the mean of
-
-    def learn(self, worth: Sequence[float]) -> None:
-        """Count a draft that was worth so much down to each of its depths."""
-        self.drafts = min(self.drafts + 1.0, _MOST_DRAFTS)
-        above = 0.0
-        for index, rounds in enumerate(worth):
-            added, above = rounds - above, rounds
-            self.added[index] += (added - self.added[index]) / self.drafts
-
-
-@dataclass(slots=True)
 class _Learnt:
     """The counts of earlier rounds for one kind of drafts, chosen tokens or drawn ones."""
 
@@ -102,7 +85,10 @@ class _Learnt:
     tokens: float
     rounds: float
     """Their time, in rounds of plain decoding."""
-    worth: _Worth
+    prior: list[float]
+    worth: list[float]
+    """The gain of each depth of a tree, in plain rounds, before any draft and lately."""
+    drafts: float = _PRIOR_DRAFTS  # how many the worth is the mean of
     account: Account = field(default_factory=lambda: Account())
     usual: float = _USUAL
     chances: float = _PRIOR_CHANCES  # how many the usual one is the mean of
@@ -115,6 +101,14 @@ class _Learnt:
         """Count a chance as usual as any of the last ones."""
         self.chances = min(self.chances + 1.0, _MOST_CHANCES)
         self.usual += (chance - self.usual) / self.chances
+
+    def learn_worth(self, worth: Sequence[float]) -> None:
+        """Count a draft of a tree that was worth so much down to each of its depths."""
+        self.drafts = min(self.drafts + 1.0, _MOST_DRAFTS)
+        above = 0.0
+        for index, rounds in enumerate(worth):
+            added, above = rounds - above, rounds
+            self.worth[index] += (added - self.worth[index]) / self.drafts
 
     def hopes(self, cost: float) -> bool:
         """Return whether to compute a distribution although a usual one does not pay.
@@ -306,7 +300,7 @@ class DraftPlan(Plan):
         """Return the depth with the highest recent gain, less its time; 0 if none gained."""
         plain = self._seconds(1)
         worth, most, best = 0.0, 0.0, 0
-        for depth, added in enumerate(learnt.worth.added, 1):
+        for depth, added in enumerate(learnt.worth, 1):
             worth += added
             left = worth - self._draft.seconds(depth) / plain
             if left > most:
@@ -345,7 +339,7 @@ class DraftPlan(Plan):
                 _best_count([chances[i] for i in order if depths[i] <= depth], token, takes)[1]
                 for depth in range(1, self._asked)
             ]
-            learnt.worth.learn([seconds / plain for seconds in (*worth, surplus)])
+            learnt.learn_worth([seconds / plain for seconds in (*worth, surplus)])
             self._hope(learnt, len(worth) + 1, _DEEPER)
         kept = sorted(order[:count])
         self._certainties = [certainties[node] for node in kept]
@@ -353,18 +347,18 @@ class DraftPlan(Plan):
 
     def _hope(self, learnt: _Learnt, first: int, share: float) -> None:
         """Go back this share of the way to the prior of the depths from `first` on."""
-        added = learnt.worth.added
-        for index in range(first, len(added)):
-            added[index] += share * (self._hoped(learnt.worth, index) - added[index])
+        worth = learnt.worth
+        for index in range(first, len(worth)):
+            worth[index] += share * (self._hoped(learnt.prior, index) - worth[index])
 
-    def _hoped(self, worth: _Worth, index: int) -> float:
+    def _hoped(self, prior: Sequence[float], index: int) -> float:
         """Return the expected gain of a depth, counted from 0, in plain rounds.
 
         A drafter that is better than most pays where the usual one does not: it is tried.
         """
         before = self._draft.seconds(index) if index else 0.0
         takes = (self._draft.seconds(index + 1) - before) / self._seconds(1)
-        return max(worth.hoped[index], _TRIED * takes)
+        return max(prior[index], _TRIED * takes)
 
     # -- one token after the other -----------------------------------------------------------------
 
@@ -438,9 +432,9 @@ class DraftPlan(Plan):
             _best_count(chances[: most if deep == depth else deep], best * plain, takes)[1] / plain
             for deep in range((depth or 0) + 1)
         ]
-        by_depth = _Worth([below - above for above, below in itertools.pairwise(worth)])
-        by_depth.added = [self._hoped(by_depth, index) for index in range(depth or 0)]
-        learnt = _Learnt(odds, _PRIOR_TOKENS, _PRIOR_TOKENS * best, by_depth)
+        prior = [below - above for above, below in itertools.pairwise(worth)]
+        hoped = [self._hoped(prior, index) for index in range(depth or 0)]
+        learnt = _Learnt(odds, _PRIOR_TOKENS, _PRIOR_TOKENS * best, prior, hoped)
         learnt.wait = 1 if points else _DRAWN_WAIT
         return learnt
 
@@ -479,7 +473,7 @@ class DraftPlan(Plan):
             learnt.end_round(idle=not tried, accepted=accepted)
             if not self._asked:
                 self._hope(learnt, 0, learnt.recovery)
-                learnt.worth.drafts += learnt.recovery * (_PRIOR_DRAFTS - learnt.worth.drafts)
+                learnt.drafts += learnt.recovery * (_PRIOR_DRAFTS - learnt.drafts)
         learnt.tokens = _ROUNDS * learnt.tokens + accepted + 1
         learnt.rounds = _ROUNDS * learnt.rounds + rounds
         self._now = None
