@@ -37,15 +37,17 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One repetition of a comparison: each drafter's time for the prompts of a workload."""
+    """One repetition of a comparison: each drafter's time for the prompts of a workload.
+
+    Raises ValueError or OptionError for works that cannot be compared.
+    """
 
     temperature: Number
     workload: str
     repetition: Count
     works: Mapping[str, Work]
 
-    def check(self) -> None:
-        """Raise if these works cannot be compared."""
+    def __post_init__(self) -> None:
         for name, work in self.works.items():
             parse_expression(name)
             if not (work.tokens and work.rounds and work.seconds):
@@ -102,10 +104,7 @@ class Record:
         """
         if content.get("basis") == basis:
             try:
-                record = decoded(content, Record)
-                for sweep in record.sweeps:
-                    sweep.check()
-                return record
+                return decoded(content, Record)
             except DAMAGE:
                 warn("the record of an earlier search is damaged: everything is measured anew")
         return Record(basis)
