@@ -63,15 +63,16 @@ class CostCurve:
 
     def seconds(self, n: int, *, rebuilt: bool = False) -> float:
         """Return the time of n tokens, on straight lines between the measured sizes and beyond."""
-        seconds = self._known.get((n, rebuilt))
+        key = -n if rebuilt else n
+        seconds = self._known.get(key)
         if seconds is None:
-            seconds = _seconds(self.sizes, self.rebuilt if rebuilt else self.reused, n)
-            self._known[n, rebuilt] = seconds
+            times = self.rebuilt if rebuilt else self.reused
+            seconds = self._known[key] = _seconds(self.sizes, times, n)
         return seconds
 
     @functools.cached_property
-    def _known(self) -> dict[tuple[int, bool], float]:
-        """Times that were asked for: drafters that plan need the same few in every round."""
+    def _known(self) -> dict[int, float]:
+        """Times by n, or -n if the graph is rebuilt: plans need the same few in every round."""
         return {}
 
     def spread_at(self, n: int) -> float:
