@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.enumeration import TOLERANCE, drafter_bias, top_k_points
-from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableRows
+from support.scripted import PLAIN, LawTable, ScriptedDrafter, outcome_of
 from support.tiny_heads import random_medusa
 from support.tiny_lookahead import random_embeddings, write_lookahead
 from support.tiny_models import F32
@@ -116,9 +116,8 @@ def play(
         before = played.drafted[-1] if played.drafted else 0
         clock.now += true.seconds(1 + len(tree)) * slow + rebuilt * (len(tree) != before)
         text += [*([1] * kept), 2]
-        rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
         if asked:
-            drafter.observe(RoundOutcome(text, tree, tuple(range(kept)), 2, rows))  # type: ignore[arg-type]
+            drafter.observe(outcome_of(text, tree, tuple(range(kept)), 2))
         tokens += kept + 1
         played.tokens.append(tokens)
         played.seconds.append(clock.now - began)
@@ -316,8 +315,7 @@ def test_a_lookup_learns_what_the_machine_costs_and_loses_less_than_one_that_doe
                 path.append(parent)
             clock.now += STEEP.seconds(1 + len(tree))
             text += whole[len(text) : len(text) + len(path) + 1]
-            rows = TableRows([np.full(2, 0.5)])
-            drafter.observe(RoundOutcome(text, tree, tuple(path), text[-1], rows))  # type: ignore[arg-type]
+            drafter.observe(outcome_of(text, tree, tuple(path), text[-1]))
         return clock.now / (len(text) - 60)
 
     def guarded(clock: Clock) -> Drafter:
@@ -499,7 +497,7 @@ def test_a_draft_that_waits_is_stopped_and_its_waiting_is_booked() -> None:
     waits = Waits(1, clock)
     drafter = TimedDrafter(waits, LiveCurve(TYPICAL_GPU), clock, "compared")
     assert drafter.waits
-    rows, text, n_drafts = TableRows([np.full(2, 0.5)] * 2), [3, 1, 4], 0
+    text, n_drafts = [3, 1, 4], 0
     for _ in range(400):
         request = DraftRequest(text, PLAIN, SeededNoise(0), 99, 1)
         while not drafter.prepare(request):
@@ -508,7 +506,7 @@ def test_a_draft_that_waits_is_stopped_and_its_waiting_is_booked() -> None:
         n_drafts += bool(len(tree))
         clock.now += TYPICAL_GPU.seconds(1 + len(tree)) / TYPICAL_GPU.seconds(1)
         text.append(2)
-        drafter.observe(RoundOutcome(text, tree, (), 2, rows))  # type: ignore[arg-type]
+        drafter.observe(outcome_of(text, tree, (), 2))
     assert waits.prepared == 2 * n_drafts
     assert waits.observed == 400
     assert 5 < n_drafts < 400 * 0.0125 / 0.4 + 10
@@ -611,8 +609,7 @@ def test_the_first_two_rounds_of_what_is_compared_are_plain(
         tree = drafter.propose(DraftRequest(text, params, SeededNoise(0), 99, 3))
         clock.now += TYPICAL_CPU.seconds(1 + len(tree))
         text.append(2)
-        rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
-        drafter.observe(RoundOutcome(text, tree, (), 2, rows))  # type: ignore[arg-type]
+        drafter.observe(outcome_of(text, tree, (), 2))
         drafted.append(len(tree))
     # Not what is drawn: which text comes would hang on what was timed before.
     assert drafted == ([3, 3, 3, 3] if draws and temperature else [0, 0, 3, 3])

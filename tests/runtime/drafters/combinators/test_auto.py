@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.enumeration import TOLERANCE, Propose, chain, drafter_bias, mixed_tree, top_k_points
-from support.scripted import PLAIN, LawTable, ScriptedDrafter, TableRows, law_of
+from support.scripted import PLAIN, LawTable, ScriptedDrafter, law_of, outcome_of
 from support.tiny_models import F32
 
 from specrun.bindings.errors import FileMissingError, OptionError
@@ -140,8 +140,7 @@ def run(auto: AutoDrafter, rounds: int, right: bool) -> list[int]:
         asked.append(auto._chosen)
         path = tuple(range(len(tree))) if right else ()
         tokens += [*(tree.tokens[node] for node in path), 2]
-        rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
-        auto.observe(RoundOutcome(tokens, tree, path, 2, rows))  # type: ignore[arg-type]
+        auto.observe(outcome_of(tokens, tree, path, 2))
     return asked  # type: ignore[return-value]
 
 
@@ -198,8 +197,7 @@ def test_what_finds_the_text_needs_no_telling(kind: str, told_last: bool) -> Non
         for number, token in enumerate(said, 1):
             tokens.append(token)
             if hears_all or (told_last and number == len(said)):
-                rows = TableRows([np.full(2, 0.5)])
-                drafter.observe(RoundOutcome(tokens, DraftTree(), (), token, rows))  # type: ignore[arg-type]
+                drafter.observe(outcome_of(tokens, DraftTree(), (), token))
         trees.append(drafter.propose(DraftRequest(tokens, PLAIN, SeededNoise(0), 9, 9)))
     assert len(trees[0])
     assert (trees[0] == trees[1]) == (told_last or kind == "prompt-lookup")

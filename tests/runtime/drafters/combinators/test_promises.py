@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
-from support.scripted import PLAIN, TableRows
+from support.scripted import PLAIN, outcome_of
 
 from specrun.runtime.drafters.combinators import (
     Arm,
@@ -81,8 +80,7 @@ def play(auto: AutoDrafter, machine: Machine, rounds: int) -> list[tuple[str, in
         is_right = not isinstance(part, Part) or part.right(machine.round)
         path = tuple(range(len(tree))) if is_right else ()
         tokens += [*(tree.tokens[node] for node in path), 2]
-        rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
-        auto.observe(RoundOutcome(tokens, tree, path, 2, rows))  # type: ignore[arg-type]
+        auto.observe(outcome_of(tokens, tree, path, 2))
     return played
 
 
@@ -180,8 +178,7 @@ def test_what_was_promised_teaches_prompt_lookup_as_its_drafts_do() -> None:
             elif asks == "drafts":
                 search.propose(request())
             tokens.append(token)
-            rows = TableRows([np.full(2, 0.5)])
-            search.observe(RoundOutcome(tokens, DraftTree(), (), token, rows))  # type: ignore[arg-type]
+            search.observe(outcome_of(tokens, DraftTree(), (), token))
         return search.forecast(request())
 
     assert promise("forecasts") == promise("drafts") > promise("nothing")

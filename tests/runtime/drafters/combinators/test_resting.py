@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import pytest
-from support.scripted import PLAIN, TableRows
+from support.scripted import PLAIN, outcome_of
 
 from specrun.runtime.drafters.combinators import ArmForecast, AutoDrafter, ChoiceLog
 from specrun.runtime.laws import SeededNoise
@@ -79,10 +78,8 @@ def ponder(auto: AutoDrafter, machine: Machine, rounds: int, *, heeds: bool = Tr
         machine.now += 1.0
         tokens += [*tree.tokens, 2]
         drafted.append(len(tree))
-        rows = TableRows([np.full(2, 0.5)] * (len(tree) + 1))
-        path = tuple(range(len(tree)))
         if asked:
-            auto.observe(RoundOutcome(tokens, tree, path, 2, rows))  # type: ignore[arg-type]
+            auto.observe(outcome_of(tokens, tree, tuple(range(len(tree))), 2))
     return drafted
 
 
